@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist import Graph, LocalSGDStrategy, PartitionedDataModule, communities
 from tests.every_strategy import PATIENCE
 from tests.sage import SAGE
 

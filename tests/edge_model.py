@@ -12,7 +12,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import SAGEConv
 from torchmetrics import MeanSquaredError
 
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist import Graph
 from lightning_gnn_dist.graph.typed.types import EdgeType
 
 RATES: EdgeType = ("user", "rates", "film")

@@ -6,12 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.launchers import Launch
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
-from lightning_gnn_dist.strategies.tma import TMAStrategy
+from lightning_gnn_dist import EverySteps, GrappaStrategy, Launch, LLCGStrategy, LocalSGDStrategy, TMAStrategy
 
 PATIENCE: dict[str, Any] = {"launch": Launch(timeout=timedelta(seconds=30), start_timeout=timedelta(seconds=60))}
 

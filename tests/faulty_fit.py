@@ -23,6 +23,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_gnn_dist import (
+    Elastic,
     EverySteps,
     Launch,
     Loading,
@@ -34,7 +35,6 @@ from lightning_gnn_dist import (
     communities,
 )
 from lightning_gnn_dist.cli.demo_run import SAGE
-from lightning_gnn_dist.wire.membership import Elastic
 
 SECONDS = 6
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
-from lightning_gnn_dist.data.link_ranking import LinkRanking
-from lightning_gnn_dist.data.links import LinkSplit
+from lightning_gnn_dist import LinkRanking, LinkSplit
 
 Targets = list[tuple[int, int, float]]
 

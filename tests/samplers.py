@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import torch
 
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.cluster import ClusterSampler
-from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
-from lightning_gnn_dist.sampling.ladies import LadiesSampler
-from lightning_gnn_dist.sampling.matrix import MatrixSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
-from lightning_gnn_dist.sampling.shadow import ShadowSampler
-from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
-from lightning_gnn_dist.sampling.walk import RandomWalkSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist import (
+    ClusterSampler,
+    FastGCNSampler,
+    Graph,
+    LadiesSampler,
+    MatrixSampler,
+    NeighborSampler,
+    PageRankSampler,
+    RandomWalkSampler,
+    Sampler,
+    ShadowSampler,
+    TemporalSampler,
+    WholePartSampler,
+    communities,
+)
 
 SAMPLERS: dict[str, Sampler] = {
     "neighbor": NeighborSampler([4, 3]),

@@ -15,21 +15,32 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.nn import SAGEConv
 
-from lightning_gnn_dist.boundary.auto import Auto
-from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Halo, History, Isolated
+from lightning_gnn_dist import (
+    Auto,
+    Boundary,
+    Exchange,
+    Fetch,
+    Fixed,
+    Graph,
+    Halo,
+    History,
+    Holding,
+    Isolated,
+    LadiesSampler,
+    NeighborSampler,
+    PartitionedDataModule,
+    RandomPartitioner,
+    Redeal,
+    Residency,
+    Rotate,
+    Sampler,
+    ShadowSampler,
+    ShardedDataModule,
+    TemporalSampler,
+    WholePartSampler,
+    save_shards,
+)
 from lightning_gnn_dist.boundary.prices import short_name
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.residency import Fixed, Holding, Redeal, Residency, Rotate
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.prepare.shard import save_shards
-from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.ladies import LadiesSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.shadow import ShadowSampler
-from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
 from tests.boundary.models import Model, weighted_data
 from tests.data_fitting import trainer
 from tests.evaluation.models import graph_of

@@ -12,15 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_gnn_dist import checks
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.layerwise.prediction import predict_by_layer
+from lightning_gnn_dist import (
+    Graph,
+    LLCGStrategy,
+    RandomWalkSampler,
+    SuperNodePartitioner,
+    checks,
+    communities,
+    predict_by_layer,
+)
 from lightning_gnn_dist.partition.cache import identity
-from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 from lightning_gnn_dist.rounds.refusals import require_step
-from lightning_gnn_dist.sampling.walk import RandomWalkSampler
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from tests.sage import SAGE
 
 GRAPH = communities(30, 2, num_features=2)

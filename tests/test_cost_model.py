@@ -11,9 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist import BatchKey, Graph, NeighborSampler
 
 
 def load() -> ModuleType:

@@ -14,23 +14,26 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.strategies import DDPStrategy
 
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.link_datamodule import LinkDataModule
-from lightning_gnn_dist.data.links import split_edges
-from lightning_gnn_dist.data.residency import Holding, Redeal
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.prepare.shard import save_shards
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.drift import Drift
-from lightning_gnn_dist.sampling.ladies import LadiesSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.shadow import ShadowSampler
-from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from lightning_gnn_dist import (
+    Drift,
+    EverySteps,
+    Graph,
+    Holding,
+    LadiesSampler,
+    LinkDataModule,
+    LLCGStrategy,
+    Loading,
+    NeighborSampler,
+    Partition,
+    PartitionedDataModule,
+    RandomPartitioner,
+    Redeal,
+    ShadowSampler,
+    ShardedDataModule,
+    communities,
+    save_shards,
+    split_edges,
+)
 from lightning_gnn_dist.wire.collectives import leave
 from tests.every_strategy import PATIENCE, every_strategy
 from tests.link_model import LinkSAGE

@@ -12,14 +12,16 @@ from torch.nn import functional
 from torch_geometric.nn import GCNConv, SAGEConv
 from torchmetrics.functional.classification import multiclass_accuracy
 
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist import (
+    Graph,
+    Launch,
+    Loading,
+    LocalSGDStrategy,
+    NeighborSampler,
+    PartitionedDataModule,
+    communities,
+)
 from lightning_gnn_dist.data.explained_errors import explain_features
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.rounds.launchers import Launch
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 
 GRAPH = communities(60, 2, num_features=8)
 X = GRAPH.node_arrays["x"]

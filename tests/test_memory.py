@@ -9,17 +9,20 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from lightning_gnn_dist.boundary.boundary import Halo, Isolated
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist import (
+    EverySteps,
+    Graph,
+    Halo,
+    Holding,
+    Isolated,
+    Launch,
+    LocalSGDStrategy,
+    NeighborSampler,
+    PartitionedDataModule,
+    RandomPartitioner,
+)
 from lightning_gnn_dist.data.part_reader import PartReader
-from lightning_gnn_dist.data.residency import Holding
-from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.advice import bytes_per_part, peak_bytes
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.launchers import Launch
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.memory import Peak, reads_memory, resident_bytes
 from tests.ranks import run_ranks
 from tests.sage import SAGE

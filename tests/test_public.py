@@ -12,10 +12,7 @@ from lightning.pytorch.strategies import Strategy, StrategyRegistry
 from packaging.requirements import Requirement
 
 import lightning_gnn_dist
-from lightning_gnn_dist.rounds.drift import Drift
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist import Drift, GrappaStrategy, LLCGStrategy, LocalSGDStrategy
 from tests.every_strategy import every_strategy
 
 

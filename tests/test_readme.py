@@ -14,9 +14,8 @@ import torch
 from torch_geometric.data import Data
 
 import lightning_gnn_dist
+from lightning_gnn_dist import Graph, communities
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
 from tests.pages import ROOT, Block, blocks
 from tests.ranks import run_ranks
 from tests.sage import SAGE

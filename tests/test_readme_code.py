@@ -23,15 +23,17 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.distributed import run as distributed_run
 from torch_geometric.nn import GCNConv, SAGEConv
 
-from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist import (
+    Graph,
+    LinkDataModule,
+    Loading,
+    NeighborSampler,
+    RandomPartitioner,
+    save_shards,
+    split_edges,
+    through_layers,
+)
 from lightning_gnn_dist.cli import main as command_line
-from lightning_gnn_dist.data.link_datamodule import LinkDataModule
-from lightning_gnn_dist.data.links import split_edges
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.layerwise.through_layers import through_layers
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.prepare.shard import save_shards
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.wire.membership import LIGHTHOUSE, RANK, RANKS
 from tests.link_model import LinkSAGE
 from tests.pages import PAGES, ROOT, TUTORIALS, anchors, blocks, links

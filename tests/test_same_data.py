@@ -12,11 +12,7 @@ from typing import Any
 
 import torch
 
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.residency import Holding, Redeal
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist import Graph, Holding, Partition, PartitionedDataModule, Redeal, communities
 from tests.data_fitting import model, trainer
 from tests.every_strategy import every_strategy
 from tests.ranks import run_ranks

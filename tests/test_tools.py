@@ -18,12 +18,14 @@ from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogg
 from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
 from torch import Tensor
 
-from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
-from lightning_gnn_dist.callbacks.run_report import RunReport
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist import (
+    DiscrepancyProbe,
+    EverySteps,
+    GrappaStrategy,
+    LocalSGDStrategy,
+    PartitionedDataModule,
+    RunReport,
+)
 from tests.data_fitting import model, small_graph, trainer
 from tests.every_strategy import PATIENCE
 from tests.pages import ROOT, blocks

@@ -10,10 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import HeteroConv, SAGEConv
 
-from lightning_gnn_dist.data.coverage import coverage_mean
-from lightning_gnn_dist.data.link_ranking import LinkRanking
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.synthetic import citations
+from lightning_gnn_dist import Graph, LinkRanking, citations, coverage_mean
 from lightning_gnn_dist.graph.typed.types import EdgeType
 
 WIDTHS = {"paper": 32, "author": 16, "word": 8, "venue": 4}

@@ -18,15 +18,11 @@ from torch import nn
 from torch_geometric.nn import GATConv, GCNConv, GINConv
 
 import lightning_gnn_dist
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist import Loading, MetisPartitioner, NeighborSampler, PartitionedDataModule, communities
 from lightning_gnn_dist.graph.large_pages import COLLAPSE, PAGE_BYTES
 from lightning_gnn_dist.graph.storage.maps import all_maps, libc
-from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.cache import cached_partition
-from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.partition_report import PartitionReport, edges_between
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from tests.ranks import quieten
 from tests.sage import SAGE
 

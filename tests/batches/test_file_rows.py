@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_gnn_dist import Graph, NeighborSampler, communities, quantize_rows
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.quantize import quantize_rows
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 
 def floats(graph: Graph) -> dict[str, torch.Tensor]:

@@ -8,11 +8,10 @@ from itertools import islice
 import pytest
 import torch
 
+from lightning_gnn_dist import NeighborSampler, communities
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.global_batches import GlobalBatches, OwnSeeds, batches_of
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 GRAPH = communities(300, 3, train_share=0.2)
 

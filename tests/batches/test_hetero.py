@@ -13,15 +13,9 @@ from torch_geometric.data import HeteroData
 from torch_geometric.nn import GraphConv, HeteroConv, HGTConv, RGCNConv, SAGEConv, to_hetero
 from torch_geometric.utils import trim_to_layer
 
+from lightning_gnn_dist import BatchKey, Graph, NeighborSampler, Sampler, ShadowSampler, WholePartSampler, citations
 from lightning_gnn_dist.batches.batch import in_type
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.synthetic import citations
-from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.shadow import ShadowSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
 from tests.graph.typed.graphs import small
 
 SEEDS = torch.tensor([3, 190, 41, 7])

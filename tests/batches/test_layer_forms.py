@@ -13,10 +13,7 @@ from torch import Tensor
 from torch.nn import Linear
 from torch_geometric import nn
 
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist import Loading, NeighborSampler, PartitionedDataModule, communities
 from tests.pages import ROOT
 
 GRAPH = communities(400, 4, num_features=8, train_share=0.1)

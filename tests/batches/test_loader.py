@@ -12,11 +12,9 @@ import pytest
 import torch
 from lightning.fabric.utilities.data import _set_sampler_epoch
 
+from lightning_gnn_dist import Graph, NeighborSampler, WholePartSampler
 from lightning_gnn_dist.batches import pool
 from lightning_gnn_dist.batches.loader import FORKED
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
 from tests.loaders import GRAPH, SEEDS, loader, same, seeds_of, threads
 from tests.memory import give_back_at_once, reads_memory, resident_bytes
 from tests.ranks import run_ranks

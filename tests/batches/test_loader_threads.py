@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist import NeighborSampler
 from tests.loaders import Recorder, loader, threads
 
 

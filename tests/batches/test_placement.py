@@ -15,25 +15,28 @@ import pytest
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
+from lightning_gnn_dist import (
+    DeviceSampler,
+    GlobalBatching,
+    Graph,
+    Holding,
+    LadiesSampler,
+    LinkDataModule,
+    Loading,
+    NeighborSampler,
+    PartitionedDataModule,
+    RandomPartitioner,
+    Redeal,
+    ShadowSampler,
+    WholePartSampler,
+    communities,
+    split_edges,
+)
 from lightning_gnn_dist.batches import placement
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placement import Placement, release, stream_to
 from lightning_gnn_dist.data import part_datamodule
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.link_datamodule import LinkDataModule
-from lightning_gnn_dist.data.links import split_edges
 from lightning_gnn_dist.data.part_datamodule import PartDataModule
-from lightning_gnn_dist.data.residency import Holding, Redeal
-from lightning_gnn_dist.data.settings import GlobalBatching
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.sampling.device import DeviceSampler
-from lightning_gnn_dist.sampling.ladies import LadiesSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.shadow import ShadowSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
 from tests.sampling.reference import random_graph
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)

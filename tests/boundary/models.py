@@ -13,8 +13,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GATConv, GCNConv, GINConv, GraphSAGE, SAGEConv
 from torch_geometric.transforms import GCNNorm
 
-from lightning_gnn_dist.layerwise.ready_made import layers_of
-from lightning_gnn_dist.layerwise.through_layers import through_layers
+from lightning_gnn_dist import layers_of, through_layers
 from tests.evaluation.models import NUM_CLASSES, NUM_FEATURES, uneven_data
 
 

@@ -8,16 +8,24 @@ from typing import Any
 
 import pytest
 
+from lightning_gnn_dist import (
+    Auto,
+    Boundary,
+    Coverage,
+    EverySteps,
+    Exchange,
+    Halo,
+    Holding,
+    Isolated,
+    LocalSGDStrategy,
+    NeighborSampler,
+    RandomPartitioner,
+    Redeal,
+    Rotate,
+)
 from lightning_gnn_dist.boundary import auto
-from lightning_gnn_dist.boundary.auto import Auto, choose
-from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Halo, Isolated
-from lightning_gnn_dist.data.coverage import Coverage
+from lightning_gnn_dist.boundary.auto import choose
 from lightning_gnn_dist.data.part_reader import PartReader
-from lightning_gnn_dist.data.residency import Holding, Redeal, Rotate
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.boundary.models import model, weighted_data
 from tests.boundary.test_exchange import check, data_of, quick, weights_of
 from tests.boundary.test_prices import PARTS, cut_graph

@@ -8,11 +8,17 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Exchange, Halo, Isolated
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist import (
+    Boundary,
+    Exchange,
+    Graph,
+    Halo,
+    Isolated,
+    PartitionedDataModule,
+    RandomPartitioner,
+    communities,
+)
+from lightning_gnn_dist.boundary.boundary import EdgesInto
 
 
 @pytest.mark.parametrize(

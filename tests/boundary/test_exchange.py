@@ -17,20 +17,24 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch_geometric.nn import GraphSAGE, SAGEConv
 
-from lightning_gnn_dist.boundary.boundary import Exchange, Halo
+from lightning_gnn_dist import (
+    EverySteps,
+    Exchange,
+    Graph,
+    GrappaStrategy,
+    Halo,
+    Holding,
+    LocalSGDStrategy,
+    NeighborSampler,
+    Partition,
+    PartitionedDataModule,
+    RandomPartitioner,
+    Rotate,
+    WholePartSampler,
+    coverage_mean,
+    through_layers,
+)
 from lightning_gnn_dist.boundary.exchange_refusals import check_exchange
-from lightning_gnn_dist.data.coverage import coverage_mean
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.residency import Holding, Rotate
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.layerwise.through_layers import through_layers
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.boundary.models import Model, Ready, learned_by_hand, model, weighted_data
 from tests.boundary.test_whole_graph import odd

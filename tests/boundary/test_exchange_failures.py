@@ -14,13 +14,15 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import SAGEConv
 
-from lightning_gnn_dist.boundary.boundary import Exchange
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.layerwise.through_layers import through_layers
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.rounds.launchers import Launch
-from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist import (
+    Exchange,
+    GrappaStrategy,
+    Launch,
+    PartitionedDataModule,
+    RandomPartitioner,
+    WholePartSampler,
+    through_layers,
+)
 from tests.boundary.models import Model, weighted_data
 from tests.data_fitting import trainer
 from tests.evaluation.models import graph_of

@@ -11,21 +11,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_gnn_dist.boundary.boundary import Boundary, Halo
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.link_datamodule import LinkDataModule
-from lightning_gnn_dist.data.links import split_edges
-from lightning_gnn_dist.data.residency import Holding, Rotate
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.prepare.shard import save_shards
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.sampling.cluster import ClusterSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist import (
+    Boundary,
+    ClusterSampler,
+    EverySteps,
+    Graph,
+    GrappaStrategy,
+    Halo,
+    Holding,
+    LinkDataModule,
+    LLCGStrategy,
+    LocalSGDStrategy,
+    NeighborSampler,
+    Partition,
+    PartitionedDataModule,
+    Rotate,
+    ShardedDataModule,
+    save_shards,
+    split_edges,
+)
 from tests.boundary.models import model, weighted_data
 from tests.data_fitting import trainer
 from tests.evaluation.models import graph_of

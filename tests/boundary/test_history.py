@@ -13,18 +13,23 @@ from torch import Tensor
 from torch.nn import functional
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.boundary.boundary import History
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.residency import Holding, Redeal, Rotate
-from lightning_gnn_dist.data.settings import GlobalBatching
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.rounds.clock import EverySeconds, EverySteps
-from lightning_gnn_dist.rounds.drift import Drift
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
-from lightning_gnn_dist.strategies.tma import TMAStrategy
+from lightning_gnn_dist import (
+    Drift,
+    EverySeconds,
+    EverySteps,
+    GlobalBatching,
+    History,
+    Holding,
+    LLCGStrategy,
+    LocalSGDStrategy,
+    NeighborSampler,
+    Partition,
+    PartitionedDataModule,
+    Redeal,
+    Rotate,
+    TMAStrategy,
+    WholePartSampler,
+)
 from tests.boundary.models import Model, model, weighted_data
 from tests.boundary.test_whole_graph import unequal
 from tests.data_fitting import trainer

@@ -13,12 +13,18 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
 
-from lightning_gnn_dist.boundary.boundary import Halo, History, Isolated
-from lightning_gnn_dist.data.residency import Holding, Rotate
-from lightning_gnn_dist.rounds.clock import EverySeconds, EverySteps
-from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.tma import TMAStrategy
+from lightning_gnn_dist import (
+    EverySeconds,
+    EverySteps,
+    GrappaStrategy,
+    Halo,
+    History,
+    Holding,
+    Isolated,
+    Rotate,
+    ShardedDataModule,
+    TMAStrategy,
+)
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.boundary.models import Model, model, weighted_data
 from tests.boundary.test_history import OWNER, RANKS, STEPS, averaging, parts, quick, weights_of

@@ -7,14 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Halo, History, Isolated
+from lightning_gnn_dist import Boundary, Coverage, Exchange, Fixed, Graph, Halo, History, Holding, Isolated, Partition
 from lightning_gnn_dist.boundary.prices import prices, short_name
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.part_reader import PartReader
-from lightning_gnn_dist.data.residency import Fixed, Holding
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.base import Partition
 from tests.boundary.models import weighted_data
 from tests.boundary.test_exchange import rows_moved
 from tests.boundary.test_history_rules import rows_moved as rows_of_meetings

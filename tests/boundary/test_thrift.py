@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lightning_gnn_dist.boundary.boundary import Exchange
+from lightning_gnn_dist import Exchange
 from lightning_gnn_dist.wire.shipments import THREAD_NAME
 from tests.boundary.models import learned_by_hand, model, weighted_data
 from tests.boundary.test_exchange import data_of, quick, weights_of

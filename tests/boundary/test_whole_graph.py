@@ -11,12 +11,15 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.boundary.boundary import Exchange, Halo
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist import (
+    Exchange,
+    GrappaStrategy,
+    Halo,
+    NeighborSampler,
+    Partition,
+    PartitionedDataModule,
+    WholePartSampler,
+)
 from tests.boundary.models import MODELS, READY, learned_by_hand, model, weighted_data
 from tests.data_fitting import trainer
 from tests.evaluation.models import graph_of

@@ -5,11 +5,7 @@ from __future__ import annotations
 import lightning.pytorch as pl
 import pytest
 
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.callbacks.data_figures import DataFigures
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist import DataFigures, Loading, NeighborSampler, PartitionedDataModule, communities
 from tests.sage import SAGE
 
 

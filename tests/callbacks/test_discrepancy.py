@@ -9,14 +9,16 @@ from typing import Any, ClassVar
 import lightning.pytorch as pl
 import pytest
 
-from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.settings import Evaluation
-from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist import (
+    DiscrepancyProbe,
+    Evaluation,
+    EverySteps,
+    LocalSGDStrategy,
+    MetisPartitioner,
+    NeighborSampler,
+    PartitionedDataModule,
+    RandomPartitioner,
+)
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 from tests.strategies.fitting import State, differs, state_of

@@ -13,13 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.callbacks.predictions import PredictionWriter
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.settings import Evaluation
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist import (
+    Evaluation,
+    Graph,
+    LocalSGDStrategy,
+    NeighborSampler,
+    PartitionedDataModule,
+    PredictionWriter,
+    communities,
+)
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 

@@ -17,15 +17,18 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from lightning_gnn_dist.callbacks.preemption import FILE_NAME, PreemptionCheckpoint
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.settings import Evaluation
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.rounds.clock import EverySeconds
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
-from lightning_gnn_dist.strategies.tma import TMAStrategy
+from lightning_gnn_dist import (
+    Evaluation,
+    EverySeconds,
+    LLCGStrategy,
+    NeighborSampler,
+    PartitionedDataModule,
+    PreemptionCheckpoint,
+    RandomPartitioner,
+    TMAStrategy,
+    communities,
+)
+from lightning_gnn_dist.callbacks.preemption import FILE_NAME
 from tests.every_strategy import every_strategy
 from tests.ranks import run_ranks
 from tests.sage import SAGE

@@ -15,18 +15,20 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_gnn_dist.boundary.boundary import Exchange
+from lightning_gnn_dist import (
+    Evaluation,
+    EverySteps,
+    Exchange,
+    GrappaStrategy,
+    LocalSGDStrategy,
+    NeighborSampler,
+    PartitionedDataModule,
+    RandomPartitioner,
+    RunReport,
+    WholePartSampler,
+    communities,
+)
 from lightning_gnn_dist.callbacks.record import RunRecord
-from lightning_gnn_dist.callbacks.run_report import RunReport
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.settings import Evaluation
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.boundary.models import model, weighted_data
 from tests.evaluation.models import graph_of
 from tests.ranks import RankError, run_ranks

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lightning_gnn_dist import communities
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.prepare.shard import Shard
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lightning_gnn_dist import citations, communities
 from lightning_gnn_dist.cli import first_batch, prepare
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.engine import compiling, hop_kernels
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.graph.typed.synthetic import citations
 
 
 def files(folder: Path) -> Path:

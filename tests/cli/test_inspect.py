@@ -6,13 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lightning_gnn_dist import Graph, RandomPartitioner, citations, communities, save_shards, split_edges
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.data.links import split_edges
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.graph.typed.synthetic import citations
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.prepare.shard import save_shards
 
 
 @pytest.fixture

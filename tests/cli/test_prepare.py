@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
+from lightning_gnn_dist import Graph
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.prepare.shard import Shard
 
 

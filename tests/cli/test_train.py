@@ -16,26 +16,32 @@ import pytest
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lightning_gnn_dist.boundary.boundary import Fetch, Halo
-from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
+from lightning_gnn_dist import (
+    Coverage,
+    DiscrepancyProbe,
+    Drift,
+    Evaluation,
+    EveryPass,
+    EverySteps,
+    Fetch,
+    GlobalBatching,
+    GrappaStrategy,
+    Halo,
+    Holding,
+    MetisPartitioner,
+    NeighborSampler,
+    PartitionedDataModule,
+    RandomPartitioner,
+    Redeal,
+    StreamingPartitioner,
+    SuperNodePartitioner,
+    WholePartSampler,
+    communities,
+    save_shards,
+)
 from lightning_gnn_dist.callbacks.record import RunRecord
 from lightning_gnn_dist.cli import train
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.data.coverage import Coverage
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.residency import Holding, Redeal
-from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.partition.streaming import StreamingPartitioner
-from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
-from lightning_gnn_dist.prepare.shard import save_shards
-from lightning_gnn_dist.rounds.clock import EveryPass, EverySteps
-from lightning_gnn_dist.rounds.drift import Drift
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from tests.cli.refusing import EXAMPLES, refused
 from tests.ranks import run_ranks
 

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.data.coverage import Coverage, coverage_mean
+from lightning_gnn_dist import Coverage, Graph, communities, coverage_mean
 from lightning_gnn_dist.graph import rows as rows_module
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
 
 NAN = float("nan")
 

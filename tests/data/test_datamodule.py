@@ -12,22 +12,27 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
+from lightning_gnn_dist import (
+    Coverage,
+    Evaluation,
+    EverySteps,
+    Fetch,
+    Graph,
+    Halo,
+    Holding,
+    Isolated,
+    Loading,
+    LocalSGDStrategy,
+    MetisPartitioner,
+    NeighborSampler,
+    PartitionedDataModule,
+    RandomPartitioner,
+    Rotate,
+    SuperNodePartitioner,
+    WholePartSampler,
+    quantize_rows,
+)
 from lightning_gnn_dist.batches.loader import THREAD_NAME
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.boundary.boundary import Fetch, Halo, Isolated
-from lightning_gnn_dist.data.coverage import Coverage
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.residency import Holding, Rotate
-from lightning_gnn_dist.data.settings import Evaluation
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.quantize import quantize_rows
-from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.data_fitting import fit_with, full_graph_logits, model, small_graph, trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks

@@ -9,19 +9,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.boundary import Isolated
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.residency import Holding, Redeal, Rotate
-from lightning_gnn_dist.data.settings import Evaluation
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist import (
+    Evaluation,
+    EverySteps,
+    Graph,
+    GrappaStrategy,
+    Holding,
+    Isolated,
+    LocalSGDStrategy,
+    NeighborSampler,
+    Partition,
+    PartitionedDataModule,
+    RandomPartitioner,
+    Redeal,
+    Rotate,
+    WholePartSampler,
+    communities,
+)
 from tests.data_fitting import fit_with, full_graph_logits, model, small_graph, trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks

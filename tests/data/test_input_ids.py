@@ -9,20 +9,25 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.utils import coalesce
 
+from lightning_gnn_dist import (
+    Boundary,
+    DeviceSampler,
+    EverySteps,
+    Fetch,
+    Graph,
+    Halo,
+    Isolated,
+    LinkDataModule,
+    LocalSGDStrategy,
+    NeighborSampler,
+    PartitionedDataModule,
+    RandomPartitioner,
+    Sampler,
+    ShardedDataModule,
+    save_shards,
+    split_edges,
+)
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Halo, Isolated
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.link_datamodule import LinkDataModule
-from lightning_gnn_dist.data.links import split_edges
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.prepare.shard import save_shards
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.device import DeviceSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks

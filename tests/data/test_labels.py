@@ -9,15 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.boundary.boundary import Fetch
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.link_datamodule import LinkDataModule
-from lightning_gnn_dist.data.links import split_edges
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist import (
+    Fetch,
+    Graph,
+    LinkDataModule,
+    Loading,
+    NeighborSampler,
+    PartitionedDataModule,
+    Sampler,
+    communities,
+    split_edges,
+)
 from tests.samplers import SAMPLERS, graph_for_all
 
 LABELS = {

@@ -12,30 +12,42 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Halo, History, Isolated
-from lightning_gnn_dist.data.link_datamodule import LinkDataModule
-from lightning_gnn_dist.data.links import LinkSplit, split_edges
-from lightning_gnn_dist.data.residency import Holding, Redeal, Rotate
-from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
+from lightning_gnn_dist import (
+    Boundary,
+    Evaluation,
+    EverySeconds,
+    EverySteps,
+    Fetch,
+    GlobalBatching,
+    Graph,
+    GrappaStrategy,
+    Halo,
+    History,
+    Holding,
+    Isolated,
+    LadiesSampler,
+    LinkDataModule,
+    LinkSplit,
+    LLCGStrategy,
+    Loading,
+    LocalSGDStrategy,
+    MatrixSampler,
+    MetisPartitioner,
+    NeighborSampler,
+    PageRankSampler,
+    Partition,
+    Partitioner,
+    RandomPartitioner,
+    Redeal,
+    Rotate,
+    ShadowSampler,
+    SuperNodePartitioner,
+    TMAStrategy,
+    WholePartSampler,
+    communities,
+    split_edges,
+)
 from lightning_gnn_dist.data.typed.links import edges_of
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.base import Partition, Partitioner
-from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
-from lightning_gnn_dist.rounds.clock import EverySeconds, EverySteps
-from lightning_gnn_dist.sampling.ladies import LadiesSampler
-from lightning_gnn_dist.sampling.matrix import MatrixSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
-from lightning_gnn_dist.sampling.shadow import ShadowSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
-from lightning_gnn_dist.strategies.tma import TMAStrategy
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.link_model import LinkSAGE, Targets, held

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.data.link_ranking import LinkRanking
+from lightning_gnn_dist import LinkRanking
 from tests.ranks import run_ranks
 
 

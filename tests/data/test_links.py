@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.data.links import LinkSplit, split_edges
+from lightning_gnn_dist import Graph, LinkSplit, communities, split_edges
 from lightning_gnn_dist.data.typed.links import edges_of
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
 
 Pairs = set[tuple[int, int]]
 

@@ -9,13 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.boundary import Boundary, Halo, Isolated
-from lightning_gnn_dist.data.coverage import Coverage
+from lightning_gnn_dist import (
+    Boundary,
+    Coverage,
+    Fixed,
+    Graph,
+    Halo,
+    Holding,
+    Isolated,
+    RandomPartitioner,
+    Redeal,
+    Residency,
+    Rotate,
+    communities,
+)
 from lightning_gnn_dist.data.part_reader import PartReader, nodes_of
-from lightning_gnn_dist.data.residency import Fixed, Holding, Redeal, Residency, Rotate
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.random import RandomPartitioner
 
 RANKS = 4
 

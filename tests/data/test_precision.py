@@ -12,19 +12,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist import (
+    Fetch,
+    Graph,
+    Loading,
+    NeighborSampler,
+    Partition,
+    PartitionedDataModule,
+    Sampler,
+    ShardedDataModule,
+    WholePartSampler,
+    communities,
+    quantize_rows,
+    save_shards,
+)
 from lightning_gnn_dist.batches.precision import warn_of_slow_bfloat16
-from lightning_gnn_dist.boundary.boundary import Fetch
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.quantize import quantize_rows
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.prepare.shard import save_shards
-from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
 from tests.sage import SAGE
 
 GRAPH = communities(300, 3, num_features=8)

@@ -15,22 +15,25 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor
 
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.boundary.boundary import Fetch, Isolated
+from lightning_gnn_dist import (
+    Drift,
+    EverySteps,
+    Fetch,
+    GlobalBatching,
+    Graph,
+    Isolated,
+    LinkDataModule,
+    LLCGStrategy,
+    Loading,
+    NeighborSampler,
+    PartitionedDataModule,
+    RunReport,
+    ShardedDataModule,
+    WholePartSampler,
+    communities,
+    split_edges,
+)
 from lightning_gnn_dist.callbacks.record import RunRecord
-from lightning_gnn_dist.callbacks.run_report import RunReport
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.link_datamodule import LinkDataModule
-from lightning_gnn_dist.data.links import split_edges
-from lightning_gnn_dist.data.settings import GlobalBatching
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.drift import Drift
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 from tests.sage import SAGE

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.link_datamodule import LinkDataModule
-from lightning_gnn_dist.data.links import split_edges
-from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.sampling.ladies import LadiesSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist import (
+    Evaluation,
+    GlobalBatching,
+    LadiesSampler,
+    LinkDataModule,
+    NeighborSampler,
+    PartitionedDataModule,
+    communities,
+    split_edges,
+)
 
 SOME = Evaluation(batch_size=50, sampler=NeighborSampler([2, 3]))
 

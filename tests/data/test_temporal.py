@@ -15,28 +15,35 @@ from torch.nn import functional
 from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
 
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.boundary.auto import Auto
-from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Halo, History
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.link_datamodule import LinkDataModule
-from lightning_gnn_dist.data.links import split_edges
-from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
+from lightning_gnn_dist import (
+    Auto,
+    BatchKey,
+    Boundary,
+    DeviceSampler,
+    Evaluation,
+    Exchange,
+    Fetch,
+    GlobalBatching,
+    Graph,
+    Halo,
+    History,
+    LinkDataModule,
+    Loading,
+    MatrixSampler,
+    NeighborSampler,
+    PartitionedDataModule,
+    RandomPartitioner,
+    ShardedDataModule,
+    TemporalSampler,
+    communities,
+    save_shards,
+    split_by_time,
+    split_edges,
+    through_layers,
+)
 from lightning_gnn_dist.data.temporal import checks
-from lightning_gnn_dist.data.temporal.split import split_by_time
-from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.evaluation.choice import Counter, Evaluated
 from lightning_gnn_dist.evaluation.trees import seeds_at_once
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.layerwise.through_layers import through_layers
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.prepare.shard import save_shards
-from lightning_gnn_dist.sampling.device import DeviceSampler
-from lightning_gnn_dist.sampling.matrix import MatrixSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
-from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
 from tests.data_fitting import trainer
 from tests.every_strategy import every_strategy
 from tests.graph.typed.graphs import small

@@ -13,18 +13,21 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_gnn_dist import (
+    Coverage,
+    Graph,
+    Holding,
+    Isolated,
+    NeighborSampler,
+    RandomPartitioner,
+    Rotate,
+    communities,
+)
 from lightning_gnn_dist.batches.loader import THREAD_NAME, BatchLoader
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.boundary.boundary import Isolated
-from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.part_reader import PartReader
-from lightning_gnn_dist.data.residency import Holding, Rotate
 from lightning_gnn_dist.data.switcher import PartSwitcher
 from lightning_gnn_dist.data.train_loader import TrainLoader
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 BATCHES, EVERY = 5, 2
 

@@ -11,22 +11,30 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.boundary.auto import Auto
-from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Halo, History, Isolated
-from lightning_gnn_dist.callbacks.predictions import PredictionWriter
-from lightning_gnn_dist.data.coverage import Coverage
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.residency import Holding, Rotate
-from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.sampling.cluster import ClusterSampler
-from lightning_gnn_dist.sampling.ladies import LadiesSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.walk import RandomWalkSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist import (
+    Auto,
+    Boundary,
+    ClusterSampler,
+    Coverage,
+    Evaluation,
+    Exchange,
+    GlobalBatching,
+    Graph,
+    GrappaStrategy,
+    Halo,
+    History,
+    Holding,
+    Isolated,
+    LadiesSampler,
+    Loading,
+    NeighborSampler,
+    PartitionedDataModule,
+    PredictionWriter,
+    RandomPartitioner,
+    RandomWalkSampler,
+    Rotate,
+    WholePartSampler,
+)
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, every_strategy
 from tests.graph.typed.graphs import small

@@ -11,23 +11,31 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Halo, Isolated
-from lightning_gnn_dist.data.link_datamodule import LinkDataModule
-from lightning_gnn_dist.data.links import LinkSplit, split_edges
-from lightning_gnn_dist.data.residency import Holding, Rotate
-from lightning_gnn_dist.data.settings import GlobalBatching
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist import (
+    Boundary,
+    ClusterSampler,
+    Exchange,
+    Fetch,
+    GlobalBatching,
+    Graph,
+    GrappaStrategy,
+    Halo,
+    Holding,
+    Isolated,
+    LinkDataModule,
+    LinkSplit,
+    Loading,
+    MetisPartitioner,
+    NeighborSampler,
+    Partition,
+    RandomPartitioner,
+    Rotate,
+    SuperNodePartitioner,
+    TemporalSampler,
+    WholePartSampler,
+    split_edges,
+)
 from lightning_gnn_dist.graph.typed.types import EdgeType
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
-from lightning_gnn_dist.sampling.cluster import ClusterSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, every_strategy
 from tests.ranks import run_ranks

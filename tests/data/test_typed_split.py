@@ -12,10 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist.data.links import LinkSplit, split_edges
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.graph.typed.synthetic import citations
+from lightning_gnn_dist import Graph, LinkSplit, citations, communities, split_edges
 from lightning_gnn_dist.graph.typed.types import EdgeType
 
 WRITES: EdgeType = ("author", "writes", "paper")

@@ -14,8 +14,8 @@ import pytest
 from numba import config, njit
 from numba.core import event
 
+from lightning_gnn_dist import ShadowSampler
 from lightning_gnn_dist.engine import compiling, subgraph_kernels
-from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from tests.sampling.neighborhoods import PLACE
 from tests.sampling.reference import random_graph
 

@@ -12,8 +12,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GIN, GATConv, GraphNorm, GraphSAGE, SAGEConv
 from torchmetrics.classification import MulticlassAccuracy
 
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.layerwise.through_layers import through_layers
+from lightning_gnn_dist import Graph, through_layers
 
 NUM_FEATURES, NUM_CLASSES = 6, 3
 

@@ -9,13 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.prepare.shard import save_shards
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist import (
+    Graph,
+    GrappaStrategy,
+    NeighborSampler,
+    PartitionedDataModule,
+    RandomPartitioner,
+    ShardedDataModule,
+    save_shards,
+)
 from tests.data_fitting import trainer
 from tests.evaluation.models import MODELS, graph_of, model, uneven_data, whole_rows
 from tests.every_strategy import PATIENCE

@@ -17,13 +17,15 @@ from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
 from torch import Tensor, nn
 from torch_geometric.nn import GCN, GIN, GraphSAGE, SAGEConv
 
+from lightning_gnn_dist import (
+    Evaluation,
+    Graph,
+    NeighborSampler,
+    PartitionedDataModule,
+    PredictionWriter,
+    quantize_rows,
+)
 from lightning_gnn_dist.batches.seed_batch import SeedBatch
-from lightning_gnn_dist.callbacks.predictions import PredictionWriter
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.settings import Evaluation
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.quantize import quantize_rows
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from tests.data_fitting import trainer
 from tests.evaluation.models import NUM_CLASSES, Layered, Ready, Sage, graph_of, whole_rows
 from tests.evaluation.test_lightning import DATA, TESTED, Gnn, check, data_module, in_batches, rows_of_test

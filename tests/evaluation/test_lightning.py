@@ -14,9 +14,7 @@ from lightning.pytorch.callbacks import Callback, WeightAveraging
 from torch import Tensor, nn
 from torch_geometric.nn import GraphSAGE
 
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.settings import Evaluation
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist import Evaluation, NeighborSampler, PartitionedDataModule
 from tests.data_fitting import trainer
 from tests.evaluation.models import NUM_CLASSES, Ready, Sage, graph_of, uneven_data, whole_rows
 

@@ -11,11 +11,8 @@ import torch
 from torch import nn
 from torch_geometric.nn import GATConv, GCNConv, GraphSAGE, SAGEConv, Sequential
 
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist import Loading, NeighborSampler, PartitionedDataModule, communities
 from lightning_gnn_dist.evaluation.model_depth import check_depth
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 SAMPLER = NeighborSampler([3, 3])
 CHAINS: list[nn.Module] = [

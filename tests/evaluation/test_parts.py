@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.data.settings import Evaluation
+from lightning_gnn_dist import Evaluation, Graph
 from lightning_gnn_dist.evaluation import budget as memory
 from lightning_gnn_dist.evaluation import whole_nodes
 from lightning_gnn_dist.evaluation.budget import LEAST_BYTES, budget, free_bytes, ranks_here
@@ -20,7 +20,6 @@ from lightning_gnn_dist.evaluation.layer_pass import LayerPass
 from lightning_gnn_dist.evaluation.reach import Neighbourhoods
 from lightning_gnn_dist.evaluation.row_table import RowTable
 from lightning_gnn_dist.evaluation.whole_nodes import WholeNodes
-from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.maps import all_maps
 from lightning_gnn_dist.wire.channel import open_channel
 from tests.evaluation.models import Appnp, Sage, graph_of, uneven_data, whole_rows

@@ -16,16 +16,18 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch_geometric.nn import GraphSAGE
 
+from lightning_gnn_dist import (
+    Evaluation,
+    EverySteps,
+    GrappaStrategy,
+    Launch,
+    LLCGStrategy,
+    NeighborSampler,
+    PartitionedDataModule,
+    RandomPartitioner,
+    through_layers,
+)
 from lightning_gnn_dist.batches.seed_batch import SeedBatch
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.settings import Evaluation
-from lightning_gnn_dist.layerwise.through_layers import through_layers
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.launchers import Launch
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from tests.data.test_link_datamodule import FEATURES, module_of, small_split
 from tests.data_fitting import trainer
 from tests.evaluation.models import Ready, Sage, graph_of, whole_rows

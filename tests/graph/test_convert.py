@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from lightning_gnn_dist import Graph
 from lightning_gnn_dist.graph.convert import RESERVED
-from lightning_gnn_dist.graph.graph import Graph
 
 Arrays: TypeAlias = dict[str, Tensor]
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_gnn_dist import Graph, communities
 from lightning_gnn_dist.graph import graph_report as report_module
-from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import GraphReport
-from lightning_gnn_dist.graph.synthetic import communities
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist import Graph
 from lightning_gnn_dist.graph import large_pages
-from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.large_pages import PAGE_BYTES, PIECE_BYTES, enlarge_pages
 from lightning_gnn_dist.graph.storage.maps import libc, maps_under
 

@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist import Graph
 from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs, remembered
 
 

@@ -11,12 +11,8 @@ from torch import Tensor
 from torch_geometric.data import Data, EdgeAttr, FeatureStore, GraphStore, HeteroData, TensorAttr
 from torch_geometric.utils import sort_edge_index
 
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist import Graph, NeighborSampler, PartitionedDataModule, citations, communities
 from lightning_gnn_dist.graph import stores
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.graph.typed.synthetic import citations
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 
 class Features(FeatureStore):

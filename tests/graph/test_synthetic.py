@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist import communities
 
 
 def test_the_seed_decides_everything() -> None:

@@ -9,18 +9,20 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.boundary.boundary import Isolated
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.link_datamodule import LinkDataModule
-from lightning_gnn_dist.data.links import split_edges
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist import (
+    Graph,
+    Isolated,
+    LinkDataModule,
+    Loading,
+    NeighborSampler,
+    Partition,
+    PartitionedDataModule,
+    ShardedDataModule,
+    communities,
+    save_shards,
+    split_edges,
+)
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.prepare.shard import save_shards
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
 
 NAN, INF = float("nan"), float("inf")
 

@@ -16,14 +16,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GATv2Conv, GCNConv, GINEConv, SAGEConv
 
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.quantize import quantize_rows
+from lightning_gnn_dist import Graph, GrappaStrategy, LocalSGDStrategy, layers_of, predict_by_layer, quantize_rows
 from lightning_gnn_dist.layerwise import layers
 from lightning_gnn_dist.layerwise.layers import has_layers
-from lightning_gnn_dist.layerwise.prediction import predict_by_layer
-from lightning_gnn_dist.layerwise.ready_made import layers_of
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.memory import Peak, give_back_at_once, reads_memory
 from tests.ranks import RankError, run_ranks
 

@@ -14,12 +14,8 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GIN, PNA, EdgeCNN, GraphSAGE, SGConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.layerwise.on_blocks import on_blocks
-from lightning_gnn_dist.layerwise.ready_made import layers_of, whole_graph_arrays
-from lightning_gnn_dist.layerwise.through_layers import through_layers
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist import Graph, NeighborSampler, WholePartSampler, layers_of, on_blocks, through_layers
+from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
 from tests.layerwise.test_through_layers import NUM_NODES, SEEDS, batch_of
 
 

@@ -19,14 +19,10 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GATv2Conv, GCNConv, SAGEConv
 
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist import Graph, Partition, ShardedDataModule, layers_of, predict_by_layer, save_shards
 from lightning_gnn_dist.layerwise import layers, remote_rows
-from lightning_gnn_dist.layerwise.prediction import predict_by_layer
-from lightning_gnn_dist.layerwise.ready_made import layers_of
 from lightning_gnn_dist.layerwise.remote_rows import Division, RemoteRows
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.prepare.shard import Bounds, Shard, save_shards
-from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
+from lightning_gnn_dist.prepare.shard import Bounds, Shard
 from lightning_gnn_dist.wire.channel import open_channel
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.memory import Peak, give_back_at_once, reads_memory

@@ -13,17 +13,19 @@ from torch_geometric.data import Data
 from torch_geometric.nn import APPNP, GATConv, GCNConv, GraphConv, JumpingKnowledge, SAGEConv
 from torch_geometric.transforms import GCNNorm
 
+from lightning_gnn_dist import (
+    BatchKey,
+    ClusterSampler,
+    Graph,
+    NeighborSampler,
+    PageRankSampler,
+    RandomWalkSampler,
+    Sampler,
+    ShadowSampler,
+    WholePartSampler,
+    through_layers,
+)
 from lightning_gnn_dist.batches.batch import SampledData, assemble, one_hop
-from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.layerwise.through_layers import through_layers
-from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.cluster import ClusterSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
-from lightning_gnn_dist.sampling.shadow import ShadowSampler
-from lightning_gnn_dist.sampling.walk import RandomWalkSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
 
 NUM_NODES, SEEDS = 120, torch.tensor([4, 99, 7, 60, 33, 118])
 EVERY_KIND = [

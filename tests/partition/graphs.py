@@ -7,8 +7,7 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist import Graph, communities
 
 
 def random_directed(num_nodes: int = 120, num_edges: int = 500, seed: int = 0) -> Graph:

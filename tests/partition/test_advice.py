@@ -9,15 +9,17 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.boundary.boundary import Isolated
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist import (
+    Graph,
+    Isolated,
+    MetisPartitioner,
+    Partition,
+    PartitionedDataModule,
+    RandomPartitioner,
+    SuperNodePartitioner,
+    communities,
+)
 from lightning_gnn_dist.partition.advice import Finding, advise, bytes_per_part, skew_beyond_chance
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 
 
 def finding(graph: Graph, partitioner: Any, parts: int = 8) -> Finding:

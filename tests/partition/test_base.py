@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.partition.base import Partition, check_request, part_capacity
+from lightning_gnn_dist import Partition
+from lightning_gnn_dist.partition.base import check_request, part_capacity
 from tests.partition.graphs import path_graph
 
 

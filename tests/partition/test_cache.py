@@ -15,12 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.base import Partition, Partitioner
+from lightning_gnn_dist import Graph, MetisPartitioner, Partition, Partitioner, RandomPartitioner, SuperNodePartitioner
 from lightning_gnn_dist.partition.cache import cached_partition, identity
-from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 from tests.partition.graphs import path_graph
 
 GRAPH = path_graph(50)

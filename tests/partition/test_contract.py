@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.base import Partition, Partitioner
-from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.partition.streaming import StreamingPartitioner
-from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
+from lightning_gnn_dist import (
+    Graph,
+    MetisPartitioner,
+    Partition,
+    Partitioner,
+    RandomPartitioner,
+    StreamingPartitioner,
+    SuperNodePartitioner,
+    communities,
+)
 from tests.partition.graphs import lonely_nodes, messy_community, path_graph, random_directed
 
 PARTITIONERS: list[Partitioner] = [

@@ -15,21 +15,28 @@ import pytest
 import torch
 from lightning.pytorch.strategies import Strategy
 
-from lightning_gnn_dist import EverySteps, GrappaStrategy, Holding, LLCGStrategy, LocalSGDStrategy, Redeal
-from lightning_gnn_dist.boundary.boundary import Isolated
+from lightning_gnn_dist import (
+    EverySteps,
+    GrappaStrategy,
+    Holding,
+    Isolated,
+    LinkDataModule,
+    LLCGStrategy,
+    LocalSGDStrategy,
+    MetisPartitioner,
+    NeighborSampler,
+    PartitionedDataModule,
+    Partitioner,
+    Redeal,
+    StreamingPartitioner,
+    SuperNodePartitioner,
+    communities,
+    split_edges,
+)
 from lightning_gnn_dist.cli.options import parser
 from lightning_gnn_dist.cli.partitioners import partitioner_of
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.link_datamodule import LinkDataModule
-from lightning_gnn_dist.data.links import split_edges
-from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition import default, metis
-from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.default import default_partitioner
-from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.partition.streaming import StreamingPartitioner
-from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 
 @pytest.fixture

@@ -10,10 +10,8 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.metis import MetisPartitioner, refuse_beyond, undirected
-from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist import Graph, MetisPartitioner, RandomPartitioner, communities
+from lightning_gnn_dist.partition.metis import refuse_beyond, undirected
 from tests.partition.graphs import lonely_nodes, messy_community, path_graph, random_directed
 
 GRAPH = communities(4000, 8, num_features=2, train_share=0.2, homophily=0.9)

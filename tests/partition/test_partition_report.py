@@ -9,10 +9,8 @@ import pytest
 import torch
 from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist import Graph, Partition, RandomPartitioner
 from lightning_gnn_dist.partition.partition_report import MAX_ROWS
-from lightning_gnn_dist.partition.random import RandomPartitioner
 from tests.partition.graphs import label_skew, path_graph, random_directed
 
 

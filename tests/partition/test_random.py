@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.random import RandomPartitioner, deal
+from lightning_gnn_dist import RandomPartitioner, communities
+from lightning_gnn_dist.partition.random import deal
 from tests.partition.graphs import path_graph
 
 

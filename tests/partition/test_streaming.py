@@ -7,10 +7,7 @@ from math import ceil, sqrt
 import pytest
 import torch
 
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.partition.streaming import StreamingPartitioner
+from lightning_gnn_dist import Graph, RandomPartitioner, StreamingPartitioner, communities
 from tests.partition.graphs import path_graph, random_directed
 
 GRAPH = communities(4000, 8, num_features=2, train_share=0.5, homophily=0.9)

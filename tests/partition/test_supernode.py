@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist import (
+    MetisPartitioner,
+    RandomPartitioner,
+    StreamingPartitioner,
+    SuperNodePartitioner,
+    communities,
+)
 from lightning_gnn_dist.partition import metis
-from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.partition.streaming import StreamingPartitioner
-from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 from tests.partition.graphs import path_graph
 
 GRAPH = communities(4000, 8, num_features=2, train_share=0.5, homophily=0.9)

@@ -8,15 +8,17 @@ import pytest
 import torch
 from torch_geometric.data import HeteroData
 
+from lightning_gnn_dist import (
+    Graph,
+    MetisPartitioner,
+    Partitioner,
+    RandomPartitioner,
+    StreamingPartitioner,
+    SuperNodePartitioner,
+    citations,
+)
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.synthetic import citations
-from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
-from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.partition.streaming import StreamingPartitioner
-from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 
 
 @pytest.fixture(scope="module")

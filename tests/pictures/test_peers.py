@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist import communities
 from tests.pages import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results" / "peers.txt"

@@ -7,10 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.metis import MetisPartitioner
+from lightning_gnn_dist import MetisPartitioner, RandomPartitioner, communities
 from lightning_gnn_dist.partition.partition_report import PartitionReport
-from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.pictures import show
 from lightning_gnn_dist.pictures.charts import Bars, HeatMap
 from tests.pictures.records import record

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.prepare import journal
 from lightning_gnn_dist.prepare.files.sources import find_source
-from lightning_gnn_dist.prepare.prepare_graph import Preparation, prepare_graph
+from lightning_gnn_dist.prepare.prepare_graph import Preparation
 from tests.ranks import start_ranks
 
 NUM_NODES, NUM_EDGES = 300, 5000

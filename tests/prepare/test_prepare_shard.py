@@ -17,16 +17,19 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
 
-from lightning_gnn_dist.boundary.boundary import Fetch
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist import (
+    Fetch,
+    Graph,
+    NeighborSampler,
+    Partition,
+    ShardedDataModule,
+    prepare_graph,
+    prepare_shard,
+    save_shards,
+)
 from lightning_gnn_dist.prepare import journal
 from lightning_gnn_dist.prepare.numbering import Numbering
-from lightning_gnn_dist.prepare.prepare_graph import prepare_graph
-from lightning_gnn_dist.prepare.prepare_shard import prepare_shard
-from lightning_gnn_dist.prepare.shard import Shard, save_shards
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
+from lightning_gnn_dist.prepare.shard import Shard
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 

@@ -12,12 +12,11 @@ import pytest
 import torch
 from torch_geometric.data import HeteroData
 
+from lightning_gnn_dist import Graph, prepare_typed_graph
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph import rows as rows_module
-from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.prepare import journal as journal_module
 from lightning_gnn_dist.prepare.files.typed_tables import TypedTables
-from lightning_gnn_dist.prepare.prepare_typed import prepare_typed_graph
 from tests.graph.typed.graphs import save_arrays, small
 
 

@@ -12,16 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_gnn_dist import Graph, Partition, prepare_shard, prepare_typed_graph, prepare_typed_shard, save_shards
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph import rows as rows_module
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare import journal as journal_module
 from lightning_gnn_dist.prepare.files.typed_tables import TypedTables
-from lightning_gnn_dist.prepare.prepare_shard import prepare_shard
-from lightning_gnn_dist.prepare.prepare_typed import prepare_typed_graph
-from lightning_gnn_dist.prepare.prepare_typed_shard import prepare_typed_shard
-from lightning_gnn_dist.prepare.shard import Shard, save_shards
+from lightning_gnn_dist.prepare.shard import Shard
 from tests.graph.typed.graphs import save_arrays, small
 
 PARTS, COUNTS = 3, {"author": 7, "paper": 12, "venue": 3}  # in the order of the files

@@ -11,12 +11,10 @@ import pytest
 import torch
 from torch_geometric.data import HeteroData
 
+from lightning_gnn_dist import Graph, Partition, communities, save_shards
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.npy import NpyFile
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.prepare.shard import Bounds, Shard, save_shards
+from lightning_gnn_dist.prepare.shard import Bounds, Shard
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 from tests.sharded.typed.graphs import in_order_of_shards, some_graph, some_partition
 

@@ -15,10 +15,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from lightning_gnn_dist.rounds.clock import EverySeconds
-from lightning_gnn_dist.rounds.means.outer import Outer
-from lightning_gnn_dist.strategies.tma import TMAStrategy
-from lightning_gnn_dist.wire.membership import LEFT, Elastic, MembersChannel, Membership
+from lightning_gnn_dist import Elastic, EverySeconds, Outer, TMAStrategy
+from lightning_gnn_dist.wire.membership import LEFT, MembersChannel, Membership
 from tests.strategies.fitting import Net, State, fit, state_of
 
 HEARTBEAT_SECONDS = 1.5

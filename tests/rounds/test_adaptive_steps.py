@@ -12,9 +12,8 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from torch.nn.functional import mse_loss
 
-from lightning_gnn_dist.rounds.clock import AdaptiveSteps, EverySteps, schedule, takes_equal_steps
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
-from lightning_gnn_dist.strategies.tma import TMAStrategy
+from lightning_gnn_dist import AdaptiveSteps, EverySteps, LLCGStrategy, TMAStrategy
+from lightning_gnn_dist.rounds.clock import schedule, takes_equal_steps
 from tests.ranks import run_ranks
 from tests.strategies.fitting import State, batches, differs, fit, state_of
 from tests.strategies.round_fitting import local_sgd, same_start

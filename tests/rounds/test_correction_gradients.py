@@ -13,16 +13,18 @@ import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_gnn_dist.data.link_datamodule import LinkDataModule
-from lightning_gnn_dist.data.links import split_edges
-from lightning_gnn_dist.data.settings import GlobalBatching
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist import (
+    EverySteps,
+    GlobalBatching,
+    GrappaStrategy,
+    LinkDataModule,
+    LLCGStrategy,
+    NeighborSampler,
+    Partition,
+    communities,
+    split_edges,
+)
 from lightning_gnn_dist.rounds.correction_gradients import average_gradient_, mean_gradient, step_of, without_noise
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks

@@ -11,19 +11,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_gnn_dist.boundary.boundary import History, Isolated
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.residency import Fixed, Holding, Redeal
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection
-from lightning_gnn_dist.rounds.means.outer import Outer
-from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
-from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist import (
+    Drift,
+    EverySteps,
+    Fixed,
+    Graph,
+    History,
+    Holding,
+    Isolated,
+    LazyAdam,
+    LLCGStrategy,
+    LocalSGDStrategy,
+    MetisPartitioner,
+    Outer,
+    Partition,
+    PartitionedDataModule,
+    Redeal,
+    WholePartSampler,
+)
+from lightning_gnn_dist.rounds.drift import DriftCorrection
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 from tests.sage import SAGE

@@ -6,11 +6,8 @@ from typing import NamedTuple
 
 import pytest
 
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.means.outer import Outer
-from lightning_gnn_dist.strategies.tma import TMAStrategy
+from lightning_gnn_dist import Elastic, EverySteps, Outer, TMAStrategy
 from lightning_gnn_dist.wire.collectives import traffic
-from lightning_gnn_dist.wire.membership import Elastic
 from lightning_gnn_dist.wire.rounded_mean import ROW
 from tests.ranks import run_ranks
 from tests.rounds.means.test_outer import ROUNDS, STEPS, by_hand

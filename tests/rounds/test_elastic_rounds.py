@@ -14,17 +14,22 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from torch import Tensor
 
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.link_datamodule import LinkDataModule
-from lightning_gnn_dist.data.links import LinkSplit, split_edges
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.rounds.clock import EverySeconds, EverySteps
-from lightning_gnn_dist.rounds.means.outer import Outer
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.strategies.tma import TMAStrategy
-from lightning_gnn_dist.wire.membership import WAITS, Elastic
+from lightning_gnn_dist import (
+    Elastic,
+    EverySeconds,
+    EverySteps,
+    LinkDataModule,
+    LinkSplit,
+    Loading,
+    NeighborSampler,
+    Outer,
+    PartitionedDataModule,
+    RandomPartitioner,
+    TMAStrategy,
+    communities,
+    split_edges,
+)
+from lightning_gnn_dist.wire.membership import WAITS
 from tests.link_model import LinkSAGE, held
 from tests.ranks import RankError, run_ranks, start_ranks
 from tests.rounds.elastic_fitting import AWAITED, HEARTBEAT_SECONDS, TIMEOUT_SECONDS, Fate, come_back, train

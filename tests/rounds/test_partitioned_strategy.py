@@ -18,10 +18,7 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 from packaging.version import Version
 
-from lightning_gnn_dist.rounds.launchers import Launch
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
-from lightning_gnn_dist.strategies.tma import TMAStrategy
+from lightning_gnn_dist import GrappaStrategy, Launch, LocalSGDStrategy, TMAStrategy
 from lightning_gnn_dist.wire import addresses, collectives
 from lightning_gnn_dist.wire.roll_call import RUN, Roll
 from tests.ranks import run_ranks

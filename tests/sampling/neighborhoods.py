@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist import BatchKey, Graph, NeighborSampler, Sample
 
 PLACE = BatchKey(seed=0, epoch=1, batch=2)
 

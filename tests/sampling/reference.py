@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist import Graph
 from lightning_gnn_dist.engine.rng import key
-from lightning_gnn_dist.graph.graph import Graph
 
 MASK = 2**64 - 1
 

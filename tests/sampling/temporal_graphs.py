@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist import BatchKey, Graph
 
 KEY = BatchKey(3, 1, 4)
 

@@ -10,17 +10,20 @@ import pytest
 import torch
 
 import lightning_gnn_dist
+from lightning_gnn_dist import (
+    BatchKey,
+    DeviceSampler,
+    Graph,
+    LadiesSampler,
+    NeighborSampler,
+    PartitionedDataModule,
+    RandomWalkSampler,
+    Sample,
+    Sampler,
+    ShadowSampler,
+)
 from lightning_gnn_dist.batches.batch import assemble
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.device import DeviceSampler
-from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.layer import LayerSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.shadow import ShadowSampler
-from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 from tests.sage import SAGE
 from tests.samplers import SAMPLERS, graph_for_all
 

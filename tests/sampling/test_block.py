@@ -11,12 +11,9 @@ import torch
 from torch import nn
 from torch_geometric.nn import GATv2Conv, GINConv, GraphConv, SAGEConv
 
+from lightning_gnn_dist import BatchKey, Graph, NeighborSampler, WholePartSampler
 from lightning_gnn_dist.batches.batch import SampledData, assemble
-from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.block import Block, spend_warning
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
 from tests.sampling.reference import random_graph
 
 SAMPLERS = [

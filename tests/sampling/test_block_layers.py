@@ -10,14 +10,16 @@ import torch_geometric.nn.conv as pyg
 from torch import Tensor, nn
 from torch_geometric.utils import coalesce
 
+from lightning_gnn_dist import (
+    BatchKey,
+    FastGCNSampler,
+    Graph,
+    LadiesSampler,
+    NeighborSampler,
+    RandomWalkSampler,
+    WholePartSampler,
+)
 from lightning_gnn_dist.batches.batch import SampledData, assemble
-from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
-from lightning_gnn_dist.sampling.ladies import LadiesSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.walk import RandomWalkSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
 
 ARGUMENTS = {
     **{"in_channels": 8, "out_channels": 8, "channels": 8, "num_layers": 2, "K": 2, "alpha": 0.1, "heads": 1},

@@ -8,22 +8,24 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_gnn_dist import (
+    BatchKey,
+    ClusterSampler,
+    Graph,
+    MetisPartitioner,
+    NeighborSampler,
+    Partition,
+    StreamingPartitioner,
+    WholePartSampler,
+    communities,
+    save_shards,
+    split_edges,
+)
 from lightning_gnn_dist.batches.pool import gather_rows
-from lightning_gnn_dist.data.links import split_edges
 from lightning_gnn_dist.engine.rng import key
-from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import GraphReport
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.partition_report import edges_between
-from lightning_gnn_dist.partition.streaming import StreamingPartitioner
-from lightning_gnn_dist.prepare.shard import save_shards
-from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.negatives import draw_receivers, has_edges
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
 
 NUM_NODES = 400
 CHANGES = [("indices", 7, 10**9), ("indices", 7, -1), ("indices", 7, NUM_NODES), ("indices", 7, -(2**31))]

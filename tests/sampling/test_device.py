@@ -10,18 +10,23 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lightning_gnn_dist import (
+    BatchKey,
+    DeviceSampler,
+    FastGCNSampler,
+    Graph,
+    LadiesSampler,
+    NeighborSampler,
+    Sample,
+    Sampler,
+    ShadowSampler,
+)
 from lightning_gnn_dist.batches.batch import assemble
 from lightning_gnn_dist.engine import tensor_rows
-from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.graph.graph import Graph, checked_graph
+from lightning_gnn_dist.graph.graph import checked_graph
 from lightning_gnn_dist.sampling import device as module
-from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.device import DeviceSampler, drawn_there, draws_anywhere
-from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
-from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.device import drawn_there, draws_anywhere
 from lightning_gnn_dist.sampling.links import HeldLinkSampler, LinkSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from tests.sampling.reference import random_graph
 
 

@@ -10,15 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv, GraphConv, SAGEConv
 
+from lightning_gnn_dist import BatchKey, FastGCNSampler, Graph, LadiesSampler, NeighborSampler, Sample, Sampler
 from lightning_gnn_dist.batches.batch import SampledData, assemble
 from lightning_gnn_dist.engine import scratch
-from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
-from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.layer import LayerSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from tests.sampling.reference import random_graph
 
 PLACE = BatchKey(seed=0, epoch=1, batch=2)

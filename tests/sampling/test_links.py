@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from lightning_gnn_dist import BatchKey, Graph, NeighborSampler, Sample, communities
 from lightning_gnn_dist.batches.batch import assemble
-from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.sampling.links import (
     HeldLinkSampler,
     LinkSampler,
@@ -15,7 +13,6 @@ from lightning_gnn_dist.sampling.links import (
     positions_of_links,
     without_targets,
 )
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 KEY = BatchKey(0, 0, 0)
 

@@ -6,15 +6,20 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_gnn_dist import (
+    BatchKey,
+    FastGCNSampler,
+    Graph,
+    LadiesSampler,
+    MatrixSampler,
+    NeighborSampler,
+    RandomWalkSampler,
+    Sample,
+    Sampler,
+)
 from lightning_gnn_dist.engine import rng, torch_rng
-from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.graph.graph import Graph, checked_graph
-from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
-from lightning_gnn_dist.sampling.ladies import LadiesSampler
-from lightning_gnn_dist.sampling.matrix import MatrixSampler, adjacency
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.walk import RandomWalkSampler
+from lightning_gnn_dist.graph.graph import checked_graph
+from lightning_gnn_dist.sampling.matrix import adjacency
 from tests.sampling import reference
 from tests.sampling.reference import random_graph
 

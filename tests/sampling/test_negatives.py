@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from lightning_gnn_dist import Graph, communities
 from lightning_gnn_dist.engine.rng import draw_bits, key
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.sampling.negatives import draw_receivers, has_edges
 
 

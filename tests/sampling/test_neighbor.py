@@ -11,11 +11,8 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.utils import k_hop_subgraph
 
+from lightning_gnn_dist import BatchKey, Graph, NeighborSampler, Sampler
 from lightning_gnn_dist.engine import scratch
-from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from tests.sampling import reference
 from tests.sampling.neighborhoods import PLACE, edge_index_of, edges_of, one
 from tests.sampling.reference import random_graph

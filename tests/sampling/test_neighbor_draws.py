@@ -11,10 +11,8 @@ import pytest
 import torch
 from scipy.stats import chi2, chisquare
 
-from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist import BatchKey, Graph, NeighborSampler
 from lightning_gnn_dist.engine.weights import weights_of
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from tests.sampling.neighborhoods import PLACE, one, star
 from tests.sampling.reference import random_graph
 

@@ -10,19 +10,23 @@ from torch import Tensor
 from torch_geometric.nn import GraphConv
 from torch_geometric.utils import k_hop_subgraph
 
+from lightning_gnn_dist import (
+    BatchKey,
+    ClusterSampler,
+    Graph,
+    MetisPartitioner,
+    NeighborSampler,
+    PageRankSampler,
+    RandomWalkSampler,
+    Sample,
+    Sampler,
+    ShadowSampler,
+)
 from lightning_gnn_dist.batches.batch import assemble
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine import scratch
-from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
-from lightning_gnn_dist.sampling.cluster import ClusterSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
-from lightning_gnn_dist.sampling.shadow import ShadowSampler
-from lightning_gnn_dist.sampling.walk import RandomWalkSampler
+from lightning_gnn_dist.sampling.base import OrdersSeeds
 from tests.sampling.reference import random_graph
 
 PLACE = BatchKey(0, 1, 2)

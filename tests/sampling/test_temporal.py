@@ -12,14 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist import BatchKey, Graph, Sample, TemporalSampler
 from lightning_gnn_dist.batches.batch import assemble
 from lightning_gnn_dist.batches.hetero import assemble_typed
-from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.temporal import order
 from lightning_gnn_dist.engine.temporal.order import time_order
 from lightning_gnn_dist.graph import rows
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from tests.conftest import module_of
 from tests.sampling.temporal_graphs import GRAPHS, KEY, plain, typed
 

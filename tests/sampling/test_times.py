@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from lightning_gnn_dist import Graph, TemporalSampler
 from tests.sampling.temporal_graphs import KEY, plain, typed
 
 

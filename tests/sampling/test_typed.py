@@ -12,18 +12,21 @@ import torch
 from torch_geometric.data import HeteroData
 from torch_geometric.utils import k_hop_subgraph
 
-from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist import (
+    BatchKey,
+    ClusterSampler,
+    Graph,
+    LadiesSampler,
+    MatrixSampler,
+    NeighborSampler,
+    PageRankSampler,
+    RandomWalkSampler,
+    Sample,
+    ShadowSampler,
+    WholePartSampler,
+    citations,
+)
 from lightning_gnn_dist.engine.typed.apart import places_of, take_apart
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.synthetic import citations
-from lightning_gnn_dist.sampling.cluster import ClusterSampler
-from lightning_gnn_dist.sampling.ladies import LadiesSampler
-from lightning_gnn_dist.sampling.matrix import MatrixSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
-from lightning_gnn_dist.sampling.shadow import ShadowSampler
-from lightning_gnn_dist.sampling.walk import RandomWalkSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
 from tests.conftest import module_of
 from tests.graph.typed.graphs import EDGES, small
 from tests.sampling import reference

@@ -8,10 +8,8 @@ import weakref
 import pytest
 import torch
 
+from lightning_gnn_dist import BatchKey, Sample, Sampler, WholePartSampler
 from lightning_gnn_dist.batches.batch import assemble
-from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
 from tests.sampling.neighborhoods import edge_index_of, edges_of
 from tests.sampling.reference import random_graph
 

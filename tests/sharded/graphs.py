@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist import BatchKey, Graph, Partition
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import ShardedSampler, begin, finish
 

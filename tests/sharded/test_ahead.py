@@ -17,20 +17,24 @@ import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
+from lightning_gnn_dist import (
+    Evaluation,
+    EverySteps,
+    Fetch,
+    Isolated,
+    LLCGStrategy,
+    Loading,
+    NeighborSampler,
+    ShardedDataModule,
+    save_shards,
+)
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader
-from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
-from lightning_gnn_dist.boundary.boundary import Fetch, Isolated
-from lightning_gnn_dist.data.settings import Evaluation
-from lightning_gnn_dist.prepare.shard import Shard, save_shards
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
+from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.source import ShardedSource
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.wire.channel import open_channel
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks, start_ranks

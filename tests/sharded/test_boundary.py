@@ -13,16 +13,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Exchange, Halo
+from lightning_gnn_dist import (
+    Boundary,
+    Exchange,
+    Graph,
+    GrappaStrategy,
+    Halo,
+    NeighborSampler,
+    Partition,
+    PartitionedDataModule,
+    ShardedDataModule,
+    WholePartSampler,
+    save_shards,
+)
+from lightning_gnn_dist.boundary.boundary import EdgesInto
 from lightning_gnn_dist.boundary.exchange_plan import Owners
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.prepare.shard import save_shards
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from tests.boundary.models import MODELS, READY, learned_by_hand, model, weighted_data
 from tests.boundary.test_whole_graph import ddp, odd
 from tests.data_fitting import trainer

@@ -11,26 +11,31 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.boundary.boundary import Fetch, Halo, Isolated
-from lightning_gnn_dist.callbacks.predictions import PredictionWriter
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.layerwise.through_layers import through_layers
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.prepare.shard import save_shards
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.drift import Drift
-from lightning_gnn_dist.sampling.ladies import LadiesSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.shadow import ShadowSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist import (
+    Drift,
+    Evaluation,
+    EverySteps,
+    Fetch,
+    GlobalBatching,
+    Graph,
+    GrappaStrategy,
+    Halo,
+    Isolated,
+    LadiesSampler,
+    LLCGStrategy,
+    Loading,
+    LocalSGDStrategy,
+    NeighborSampler,
+    Partition,
+    PartitionedDataModule,
+    PredictionWriter,
+    ShadowSampler,
+    ShardedDataModule,
+    WholePartSampler,
+    communities,
+    save_shards,
+    through_layers,
+)
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE

@@ -9,13 +9,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Halo, Isolated
-from lightning_gnn_dist.data.coverage import Coverage
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.prepare.shard import Shard, save_shards
-from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist import (
+    Boundary,
+    Coverage,
+    Exchange,
+    Graph,
+    Halo,
+    Isolated,
+    Partition,
+    PartitionedDataModule,
+    WholePartSampler,
+    save_shards,
+)
+from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded import remote_graph
 from lightning_gnn_dist.sharded.part import read_part
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph

@@ -11,17 +11,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_gnn_dist import (
+    BatchKey,
+    ClusterSampler,
+    FastGCNSampler,
+    LadiesSampler,
+    Loading,
+    NeighborSampler,
+    PageRankSampler,
+    ShadowSampler,
+    save_shards,
+)
 from lightning_gnn_dist.batches.batch import assemble
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.prepare.shard import Shard, save_shards
-from lightning_gnn_dist.sampling.cluster import ClusterSampler
-from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
-from lightning_gnn_dist.sampling.ladies import LadiesSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
-from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import ShardedSampler, check_sampler
 from lightning_gnn_dist.sharded.source import ShardedSource

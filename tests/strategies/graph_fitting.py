@@ -9,11 +9,7 @@ import torch
 from torch import Tensor
 from torchmetrics.aggregation import MeanMetric
 
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.settings import Evaluation
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist import Evaluation, Graph, NeighborSampler, PartitionedDataModule, communities
 from tests.data_fitting import trainer
 from tests.sage import SAGE
 

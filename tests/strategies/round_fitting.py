@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist import LocalSGDStrategy
 from tests.every_strategy import PATIENCE
 from tests.strategies.fitting import Net
 

@@ -11,10 +11,15 @@ import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from torch import Tensor, nn
 
-from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds, EverySteps, RoundProgress
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
-from lightning_gnn_dist.strategies.tma import TMAStrategy
-from lightning_gnn_dist.wire.membership import Elastic
+from lightning_gnn_dist import (
+    Elastic,
+    EveryPass,
+    EverySeconds,
+    EverySteps,
+    LocalSGDStrategy,
+    RoundProgress,
+    TMAStrategy,
+)
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 from tests.strategies.fitting import Net, fit

@@ -11,12 +11,16 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset
 
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.data.residency import Holding, Redeal, Rotate
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist import (
+    GrappaStrategy,
+    Holding,
+    Loading,
+    LocalSGDStrategy,
+    NeighborSampler,
+    Partition,
+    Redeal,
+    Rotate,
+)
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import Net, State, batches, differs, fit, state_of

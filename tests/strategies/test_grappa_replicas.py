@@ -14,10 +14,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lightning_gnn_dist.data.residency import Holding, Rotate
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist import EverySteps, Holding, LocalSGDStrategy, NeighborSampler, Rotate
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import State, differs, state_of

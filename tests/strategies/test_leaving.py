@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist import NeighborSampler
 from tests.ranks import RankError, run_ranks, start_ranks
 from tests.strategies.weighted_fitting import Model, data_of, grappa, trainer_of
 

@@ -9,14 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
-from lightning_gnn_dist.data.settings import GlobalBatching
-from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.drift import Drift
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist import (
+    DiscrepancyProbe,
+    Drift,
+    EverySteps,
+    GlobalBatching,
+    LLCGStrategy,
+    LocalSGDStrategy,
+    MetisPartitioner,
+    NeighborSampler,
+)
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE

@@ -14,18 +14,20 @@ from torch import Tensor
 from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
-from lightning_gnn_dist.boundary.boundary import Isolated
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.settings import GlobalBatching
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.drift import Drift
-from lightning_gnn_dist.rounds.means.outer import Outer
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from lightning_gnn_dist import (
+    Drift,
+    EverySteps,
+    GlobalBatching,
+    Graph,
+    GrappaStrategy,
+    Isolated,
+    LLCGStrategy,
+    NeighborSampler,
+    Outer,
+    Partition,
+    PartitionedDataModule,
+    WholePartSampler,
+)
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks

@@ -10,9 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint
 
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.drift import Drift
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from lightning_gnn_dist import Drift, EverySteps, LLCGStrategy
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE

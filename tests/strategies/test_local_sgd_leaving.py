@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from lightning_gnn_dist.rounds.clock import EveryPass, EverySteps
+from lightning_gnn_dist import EveryPass, EverySteps
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import Net, batches, fit
 from tests.strategies.round_fitting import local_sgd

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist import EverySteps
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import Net, State, differs, fit, state_of
 from tests.strategies.round_fitting import local_sgd, same_start

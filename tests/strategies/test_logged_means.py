@@ -13,10 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
-from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
-from lightning_gnn_dist.strategies.tma import TMAStrategy
+from lightning_gnn_dist import EveryPass, EverySeconds, GrappaStrategy, LocalSGDStrategy, TMAStrategy
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lightning_gnn_dist import EverySteps, LocalSGDStrategy
 from lightning_gnn_dist.rounds import meeting, refusals
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import State, differs, fit, state_of

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist import GrappaStrategy
 from lightning_gnn_dist.strategies import rounded_gradients
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.rounded_gradients import RoundedGradients
 from lightning_gnn_dist.wire.collectives import traffic
 from lightning_gnn_dist.wire.rounded_mean import ROW

@@ -16,19 +16,23 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, WeightAveraging
 from torch import Tensor
 
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
+from lightning_gnn_dist import (
+    Drift,
+    EverySeconds,
+    EverySteps,
+    Launch,
+    LLCGStrategy,
+    Loading,
+    NeighborSampler,
+    PartitionedDataModule,
+    RandomPartitioner,
+    RoundProgress,
+    RoundStrategy,
+    SuperNodePartitioner,
+    TMAStrategy,
+    communities,
+)
 from lightning_gnn_dist.rounds import clock
-from lightning_gnn_dist.rounds.clock import EverySeconds, EverySteps, RoundProgress
-from lightning_gnn_dist.rounds.drift import Drift
-from lightning_gnn_dist.rounds.launchers import Launch
-from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
-from lightning_gnn_dist.strategies.tma import TMAStrategy
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 from tests.strategies.fitting import Net, State, differs, fit, state_of

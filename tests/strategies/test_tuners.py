@@ -13,10 +13,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
 
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.launchers import Launch
-from lightning_gnn_dist.rounds.means.outer import Outer
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist import EverySteps, Launch, LocalSGDStrategy, Outer
 from tests.every_strategy import PATIENCE, every_strategy
 from tests.ranks import run_ranks
 from tests.strategies.fitting import State, differs, state_of

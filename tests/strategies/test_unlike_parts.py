@@ -7,19 +7,23 @@ from typing import Any
 
 import pytest
 
-from lightning_gnn_dist.boundary.boundary import Halo, Isolated
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.residency import Holding, Redeal
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.drift import Drift
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
-from lightning_gnn_dist.strategies.tma import TMAStrategy
+from lightning_gnn_dist import (
+    Drift,
+    EverySteps,
+    Halo,
+    Holding,
+    Isolated,
+    LLCGStrategy,
+    LocalSGDStrategy,
+    MetisPartitioner,
+    NeighborSampler,
+    PartitionedDataModule,
+    RandomPartitioner,
+    Redeal,
+    SuperNodePartitioner,
+    TMAStrategy,
+    communities,
+)
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 from tests.strategies.graph_fitting import fit, model

@@ -10,15 +10,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.boundary.boundary import Isolated
-from lightning_gnn_dist.data.coverage import coverage_mean
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist import (
+    Graph,
+    GrappaStrategy,
+    Isolated,
+    Loading,
+    PartitionedDataModule,
+    RandomPartitioner,
+    WholePartSampler,
+    communities,
+    coverage_mean,
+)
 from tests.every_strategy import PATIENCE
 from tests.strategies.fitting import State, state_of
 

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_gnn_dist import Elastic
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.membership import (
     LIGHTHOUSE,
     RANK,
     RANKS,
-    Elastic,
     Membership,
     check_available,
     name_of_rank,

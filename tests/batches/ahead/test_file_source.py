@@ -10,21 +10,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist import (
+    ClusterSampler,
+    Graph,
+    LadiesSampler,
+    Loading,
+    NeighborSampler,
+    Sampler,
+    communities,
+    quantize_rows,
+)
 from lightning_gnn_dist.batches.ahead.disk_rows import DiskRows
 from lightning_gnn_dist.batches.ahead.file_source import FileSource
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader
-from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.quantize import quantize_rows
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.cluster import ClusterSampler
-from lightning_gnn_dist.sampling.ladies import LadiesSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 AHEAD = {0: 0, 1: 1, 8: 1_200_000}  # bulks: bytes
 SAMPLER = NeighborSampler([4, 3])

@@ -6,14 +6,11 @@ from pathlib import Path
 
 import torch
 
+from lightning_gnn_dist import Graph, Loading, NeighborSampler, communities
 from lightning_gnn_dist.batches.ahead.disk_rows import DiskRows
 from lightning_gnn_dist.batches.ahead.file_source import FileSource
 from lightning_gnn_dist.batches.ahead.forecast import forecast
 from lightning_gnn_dist.batches.loader import BatchLoader
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 SAMPLER = NeighborSampler([4, 3])
 SIZES = {"batch_size": 20, "bulk_size": 3, "most_batches": 150}

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_gnn_dist import Loading
 from lightning_gnn_dist.batches.ahead.disk_rows import DiskRows
 from lightning_gnn_dist.batches.ahead.file_source import FileSource
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader
-from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.data.train_loader import TrainLoader, passes_left
 from tests.batches.ahead.test_file_source import assert_same, contents, saved

@@ -10,12 +10,8 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from lightning.pytorch import Trainer
 
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.boundary.auto import Auto
-from lightning_gnn_dist.boundary.boundary import Halo
+from lightning_gnn_dist import Auto, Evaluation, Halo, Holding, Loading, Rotate
 from lightning_gnn_dist.cli.train import run
-from lightning_gnn_dist.data.residency import Holding, Rotate
-from lightning_gnn_dist.data.settings import Evaluation
 
 GRAPH = {"graph": {"class_path": "lightning_gnn_dist.communities", "init_args": {"num_nodes": 60}}}
 

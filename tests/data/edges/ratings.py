@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.boundary import Isolated
-from lightning_gnn_dist.data.link_datamodule import LinkDataModule
-from lightning_gnn_dist.data.links import LinkSplit, split_edges
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist import (
+    Graph,
+    Isolated,
+    LinkDataModule,
+    LinkSplit,
+    NeighborSampler,
+    RandomPartitioner,
+    split_edges,
+)
 from lightning_gnn_dist.graph.typed.types import EdgeType
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from tests.edge_model import RATES, rated, typed_ratings
 
 ALL = NeighborSampler([-1, -1])

@@ -12,14 +12,18 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
-from lightning_gnn_dist.data.links import LinkSplit, split_edges
-from lightning_gnn_dist.data.residency import Holding, Rotate
-from lightning_gnn_dist.data.settings import GlobalBatching
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist import (
+    GlobalBatching,
+    Graph,
+    GrappaStrategy,
+    Holding,
+    LinkSplit,
+    NeighborSampler,
+    Partition,
+    Rotate,
+    split_edges,
+)
 from lightning_gnn_dist.graph.typed.types import EdgeType
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from tests.data.edges.ratings import KINDS, data_of, held_of, labelled, split_of, store_of
 from tests.data_fitting import trainer
 from tests.edge_model import KNOWS, USERS, Rater, flat, rated

@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_gnn_dist.data.link_datamodule import LinkDataModule
-from lightning_gnn_dist.data.links import split_edges
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist import Graph, LinkDataModule, NeighborSampler, split_edges
 from tests.graph.typed.graphs import small
 
 WRITES, BACK = ("author", "writes", "paper"), ("paper", "rev_writes", "author")

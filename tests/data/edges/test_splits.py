@@ -10,11 +10,8 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.data.links import LinkSplit, split_edges
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist import Graph, LinkSplit, Partition, WholePartSampler, split_edges
 from lightning_gnn_dist.graph.typed.types import EdgeType
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.sampling.whole import WholePartSampler
 from tests.data.edges.ratings import KINDS, data_of, graph_of, held_of, labelled, split_of, store_of
 from tests.edge_model import BACK, NODES, RATES, Rater, rated, typed_ratings
 

@@ -14,17 +14,22 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist.boundary.boundary import Fetch, Isolated
-from lightning_gnn_dist.data.link_datamodule import LinkDataModule
-from lightning_gnn_dist.data.link_ranking import LinkRanking
-from lightning_gnn_dist.data.links import LinkSplit, split_edges
-from lightning_gnn_dist.data.residency import Holding, Rotate
-from lightning_gnn_dist.data.settings import GlobalBatching
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist import (
+    Fetch,
+    GlobalBatching,
+    Graph,
+    Holding,
+    Isolated,
+    LinkDataModule,
+    LinkRanking,
+    LinkSplit,
+    NeighborSampler,
+    RandomPartitioner,
+    Rotate,
+    TemporalSampler,
+    split_edges,
+)
 from lightning_gnn_dist.graph.typed.types import EdgeType
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from tests.data_fitting import trainer
 from tests.every_strategy import every_strategy
 from tests.ranks import run_ranks

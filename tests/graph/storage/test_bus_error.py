@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist import Graph
 from tests.ranks import start_ranks
 
 

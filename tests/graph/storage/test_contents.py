@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_gnn_dist.data.links import LinkSplit, split_edges
-from lightning_gnn_dist.graph.graph import Graph, open_rows
+from lightning_gnn_dist import Graph, LinkSplit, RandomPartitioner, save_shards, split_edges
+from lightning_gnn_dist.graph.graph import open_rows
 from lightning_gnn_dist.graph.storage import contents, marks, store
 from lightning_gnn_dist.graph.storage.npy import header_of
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.prepare.shard import Shard, save_shards
+from lightning_gnn_dist.prepare.shard import Shard
 
 NUM_NODES = 60
 Damage = Callable[[Path], None]

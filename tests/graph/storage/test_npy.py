@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist import Graph, RandomPartitioner
 from lightning_gnn_dist.graph.storage.checksum import checksum_of
 from lightning_gnn_dist.graph.storage.npy import NpyFile, append, cut_back, save, save_for_good, write_header
 from lightning_gnn_dist.partition.cache import cached_partition
-from lightning_gnn_dist.partition.random import RandomPartitioner
 from tests.ranks import run_ranks
 
 ARRAYS = [

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist import Graph, communities
 from lightning_gnn_dist.graph.storage import store
-from lightning_gnn_dist.graph.synthetic import communities
 from tests.graph.test_graph import edge_pairs, random_edges
 from tests.ranks import run_ranks
 

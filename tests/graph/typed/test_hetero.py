@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist import Graph
 from tests.conftest import module_of
 from tests.graph.typed.graphs import check_same, small
 

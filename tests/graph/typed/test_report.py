@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch_geometric.data import HeteroData
 
+from lightning_gnn_dist import Graph, communities
 from lightning_gnn_dist.graph import rows as rows_module
-from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import GraphReport, report_of
-from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.graph.typed.report import TypesReport
 
 

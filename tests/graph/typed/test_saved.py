@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist import Graph, citations
 from lightning_gnn_dist.graph.storage import store
-from lightning_gnn_dist.graph.typed.synthetic import citations
 from tests.graph.typed.graphs import check_same, small
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist.graph.typed.synthetic import citations
+from lightning_gnn_dist import citations
 
 
 def mean_of_senders(data: HeteroData, edge_type: tuple[str, str, str]) -> Tensor:

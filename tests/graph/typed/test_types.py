@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch_geometric.data import HeteroData
 
+from lightning_gnn_dist import Graph, GraphTypes
 from lightning_gnn_dist.graph import rows as rows_module
-from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed import induced as induced_module
 from lightning_gnn_dist.graph.typed import types as types_module
-from lightning_gnn_dist.graph.typed.types import GraphTypes
 from tests.graph.typed.graphs import check_same, small
 
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
-from lightning_gnn_dist.prepare.prepare_graph import prepare_graph
 from tests.prepare.test_prepare_graph import prepared
 
 Edges = NDArray[np.int64]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.prepare.files.parquet import count_columns, count_rows, is_parquet, read_columns, read_ends
 from lightning_gnn_dist.prepare.files.sources import find_source
-from lightning_gnn_dist.prepare.prepare_graph import Preparation, prepare_graph
+from lightning_gnn_dist.prepare.prepare_graph import Preparation
 from tests.prepare.test_prepare_graph import content, prepared
 
 pa = pytest.importorskip("pyarrow")

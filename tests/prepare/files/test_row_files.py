@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.prepare.files.graph_files import GraphFiles
 from lightning_gnn_dist.prepare.files.row_files import RowFiles
-from lightning_gnn_dist.prepare.prepare_graph import prepare_graph
 from tests.prepare.test_prepare_graph import prepared
 
 X = np.random.default_rng(0).normal(size=(50, 3, 2)).astype(np.float16)

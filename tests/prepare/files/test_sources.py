@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import coalesce, to_undirected
 
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist import Graph
 from lightning_gnn_dist.graph.storage.npy import append
 from lightning_gnn_dist.prepare.files.graph_files import GraphFiles
 from lightning_gnn_dist.prepare.files.sources import find_source

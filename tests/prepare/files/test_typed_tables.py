@@ -10,10 +10,8 @@ import pytest
 import torch
 from torch_geometric.data import HeteroData
 
+from lightning_gnn_dist import Graph, citations, prepare_graph
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.synthetic import citations
-from lightning_gnn_dist.prepare.prepare_graph import prepare_graph
 
 WRITES, CITES, AT = "author__writes__paper", "paper__cites__paper", "paper__at__venue"
 

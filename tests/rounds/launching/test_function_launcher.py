@@ -17,13 +17,16 @@ from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.launchers import Launch, start_method_here
+from lightning_gnn_dist import (
+    EverySteps,
+    GrappaStrategy,
+    Launch,
+    LocalSGDStrategy,
+    PartitionedDataModule,
+    RandomPartitioner,
+)
+from lightning_gnn_dist.rounds.launchers import start_method_here
 from lightning_gnn_dist.rounds.launching.function_launcher import FunctionLauncher
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.data_fitting import full_graph_logits, model, small_graph, trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks

@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist import EverySteps, LLCGStrategy, LocalSGDStrategy
 from lightning_gnn_dist.rounds.means import finite
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import Net, State, batches, differs, fit, state_of

@@ -9,12 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.data.settings import GlobalBatching
-from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.drift import Drift
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from lightning_gnn_dist import Drift, EverySteps, GlobalBatching, LLCGStrategy, MetisPartitioner, NeighborSampler
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 from tests.strategies.graph_fitting import Batched, data_module, fit, model, small_graph

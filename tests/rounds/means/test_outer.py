@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.means.outer import Outer
+from lightning_gnn_dist import EverySteps, Outer
 from lightning_gnn_dist.wire.collectives import traffic
 from lightning_gnn_dist.wire.rounded_mean import ROW
 from tests.ranks import run_ranks

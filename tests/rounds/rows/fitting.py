@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
+from lightning_gnn_dist import LazyAdam
 
 NUM_ROWS, WIDTH = 12, 3
 # Rows that each rank touches. Ranks 0 and 1 share some; rank 2 has none, and nobody has row 11.

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
+from lightning_gnn_dist import LazyAdam
 from lightning_gnn_dist.rounds.rows.tables import refuse_elastic
 
 

@@ -11,10 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist import GrappaStrategy, LazyAdam, OwnedEmbedding
 from lightning_gnn_dist.rounds.rows.initial_rows import initial_rows_
-from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
-from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.memory import Peak, reads_memory

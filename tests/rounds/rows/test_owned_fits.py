@@ -12,18 +12,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.graph.typed.synthetic import citations
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.prepare.shard import save_shards
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.means.outer import Outer
-from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from lightning_gnn_dist import (
+    EverySteps,
+    GrappaStrategy,
+    LLCGStrategy,
+    NeighborSampler,
+    Outer,
+    OwnedEmbedding,
+    Partition,
+    PartitionedDataModule,
+    RandomPartitioner,
+    ShardedDataModule,
+    citations,
+    save_shards,
+)
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks

@@ -12,10 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
-from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist import GrappaStrategy, LazyAdam, LocalSGDStrategy, OwnedEmbedding
 from tests.every_strategy import PATIENCE
 from tests.memory import Peak, give_back_at_once, reads_memory
 from tests.ranks import run_ranks

@@ -14,12 +14,8 @@ from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.tuner import Tuner
 from torch import Tensor
 
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
+from lightning_gnn_dist import EverySteps, GrappaStrategy, LLCGStrategy, LocalSGDStrategy, OwnedEmbedding
 from lightning_gnn_dist.rounds.rows.tables import refuse_elastic
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.wire.asking import THREAD_NAME
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE

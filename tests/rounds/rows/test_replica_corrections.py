@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.drift import Drift
-from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from lightning_gnn_dist import Drift, EverySteps, LazyAdam, LLCGStrategy
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.rounds.rows import test_llcg_rows

@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_gnn_dist.boundary.boundary import History
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.means.outer import Outer
-from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
-from lightning_gnn_dist.strategies.tma import TMAStrategy
+from lightning_gnn_dist import (
+    EverySteps,
+    GrappaStrategy,
+    History,
+    LazyAdam,
+    LLCGStrategy,
+    LocalSGDStrategy,
+    Outer,
+    TMAStrategy,
+)
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks

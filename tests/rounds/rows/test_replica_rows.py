@@ -11,10 +11,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from lightning_gnn_dist.rounds.clock import EverySteps, RoundProgress
-from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
-from lightning_gnn_dist.strategies.tma import TMAStrategy
+from lightning_gnn_dist import EverySteps, LocalSGDStrategy, OwnedEmbedding, RoundProgress, TMAStrategy
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks

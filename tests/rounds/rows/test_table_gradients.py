@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist import GrappaStrategy, LocalSGDStrategy
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks

@@ -11,10 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.means.outer import Outer
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
-from lightning_gnn_dist.strategies.tma import TMAStrategy
+from lightning_gnn_dist import EverySteps, LocalSGDStrategy, Outer, TMAStrategy
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks

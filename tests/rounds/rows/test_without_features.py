@@ -11,21 +11,24 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GraphSAGE, SAGEConv
 
-from lightning_gnn_dist.boundary.boundary import Exchange, History
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.synthetic import citations
-from lightning_gnn_dist.layerwise.through_layers import through_layers
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.prepare.shard import save_shards
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist import (
+    EverySteps,
+    Exchange,
+    Graph,
+    GrappaStrategy,
+    History,
+    LazyAdam,
+    LLCGStrategy,
+    LocalSGDStrategy,
+    NeighborSampler,
+    PartitionedDataModule,
+    RandomPartitioner,
+    ShardedDataModule,
+    WholePartSampler,
+    citations,
+    save_shards,
+    through_layers,
+)
 from tests.data_fitting import trainer
 from tests.evaluation.models import NUM_CLASSES, Judged, graph_of, uneven_data
 from tests.every_strategy import PATIENCE

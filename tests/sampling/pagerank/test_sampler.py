@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist import BatchKey, Graph, PageRankSampler
 from lightning_gnn_dist.engine.pagerank.kernels import room_for
-from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.pagerank import sampler as module
-from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
 from tests.sampling.reference import random_graph
 
 SEEDS = torch.tensor([4, 190, 7, 60, 33])

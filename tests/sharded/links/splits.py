@@ -10,14 +10,17 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist.boundary.boundary import Fetch
-from lightning_gnn_dist.data.link_datamodule import LinkDataModule
-from lightning_gnn_dist.data.links import LinkSplit, split_edges
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist import (
+    Fetch,
+    Graph,
+    LinkDataModule,
+    LinkSplit,
+    Partition,
+    ShardedLinkDataModule,
+    communities,
+    split_edges,
+)
 from lightning_gnn_dist.graph.typed.types import EdgeType
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.sharded.links.datamodule import ShardedLinkDataModule
 from tests.data.temporal.test_events import SENT, events
 from tests.sharded.graphs import in_order_of_parts, small_graph
 from tests.sharded.typed.graphs import contents, in_order_of_shards

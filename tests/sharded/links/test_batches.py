@@ -12,16 +12,21 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from lightning_gnn_dist import (
+    Evaluation,
+    Fetch,
+    GlobalBatching,
+    Halo,
+    Isolated,
+    LinkDataModule,
+    LinkSplit,
+    Loading,
+    NeighborSampler,
+    Partition,
+    TemporalSampler,
+    save_shards,
+)
 from lightning_gnn_dist.batches.global_batches import OwnSeeds, batches_of
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.boundary.boundary import Fetch, Halo, Isolated
-from lightning_gnn_dist.data.link_datamodule import LinkDataModule
-from lightning_gnn_dist.data.links import LinkSplit
-from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.prepare.shard import save_shards
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from tests.ranks import run_ranks
 from tests.sharded.links.splits import (
     CITES,

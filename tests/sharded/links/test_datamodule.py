@@ -14,21 +14,28 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.boundary import Exchange, Fetch, Halo, Isolated
-from lightning_gnn_dist.data.links import LinkSplit, split_edges
-from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.prepare.shard import save_shards
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.sampling.ladies import LadiesSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.shadow import ShadowSampler
-from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
-from lightning_gnn_dist.sharded.links.datamodule import ShardedLinkDataModule
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from lightning_gnn_dist import (
+    Evaluation,
+    EverySteps,
+    Exchange,
+    Fetch,
+    GlobalBatching,
+    GrappaStrategy,
+    Halo,
+    Isolated,
+    LadiesSampler,
+    LinkSplit,
+    LLCGStrategy,
+    NeighborSampler,
+    Partition,
+    ShadowSampler,
+    ShardedDataModule,
+    ShardedLinkDataModule,
+    TemporalSampler,
+    WholePartSampler,
+    save_shards,
+    split_edges,
+)
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, every_strategy
 from tests.link_model import LinkSAGE, Targets, held

@@ -11,14 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist import BatchKey, Graph, Loading, NeighborSampler, save_shards
 from lightning_gnn_dist.engine.rng import below, draw, key
-from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.prepare.shard import Bounds, Shard, save_shards
+from lightning_gnn_dist.prepare.shard import Bounds, Shard
 from lightning_gnn_dist.sampling.links import FALSE_ENDS
 from lightning_gnn_dist.sampling.negatives import draw_receivers
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sharded.links.held import Held, held_of_shard, own_share
 from lightning_gnn_dist.sharded.links.negatives import draw_false_ends, without_edge
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist.graph.graph import Graph, typed_graph
-from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist import Graph, GraphTypes, Partition
+from lightning_gnn_dist.graph.graph import typed_graph
 from tests.graph.typed.graphs import small
 
 

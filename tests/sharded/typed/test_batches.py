@@ -12,13 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
+from lightning_gnn_dist import BatchKey, Graph, NeighborSampler, Partition, citations, save_shards
 from lightning_gnn_dist.batches.hetero import assemble_typed
-from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.synthetic import citations
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.prepare.shard import Shard, save_shards
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import begin, finish
 from lightning_gnn_dist.wire.channel import open_channel

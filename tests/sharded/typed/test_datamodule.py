@@ -11,28 +11,34 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.boundary.boundary import Exchange, Fetch, Halo, Isolated
-from lightning_gnn_dist.callbacks.predictions import PredictionWriter
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.layerwise.prediction import predict_by_layer
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.prepare.shard import save_shards
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.sampling.ladies import LadiesSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.shadow import ShadowSampler
-from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
-from lightning_gnn_dist.sampling.walk import RandomWalkSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
-from lightning_gnn_dist.strategies.tma import TMAStrategy
+from lightning_gnn_dist import (
+    Evaluation,
+    EverySteps,
+    Exchange,
+    Fetch,
+    GlobalBatching,
+    Graph,
+    GrappaStrategy,
+    Halo,
+    Isolated,
+    LadiesSampler,
+    LLCGStrategy,
+    Loading,
+    LocalSGDStrategy,
+    NeighborSampler,
+    Partition,
+    PartitionedDataModule,
+    PredictionWriter,
+    RandomWalkSampler,
+    ShadowSampler,
+    ShardedDataModule,
+    TemporalSampler,
+    TMAStrategy,
+    WholePartSampler,
+    communities,
+    predict_by_layer,
+    save_shards,
+)
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.sharded.typed.graphs import in_order_of_shards, some_graph, some_partition

@@ -9,18 +9,20 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist import (
+    BatchKey,
+    EverySteps,
+    GlobalBatching,
+    Graph,
+    LLCGStrategy,
+    NeighborSampler,
+    Partition,
+    ShardedDataModule,
+    save_shards,
+)
 from lightning_gnn_dist.batches.global_batches import _PASSES
 from lightning_gnn_dist.batches.hetero import assemble_typed
-from lightning_gnn_dist.data.settings import GlobalBatching
 from lightning_gnn_dist.engine.rng import Purpose, permutation
-from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.prepare.shard import save_shards
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 from tests.sharded.typed.graphs import check_equal, contents, in_order_of_shards

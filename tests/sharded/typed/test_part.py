@@ -9,13 +9,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lightning_gnn_dist.boundary.boundary import Boundary, Halo, Isolated
-from lightning_gnn_dist.data.coverage import Coverage
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.prepare.shard import Shard, save_shards
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist import (
+    Boundary,
+    Coverage,
+    Graph,
+    Halo,
+    Isolated,
+    NeighborSampler,
+    Partition,
+    PartitionedDataModule,
+    save_shards,
+)
+from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.part import read_part
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.wire.channel import open_channel

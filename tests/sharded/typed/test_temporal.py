@@ -11,12 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_gnn_dist import BatchKey, Graph, Partition, TemporalSampler, save_shards
 from lightning_gnn_dist.batches.hetero import assemble_typed
-from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.prepare.shard import Shard, save_shards
-from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.wire.channel import open_channel
 from tests.ranks import run_ranks
