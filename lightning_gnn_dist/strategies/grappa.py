@@ -290,6 +290,7 @@ class GrappaStrategy(GradientsToOwners):
             is_told_to_end=lambda: self.sigterm_received,
             is_unfinished=lambda: self._parameters is not None and bool(self._parameters.unused),
             on_unfinished=self._refuse_unused,
+            replica=lambda: self._replica(weights=not self.processors_differ),
         )
         watch_loops(
             trainer,
