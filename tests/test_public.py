@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import lightning.pytorch as pl
 import pytest
@@ -13,6 +16,7 @@ from packaging.requirements import Requirement
 
 import lightning_gnn_dist
 from lightning_gnn_dist import Drift, GrappaStrategy, LLCGStrategy, LocalSGDStrategy
+from lightning_gnn_dist.strategies.names import tell_lightning
 from tests.every_strategy import every_strategy
 
 
@@ -37,6 +41,19 @@ def test_the_list_for_tests_has_every_strategy() -> None:
         name for name in StrategyRegistry if StrategyRegistry[name]["strategy"].__module__.startswith("lightning_gnn")
     }
     assert ours == every_strategy().keys()
+
+
+def test_a_trainer_of_pytorch_lightning_is_told_of_the_other_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: dict[str, Any] = {}
+    stranger: Any = ModuleType("pytorch_lightning.strategies")
+    stranger.StrategyRegistry = SimpleNamespace(register=lambda name, maker, **_: made.update({name: maker}))
+    monkeypatch.setitem(sys.modules, "pytorch_lightning.strategies", stranger)
+    tell_lightning(lambda: None)
+    assert made.keys() == every_strategy().keys()
+    for name, make in every_strategy().items():
+        with pytest.raises(TypeError, match=r"import lightning\.pytorch as pl"):
+            made[name]()
+        assert "import lightning.pytorch as pl" in repr(make())  # which its error shows
 
 
 def test_no_release_of_lightning_that_runs_foreign_code_is_allowed() -> None:

@@ -19,7 +19,7 @@ from lightning_gnn_dist.boundary.exchange_plan import Owners
 from lightning_gnn_dist.boundary.exchange_refusals import check_exchange
 from lightning_gnn_dist.boundary.halo_seeds import check_learns_apart
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.data.explained_errors import refuse_sparse_gradients
+from lightning_gnn_dist.data.explained_errors import guard_plain_ddp
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader
 from lightning_gnn_dist.engine.sample import Sample
@@ -55,7 +55,7 @@ class ExchangingDataModule(GraphDataModule):
             check_exchange(self.trainer, self.trainer.lightning_module)
         if stage == "fit":
             check_learns_apart(self.boundary, self.trainer)
-            refuse_sparse_gradients(self.trainer)  # before DDP takes rows that are not made
+            guard_plain_ddp(self.trainer)  # before DDP takes rows that are not made
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed fit keeps: the seed of its batches."""

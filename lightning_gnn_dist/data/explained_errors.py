@@ -1,4 +1,4 @@
-"""Errors in the user's terms: of a model that fails on features or labels, and of arguments that PyG has and we not."""
+"""Errors in the user's terms: of models on their features and labels, PyG's arguments, and what torch's DDP spoils."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import BaseFinetuning
+from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 
 from lightning_gnn_dist.batches.batch import LABELS, SampledData
 from lightning_gnn_dist.batches.hetero import SampledHeteroData
 from lightning_gnn_dist.batches.seed_batch import SeedBatch
 from lightning_gnn_dist.joint import RowsOfRanks, WeighsRanks
+from lightning_gnn_dist.wire.alike.replica import Replica
 
 Init = TypeVar("Init", bound=Callable[..., None])
 _DRAWN = "leave it out: a batch has the edges that were drawn, and one of ClusterSampler all among its nodes"
@@ -93,13 +96,26 @@ def _way_of(name: str, known: Mapping[str, inspect.Parameter]) -> str:
     return f"the nearest name is {near[0]}" if near else f"it takes {', '.join(list(known)[1:])}"
 
 
-def refuse_sparse_gradients(trainer: Trainer | None) -> None:
-    """Refuse tables with sparse gradients under torch's DDP, which divides all other gradients by the ranks once more.
+def guard_plain_ddp(trainer: Trainer | None) -> None:
+    """Refuse what torch's DDP spoils, and let its ranks compare weights and optimizers in the fit.
 
-    The strategies of this package exchange such gradients themselves.
+    With tables of sparse gradients it divides all other gradients by the ranks once more. The strategies of this
+    package exchange such gradients, and compare ranks, themselves.
     """
     if trainer is None or trainer.world_size == 1 or isinstance(trainer.strategy, WeighsRanks):
         return
+    _refuse_sparse_gradients(trainer)
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    if found := next((each for each in callbacks if isinstance(each, BaseFinetuning)), None):
+        raise ValueError(
+            f"{type(found).__name__} unfreezes parameters in a fit, and torch's DDP exchanges the gradients of those "
+            "alone that train when it begins, so that replicas would part: use GrappaStrategy(), which exchanges all."
+        )
+    if isinstance(trainer.strategy, DDPStrategy) and not any(isinstance(each, _ComparesRanks) for each in callbacks):
+        callbacks.append(_ComparesRanks())
+
+
+def _refuse_sparse_gradients(trainer: Trainer) -> None:
     for name, child in trainer.lightning_module.named_modules():
         if isinstance(child, RowsOfRanks):
             raise ValueError(
@@ -112,6 +128,23 @@ def refuse_sparse_gradients(trainer: Trainer | None) -> None:
                 "parameters too small: use GrappaStrategy(), which exchanges the rows that were touched, or "
                 "sparse=False."
             )
+
+
+class _ComparesRanks(Callback):
+    """Compares weights before the first batch of a fit, after all hooks of its start, and optimizers in each epoch."""
+
+    _epoch: int | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._epoch = None
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        strategy = trainer.strategy
+        if self._epoch != trainer.current_epoch and isinstance(strategy, DDPStrategy):  # the next fit may have another
+            # Later, processors of different kinds have other last digits.
+            weights = dict(pl_module.named_parameters()) if self._epoch is None else {}
+            Replica(weights, strategy.optimizers).check(strategy.root_device)
+        self._epoch = trainer.current_epoch
 
 
 def explain_features(exception: BaseException, x: Tensor | None) -> None:

@@ -28,7 +28,7 @@ from lightning_gnn_dist.checks import (
     check_true_or_false,
 )
 from lightning_gnn_dist.data.coverage import Coverage
-from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels, refuse_sparse_gradients
+from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels, guard_plain_ddp
 from lightning_gnn_dist.data.settings import BatchSettings
 from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader, passes_left
 from lightning_gnn_dist.engine.rng import Purpose
@@ -155,7 +155,7 @@ class GraphDataModule(LightningDataModule, ABC):
     # What Lightning calls.
 
     def train_dataloader(self) -> TrainLoader:
-        refuse_sparse_gradients(self.trainer)
+        guard_plain_ddp(self.trainer)
         rank, num_ranks, size = self._rank(), self._world_size(), self._num_batches()  # now: later they may be others
         self._train_loader = TrainLoader(
             self._parts_of_rank(),

@@ -30,8 +30,10 @@ from lightning_gnn_dist.rounds.lightning_internals import (
     refuse_stop_iteration,
     take_over_sigterm,
 )
+from lightning_gnn_dist.rounds.rows.owned_embedding import owned_parameters
 from lightning_gnn_dist.rounds.rows.tables import check_tables, refuse_owned, tables_of
 from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire.alike.replica import Replica
 from lightning_gnn_dist.wire.roll_call import Roll
 
 Buffers = Literal["average", "local"]
@@ -41,7 +43,8 @@ class PartitionedStrategy(DDPStrategy):
     """Ranks that start together with the same data, leave together, and save what each of them holds.
 
     It calls the roll before the process group is made, as the group would wait for half an hour and name no missing
-    rank. Then ranks compare graphs, arrays and parts, and refuse to train if they differ.
+    rank. Then ranks compare graphs, arrays and parts, and refuse to train if they differ. After all hooks of the start,
+    and before a checkpoint, they compare weights and the settings of optimizers.
 
     Args:
         weights: One of ``weight_modes``: what a rank counts for.
@@ -69,6 +72,9 @@ class PartitionedStrategy(DDPStrategy):
         self.sigterm_received = False
         self._resumed: replica_state.ReplicaState | None = None
         self._companion: Callback | None = None  # for hooks that strategies do not have
+
+    def __repr__(self) -> str:  # a Trainer of pytorch_lightning names what it does not take
+        return f"<{type(self).__name__} of lightning.pytorch, to use with: import lightning.pytorch as pl>"
 
     # What a subclass says.
 
@@ -145,6 +151,7 @@ class PartitionedStrategy(DDPStrategy):
 
     def on_train_start(self) -> None:
         super().on_train_start()
+        self._replica(buffers=self.buffers != "local").check(self.root_device)  # after all hooks of the start
         resumed, self._resumed = self._resumed, None
         if resumed is not None:
             self.restore_extra_state(resumed.extra)
@@ -165,6 +172,7 @@ class PartitionedStrategy(DDPStrategy):
         if self.is_alone:
             replica_state.mark_alone(checkpoint, self._of_run())
         elif "optimizer_states" in checkpoint:  # else there is nothing to resume
+            self._replica(weights=not self.processors_differ).check(self.root_device)
             replica_state.add_to_checkpoint(checkpoint, self._of_run(), self._of_rank(checkpoint))
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
@@ -228,6 +236,16 @@ class PartitionedStrategy(DDPStrategy):
         """Undo what a fit changed in the trainer."""
         give_back_sigterm(trainer)
         give_back_clipping(self.precision_plugin)
+
+    def _replica(self, *, weights: bool = True, buffers: bool = False) -> Replica:
+        """Return what all ranks must have alike. Steps on processors of different kinds differ in the last digits."""
+        module, tensors = self._module(), dict[str, Tensor]()
+        if weights:
+            owned = owned_parameters(module)
+            tensors |= {name: each for name, each in module.named_parameters() if id(each) not in owned}
+        if buffers:
+            tensors |= module.named_buffers()
+        return Replica(tensors, self.optimizers)
 
     def _on_sigterm(self) -> None:
         self.sigterm_received = True  # all ranks hear of it where they meet next

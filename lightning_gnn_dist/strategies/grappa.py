@@ -29,6 +29,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist.checks import check_choice, check_true_or_false
 from lightning_gnn_dist.joint import HasParts
@@ -49,8 +50,8 @@ from lightning_gnn_dist.rounds.rows.tables import explain_other_sparse
 from lightning_gnn_dist.rounds.walking import buffers_of, parameters_of
 from lightning_gnn_dist.strategies.gradients_to_owners import GradientsToOwners
 from lightning_gnn_dist.strategies.leaving import Leaving
-from lightning_gnn_dist.strategies.rounded_gradients import RoundedGradients
-from lightning_gnn_dist.strategies.used_parameters import UsedParameters
+from lightning_gnn_dist.strategies.rounded_gradients import RoundedGradients, leave_gradients
+from lightning_gnn_dist.strategies.used_parameters import UsedParameters, counting_unfrozen
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.codec import Bits
 
@@ -73,8 +74,9 @@ class GrappaStrategy(GradientsToOwners):
 
     A stop on one rank (``trainer.should_stop``, a timer, a SIGTERM) is a vote: all ranks stop after the next step, or
     at once after a validation and at the end of an epoch. A parameter that had no part in the loss of one rank has a
-    gradient of zero there. A parameter that had no part on any rank is refused, unless
-    ``find_unused_parameters=True``: it then keeps no gradient at all, and the optimizer leaves it alone.
+    gradient of zero there. One that had no part on any rank has a gradient of zero, too, on typed graphs, where the
+    last layer's weights of other types than the seeds' have none, and a line says so; elsewhere it is refused. With
+    ``find_unused_parameters=True`` it keeps no gradient at all, and the optimizer leaves it alone.
 
     ``holding``, ``boundary`` and ``coverage`` of :class:`PartitionedDataModule` say what ranks hold and how weights
     are computed. If ``training_step`` returns a mean over seeds, whole batches are weighed; if it returns
@@ -133,6 +135,7 @@ class GrappaStrategy(GradientsToOwners):
         self._tables: TableGradients | None = None
         self._scale = torch.ones(())
         self._has_stepped = False  # since buffers were averaged
+        self._has_types = False  # whether batches have
         self._companion = StepCallback(self)
 
     # What its callback asks for.
@@ -150,17 +153,11 @@ class GrappaStrategy(GradientsToOwners):
     # What Lightning calls.
 
     def configure_ddp(self) -> None:
-        self._tables = TableGradients(self._module(), type(self).__name__)
-        with self._tables.hidden():
-            super().configure_ddp()
-        looks_itself = bool(self._ddp_kwargs["find_unused_parameters"] or self._ddp_kwargs["static_graph"])
-        if self.bits is not None:
-            # DDP leaves each rank its own gradients. It refuses a hook whose annotations are text.
-            self.model.register_comm_hook(None, lambda _, bucket: _done(bucket.buffer()))  # type: ignore[union-attr,operator]
-            self._rounded = RoundedGradients(self._module(), self.bits, overlaps=not looks_itself)
-        self._parameters = UsedParameters(self._module(), hands_in_zeros=not looks_itself)
-        if not looks_itself and self._rounded is None:
-            self._parameters.settle_buckets(self.model.reducer.prepare_for_backward)  # type: ignore[union-attr,arg-type]
+        with counting_unfrozen(self._module()):
+            self._tables = TableGradients(self._module(), type(self).__name__)
+            with self._tables.hidden():
+                super().configure_ddp()
+            self._parameters = self._exchange_with(self.model)
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -175,7 +172,7 @@ class GrappaStrategy(GradientsToOwners):
         sums[0] = own
         collectives.sum_(sums)
         leaving.take(sums[1:])
-        self._has_stepped = True
+        self._has_stepped, self._has_types = True, isinstance(batch, HeteroData)
         total = sums[0]
         # Without weight on any rank, all batches are fillers.
         self._scale = torch.where(total > 0, self.world_size * own / total, 0.0)
@@ -288,8 +285,9 @@ class GrappaStrategy(GradientsToOwners):
             trainer,
             self.root_device,
             is_told_to_end=lambda: self.sigterm_received,
-            is_unfinished=lambda: self._parameters is not None and bool(self._parameters.unused),
-            on_unfinished=self._refuse_unused,
+            is_unfinished=lambda: self._parameters is not None and self._parameters.is_unfinished,
+            on_unfinished=self._judge_unused,
+            replica=lambda: self._replica(weights=not self.processors_differ),
         )
         watch_loops(
             trainer,
@@ -301,10 +299,20 @@ class GrappaStrategy(GradientsToOwners):
         hear_skips(self._module(), lambda skips: setattr(leaving, "skips", skips))
         return leaving
 
-    def _refuse_unused(self) -> None:
-        """Refuse parameters that no rank's loss used. Collective: all ranks know that each has unused ones."""
+    def _exchange_with(self, ddp: Any) -> UsedParameters:
+        looks_itself = bool(self._ddp_kwargs["find_unused_parameters"] or self._ddp_kwargs["static_graph"])
+        if self.bits is not None:
+            leave_gradients(ddp)
+            self._rounded = RoundedGradients(self._module(), self.bits, overlaps=not looks_itself)
+        used = UsedParameters(self._module(), hands_in_zeros=not looks_itself)
+        if not looks_itself and self._rounded is None:
+            used.settle_buckets(ddp.reducer.prepare_for_backward)
+        return used
+
+    def _judge_unused(self) -> None:
+        """Judge parameters that no rank's loss used. Collective: all ranks know that each has unused ones."""
         assert self._parameters is not None
-        refusals.check_unused(self._parameters.unused_everywhere(self.root_device), type(self).__name__)
+        self._parameters.judge(type(self).__name__, self.root_device, has_types=self._has_types)
 
     def _leaving(self) -> Leaving:
         assert self.leaving is not None
@@ -346,12 +354,6 @@ class StepCallback(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # First of all callbacks. A SIGTERM ends all ranks at one place, whatever else may end this one alone.
         self.strategy.is_cut_off = not isinstance(exception, SIGTERMException)
-
-
-def _done(value: Tensor) -> torch.futures.Future[Tensor]:
-    future: torch.futures.Future[Tensor] = torch.futures.Future()
-    future.set_result(value)
-    return future
 
 
 def _weight(batch: Any, weights: str) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.rounds.lightning_internals import announce_sigterm
 from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire.alike.replica import Replica
 
 
 class StepVotes(NamedTuple):
@@ -28,7 +29,8 @@ class Leaving:
 
     Lightning lets a rank go as soon as its own ``trainer.should_stop`` is set, and the others wait for its gradients
     for ever. So inside an epoch the exchange of the next step carries the wish, and all ranks leave after that step.
-    After a validation and at the end of an epoch all ranks vote at once, and leave there.
+    After a validation and at the end of an epoch all ranks vote at once, and leave there. Beside their votes they send
+    a checksum of weights and settings, which ends ranks that have come to train different models.
 
     Args:
         trainer: The trainer whose loops the ranks leave.
@@ -36,6 +38,7 @@ class Leaving:
         is_told_to_end: Returns whether this rank has received SIGTERM.
         is_unfinished: Returns whether this rank's last loss did not depend on some parameter.
         on_unfinished: Called on all ranks when ``is_unfinished`` holds on all of them.
+        replica: Returns what all ranks must have alike where they vote.
     """
 
     def __init__(
@@ -45,11 +48,12 @@ class Leaving:
         is_told_to_end: Callable[[], bool],
         is_unfinished: Callable[[], bool],
         on_unfinished: Callable[[], None],
+        replica: Callable[[], Replica],
     ) -> None:
         self.skips = False  # what on_train_batch_start of the module said for the step that begins
         self.has_validated = False
         self._trainer, self._device, self._is_told_to_end = trainer, device, is_told_to_end
-        self._is_unfinished, self._on_unfinished = is_unfinished, on_unfinished
+        self._is_unfinished, self._on_unfinished, self._replica = is_unfinished, on_unfinished, replica
         self._wants_to_stop = False
         self._is_agreed = False
         self._sums: Callable[[], StepVotes] | None = None
@@ -86,11 +90,12 @@ class Leaving:
             self._wants_to_stop, self._trainer.should_stop = True, False
 
     def vote(self) -> None:
-        """Stop here if any rank wants to. Collective."""
-        wants = self._wants_to_stop or self._trainer.should_stop
-        sums = torch.tensor([wants, False, False, self._is_unfinished()], dtype=torch.float32, device=self._device)
-        collectives.sum_(sums)
-        self._act_on(_as_votes(sums))
+        """Stop here if any rank wants to; refuse ranks that have come to train different models. Collective."""
+        wants, replica = self._wants_to_stop or self._trainer.should_stop, self._replica()
+        rows = collectives.gather_numbers([wants, self._is_unfinished(), replica.checksum()], self._device)
+        stops, unused, checksums = zip(*rows, strict=True)
+        self._act_on(StepVotes(sum(stops), 0, 0, sum(unused)))
+        replica.compare(checksums, self._device)
         self._trainer.should_stop |= self._is_agreed
 
     def _act_on(self, votes: StepVotes) -> None:

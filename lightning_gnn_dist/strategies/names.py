@@ -36,6 +36,7 @@ def tell_lightning(import_all: Callable[[], None]) -> None:
     deprecated = r".*isinstance\(treespec, LeafSpec\). is deprecated"
     warnings.filterwarnings("ignore", deprecated, FutureWarning, r"lightning\.pytorch\.utilities\._pytree")
     _after_import("lightning.pytorch.strategies", _register)
+    _after_import("pytorch_lightning.strategies", _register_refusals)
     _after_import("lightning.pytorch.cli", lambda _: import_all())
 
 
@@ -43,6 +44,18 @@ def _register(module: ModuleType) -> None:
     for name, (file, strategy) in _CLASSES.items():
         about = f"{strategy} with its defaults"
         module.StrategyRegistry.register(name, _maker(file, strategy), description=about, override=True)
+
+
+def _register_refusals(module: ModuleType) -> None:
+    for name in _CLASSES:
+        module.StrategyRegistry.register(name, _refuse, description="for lightning.pytorch alone", override=True)
+
+
+def _refuse(**settings: Any) -> None:
+    raise TypeError(
+        "The strategies of lightning_gnn_dist are for lightning.pytorch, and this Trainer is of pytorch_lightning, the "
+        "same code in another package, whose classes are others: import lightning.pytorch as pl."
+    )
 
 
 def _maker(file: str, strategy: str) -> Callable[..., Any]:

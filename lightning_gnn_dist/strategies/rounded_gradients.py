@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from lightning_gnn_dist.rounds.rows.tables import dense_parameters
 from lightning_gnn_dist.wire import collectives
@@ -115,6 +116,18 @@ class RoundedGradients:
         if [each.shape for each in saved] == [each.shape for each in mean.lost]:
             mean.lost = saved
         return mean
+
+
+def leave_gradients(ddp: DistributedDataParallel) -> None:
+    """Let DDP leave each rank its own gradients."""
+    # It refuses a hook whose annotations are text.
+    ddp.register_comm_hook(None, lambda _, bucket: _done(bucket.buffer()))
+
+
+def _done(value: Tensor) -> torch.futures.Future[Tensor]:
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(value)
+    return future
 
 
 def _buckets(parameters: Iterable[Tensor]) -> list[list[Tensor]]:

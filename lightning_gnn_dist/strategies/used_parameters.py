@@ -6,13 +6,34 @@ would wait for it. Its share of the gradient is zero, so here it hands in zeros,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 
 import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import BaseFinetuning
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
+from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.rows.tables import tables_of
 from lightning_gnn_dist.wire import collectives
+
+
+@contextmanager
+def counting_unfrozen(module: LightningModule) -> Iterator[None]:
+    """Let what exchanges gradients, and is made in the block, count parameters that a ``BaseFinetuning`` unfreezes.
+
+    It freezes them before DDP is made, which then would never exchange their gradients. Until then they send zeros.
+    """
+    callbacks = module.trainer.callbacks  # type: ignore[attr-defined]
+    unfreezes = any(isinstance(callback, BaseFinetuning) for callback in callbacks)
+    frozen = [each for each in module.parameters() if unfreezes and not each.requires_grad and not _is_whole(each)]
+    _train(frozen, True)
+    try:
+        yield
+    finally:
+        _train(frozen, False)
 
 
 class UsedParameters:
@@ -26,6 +47,7 @@ class UsedParameters:
     def __init__(self, module: nn.Module, *, hands_in_zeros: bool) -> None:
         self.unused: list[str] = []  # trained, and without a part in the last loss of this rank
         self._hands_in_zeros = hands_in_zeros
+        self._has_told = False  # of those that no rank uses
         tables = {id(table) for table in tables_of(module).values()}  # which DDP ignores
         named = [(name, each) for name, each in module.named_parameters() if id(each) not in tables]
         self._names = {parameter: name for name, parameter in named if parameter.requires_grad}
@@ -59,7 +81,8 @@ class UsedParameters:
                 raise RuntimeError(
                     f"The parameter {name} was frozen when the fit began and is trained now. The exchange of gradients "
                     "is made for those that train at the start, so its own would stay on each rank: freeze it later, "
-                    "in on_train_start of the module or of a callback, or start another fit."
+                    "in on_train_start of the module or of a callback, unfreeze it by a BaseFinetuning, or start "
+                    "another fit."
                 )
 
     def hand_in_zeros(self) -> None:
@@ -83,13 +106,26 @@ class UsedParameters:
             self._check_frozen(parameter)
             parameter.grad = gradient
 
-    def unused_everywhere(self, device: torch.device) -> list[str]:
-        """Return the names of parameters that no rank's loss depended on. Collective."""
-        unused = set(self.unused)
-        marks = torch.tensor([name in unused for name in self._names.values()], dtype=torch.float32, device=device)
-        collectives.sum_(marks)
-        everywhere = (marks == collectives.world_size()).tolist()
-        return [name for name, holds in zip(self._names.values(), everywhere, strict=True) if holds]
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether this rank's last loss did not use some parameter, and nothing has been said of it."""
+        return bool(self.unused) and not self._has_told
+
+    def judge(self, strategy: str, device: torch.device, *, has_types: bool) -> None:
+        """Refuse parameters that no rank's loss depended on; in a model of types tell of them. Collective.
+
+        The last layer of a ``HeteroConv``, or of what ``to_hetero`` makes, computes rows of all types, and the loss
+        reads those of the seeds. The gradients of the others' weights have been zero so far, and stay so.
+        """
+        names = self._unused_everywhere(device)
+        if not has_types:
+            refusals.check_unused(names, strategy)
+        elif names:
+            self._has_told = True
+            rank_zero_info(
+                f"{', '.join(names)} had no part in the loss that training_step returned, on any rank, as the last "
+                "layer's weights of types without seeds have none. Their gradients count as zero."
+            )
 
     def close(self) -> None:
         """Take the hooks off."""
@@ -97,12 +133,24 @@ class UsedParameters:
             handle.remove()
         self._handles.clear()
 
+    def _unused_everywhere(self, device: torch.device) -> list[str]:
+        unused = set(self.unused)
+        marks = torch.tensor([name in unused for name in self._names.values()], dtype=torch.float32, device=device)
+        collectives.sum_(marks)
+        everywhere = (marks == collectives.world_size()).tolist()
+        return [name for name, holds in zip(self._names.values(), everywhere, strict=True) if holds]
+
     def _check_frozen(self, parameter: nn.Parameter) -> None:
         if parameter.grad is not None and bool(parameter.grad.any()):
             raise RuntimeError(
                 f"The parameter {self._names[parameter]} is frozen on rank {collectives.rank()} and trained on others, "
                 "so the replicas would part: freeze it on all ranks at the same step, or on none."
             )
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Return whether a tensor has whole numbers, which cannot be trained."""
+    return not (tensor.is_floating_point() or tensor.is_complex())
 
 
 def _train(parameters: Collection[Tensor], value: bool) -> None:

@@ -18,7 +18,6 @@ from lightning_gnn_dist import (
     Fetch,
     GlobalBatching,
     Graph,
-    GrappaStrategy,
     Halo,
     Holding,
     Isolated,
@@ -37,7 +36,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.graph.typed.types import EdgeType
 from tests.data_fitting import trainer
-from tests.every_strategy import PATIENCE, every_strategy
+from tests.every_strategy import every_strategy
 from tests.ranks import run_ranks
 from tests.typed_sage import LinkHetero, targets_of, typed_graph_of_papers
 
@@ -307,9 +306,7 @@ def states_after(rank: int, world_size: int, names: list[str], split: LinkSplit)
     found = []
     for name in names:
         module, data = module_of(split), data_of(split, partitioner=PARTITIONERS[name])
-        # Nobody reads what the last layer makes of venues and words.
-        strategy = GrappaStrategy(find_unused_parameters=True, **PATIENCE) if name == "grappa" else STRATEGIES[name]()
-        fit = trainer(world_size, strategy, max_epochs=2)
+        fit = trainer(world_size, STRATEGIES[name](), max_epochs=2)
         fit.fit(module, data)
         module.targets.clear()
         (metrics,) = fit.test(module, data, verbose=False)

@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from lightning_gnn_dist import Coverage, Graph, GrappaStrategy, Launch, LocalSGDStrategy, NeighborSampler, Partition
@@ -147,13 +147,14 @@ def step_of_sides(rank: int, world_size: int, weights: str, weighs_nodes: bool, 
     return state_of(module)
 
 
-def plain_step(inner_edge: bool) -> State:
+def plain_step(inner_edge: bool, graph: Graph | None = None, by_class: Tensor | None = None) -> State:
     """One step along the plain mean of all losses."""
-    data, module = data_of(two_sides(inner_edge=inner_edge), partitioner=SIDES), Model()
-    losses = []
+    graph, losses = two_sides(inner_edge=inner_edge) if graph is None else graph, []
+    data, module = data_of(graph, partitioner=SIDES), Model()
     for rank in range(2):
         (batch,) = data._batches_of(data.part(rank, 2), 1, 0, 0, 1)
-        losses.append(functional.cross_entropy(module(batch), batch.y[: batch.batch_size], reduction="none"))
+        y = batch.y[: batch.batch_size]
+        losses.append(functional.cross_entropy(module(batch), y, weight=by_class, reduction="none"))
     gradients = torch.autograd.grad(torch.cat(losses).mean(), list(module.parameters()))
     with torch.no_grad():
         for parameter, gradient in zip(module.parameters(), gradients, strict=True):
@@ -171,6 +172,46 @@ def test_where_nothing_is_covered_all_nodes_count_alike(weighs_nodes: bool) -> N
 def test_a_rank_without_coverage_counts_where_coverage_is_not_asked_for(weights: str) -> None:
     for state in run_ranks(step_of_sides, 2, weights, False, True):
         assert differs(state, plain_step(inner_edge=True)) < 1e-6
+
+
+BY_CLASS = torch.tensor([4.0, 1.0, 1.0, 0.5])
+
+
+class Classes(Model):
+    """Weighs classes, and reduces the losses of a batch in one of three ways."""
+
+    def __init__(self, reduction: str) -> None:
+        super().__init__()
+        self.reduction = reduction
+
+    def training_step(self, batch: Any) -> Tensor:
+        y, reduction = batch.y[: batch.batch_size], self.reduction
+        losses = functional.cross_entropy(self(batch), y, weight=BY_CLASS, reduction=reduction)
+        return losses.mean() if reduction == "none" else losses
+
+
+def unlike_sides() -> Graph:
+    """Each side has two classes alone."""
+    graph = two_sides(inner_edge=True)
+    graph.node_arrays["y"] = torch.arange(40) // 10
+    return graph
+
+
+def steps_by_class(rank: int, world_size: int) -> list[State]:
+    states = []
+    for reduction in ("none", "mean", "sum"):
+        module = Classes(reduction)
+        data = data_of(unlike_sides(), partitioner=SIDES)
+        trainer_of(world_size, grappa(weights="nodes"), max_epochs=1).fit(module, data)
+        states.append(state_of(module))
+    return states
+
+
+def test_a_mean_over_seeds_weighs_classes_as_one_process_does() -> None:
+    expected = plain_step(inner_edge=True, graph=unlike_sides(), by_class=BY_CLASS)
+    for right, *wrong in run_ranks(steps_by_class, 2):
+        assert differs(right, expected) < 1e-6
+        assert all(differs(state, expected) > 1e-3 for state in wrong)  # other steps than a step of one process
 
 
 def said(rank: int, world_size: int, weighs_nodes: bool, options: dict[str, Any]) -> list[str]:
@@ -216,10 +257,10 @@ def sent(rank: int, world_size: int) -> tuple[float, float]:
     trainer.fit(module, data_of(batch_size=30, sampler=NeighborSampler([4, 4])))
     values, steps = sum(p.numel() for p in module.parameters()), len(module.seen) // 3
     ring = 2 * (world_size - 1) / world_size
-    return counts[2] - counts[1], ring * (steps * (4 * values + 8 * 5) + 4 * 4)
+    return counts[2] - counts[1], ring * steps * (4 * values + 8 * 5) + (world_size - 1) * 8 * 3
 
 
-def test_an_epoch_sends_gradients_five_numbers_a_step_and_four_at_its_end() -> None:
+def test_an_epoch_sends_gradients_five_numbers_a_step_and_three_at_its_end() -> None:
     for measured, expected in run_ranks(sent, 2):
         assert measured == expected
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint
 from torch import Tensor, nn
 
+from lightning_gnn_dist import NeighborSampler, PartitionedDataModule
+from tests.data_fitting import trainer
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import Net, State, batches, differs, fit, state_of
 from tests.strategies.weighted_fitting import grappa
+from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
 
 
 class Heads(Net):
@@ -90,6 +97,34 @@ def test_a_parameter_that_nobody_uses_is_named(limits: dict[str, Any]) -> None:
     assert all("find_unused_parameters=True" in text for text in error.value.failures.values())
 
 
+def typed_and_resumed(rank: int, world_size: int, folder: str) -> tuple[list[State], int]:
+    """Two epochs; the second of them from a checkpoint; two epochs of DDP's own search; how often it was told."""
+    warnings.filterwarnings("ignore", "Checkpoint directory")
+    logger, lines = logging.getLogger("lightning.pytorch.utilities.rank_zero"), []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    graph, states = typed_graph_of_papers(), []
+    assert graph.types is not None
+    for looks, ckpt_path in ((False, None), (False, f"{folder}/epoch=0.ckpt"), (True, None)):
+        torch.manual_seed(0)
+        module = HeteroSAGE(list(graph.types.edge_types))
+        saves = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, enable_version_counter=False)
+        options: dict[str, Any] = {"max_epochs": 2, "limit_val_batches": 0, "enable_checkpointing": True}
+        data = PartitionedDataModule(graph, sampler=NeighborSampler([4, 3]), batch_size=32)
+        strategy = grappa(find_unused_parameters=looks)
+        trainer(world_size, strategy, callbacks=[saves], **options).fit(module, data, ckpt_path=ckpt_path)
+        states.append(state_of(module))
+    return states, sum("convs.1.convs." in line and "count as zero" in line for line in lines)
+
+
+def test_last_weights_of_other_types_count_as_zero_and_are_told_of_once_a_fit(tmp_path: Path) -> None:
+    for rank, ((whole, resumed, of_search), told) in enumerate(run_ranks(typed_and_resumed, 3, str(tmp_path))):
+        assert differs(whole, resumed) == 0.0 and differs(whole, of_search) < 1e-5
+        assert told == (2 if rank == 0 else 0)
+
+
 class Freezes(pl.Callback):
     """Trains the first layer until an epoch, or from it on."""
 
@@ -119,6 +154,40 @@ def test_a_layer_may_be_frozen_and_freed() -> None:
     first, second = run_ranks(frozen_and_freed, 2)
     moved = [differs({"w": a["layers.0.weight"]}, {"w": b["layers.0.weight"]}) > 0 for a, b in pairwise(first)]
     assert moved == [True, False, True]
+    assert differs(first[-1], second[-1]) == 0.0
+
+
+class Unfreezes(BaseFinetuning):
+    """Freezes the first layer before the fit, and trains it from the second epoch on."""
+
+    def freeze_before_training(self, pl_module: Any) -> None:
+        self.freeze(pl_module.layers[0])
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: torch.optim.Optimizer) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.layers[0], optimizer)
+
+
+class Head(Net):
+    """Its optimizer begins with what trains, as a fine-tuning needs it."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([each for each in self.parameters() if each.requires_grad], self.lr)
+
+
+def fine_tuned(rank: int, world_size: int, options: dict[str, Any]) -> list[State]:
+    torch.manual_seed(2)
+    module, states = Head(), list[State]()
+    keeps = pl.callbacks.LambdaCallback(on_train_epoch_start=lambda _, module: states.append(state_of(module)))
+    fit(rank, grappa(**options), module, devices=world_size, callbacks=[Unfreezes(), keeps])
+    return [*states, state_of(module)]
+
+
+@pytest.mark.parametrize("options", [{}, {"bits": 16}, {"find_unused_parameters": True}], ids=str)
+def test_a_fine_tuning_may_unfreeze_what_was_frozen_at_the_start(options: dict[str, Any]) -> None:
+    first, second = run_ranks(fine_tuned, 2, options)
+    moved = [differs({"w": a["layers.0.weight"]}, {"w": b["layers.0.weight"]}) > 0 for a, b in pairwise(first)]
+    assert moved == [False, True, True]
     assert differs(first[-1], second[-1]) == 0.0
 
 

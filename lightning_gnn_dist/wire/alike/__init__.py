@@ -1,0 +1,1 @@
+"""What ranks must have alike beside their data: the model that they train together."""
