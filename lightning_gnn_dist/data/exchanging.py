@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
@@ -29,6 +29,9 @@ from lightning_gnn_dist.joint import WeighsRanks
 from lightning_gnn_dist.layerwise.layers import HasLayers, Layer, layers_in, with_arrays
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 from lightning_gnn_dist.wire.collectives import gather_numbers
+
+if TYPE_CHECKING:
+    from lightning_gnn_dist.joint import CountsSeeds, ForStrategies
 
 
 class ExchangingDataModule(GraphDataModule):
@@ -141,3 +144,10 @@ class ExchangingDataModule(GraphDataModule):
             device=device_of(self.trainer),
             inputs=inputs,
         )
+
+
+if TYPE_CHECKING:
+
+    def _offers(data: GraphDataModule, loader: TrainLoader) -> tuple[ForStrategies, CountsSeeds]:
+        """Let mypy check that these have what the Protocols of ``joint`` ask for."""
+        return data, loader

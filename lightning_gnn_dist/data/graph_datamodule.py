@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
@@ -42,9 +42,6 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.sampling.base import Sampler
-
-if TYPE_CHECKING:
-    from lightning_gnn_dist.joint import CountsSeeds, ForStrategies
 
 
 class GraphDataModule(LightningDataModule, ABC):
@@ -274,10 +271,10 @@ class GraphDataModule(LightningDataModule, ABC):
         """Return a loader of training batches of a part."""
         own, source = self._seeds_and_source(part, rank, num_ranks)
         seeds = torch.cat([own, self._seeds_around(part, rank, num_ranks)])
-        seed = seed * num_ranks + rank  # replicas differ in what they draw
         loading = self.loading if in_background else replace(self.loading, bulk_size=1, num_threads=0)
         make, inputs = partial(BatchLoader, num_taken=own.numel()), self._inputs_of(part, seeds)
-        return self._loader(source, seeds, num_batches, seed, loading, inputs=inputs, make=make)
+        seed_of_rank = seed * num_ranks + rank  # replicas differ in what they draw
+        return self._loader(source, seeds, num_batches, seed_of_rank, loading, inputs=inputs, make=make)
 
     def _global_batches(self) -> GlobalBatches:
         if self._whole is None:
@@ -380,18 +377,8 @@ class GraphDataModule(LightningDataModule, ABC):
         make: Callable[..., BatchLoader] = BatchLoader,
         inputs: Tensor | None = None,
     ) -> BatchLoader:
-        return make(
-            source,
-            seeds,
-            num_batches,
-            seed=seed,
-            shuffle=shuffle,
-            bulk_size=loading.bulk_size,
-            num_threads=loading.num_threads,
-            num_ranks=self._world_size(),
-            dtype=self._dtype(),
-            inputs=inputs,
-        )
+        how = {"bulk_size": loading.bulk_size, "num_threads": loading.num_threads, "num_ranks": self._world_size()}
+        return make(source, seeds, num_batches, seed=seed, shuffle=shuffle, dtype=self._dtype(), inputs=inputs, **how)
 
     def _module(self) -> LightningModule | None:
         """Return the model that is trained or evaluated."""
@@ -405,10 +392,3 @@ class GraphDataModule(LightningDataModule, ABC):
 
     def _rank(self) -> int:
         return self.trainer.global_rank if self.trainer is not None else 0
-
-
-if TYPE_CHECKING:
-
-    def _offers(data: GraphDataModule, loader: TrainLoader) -> tuple[ForStrategies, CountsSeeds]:
-        """Let mypy check that these have what the Protocols of ``joint`` ask for."""
-        return data, loader
