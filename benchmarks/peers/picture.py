@@ -45,7 +45,8 @@ def charts_of(tables: dict[str, list[Row]]) -> list[Bars]:
         alone, whole = ([number(row[f"{what}, ms"]) for row in rows] for what in ("sampling alone", "whole batch"))
         lengths = [[drawn, max(0.0, both - drawn)] for drawn, both in zip(alone, whole, strict=True)]
         pieces = ["sampling", "features and blocks"]
-        charts.append(Bars("A batch of 1,024 seeds, 3 hops", "CPU milliseconds", pieces, names_of(rows), lengths, totals=True))
+        title, unit = "A batch of 1,024 seeds, 3 hops", "CPU milliseconds"
+        charts.append(Bars(title, unit, pieces, names_of(rows), lengths, totals=True))
     for part, title, unit, column in (
         ("partitions", "Two METIS parts", "CPU seconds", "CPU-s"),
         ("accuracy", "Until a model has learned", "CPU seconds", "CPU-s to the target, median"),

@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """The parser of a whole command line: ``module`` of what it returns is the file here that does the work."""
     version = import_module(__name__.partition(".")[0]).__version__
-    whole = Parser(prog=PROGRAM, description=PURPOSE)
+    whole: argparse.ArgumentParser = Parser(prog=PROGRAM, description=PURPOSE)
     whole.add_argument("--version", action="version", version=f"{PROGRAM} {version}")
     commands = whole.add_subparsers(required=True, metavar="command")
     for add in (_add_demo, _add_prepare, _add_inspect, _add_divide, _add_elastic, _add_report):

@@ -51,8 +51,8 @@ class HeatMap:
 class Bars:
     """A bar for each row, made of named pieces. ``lengths`` has a list for each row, with a number for each piece.
 
-    A piece that is named as the unit is the only one, and needs no legend. With ``totals`` the length of each bar stands
-    behind it.
+    A piece that is named as the unit is the only one, and needs no legend. With ``totals`` the length of each bar
+    stands behind it.
     """
 
     title: str

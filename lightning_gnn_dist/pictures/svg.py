@@ -67,8 +67,8 @@ def ticks(low: float, high: float, about: int = 5, *, whole: bool = False) -> li
 
 def _lines(chart: Lines) -> str:
     points = [point for line in chart.lines for point in line.points]
-    along, upwards = zip(*points, strict=True)
-    across, up = ticks(min(along), max(along), whole=chart.counts), ticks(min(upwards), max(upwards))
+    (left, right), (low, high) = ((min(values), max(values)) for values in zip(*points, strict=True))
+    across, up = ticks(left, right, whole=chart.counts), ticks(low, high)
     inner_width, inner_height = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
 
     def pixels(x: float, y: float) -> tuple[float, float]:
