@@ -35,8 +35,9 @@ class RankRound:
         validation_seconds: Of these, seconds in validation.
         data_seconds: Of these, seconds of waiting for batches and for parts.
         meeting_seconds: Of these, seconds in exchanges with other ranks, mostly waiting for them, without exchanges
-            during a backward pass; ``None`` if the strategy's exchanges are not counted.
+            during a backward pass and in validation; ``None`` if the strategy's exchanges are not counted.
         bytes_sent: Bytes that left this rank; ``None`` if the strategy's exchanges are not counted.
+        validation_bytes: Of these, bytes that were sent in validation: rows of layers, and sums of metrics.
         boundary_bytes: Bytes of rows, and of their gradients, that left this rank at the boundary, with any strategy.
         fetched_bytes: Bytes of rows that batches took of other shards or of files.
         cache_asked: Rows that were looked for in the cache, of those that lie elsewhere.
@@ -54,6 +55,7 @@ class RankRound:
     fetched_bytes: float = 0.0
     cache_asked: float = 0.0
     cache_hits: float = 0.0
+    validation_bytes: float = 0.0
 
     @property
     def training_seconds(self) -> float:
@@ -200,6 +202,10 @@ class RunRecord:
 
     def __str__(self) -> str:
         table = [_TITLES, *self._lines()]
+        if any(row.validation_bytes for rows in self.ranks for row in rows):
+            in_validation = (sum(row.validation_bytes for row in rows) for rows in self.ranks)
+            told = ["in validation", *(f"{sent / 1e6:.2f}" for sent in in_validation)]
+            table = [[*line, cell] for line, cell in zip(table, told, strict=True)]
         if self.boundary_bytes:
             of_ranks = (sum(row.boundary_bytes for row in rows) for rows in self.ranks)
             own = ["MB at boundary", *(f"{sent / 1e6:.2f}" for sent in of_ranks)]
@@ -214,7 +220,8 @@ class RunRecord:
         known = [share for share in self.coverage if share is not None]
         covered = f", mean coverage {sum(known) / len(known):.2f}" if known else ""
         count = len(self.ranks[0]) if self.ranks else 0
-        return f"{self.strategy}: {self.num_ranks} ranks, {count} {self.unit}s{cut}{covered}. Where the time went:"
+        length = f"{_counted(self.num_ranks, 'rank')}, {_counted(count, self.unit)}"
+        return f"{self.strategy}: {length}{cut}{covered}. Where the time went:"
 
     def _fetched(self) -> Iterator[list[str]]:
         """Yield what stands beside each line of the table on rows that lie elsewhere."""
@@ -241,7 +248,7 @@ class RunRecord:
         shown = [*points[-1::-step]][::-1]
         sent = self.bytes_sent
         of_round = {} if sent is None else dict(zip([row.round_idx for row in self.ranks[0]], sent, strict=True))
-        rows = [[self.unit, "after", "MB sent", str(self.monitor)]]
+        rows = [[self.unit, "after", "MB of all ranks", str(self.monitor)]]
         for round_idx, elapsed, value in shown:
             megabytes = f"{of_round[round_idx] / 1e6:.2f}" if round_idx in of_round else "-"
             rows.append([str(round_idx), f"{elapsed:.1f} s", megabytes, f"{value:.4f}"])
@@ -263,6 +270,10 @@ def _built(kind: type[Record], content: Any, path: Path) -> Record:
     if unknown := sorted(content.keys() - known):
         raise ValueError(f"{path} is damaged (nothing is called {unknown[0]!r:.60}). {_WAY_OUT}")
     return kind(**content)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _total(values: list[float | None], unit: float = 1.0) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from lightning_gnn_dist.rounds.lightning_internals import log_numbers
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire.collectives import Traffic
 
 FIGURES = ("round", "MB_sent", "meetings_s", "data_s", "cut", "coverage")
 _SECONDS_BETWEEN_WRITES = 10.0
@@ -42,7 +43,7 @@ class RunReport(Callback):
         path: The directory of the file. Default: that of the logger; without a logger nothing is written.
         progress_bar: The figures in the progress bar, out of ``round`` (of strategies that have any), ``MB_sent``,
             ``meetings_s`` and ``data_s`` (seconds that rank 0 spent in exchanges and waited for data), ``cut`` (share
-            of the edges), ``coverage``.
+            of the edges), ``coverage``. They are those of rank 0 in the table, and new at the end of each round.
         monitor: The metric of the table. Default: that of the fit's checkpoints or early stopping, otherwise the first
             whose name contains "acc", otherwise the first.
     """
@@ -71,10 +72,11 @@ class RunReport(Callback):
         self._parts: PartsRecord | None = None
         self._start = self._round_start = self._validation_start = self._last_write = time.monotonic()
         self._validation_seconds, self._batches = 0.0, 0
+        self._before_validation, self._sent_in_validation, self._stood_in_validation = Traffic(), 0.0, 0.0
         self._validates = self._validated = False
-        self._sent = self._sent_before = collectives.traffic.bytes_sent
+        self._sent = collectives.traffic.bytes_sent
         self._sent_at_boundary = collectives.traffic.boundary_bytes
-        self._stood = self._stood_before = collectives.traffic.seconds
+        self._stood = collectives.traffic.seconds
         self._waited, self._fetched = 0.0, dict[str, float]()
 
     # What Lightning calls.
@@ -92,6 +94,7 @@ class RunReport(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._round_start, self._batches, self._validation_seconds = time.monotonic(), 0, 0.0
+        self._stood_in_validation = 0.0
         self._stood, self._waited = collectives.traffic.seconds, _waited(trainer)
         self._validated = False
 
@@ -101,12 +104,15 @@ class RunReport(Callback):
             self._log(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._validation_start = time.monotonic()
+        self._validation_start, self._before_validation = time.monotonic(), replace(collectives.traffic)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Also those of the sanity check, which are sent before the first round and count in it.
+        self._sent_in_validation += collectives.traffic.bytes_sent - self._before_validation.bytes_sent
         if not trainer.sanity_checking:
             self._validates = self._validated = True
             self._validation_seconds += time.monotonic() - self._validation_start
+            self._stood_in_validation += collectives.traffic.seconds - self._before_validation.seconds
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # All ranks ask for the metrics, because asking reduces them over the ranks.
@@ -114,6 +120,7 @@ class RunReport(Callback):
         known = {name: float(value) for name, value in metrics.items() if "/" not in name and name not in FIGURES}
         # Without a validation in this round, the metrics would be those of an earlier round.
         self._end_round(trainer, known if self._validated or not self._validates else {})
+        self._show(trainer, pl_module)
         if time.monotonic() - self._last_write > _SECONDS_BETWEEN_WRITES:
             self._write(trainer, [(self._rows, _coverage(trainer))], finished=False)
 
@@ -135,16 +142,20 @@ class RunReport(Callback):
         figures = {} if self._parts is None else {"partition/cut_ratio": self._parts.cut_ratio}
         if not _is_counted(trainer):  # otherwise the strategy has logged them
             figures |= of_data | collectives.traffic.boundary_figures
+        log_numbers(module, figures)
+
+    def _show(self, trainer: Trainer, module: LightningModule) -> None:
+        """Put into the progress bar what the table says of this rank until now."""
+        is_counted = _is_counted(trainer)
         bar = {
             "round": float(_round_of(trainer)) if isinstance(trainer.strategy, RoundStrategy) else None,
-            "MB_sent": (collectives.traffic.bytes_sent - self._sent_before) / 1e6 if _is_counted(trainer) else None,
-            "meetings_s": collectives.traffic.seconds - self._stood_before if _is_counted(trainer) else None,
-            "data_s": _waited(trainer),
-            "cut": figures.get("partition/cut_ratio"),
-            "coverage": of_data.get("data/coverage"),
+            "MB_sent": sum(row.bytes_sent or 0.0 for row in self._rows) / 1e6 if is_counted else None,
+            "meetings_s": sum(row.meeting_seconds or 0.0 for row in self._rows) if is_counted else None,
+            "data_s": sum(row.data_seconds for row in self._rows),
+            "cut": None if self._parts is None else self._parts.cut_ratio,
+            "coverage": _coverage(trainer),
         }
         shown = {name: value for name in self.progress_bar if (value := bar[name]) is not None}
-        log_numbers(module, figures)
         # With both of these flags, Lightning neither exchanges nor warns.
         flags: dict[str, Any] = {"sync_dist": True, "rank_zero_only": True, "on_step": False, "on_epoch": True}
         module.log_dict(shown, prog_bar=True, logger=False, batch_size=1, **flags)
@@ -157,14 +168,16 @@ class RunReport(Callback):
             seconds=now - self._round_start,
             validation_seconds=self._validation_seconds,
             data_seconds=max(0.0, _waited(trainer) - self._waited),
-            meeting_seconds=traffic.seconds - self._stood if is_counted else None,
+            meeting_seconds=traffic.seconds - self._stood - self._stood_in_validation if is_counted else None,
             bytes_sent=traffic.bytes_sent - self._sent if is_counted else None,
             boundary_bytes=traffic.boundary_bytes - self._sent_at_boundary,
+            validation_bytes=self._sent_in_validation if is_counted else 0.0,
             **self._of_rows(trainer),
         )
         self._rows.append(row)
         self._measured.append(Measured(row.round_idx, now - self._start, dict(metrics)))
         self._sent, self._sent_at_boundary, self._batches = traffic.bytes_sent, traffic.boundary_bytes, 0
+        self._sent_in_validation = 0.0
 
     def _of_rows(self, trainer: Trainer) -> dict[str, float]:
         """Return what the round has fetched of rows that lie elsewhere; the figures count from the start of the fit."""
@@ -259,7 +272,10 @@ def _estimated_by(trainer: Trainer) -> str | None:
 
 
 def _name_of_partitioner(trainer: Trainer) -> str:
-    partitioner = getattr(trainer.datamodule, "partitioner", None)  # type: ignore[attr-defined]
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    if hasattr(data, "shards_path"):
+        return "as the shards were cut"
+    partitioner = getattr(data, "partitioner", None)
     return type(partitioner).__name__ if isinstance(partitioner, Partition) else str(partitioner)
 
 

@@ -9,6 +9,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
+_SECONDS_UNSEEN = 1.0  # of a pass that needs no bar
+
 
 @contextmanager
 def progress_of(trainer: Trainer, total: int) -> Iterator[Callable[[int], object]]:
@@ -20,5 +22,6 @@ def progress_of(trainer: Trainer, total: int) -> Iterator[Callable[[int], object
     if not isinstance(bar, TQDMProgressBar) or bar.is_disabled or not trainer.is_global_zero:
         yield lambda _: None
         return
-    with Tqdm(total=total, desc="Layers of all nodes", unit="rows", leave=False, dynamic_ncols=True) as shown:
+    looks: dict[str, object] = {"unit": "rows", "leave": False, "dynamic_ncols": True, "delay": _SECONDS_UNSEEN}
+    with Tqdm(total=total, desc="Layers of all nodes", **looks) as shown:
         yield shown.update

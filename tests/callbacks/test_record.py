@@ -132,3 +132,10 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / FILE_NAME)
     with pytest.raises(ValueError, match="a file is needed"):
         RunRecord.load(tmp_path)
+
+
+def test_what_was_sent_in_validation_has_a_column_and_one_rank_is_one() -> None:
+    alone = replace(record(1), num_ranks=1, ranks=[[replace(row(1), validation_bytes=25e4)]])
+    heading, titles, first, progress, *_ = str(alone).splitlines()
+    assert ": 1 rank, 1 round, " in heading and titles.endswith("  MB sent  in validation")
+    assert first.split()[-2:] == ["1.00", "0.25"] and "MB of all ranks" in progress

@@ -25,10 +25,13 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     RandomPartitioner,
     RunReport,
+    ShardedDataModule,
     WholePartSampler,
     communities,
+    save_shards,
 )
 from lightning_gnn_dist.callbacks.record import RunRecord
+from lightning_gnn_dist.wire import collectives
 from tests.boundary.models import model, weighted_data
 from tests.evaluation.models import graph_of
 from tests.ranks import RankError, run_ranks
@@ -192,19 +195,30 @@ class Bar(Callback):
     shown: dict[str, Any]
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.shown = trainer.progress_bar_metrics
+        self.shown = dict(trainer.progress_bar_metrics)
 
 
-def show(rank: int, world_size: int, folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
-    bar = Bar()
-    fit(folder, world_size, LocalSGDStrategy(EverySteps(5)), [RunReport(progress_bar=names), bar], max_epochs=2)
-    return bar.shown
+class Sends(SAGE):
+    """Sends 40 bytes in each validation, to the one other rank."""
+
+    def on_validation_epoch_end(self) -> None:
+        collectives.all_gather_rows(torch.zeros(10))
+
+
+def show(rank: int, world_size: int, folder: Path, names: tuple[str, ...]) -> tuple[dict[str, Any], Any]:
+    bar, report = Bar(), RunReport(progress_bar=names)
+    strategy, options = LocalSGDStrategy(EverySteps(5)), {"max_epochs": 2, "num_sanity_val_steps": 1}
+    fit(folder, world_size, strategy, [report, bar], module=Sends(8, 4), **options)
+    return bar.shown, report.record
 
 
 def test_the_progress_bar_shows_what_was_asked_for(tmp_path: Path) -> None:
-    shown, _ = run_ranks(show, 2, tmp_path, ("round", "MB_sent", "cut", "coverage"))
+    (shown, record), _ = run_ranks(show, 2, tmp_path, ("round", "MB_sent", "cut", "coverage"))
     assert {"round", "MB_sent", "cut", "coverage"} <= shown.keys() and "data_s" not in shown
     assert shown["round"] == 2.0 and 0 < shown["MB_sent"] < 0.1 and 0 < shown["cut"] < 1
+    sent = sum(row.bytes_sent for row in record.ranks[0])
+    assert shown["MB_sent"] == pytest.approx(sent / 1e6)  # also what the validation of the last round has sent
+    assert [row.validation_bytes for row in record.ranks[0]] == [80.0, 40.0]  # the first has the sanity check's, too
 
 
 def test_one_process_needs_no_parts(tmp_path: Path) -> None:
@@ -213,6 +227,14 @@ def test_one_process_needs_no_parts(tmp_path: Path) -> None:
     assert report.record is not None and report.record.parts is None and report.record.bytes_sent == [0.0] * 3
     assert report.record.monitor == "something_else"
     assert str(report.record).count("\n") == 2  # nothing was measured by this name
+
+
+def test_nobody_cuts_shards_again(tmp_path: Path) -> None:
+    graph, report = communities(400, 4, num_features=8), RunReport()
+    save_shards(graph, RandomPartitioner()(graph, 1, 0), tmp_path / "shards")
+    data = ShardedDataModule(tmp_path / "shards", sampler=NeighborSampler([3, 3]), batch_size=16)
+    fit(tmp_path, 1, LocalSGDStrategy(EverySteps(2)), [report], data, max_epochs=1)
+    assert report.record is not None and report.record.partitioner == "as the shards were cut"
 
 
 def test_the_metric_that_stops_the_fit_is_shown(tmp_path: Path) -> None:

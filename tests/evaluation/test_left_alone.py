@@ -26,6 +26,7 @@ from lightning_gnn_dist import (
     quantize_rows,
 )
 from lightning_gnn_dist.batches.seed_batch import SeedBatch
+from lightning_gnn_dist.evaluation import pass_progress
 from tests.data_fitting import trainer
 from tests.evaluation.models import NUM_CLASSES, Layered, Ready, Sage, graph_of, whole_rows
 from tests.evaluation.test_lightning import DATA, TESTED, Gnn, check, data_module, in_batches, rows_of_test
@@ -282,14 +283,15 @@ class OwnBar(ProgressBar):
     """Another bar than Lightning's own one, such as the one of rich."""
 
 
-@pytest.mark.parametrize("bar", [TQDMProgressBar, OwnBar])
-def test_a_bar_shows_the_pass_beside_no_bar_of_another_kind(bar, capfd):
+@pytest.mark.parametrize(("bar", "seconds"), [(TQDMProgressBar, 0.0), (TQDMProgressBar, 600.0), (OwnBar, 0.0)])
+def test_a_bar_shows_a_long_pass_beside_no_bar_of_another_kind(bar, seconds, capfd, monkeypatch):
+    monkeypatch.setattr(pass_progress, "_SECONDS_UNSEEN", seconds)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
     pl.Trainer(accelerator="cpu", callbacks=[bar()], **quiet).test(Gnn(), in_batches(), verbose=False)
     shown = capfd.readouterr()
     lines = [line for line in (shown.out + shown.err).replace("\r", "\n").split("\n") if "Layers" in line]
     assert all("rows" in line for line in lines)
-    assert bool(lines) == (bar is TQDMProgressBar)
+    assert bool(lines) == (bar is TQDMProgressBar and not seconds)
 
 
 def test_nothing_stays_of_many_evaluations(tmp_path):
