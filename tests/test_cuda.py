@@ -212,7 +212,9 @@ def test_a_sharded_graph(device: str, tmp_path: Path) -> None:
     assert other.came_on == {"cuda" if device == "gpu" else "cpu"}
 
 
-def fit_parts(rank: int, world_size: int, sample_on: Any) -> tuple[State, list[int]]:
+def fit_parts(
+    rank: int, world_size: int, sample_on: Any, name: str = "drift", device: str = "cpu"
+) -> tuple[State, list[int]]:
     """On parts that change, with batches that only fill passes up."""
     residency, partitioner = Redeal(12), RandomPartitioner()
     data = PartitionedDataModule(
@@ -226,10 +228,14 @@ def fit_parts(rank: int, world_size: int, sample_on: Any) -> tuple[State, list[i
     module = Watched()
     torch.manual_seed(0)
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    strategy = LLCGStrategy(EverySteps(3), drift=Drift("ranks"), **PATIENCE)
-    options = {"accelerator": "cpu", "devices": world_size, "max_epochs": 4, "enable_checkpointing": False}
+    strategy = {**every_strategy(), "drift": drifting}[name]()
+    options = {"accelerator": device, "devices": world_size, "max_epochs": 4, "enable_checkpointing": False}
     pl.Trainer(strategy=strategy, **options, **quiet).fit(module, data)
     return state_of(module), torch.cat(module.trained).tolist()
+
+
+def drifting() -> LLCGStrategy:
+    return LLCGStrategy(EverySteps(3), drift=Drift("ranks"), **PATIENCE)
 
 
 @pytest.mark.slow
@@ -238,6 +244,16 @@ def test_parts_that_change() -> None:
     for (state, seeds), (same, seeds_again) in zip(plain, other, strict=True):
         assert seeds == seeds_again
         assert differs(state, same) == 0.0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
+@pytest.mark.parametrize("name", ["drift", *every_strategy()])
+def test_ranks_on_two_gpus(name: str) -> None:
+    plain, other = run_ranks(fit_parts, 2, "cpu", name), run_ranks(fit_parts, 2, "auto", name, "gpu")
+    for (state, seeds), (same, seeds_again) in zip(plain, other, strict=True):
+        assert seeds == seeds_again
+        assert differs(state, same) < 2e-2
 
 
 @pytest.mark.slow

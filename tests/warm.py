@@ -26,13 +26,16 @@ from lightning_gnn_dist.partition.partition_report import PartitionReport, edges
 from tests.ranks import quieten
 from tests.sage import SAGE
 
+# With a GPU, a process that has computed gradients has threads for its devices, and no fork of it could compute any.
+TRAINS = not torch.cuda.is_available()
+
 
 def fit() -> None:
     graph = communities(60, 2, num_features=4, train_share=0.5)
     data = PartitionedDataModule(graph, sampler=NeighborSampler([2, 2]), loading=Loading(num_threads=0))
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl.Trainer(accelerator="cpu", devices=1, max_epochs=1, enable_checkpointing=False, **quiet)
-    with warnings.catch_warnings(), torch.random.fork_rng():
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         trainer.fit(SAGE(4, 2), data)
 
@@ -50,10 +53,12 @@ def train_on_a_part() -> None:
         graph, partitioner=parts, sampler=NeighborSampler([2, 2]), loading=Loading(num_threads=0)
     )
     own = PartitionedDataModule(data.part(0, 2), sampler=NeighborSampler([2, 2]), loading=Loading(num_threads=0))
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         module = SAGE(4, 2)
     for batch in (*own.train_dataloader(), *data.val_dataloader(), *data.correction_batches(0, stop=1)):
-        module.training_step(batch).backward()
+        loss = module.training_step(batch)
+        if TRAINS:
+            loss.backward()
 
 
 def gather_into_large_pages() -> None:
@@ -72,9 +77,7 @@ def gather_into_large_pages() -> None:
 for name in lightning_gnn_dist.__all__:
     getattr(lightning_gnn_dist, name)
 quieten()
-# With a GPU, a process that has trained has threads for its devices, and no fork of it could train.
-first = [write_code_of_layers, *([] if torch.cuda.is_available() else [train_on_a_part, fit])]
-thread = threading.Thread(target=lambda: [each() for each in first])
+thread = threading.Thread(target=lambda: (write_code_of_layers(), train_on_a_part(), TRAINS and fit()))
 thread.start()
 thread.join()
 gc.enable()
