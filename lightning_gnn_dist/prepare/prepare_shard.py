@@ -75,7 +75,7 @@ def prepare_shard(
         index: The number of the shard to write, from 0.
         num_shards: How many shards there are in all.
         assignment: A ``.npy`` with the shard of each node. Default: consecutive nodes, equally many in each shard.
-        nodes: A table of all nodes in Parquet, as for :func:`prepare_graph`. Each host first writes its columns as arrays.
+        nodes: A table of all nodes in Parquet, as for :func:`prepare_graph`; each host first unpacks it.
         memory_bytes: Bytes that sorting and copying may take, beside labels and masks of all nodes, 8 bytes for each
             own node, and with an assignment 8 to 12 bytes for every node.
     """
