@@ -143,7 +143,7 @@ def _preparation(options: argparse.Namespace) -> Preparation:
     out = options.out / shard_name(options.shard)
     if is_typed(options.source):
         return TypedShardPreparation(options.source, out, **settings, **of_types, **whose)
-    return ShardPreparation(options.source, out, **settings, **whose)
+    return ShardPreparation(options.source, out, **settings, nodes=options.nodes, **whose)
 
 
 def _compile(options: argparse.Namespace) -> None:
@@ -161,8 +161,6 @@ def _check_shard(options: argparse.Namespace) -> None:
         )
     if (options.shard is None) != (options.num_shards is None):
         raise ValueError("--shard and --num-shards belong together: which shard, and of how many.")
-    if options.nodes and options.shard is not None and not is_typed(options.source):
-        raise ValueError("--shard knows no table of nodes: number them 0, 1, 2, ... and give y.npy, x.npy, ...")
     if options.assignment and options.shard is None:
         raise ValueError("--assignment says whose nodes a shard has: add --shard and --num-shards.")
 

@@ -54,6 +54,7 @@ def prepare_shard(
     num_shards: int,
     *,
     assignment: str | Path | None = None,
+    nodes: str | Path | None = None,
     undirected: bool = False,
     split: Sequence[float] | None = None,
     seed: int = 0,
@@ -74,6 +75,7 @@ def prepare_shard(
         index: The number of the shard to write, from 0.
         num_shards: How many shards there are in all.
         assignment: A ``.npy`` with the shard of each node. Default: consecutive nodes, equally many in each shard.
+        nodes: A table of all nodes in Parquet, as for :func:`prepare_graph`; each host first unpacks it.
         memory_bytes: Bytes that sorting and copying may take, beside labels and masks of all nodes, 8 bytes for each
             own node, and with an assignment 8 to 12 bytes for every node.
     """
@@ -90,6 +92,7 @@ def prepare_shard(
         tuple(drop),
         float_labels,
         memory_bytes,
+        nodes=None if nodes is None else check_path("nodes", nodes),
         index=int(index),
         num_shards=int(num_shards),
         assignment=None if assignment is None else check_file("assignment", assignment),
@@ -154,7 +157,8 @@ class ShardPreparation(Preparation):
             raise ValueError(f"{self.num_shards} shards are numbered from 0, so there is no shard {self.index}.")
 
     def estimate(self) -> Estimate:
-        return of_one_shard(super().estimate(), self.num_shards)
+        own = of_one_shard(super().estimate(), self.num_shards)
+        return replace(own, disk_bytes=own.disk_bytes + self._column_bytes(self._num_nodes))  # of all nodes
 
     def run(self, on_progress: OnProgress) -> Prepared:
         own = self._numbering.bounds.tolist()
@@ -171,8 +175,9 @@ class ShardPreparation(Preparation):
             )
         if not self._draft.exists():
             journal.clear()
-            (self._draft / "nodes").mkdir(parents=True)
-        sort = self._sort(journal, on_progress)
+        files = self._unpacked(files, journal, lambda share: on_progress("reading columns", share))
+        (self._draft / "nodes").mkdir(parents=True, exist_ok=True)
+        sort = self._sort(files, journal, on_progress)
         arrays = self._write_arrays(files, self._num_nodes, journal, lambda share: on_progress("copying arrays", share))
         sort.deal(lambda share: on_progress("dealing own edges into buckets", share))
         sort.sort(lambda share: on_progress("sorting buckets", share))
@@ -182,9 +187,9 @@ class ShardPreparation(Preparation):
         self._write_index(journal.get("digest"))
         return prepared
 
-    def _sort(self, journal: Journal, on_progress: OnProgress) -> ExternalSort:
+    def _sort(self, files: GraphFiles, journal: Journal, on_progress: OnProgress) -> ExternalSort:
         """Count the own edges, and hash all edges, which identifies the graph. Returns the sort of the own edges."""
-        every = self._source_files.edges
+        every = files.edges
         edges = OwnEdges(
             files=every.files,
             num_edges=every.num_edges * (1 + self.undirected) // self.num_shards,
@@ -208,7 +213,7 @@ class ShardPreparation(Preparation):
             told = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
             counting = replace(sort, edges=replace(edges, told=told))
             counting.count(self._own.size, lambda share: on_progress("counting own edges", share))
-            journal.record(digest=self._digest([digest.hexdigest() for digest in told]))
+            journal.record(digest=self._digest(files, [digest.hexdigest() for digest in told]))
         return sort
 
     def _small_arrays(self, files: GraphFiles, num_nodes: int) -> dict[str, Tensor]:
@@ -236,10 +241,9 @@ class ShardPreparation(Preparation):
             if journal.is_due() or done == total:
                 journal.record([target], copied=copied | {name: done})
 
-    def _digest(self, edges: list[str]) -> str:
+    def _digest(self, files: GraphFiles, edges: list[str]) -> str:
         """A hash of all that the shards of a graph must have in common."""
         digest = hashlib.blake2b(repr((edges, self._numbering.digest, self.undirected)).encode(), digest_size=16)
-        files = self._source_files
         tell_arrays(digest, self._small_of_all(files, self._num_nodes), files.arrays)
         return digest.hexdigest()
 

@@ -56,6 +56,8 @@ def test_the_strategy_follows() -> None:
     assert "correction_steps=0.5" in text and "SuperNodePartitioner()" in text
     dense = communities(2000, mean_degree=40.0)
     assert "LocalSGDStrategy(EverySteps(16)) is enough" in "\n".join(finding(dense, RandomPartitioner(), 2).sentences)
+    text = "\n".join(finding(dense, RandomPartitioner(), 8).sentences)
+    assert "is enough" not in text and "misses 87% of the edges" in text and 'boundary="auto"' in text
 
 
 def test_the_fan_out_follows_the_degrees() -> None:
