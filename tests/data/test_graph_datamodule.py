@@ -191,7 +191,7 @@ def test_the_length_of_a_super_epoch_survives_in_a_checkpoint() -> None:
     data = PartitionedDataModule(small_graph(), holding=Holding(Rotate()))
     data.trainer = trainer(1, max_epochs=30)
     data._world_size = lambda: 4  # type: ignore[method-assign]
-    assert data.state_dict() == {"repartition_every": 10}
+    assert data.state_dict() == {"seed": 0, "repartition_every": 10}
     data.trainer.fit_loop.max_epochs = 300  # resumed for longer
     data.load_state_dict({"repartition_every": 10})
     assert data._every() == 10

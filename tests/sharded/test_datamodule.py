@@ -154,7 +154,8 @@ def evaluate(rank: int, world_size: int, folder: str) -> tuple[list[Tensor], lis
 class Tight(ShardedDataModule):
     """May take 100 KB for an evaluation."""
 
-    def _agree_on_budget(self) -> None:
+    def _agree(self) -> None:
+        super()._agree()
         self._eval_bytes = 100_000
 
 
