@@ -13,14 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GPSConv, PairNorm, SAGEConv
 
-from lightning_gnn_dist.callbacks.run_report import RunReport
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.settings import Evaluation
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.prepare.shard import save_shards
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist import (
+    Evaluation,
+    GrappaStrategy,
+    NeighborSampler,
+    PartitionedDataModule,
+    RandomPartitioner,
+    RunReport,
+    ShardedDataModule,
+    save_shards,
+)
 from tests.data_fitting import trainer
 from tests.evaluation.models import Judged, graph_of
 from tests.evaluation.test_sight import EXACT, C, F, Net, W, data_module, made, sparse_data

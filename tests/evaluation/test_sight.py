@@ -30,18 +30,20 @@ from torch_geometric.nn import (
 )
 from torch_geometric.utils import degree
 
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.link_datamodule import LinkDataModule
-from lightning_gnn_dist.data.links import split_edges
-from lightning_gnn_dist.data.settings import Evaluation
+from lightning_gnn_dist import (
+    Evaluation,
+    Graph,
+    GrappaStrategy,
+    LinkDataModule,
+    NeighborSampler,
+    PartitionedDataModule,
+    RandomPartitioner,
+    ShardedDataModule,
+    on_blocks,
+    save_shards,
+    split_edges,
+)
 from lightning_gnn_dist.evaluation.sight import hops_of_evaluation
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.layerwise.on_blocks import on_blocks
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.prepare.shard import save_shards
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from tests.data_fitting import trainer
 from tests.evaluation.models import NUM_CLASSES, NUM_FEATURES, Judged, graph_of, whole_rows
 from tests.every_strategy import PATIENCE
