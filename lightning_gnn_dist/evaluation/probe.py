@@ -70,7 +70,7 @@ class Exactness:
     """
 
     def __init__(self, sampler: Sampler, estimating: Sampler | None, *, probes: bool) -> None:
-        self._sampler, self._estimating, self._probes = sampler, estimating, probes
+        self._sampler, self._estimating, self.probes = sampler, estimating, probes
         self._depth, self._is_told = DepthCheck(), False
         self._seen: object = None  # the model that was looked at last
         self.difference: float | None = None  # what one hop more makes of the outputs of the last model, in parts of 1
@@ -88,7 +88,7 @@ class Exactness:
 
     def look(self, trainer: Trainer | None, outlook: Outlook) -> None:
         """Before the first evaluation of a model, compare its outputs with those on one hop more. All ranks do so."""
-        if not self._probes or trainer is None or not (trainer.evaluating or trainer.predicting):
+        if not self.probes or trainer is None or not (trainer.evaluating or trainer.predicting):
             return
         module: Any = trainer.lightning_module
         if module is self._seen or not _may_be_called(module):

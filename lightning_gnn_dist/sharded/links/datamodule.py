@@ -105,6 +105,7 @@ class ShardedLinkDataModule(ShardDataModule):
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
         _check_settings_of_links(settings, boundary)
         super().__init__(path, lambda _: bounds, settings, boundary, None, cache_bytes)
+        self.exactness.probes = False  # a rank knows the ends of its own held edges alone
         self.num_negatives = negatives_of(self._links.labels, num_negatives)
         self._asked = _asked_of(self.bounds, self._links)
         self._shard: Shard | None = None  # the own one, with the labels of its edges
