@@ -180,9 +180,8 @@ class Preparation:
         files = self._files()
         keys, num_nodes = files.edges.num_edges * (1 + self.undirected), files.num_nodes or 0
         per_key = 4 if convert.index_dtype(num_nodes) == torch.int32 else 8
-        columns = self._column_bytes(num_nodes)
         carried = files.carried.bytes_per_edge + 4 * len(files.edges.carried)
-        arrays = files.num_bytes + columns + 8 * num_nodes
+        arrays = files.num_bytes + self._column_bytes(num_nodes) + 8 * num_nodes
         seconds = SECONDS_PER_KEY * keys + SECONDS_PER_LINE * files.edges.has_text * files.edges.num_edges
         return Estimate(
             num_edges=files.edges.num_edges,
@@ -193,7 +192,6 @@ class Preparation:
         )
 
     def _column_bytes(self, num_nodes: int) -> int:
-        """Bytes of the columns of a table of nodes, once written as arrays."""
         return 4 * num_nodes * count_columns(self.nodes) if self.nodes else 0
 
     def run(self, on_progress: OnProgress) -> Prepared:
