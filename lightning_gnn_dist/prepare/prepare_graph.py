@@ -180,8 +180,8 @@ class Preparation:
         files = self._files()
         keys, num_nodes = files.edges.num_edges * (1 + self.undirected), files.num_nodes or 0
         per_key = 4 if convert.index_dtype(num_nodes) == torch.int32 else 8
-        carried = files.carried.bytes_per_edge + 4 * len(files.edges.carried)
-        arrays = files.num_bytes + self._column_bytes(num_nodes) + 8 * num_nodes
+        columns, carried = self._column_bytes(num_nodes), files.carried.bytes_per_edge + 4 * len(files.edges.carried)
+        arrays = files.num_bytes + columns + 8 * num_nodes
         seconds = SECONDS_PER_KEY * keys + SECONDS_PER_LINE * files.edges.has_text * files.edges.num_edges
         return Estimate(
             num_edges=files.edges.num_edges,
