@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from lightning.pytorch import Trainer
 
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.wire.collectives import check_group, gather_numbers
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
 
 DEFAULT_BYTES = 4 << 30
 LEAST_BYTES = 16 << 20  # with less, a sampler's table of nodes would leave no room for a batch
