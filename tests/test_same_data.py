@@ -36,7 +36,7 @@ OTHERS = {
     "y": r"Ranks \[1\] have other features, labels or further arrays than rank 0",
     "partition": r"Ranks \[1\] deal out the nodes otherwise than rank 0",
     "partitioner": r"Ranks \[1\] deal out the nodes otherwise than rank 0",
-    "seed": r"Ranks \[1\] deal out the nodes otherwise than rank 0",
+    "seed": r"All ranks need the same seed, and theirs are \[0, 1\]: give the same to each\.",
     "last digits": "",
 }
 
