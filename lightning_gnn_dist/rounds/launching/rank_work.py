@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -50,6 +50,7 @@ class RankWork:
     keeper: Keeper = field(default_factory=lambda: Keeper())
     returned: Any = None
     known: set[str] = field(default_factory=set)  # the names of the weights at the start
+    noted: dict[str, tuple[Tensor, int]] = field(default_factory=dict)  # the module's tensors at the start: _versions
     failure: tuple[BaseException, float] | None = None
     _shared: list[Any] = field(default_factory=list)
 
@@ -72,6 +73,7 @@ class RankWork:
         self.trainer.strategy._launcher = None
         with rows_here_alone():
             self.known = {*self.trainer.strategy._lightning_module.state_dict()}
+        self.noted = _versions(self.trainer.strategy._lightning_module)
         self.trainer.callbacks.append(self.keeper)
         if not sys.stdout.isatty():
             show_one_bar(self.trainer)
@@ -92,6 +94,11 @@ class RankWork:
         kept = Kept.of(self) if os.environ["LOCAL_RANK"] == "0" else None
         num_loaders = len(self.trainer.predict_loop.max_batches)
         return RankResult(move_data_to_device(self.returned, "cpu"), num_loaders, kept)
+
+    def has_left_alone(self, name: str, module: LightningModule) -> bool:
+        """Whether an attribute of the module is the tensor that it was at the start, with nothing written into it."""
+        tensor, version = self.noted.get(name, (None, 0))
+        return tensor is not None and vars(module)[name] is tensor and tensor._version == version
 
     def on_interrupt(self) -> None:
         self.keeper.is_told = True
@@ -191,7 +198,7 @@ class Kept:
             move_data_to_device(metrics_of(trainer), "cpu"),
             loop_state(trainer),
             getattr(trainer.strategy, "state", None),
-            [_attributes(owner, work.shared()) for owner in _owners(work.shared())],
+            [_attributes(owner, work) for owner in _owners(work.shared())],
         )
 
     def give_to(self, work: RankWork) -> None:
@@ -200,6 +207,8 @@ class Kept:
         if self.weights is not None:
             for name, layer in self.added.items():
                 setattr(trainer.lightning_module, name, layer)
+            if any(value.dtype != self.weights.get(name, value).dtype for name, value in _weights(trainer)):
+                trainer.strategy.precision_plugin.convert_module(trainer.lightning_module)  # as the ranks did: 64-true
             trainer.lightning_module.load_state_dict(self.weights, strict=False)  # a hook may have added buffers
         trainer.state = self.state
         set_metrics(trainer, self.metrics)
@@ -230,25 +239,39 @@ def _owners(shared: Sequence[object]) -> list[Any]:
     return [item for item in shared if isinstance(item, kinds) and not isinstance(item, ProgressBar)]
 
 
-def _attributes(owner: Any, shared: Sequence[object]) -> dict[str, bytes]:
+def _weights(trainer: Trainer) -> Iterable[tuple[str, Tensor]]:
+    return chain(trainer.lightning_module.named_parameters(), trainer.lightning_module.named_buffers())
+
+
+def _attributes(owner: Any, work: RankWork) -> dict[str, bytes]:
     found = {}
-    for name, value in (_notes(owner) if isinstance(owner, LightningModule) else owner.__getstate__()).items():
+    for name, value in (_notes(owner, work) if isinstance(owner, LightningModule) else owner.__getstate__()).items():
         with suppress(CannotTravelError):  # files, as of a logger: they stay with the rank
-            found[name] = by_value.as_bytes(value, shared)
+            found[name] = by_value.as_bytes(value, work.shared())
     return found
 
 
-def _notes(module: LightningModule) -> dict[str, Any]:
+def _notes(module: LightningModule, work: RankWork) -> dict[str, Any]:
     """Return what a module has noted: a rate that a search has set, losses. Its weights come back by themselves."""
     weights = {_place(tensor) for tensor in chain(module.parameters(), module.buffers())}
     names = [name for name in vars(module) if name == "_hparams" or (not name.startswith("_") and name != "training")]
-    noted = {name: vars(module)[name] for name in names}
-    return {name: value for name, value in noted.items() if not isinstance(value, Tensor) and _is_note(value, weights)}
+    noted = {name: vars(module)[name] for name in names if not work.has_left_alone(name, module)}
+    return {
+        name: value.detach().cpu() if isinstance(value, Tensor) else value
+        for name, value in noted.items()
+        if _is_note(value, weights)
+    }
+
+
+def _versions(module: LightningModule) -> dict[str, tuple[Tensor, int]]:
+    """Return the tensors that are plain attributes of a module, each with torch's count of what was written into it."""
+    tensors = {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
+    return {name: (value, value._version) for name, value in tensors.items() if not value.is_inference()}
 
 
 def _is_note(value: Any, weights: set[Any]) -> bool:
     if isinstance(value, Tensor):
-        return not value.requires_grad and _place(value) not in weights
+        return _place(value) not in weights
     if isinstance(value, dict):
         return all(_is_note(item, weights) for item in chain(value, value.values()))
     if isinstance(value, list | tuple | set):

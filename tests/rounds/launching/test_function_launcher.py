@@ -115,11 +115,20 @@ def test_calls_in_a_row_leave_what_one_process_would(tmp_path: Path) -> None:
 
 
 class Late(SAGE):
-    """Makes its layers where Lightning says that large ones should be made."""
+    """Makes its layers where Lightning says that large ones should be made, and notes tensors as it trains."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.left_alone, self.written_into = torch.arange(3), torch.zeros(2)
 
     def configure_model(self) -> None:
         if not hasattr(self, "made"):
             self.made, self.scale = nn.Linear(2, 1), nn.Parameter(torch.ones(1))
+
+    def training_step(self, batch: Any) -> Tensor:
+        self.last = super().training_step(batch)
+        self.written_into += 1
+        return self.last
 
     def on_train_end(self) -> None:
         nn.init.constant_(self.made.weight, 3.0)
@@ -128,12 +137,17 @@ class Late(SAGE):
 
 def fit_of_late_layers(rank: int, world_size: int) -> None:
     module = Late(12, 4)
-    trainer(2, LocalSGDStrategy(EverySteps(4), **FORKED), limit_val_batches=0).fit(module, data())
+    left_alone = module.left_alone
+    fits = trainer(2, LocalSGDStrategy(EverySteps(4), **FORKED), limit_val_batches=0, precision="64-true")
+    fits.fit(module, data())
+    assert module.left_alone is left_alone and module.written_into.tolist() == [fits.global_step] * 2
+    assert module.last.item() > 0 and not module.last.requires_grad
+    assert {weight.dtype for weight in module.parameters()} == {torch.float64}
     assert module.made.weight.tolist() == [[3.0, 3.0]] and module.scale.item() == 4.0
     assert {"made.weight", "made.bias", "scale"} <= module.state_dict().keys()
 
 
-def test_layers_that_ranks_have_made_come_back() -> None:
+def test_layers_tensors_and_the_precision_of_ranks_come_back() -> None:
     run_ranks(fit_of_late_layers, 1)
 
 
