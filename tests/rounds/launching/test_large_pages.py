@@ -66,7 +66,7 @@ def test_ranks_are_in_large_pages(start: str, word: str | None, in_large_pages: 
     variables = {name: value for name, value in os.environ.items() if name not in (LARGE_PAGES, "LOCAL_RANK")}
     variables |= {} if word is None else {LARGE_PAGES: word}
     command = [sys.executable, str(tmp_path / "script.py"), start]
-    ran = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
     found = {rank: (tmp_path / f"rank_{rank}.txt").read_text() for rank in (0, 1)}
     assert found == {rank: str(rank in in_large_pages) for rank in (0, 1)}
