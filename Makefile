@@ -25,9 +25,9 @@ test test-slow test-oldest: export PYTHONDONTWRITEBYTECODE =
 test: $(READY)
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --durations=10
 
-# Three at a time: for a third of it these tests wait.
+# Three at a time: for a third of it these tests wait. One file has most of the long ones: all workers take of it.
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m "slow and not gpu and not alone" -n 3 --dist loadfile --durations=10
+	$(BIN)/python -m pytest -m "slow and not gpu and not alone" -n 3 --dist worksteal --durations=10
 	$(BIN)/python -m pytest -m "slow and not gpu and alone" --durations=10
 
 # The oldest versions that pyproject.toml allows, in an environment of their own.

@@ -30,21 +30,6 @@ KEY = re.compile(r"'(\w+)': ")
 STRUCTURE = ("class_path", "init_args")
 VARIADIC = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 MAX_LISTED = 30
-MOVED = {  # arguments of earlier versions whose names have changed, too
-    "eval_batch_size": "evaluation.batch_size",
-    "correction_batch_size": "global_batching.batch_size",
-    "correction_sampler": "global_batching.sampler",
-    "widen_features": "loading.widen",
-    "repartition_every": "holding.every",
-    "halo": "boundary: Halo",
-    "halo_bytes": "boundary: {class_path: Halo, init_args: {bytes: ...}}",
-    "halo_neighbors": "boundary: {class_path: Halo, init_args: {neighbors: ...}}",
-    "train_on": "boundary: Fetch",
-    "negatives_from": "boundary: Fetch",
-    "drift_decay": "drift.decay",
-    "anchor_steps": "drift.anchor_steps",
-    "process_group_backend": "launch.backend",
-}
 
 
 def hint(message: str, names: Collection[str]) -> str | None:
@@ -78,7 +63,7 @@ def _of_class(path: str, name: str) -> str | None:
     module, _, attribute = path.rpartition(".")
     kind = getattr(import_module(module), attribute)
     known = _parameters(kind)
-    if here := (_of_values(kind) | MOVED).get(name):
+    if here := _of_values(kind).get(name):
         return f"There is no {name!r}: write {here!r}."
     if name in WORDS_OF_PYG and isinstance(kind, type) and issubclass(kind, LightningDataModule):
         return f"There is no {name!r}. {sentence(WORDS_OF_PYG[name])}"
