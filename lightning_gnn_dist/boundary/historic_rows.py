@@ -92,6 +92,8 @@ class HistoricRows:
         """Return a layer's rows with those of the last meeting for nodes outside the part."""
         table, places = self._tables[layer], batch[PLACE][: len(rows)]
         outside = ((places >= 0) & (places < len(table))).nonzero().view(-1)
+        if not outside.numel():  # a table that no rank has rows of has no width either
+            return rows
         return rows.index_copy(0, outside, table[places[outside]].to(rows.dtype))
 
     def _check(self, layers: Sequence[Layer]) -> None:
