@@ -24,7 +24,7 @@ class PreemptionCheckpoint(Callback):
 
     Strategies of rounds stop at the next meeting, ``GrappaStrategy`` after the step; a run that goes on from the file
     continues as if it had not stopped. Elastic ranks leave one by one and write none. The process ends with exit code
-    0, as Lightning ends it, and with 143 under the command line.
+    143 (128 + 15) under strategies of this package and the command line, with 0 in scripts with Lightning's own ones.
 
     Args:
         dirpath: The folder to write to. Default: that of the fit's checkpoints, otherwise that of its logs.

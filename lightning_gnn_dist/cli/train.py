@@ -7,7 +7,6 @@ partitioners are named the same way.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.joint import HoldsShards
 from lightning_gnn_dist.layerwise.layers import has_layers
 from lightning_gnn_dist.layerwise.prediction import BUDGET_BYTES, predict_by_layer
+from lightning_gnn_dist.wire.processes import LEFT_BY_SIGTERM
 
 REFUSALS = (ValueError, TypeError, OSError)
 
@@ -59,7 +59,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
             args=None if arguments is None else list(arguments),
         )
     except SIGTERMException as error:
-        raise SystemExit(128 + signal.SIGTERM) from error  # or a launcher would think that all is done
+        raise SystemExit(LEFT_BY_SIGTERM) from error  # under Lightning's own strategies, too
 
 
 class Parser(LightningArgumentParser):

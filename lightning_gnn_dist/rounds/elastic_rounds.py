@@ -12,7 +12,6 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from lightning_gnn_dist.joint import KeepsRows
@@ -31,7 +30,7 @@ from lightning_gnn_dist.rounds.meeting import Peers, Votes
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.rounds.rows.tables import refuse_elastic
 from lightning_gnn_dist.wire.channel import Channel
-from lightning_gnn_dist.wire.membership import LEFT, Elastic, Membership, Seat, check_available
+from lightning_gnn_dist.wire.membership import Elastic, Membership, Seat, check_available
 
 _SECONDS_BETWEEN_CALLS = 0.2
 
@@ -172,10 +171,6 @@ class LivingPeers(Peers):
             Votes(row.batches, bool(row.stop), place == self._place and told, 0, row.global_step)
             for place, row in enumerate(rows)
         ]
-
-    def end(self, exception: BaseException) -> None:
-        if isinstance(exception, SIGTERMException):
-            exception.code = LEFT  # Lightning's own is 0, as if the training had come to its end
 
     def leave(self) -> None:
         if self._member is not None:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from lightning.fabric.strategies.launchers.subprocess_script import _basic_subprocess_cmd, _hydra_subprocess_cmd
 from lightning.pytorch.strategies.launchers.subprocess_script import _HYDRA_AVAILABLE, _SubprocessScriptLauncher
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_gnn_dist.checks import check_choice, check_durations, shown
 from lightning_gnn_dist.wire import collectives
@@ -99,8 +100,10 @@ class ScriptLauncher(_SubprocessScriptLauncher):
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
             return super().launch(function, *args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             self._has_failed = True
+            if isinstance(error, SIGTERMException):
+                self._watch_no_longer()
             raise
 
     def lost(self) -> dict[int, str]:
@@ -122,6 +125,11 @@ class ScriptLauncher(_SubprocessScriptLauncher):
             command, folder = _own_command(local_rank)
             variables = asking_for_large_pages(os.environ) | {"LOCAL_RANK": str(local_rank)}
             self.procs.append(subprocess.Popen(tied(command), env=variables, cwd=folder))
+
+    def _watch_no_longer(self) -> None:
+        """Let Lightning's observer end. All ranks leave now, and it would kill this one when another has left first."""
+        watched, self.procs = self.procs, [*self.procs]
+        watched.clear()
 
     def _wait_for_ranks(self) -> None:
         """Wait at the end of this process for the other ranks, which end with it, and kill those that do not end."""

@@ -125,9 +125,6 @@ class Peers:
         state.round_idx += 1
         return votes
 
-    def end(self, exception: BaseException) -> None:
-        """Called when the fit ends by an exception."""
-
     def leave(self) -> None:
         """Called when the fit is over."""
 

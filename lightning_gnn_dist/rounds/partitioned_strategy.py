@@ -34,6 +34,7 @@ from lightning_gnn_dist.rounds.rows.owned_embedding import owned_parameters
 from lightning_gnn_dist.rounds.rows.tables import check_tables, refuse_owned, tables_of
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.alike.replica import Replica
+from lightning_gnn_dist.wire.processes import LEFT_BY_SIGTERM
 from lightning_gnn_dist.wire.roll_call import Roll
 
 Buffers = Literal["average", "local"]
@@ -184,6 +185,8 @@ class PartitionedStrategy(DDPStrategy):
 
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
+        if isinstance(exception, SIGTERMException):
+            exception.code = LEFT_BY_SIGTERM  # Lightning's own is 0, as if the training had come to its end
         if isinstance(self._launcher, FunctionLauncher):
             self._launcher.on_exception(exception)
 

@@ -231,10 +231,6 @@ class RoundStrategy(ReplicaStrategy):
         self._check_alone("all_gather() exchanges")
         return super().all_gather(tensor, *args, **kwargs)
 
-    def on_exception(self, exception: BaseException) -> None:
-        self.peers.end(exception)
-        super().on_exception(exception)
-
     def teardown(self) -> None:
         if self.pace.loader is not None:
             self.pace.loader.close()

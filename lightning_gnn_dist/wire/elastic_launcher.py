@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 from lightning_gnn_dist.wire.collectives import own_interface
 from lightning_gnn_dist.wire.membership import (
     ALIVE,
-    LEFT,
     LIGHTHOUSE,
     RANK,
     RANKS,
@@ -26,7 +25,7 @@ from lightning_gnn_dist.wire.membership import (
     quieten,
     quorum_of,
 )
-from lightning_gnn_dist.wire.processes import asking_for_large_pages, end_of, tied
+from lightning_gnn_dist.wire.processes import LEFT_BY_SIGTERM, asking_for_large_pages, end_of, tied
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 
@@ -104,7 +103,7 @@ class Launcher:
                 self._finished.add(rank)
                 continue
             self.tell(f"Rank {rank} {_cause(code)}; {self._count()}.")
-            if code != LEFT and self.restarts and self._running and not self._finished:
+            if code != LEFT_BY_SIGTERM and self.restarts and self._running and not self._finished:
                 self.restarts -= 1
                 self.tell(f"Rank {rank} is started again.")
                 self._mark(rank).unlink(missing_ok=True)
@@ -156,7 +155,7 @@ class Launcher:
 
 
 def _cause(code: int) -> str:
-    return "was told to end by SIGTERM" if code == LEFT else end_of(code)
+    return "was told to end by SIGTERM" if code == LEFT_BY_SIGTERM else end_of(code)
 
 
 def _is_older(path: Path, limit: float) -> bool:

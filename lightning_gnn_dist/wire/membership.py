@@ -15,7 +15,6 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-import signal
 import socket
 import threading
 import time
@@ -44,7 +43,6 @@ RANK = "LIGHTNING_GNN_DIST_RANK"  # the number of this rank, for its name
 RANKS = "LIGHTNING_GNN_DIST_RANKS"  # how many ranks the launcher started
 WAITS = "LIGHTNING_GNN_DIST_WAITS"  # a file that exists while this rank waits for a quorum
 ALIVE = "LIGHTNING_GNN_DIST_ALIVE"  # a file that this rank touches while it lives
-LEFT = 128 + signal.SIGTERM  # the exit code of a rank that was told to end, and left after a meeting
 State = dict[str, Any]
 _SECONDS_OF_SILENCE = 20.0
 _SECONDS_BETWEEN_SIGNS = 1.0

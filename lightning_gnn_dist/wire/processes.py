@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+LEFT_BY_SIGTERM = 128 + signal.SIGTERM  # the exit code of a process that was told to end, and ended by itself
 GRACE_SECONDS = 10.0  # that ranks have to end by themselves when one has failed, before they are killed
 LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # torch reads it before its first tensor, and takes pages of 2 MB on Linux
 _TIES = sys.platform == "linux"

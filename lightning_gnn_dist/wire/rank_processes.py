@@ -30,6 +30,7 @@ from typing import IO, Any, Literal, Protocol
 from lightning_gnn_dist.wire import by_value
 from lightning_gnn_dist.wire.processes import (
     GRACE_SECONDS,
+    LEFT_BY_SIGTERM,
     asking_for_large_pages,
     end_of,
     large_pages_in_children,
@@ -38,7 +39,6 @@ from lightning_gnn_dist.wire.processes import (
 
 Start = Literal["spawn", "fork", "forkserver"]
 How = Literal["done", "left", "interrupted", "failed"]  # left: by SIGTERM
-LEFT_BY_SIGTERM = 128 + signal.SIGTERM
 _CODES = {"done": 0, "left": LEFT_BY_SIGTERM, "interrupted": 128 + signal.SIGINT, "failed": 1}
 _PACKAGE = __name__.partition(".")[0]
 _SECONDS_BETWEEN_LOOKS = 0.2

@@ -16,7 +16,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from lightning_gnn_dist import Elastic, EverySeconds, Outer, TMAStrategy
-from lightning_gnn_dist.wire.membership import LEFT, MembersChannel, Membership
+from lightning_gnn_dist.wire.membership import MembersChannel, Membership
+from lightning_gnn_dist.wire.processes import LEFT_BY_SIGTERM
 from tests.strategies.fitting import Net, State, fit, state_of
 
 HEARTBEAT_SECONDS = 1.5
@@ -124,7 +125,7 @@ def told_to_leave() -> Iterator[None]:
     try:
         yield
     except SystemExit as left:
-        if left.code != LEFT:
+        if left.code != LEFT_BY_SIGTERM:
             raise RuntimeError(f"It ends with exit code {left.code}.") from left
 
 

@@ -56,7 +56,7 @@ def test_early_stopping_stops_all_ranks_after_the_same_round() -> None:
     assert run_ranks(stop_early, 2) == [2, 2]
 
 
-def preempted(rank: int, world_size: int, folder: str) -> tuple[int, bool]:
+def preempted(rank: int, world_size: int, folder: str) -> tuple[int, Any]:
     class Preempt(Net):
         def training_step(self, batch: list[Tensor]) -> Tensor:
             if rank == 1 and self.global_step == 5:
@@ -76,31 +76,31 @@ def preempted(rank: int, world_size: int, folder: str) -> tuple[int, bool]:
             callbacks=[saver],
             enable_checkpointing=True,
         )
-    except SystemExit:
-        return module.trainer.global_step, True
-    return module.trainer.global_step, False
+    except SystemExit as left:
+        return module.trainer.global_step, left.code
+    return module.trainer.global_step, None
 
 
 def test_sigterm_on_one_rank_ends_all_at_the_meeting(tmp_path: Path) -> None:
     results = run_ranks(preempted, 2, str(tmp_path))
-    assert [steps for steps, _ in results] == [8, 8]
+    assert results == [(8, 128 + signal.SIGTERM)] * 2
     assert list(tmp_path.glob("*.ckpt"))
 
 
-def preempted_at_the_end(rank: int, world_size: int, strategy: Any) -> bool:
+def preempted_at_the_end(rank: int, world_size: int, strategy: Any) -> Any:
     class Preempt(Net):
         def on_train_end(self) -> None:
             if rank == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(SIGTERMException):
+    with pytest.raises(SIGTERMException) as left:
         fit(rank, strategy, Preempt(), devices=world_size)
-    return True
+    return left.value.code
 
 
 @pytest.mark.parametrize("strategy", [local_sgd(EverySteps(4)), grappa()], ids=["rounds", "gradients"])
 def test_sigterm_after_the_last_vote_ends_all_after_the_fit(strategy: Any) -> None:
-    assert run_ranks(preempted_at_the_end, 2, strategy) == [True, True]
+    assert run_ranks(preempted_at_the_end, 2, strategy) == [128 + signal.SIGTERM] * 2
 
 
 def fit_twice_then_test(rank: int, world_size: int) -> tuple[int, list[float]]:
