@@ -57,19 +57,20 @@ class Content(NamedTuple):
     @classmethod
     def of(cls, graph: Graph, sample: Sample) -> Content:
         """Return the content of a sample of a graph."""
-        types = graph.types
-        if types is None:
-            edges = Taken({}) if sample.edge_ids is None else Taken(graph.edge_arrays, sample.edge_ids)
-            return cls.of_one_type(sample, Taken(graph.node_arrays, sample.nodes), edges)
-        apart = take_apart(graph, sample, with_ids=any(types.edge_arrays.values()))
-        nodes = [Taken(types.node_arrays[kind], ids) for kind, ids in zip(types.node_types, apart.nodes, strict=True)]
-        of_edges = [
-            Taken(arrays, places_of(graph, number, apart.rows[number].edge_ids) if arrays else None)
-            for number, arrays in enumerate(types.edge_arrays[kind] for kind in types.edge_types)
+        types, of_nodes, of_edges = graph.types or OneType(), graph.arrays_of_nodes, graph.arrays_of_edges
+        apart = take_apart(graph, sample, with_ids=any(of_edges.values()))
+        nodes = [Taken(of_nodes[kind], ids) for kind, ids in zip(types.node_types, apart.nodes, strict=True)]
+        edges = [
+            Taken(of_edges[kind], places_of(graph, number, rows.edge_ids))
+            if of_edges[kind] and sample.edge_ids is not None
+            else Taken({})
+            for number, (kind, rows) in enumerate(zip(types.edge_types, apart.rows, strict=True))
         ]
-        coverage = vars(graph).get("node_arrays", {}).get("coverage")
-        of_seeds = None if coverage is None else coverage[sample.nodes[: sample.num_sampled_nodes[0]]]
-        return cls.by_types(types, apart, sample, nodes, of_edges)._replace(coverage=of_seeds)
+        content = cls.by_types(types, apart, sample, nodes, edges)
+        of_part = {} if graph.types is None else vars(graph).get("node_arrays", {})  # beside the arrays of the types
+        if "coverage" not in of_part:
+            return content
+        return content._replace(coverage=of_part["coverage"][sample.nodes[: sample.num_sampled_nodes[0]]])
 
     @classmethod
     def of_one_type(cls, sample: Sample, nodes: Taken, edges: Taken) -> Content:

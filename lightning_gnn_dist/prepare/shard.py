@@ -168,8 +168,7 @@ class Shard:
             self.bounds.types.check_rows(self.rows.types, self.index, path)
         elif self.rows.types is not None:
             raise ValueError(f"{path} has types, and {INDEX} knows of none: copy both from the same division.")
-        of_types = {"": self.rows.node_arrays} if self.rows.types is None else self.rows.types.node_arrays
-        for kind, arrays in of_types.items():
+        for kind, arrays in self.rows.arrays_of_nodes.items():
             if "n_id" in arrays:
                 _check_ids(arrays["n_id"], path / "nodes" / kind / "n_id.npy")
 

@@ -61,9 +61,10 @@ class Apart(NamedTuple):
 
 
 def take_apart(graph: Graph, sample: Sample, *, with_ids: bool = True) -> Apart:
-    """Return the batch of a sample of a typed graph by types; without ids, the edges are not told apart."""
+    """Return the batch of a sample of a graph by types; without ids, the edges are not told apart."""
     types = graph.types
-    assert types is not None
+    if types is None:
+        return of_one_type(sample)
     if sample.edge_kinds is None:
         sample = sample._replace(edge_kinds=types.edge_type[sample.edge_ids])
     apart = by_types(types, sample if with_ids else sample._replace(edge_ids=None))
@@ -126,8 +127,7 @@ def in_types(apart: Apart, ends: Tensor) -> Tensor:
 def places_of(graph: Graph, number: int, positions: Tensor) -> Tensor:
     """Where edges of type ``number``, given by their positions in the graph, stand among all edges of that type."""
     types = graph.types
-    assert types is not None
-    if len(types.edge_types) == 1:
+    if types is None or len(types.edge_types) == 1:
         return positions
     edge_type, step = edge_types_of(types), max(_LEAST_EDGES, _EDGES_PER_TYPE * len(types.edge_types))
 
