@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import LABELS, PoolOf, SampledData, blocks_of, gathered
-from lightning_gnn_dist.batches.hetero import LABELS_OF_LINKS, SampledHeteroData, ends_of
+from lightning_gnn_dist.batches.hetero import ENDS, LABELS_OF_LINKS, SampledHeteroData, ends_of
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.engine.temporal.hops import SEED_TIME
@@ -110,7 +110,7 @@ class Stores(NamedTuple):
 
 
 def assemble(
-    graph: Graph | Content,
+    graph: Graph,
     sample: Sample,
     pool_of: PoolOf = lambda _: None,
     *,
@@ -120,7 +120,7 @@ def assemble(
     """Make a batch of a sample, with the rows of the graph's arrays for its nodes and edges.
 
     Args:
-        graph: The graph that was sampled, or what is taken of its arrays. With types, the batch is a
+        graph: The graph that was sampled. With types, the batch is a
             :class:`~lightning_gnn_dist.batches.hetero.SampledHeteroData`.
         sample: The batch's nodes and edges.
         pool_of: Returns the pool that lends memory for the array of a name, or None.
@@ -128,7 +128,13 @@ def assemble(
             arrays keep their types.
         all_labels: Give ``y`` a row for each node. Otherwise it has one for each seed, and no more.
     """
-    content = Content.of(graph, sample) if isinstance(graph, Graph) else graph
+    return made_of(Content.of(graph, sample), pool_of, widen=widen, all_labels=all_labels)
+
+
+def made_of(
+    content: Content, pool_of: PoolOf = lambda _: None, *, widen: Widen = True, all_labels: bool = True
+) -> SampledData:
+    """Make a batch, as :func:`assemble` does, of what is taken of arrays."""
     stores, asked = Stores.of(content.types, content.seed_type), ends_of(content.seed_type)
     kinds = zip(content.types.node_types, stores.nodes, content.nodes, content.apart.num_sampled, strict=True)
     for kind, store, (arrays, rows), counts in kinds:
@@ -174,8 +180,7 @@ def _add_extra(stores: Stores, content: Content) -> None:
     """Give each type its rows of what the sampler says of all nodes, and the seeds or targets what it says of them."""
     for name, array in content.extra.items():
         if name == SEED_TIME or name.startswith(LABELS_OF_LINKS):
-            is_of_nodes = name == "edge_label_index"
-            stores.of_seeds._mapping[name] = in_types(content.apart, array) if is_of_nodes else array
+            stores.of_seeds._mapping[name] = in_types(content.apart, array) if name == ENDS else array
             continue
         for number, store in enumerate(stores.nodes):
             store._mapping[name] = array if len(stores.nodes) == 1 else array[content.apart.kinds == number]

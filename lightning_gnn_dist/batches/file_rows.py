@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_gnn_dist.batches.assembling import Content, Taken, assemble
+from lightning_gnn_dist.batches.assembling import Content, Taken, made_of
 from lightning_gnn_dist.batches.batch import LABELS, SampledData
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.sample import Sample
@@ -32,7 +32,7 @@ class FileRows:
             for name, array in self._nodes.items()
         }
         edges = {} if edge_ids is None else {name: array.take(edge_ids) for name, array in self._edges.items()}
-        return assemble(Content.of_one_type(sample, Taken(nodes), Taken(edges)), sample, widen=widen)
+        return made_of(Content.of_one_type(sample, Taken(nodes), Taken(edges)), widen=widen)
 
     def release(self) -> None:
         """Release the pages of edges that sampling has read."""

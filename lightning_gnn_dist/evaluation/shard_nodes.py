@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.assembling import Content, Taken, assemble
+from lightning_gnn_dist.batches.assembling import Content, Taken, made_of
 from lightning_gnn_dist.batches.batch import SampledData, gathered, names_in_batches, with_x
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.sample import Sample
@@ -87,11 +87,11 @@ class ShardNodes:
 
     def one_hop(self, nodes: Tensor, rows: RowTable | None, bring: Bring) -> SampledData:
         sample = self._sample(nodes)
-        ids, own = sample.nodes, self._shard.rows.edge_arrays
+        ids = sample.nodes
         left_out = () if rows is None else FEATURES
         arrays = {name: table.take(ids) for name, table in self._tables.items() if name not in left_out}
-        edges = Taken({}) if sample.edge_ids is None else Taken(own, sample.edge_ids)
-        batch = assemble(Content.of_one_type(sample, Taken(arrays), edges), sample, widen=self._widen)
+        edges = Taken({}) if sample.edge_ids is None else Taken(self._shard.rows.edge_arrays, sample.edge_ids)
+        batch = made_of(Content.of_one_type(sample, Taken(arrays), edges), widen=self._widen)
         if rows is not None:
             batch = with_x(batch, rows.take(ids))
         batch.promise_x0(lambda: bring(self._input_rows("x", ids)))

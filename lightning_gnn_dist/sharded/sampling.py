@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.turns import Steps, together
-from lightning_gnn_dist.batches.assembling import Content, Taken, assemble
+from lightning_gnn_dist.batches.assembling import Content, Taken, made_of
 from lightning_gnn_dist.batches.batch import LABELS, PoolOf
 from lightning_gnn_dist.batches.pool import Widen, gather_joined
 from lightning_gnn_dist.checks import shown
@@ -107,7 +107,7 @@ def finish(
             for i, kind in enumerate(graph.types.edge_types)
         ]
         content = Content.by_types(graph.types, apart, sample, [*map(Taken, node_rows)], [*map(Taken, edge_rows)])
-        made.append(assemble(content, sample, widen=widen, all_labels=all_labels))
+        made.append(made_of(content, widen=widen, all_labels=all_labels))
     return made
 
 
