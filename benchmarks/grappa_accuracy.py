@@ -36,7 +36,7 @@ from lightning_gnn_dist import (
     SuperNodePartitioner,
     WholePartSampler,
 )
-from lightning_gnn_dist.batches.batch import assemble
+from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.data.residency import default_period
 
 TWO_HOPS = Coverage(hops=2)

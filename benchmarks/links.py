@@ -54,7 +54,7 @@ from lightning_gnn_dist import (
     WholePartSampler,
     split_edges,
 )
-from lightning_gnn_dist.batches.batch import assemble
+from lightning_gnn_dist.batches.assembling import assemble
 
 PAIRS_AT_ONCE = 1 << 18
 

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import spmm
 
-from lightning_gnn_dist.batches.batch import Arrays, SampledData, assemble
+from lightning_gnn_dist.batches.assembling import Content, Taken, assemble, made_of
+from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.pool import BufferPool, Pool, gather_rows
 from lightning_gnn_dist.batches.source import GraphSource
@@ -119,7 +120,7 @@ def whole(graph: Graph, sample: Sample, pool: Pool = POOL) -> SampledData:
 def reduced(graph: Graph, sample: Sample, pool: Pool = POOL, *, is_free: bool = False) -> SampledData:
     num_dst = sample.indptr.numel() - 1
     others = {name: array for name, array in graph.node_arrays.items() if name not in ("x", "x" + SUFFIX)}
-    batch = assemble(Arrays(others, {}), sample)
+    batch = made_of(Content.of_one_type(sample, Taken(others, sample.nodes), Taken({})))
     outermost, *inner = batch.blocks
     batch.x = reduced_rows(graph, sample, pool, is_free=is_free)
     has_senders = outermost.indptr.diff() > 0

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import trim_to_layer
 
-from lightning_gnn_dist.batches.batch import SampledData, assemble
+from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.pool import BufferPool, gather_rows
 from lightning_gnn_dist.batches.source import GraphSource

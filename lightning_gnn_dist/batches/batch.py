@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from torch_geometric.data.storage import BaseStorage, GlobalStorage
 from torch_geometric.data.view import ItemsView, ValuesView
 
 from lightning_gnn_dist.batches.pool import Pool, Widen, gather_rows
-from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.quantize import scale_of
@@ -211,60 +210,6 @@ class SampledData(Data):  # type: ignore[misc]
         return super().__getattr__(key)
 
 
-class Arrays(NamedTuple):
-    """Node and edge arrays, in place of a graph.
-
-    Attributes:
-        node_arrays: By name, as those of a graph.
-        edge_arrays: By name, as those of a graph.
-        are_gathered: Whether they are the batch's own already: a row for each of its nodes and edges, and labels as it
-            is to have them.
-    """
-
-    node_arrays: dict[str, Tensor]
-    edge_arrays: dict[str, Tensor]
-    are_gathered: bool = False
-
-
-def assemble(
-    graph: Graph | Arrays,
-    sample: Sample,
-    pool_of: PoolOf = lambda _: None,
-    *,
-    widen: Widen = True,
-    all_labels: bool = True,
-) -> SampledData:
-    """Make a batch of a sample, with the rows of the graph's arrays for its nodes and edges.
-
-    Args:
-        graph: The graph that was sampled.
-        sample: The batch's nodes and edges.
-        pool_of: Returns the pool that lends memory for the array of a name, or None.
-        widen: Convert float16, bfloat16 and int8 with scales to float32; a type keeps that one, but in ``y``. False:
-            arrays keep their types.
-        all_labels: Give ``y`` a row for each node. Otherwise it has one for each seed, and no more.
-    """
-    data, num_labels = SampledData(), None if all_labels else sample.num_sampled_nodes[0]
-    is_gathered = isinstance(graph, Arrays) and graph.are_gathered
-    nodes, edges = (None, None) if is_gathered else (sample.nodes, sample.edge_ids)
-    entries = data._store._mapping  # PyG's way to set an entry takes several times as long
-    entries |= gathered(graph.node_arrays, nodes, pool_of, widen=widen, num_labels=num_labels)
-    entries.setdefault("n_id", sample.nodes)
-    if sample.edge_ids is not None:
-        entries |= gathered(graph.edge_arrays, edges, pool_of, widen=widen)
-    if sample.edge_weight is not None:
-        entries["edge_weight"] = sample.edge_weight
-    if sample.node_norm is not None:
-        entries["node_norm"] = sample.node_norm
-    entries |= sample.extra
-    entries["batch_size"] = sample.num_sampled_nodes[0]
-    entries["num_sampled_nodes"] = list(sample.num_sampled_nodes)
-    entries["num_sampled_edges"] = list(sample.num_sampled_edges)
-    data._store._edge_arrays = frozenset(graph.edge_arrays)
-    data._store.promise(_blocks(sample, data))
-    return data
-
-
 def one_hop(batch: SampledData, block: Block, x: Tensor | None = None, nodes: Tensor | None = None) -> SampledData:
     """The batch of one hop that a layer on ``block``, one of the batch's blocks, reads: the first rows of all arrays.
 
@@ -303,10 +248,13 @@ def one_hop(batch: SampledData, block: Block, x: Tensor | None = None, nodes: Te
     return view
 
 
-def with_x(batch: SampledData, sample: Sample, x: Tensor) -> SampledData:
-    """The batch of a sample with other features: the values of its matrices have their type."""
+def with_x(batch: SampledData, x: Tensor) -> SampledData:
+    """The batch with other features: the values of its matrices have their type."""
     batch.x = x
-    batch._store.promise(_blocks(sample, batch))
+    store = batch._store
+    first, dtype = store._blocks[0], dtype_of(x)
+    weight = _weight(store.get("edge_weight"), first.num_edges, dtype)
+    store._blocks = rebase(store._blocks, replace(first, weight=weight, dtype=dtype))
     return batch
 
 
@@ -362,13 +310,6 @@ def gathered(
     return found
 
 
-def _blocks(sample: Sample, data: SampledData) -> tuple[Block, ...]:
-    nodes = list(accumulate(sample.num_sampled_nodes))
-    csr = sample.indptr, sample.indices
-    is_corrected = sample.edge_weight is not None
-    return blocks_of(nodes, nodes, sample.num_sampled_edges, csr, data.get("x"), data.get("edge_weight"), is_corrected)
-
-
 def blocks_of(
     receivers: list[int],
     senders: list[int],
@@ -379,12 +320,17 @@ def blocks_of(
     is_corrected: bool,
 ) -> tuple[Block, ...]:
     """The blocks of all layers over one CSR. Of receivers and senders there are so many up to each hop."""
-    dtype = x.dtype if isinstance(x, Tensor) and x.is_floating_point() else torch.float32
+    dtype = dtype_of(x)
     edges = list(accumulate(num_sampled_edges))
     weight = _weight(edge_weight, edges[-1], dtype)
     outermost = Block(receivers[-2], senders[-1], *csr, weight, dtype, is_corrected)
     inner = range(len(edges) - 2, -1, -1)
     return outermost, *(outermost.head(receivers[hop], senders[hop + 1], edges[hop]) for hop in inner)
+
+
+def dtype_of(x: Any) -> torch.dtype:
+    """The type of a matrix's values beside these features."""
+    return x.dtype if isinstance(x, Tensor) and x.is_floating_point() else torch.float32
 
 
 def _is_plain(value: Any) -> bool:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
-from lightning_gnn_dist.batches.batch import Arrays, SampledData, assemble
+from lightning_gnn_dist.batches.assembling import Content, Taken, made_of
+from lightning_gnn_dist.batches.batch import LABELS, SampledData
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.graph.graph import Graph
@@ -26,16 +25,14 @@ class FileRows:
         self._edges = {name: MappedRows(array, maps) for name, array in graph.edge_arrays.items()}
 
     def assemble(self, sample: Sample, *, widen: Widen = True, all_labels: bool = True) -> SampledData:
-        """Make a batch, as :func:`~lightning_gnn_dist.batches.batch.assemble` does."""
-        rows = Arrays({name: array.take(sample.nodes) for name, array in self._nodes.items()}, {})
-        here = sample._replace(nodes=torch.arange(len(sample.nodes)))
-        if sample.edge_ids is not None:
-            edges = {name: array.take(sample.edge_ids) for name, array in self._edges.items()}
-            rows, here = rows._replace(edge_arrays=edges), here._replace(edge_ids=torch.arange(len(sample.edge_ids)))
-        batch = assemble(rows, here, widen=widen, all_labels=all_labels)
-        if "n_id" not in self._nodes:
-            batch.n_id = sample.nodes
-        return batch
+        """Make a batch, as :func:`~lightning_gnn_dist.batches.assembling.assemble` does."""
+        seeds, edge_ids = sample.nodes[: sample.num_sampled_nodes[0]], sample.edge_ids
+        nodes = {
+            name: array.take(seeds if name == LABELS and not all_labels else sample.nodes)
+            for name, array in self._nodes.items()
+        }
+        edges = {} if edge_ids is None else {name: array.take(edge_ids) for name, array in self._edges.items()}
+        return made_of(Content.of_one_type(sample, Taken(nodes), Taken(edges)), widen=widen)
 
     def release(self) -> None:
         """Release the pages of edges that sampling has read."""

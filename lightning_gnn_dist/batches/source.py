@@ -15,10 +15,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData, assemble, device_of_batch
+from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.batches.batch import SampledData, device_of_batch
 from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
 from lightning_gnn_dist.batches.file_rows import FileRows
-from lightning_gnn_dist.batches.hetero import SampledHeteroData, assemble_typed
+from lightning_gnn_dist.batches.hetero import store_of_seeds
 from lightning_gnn_dist.batches.part_batch import PartBatch, Run
 from lightning_gnn_dist.batches.placement import Placement
 from lightning_gnn_dist.batches.pool import BufferPool, Pool, Widen
@@ -171,8 +172,7 @@ class GraphSource:
         if inputs is not None:
             for batch, sample, ids, given in zip(batches, samples, seeds, inputs, strict=True):
                 numbers = (_sorted_as(sample, ids, given) if sample.is_constant else given).to(device_of_batch(batch))
-                store = batch[batch.seed_type] if isinstance(batch, SampledHeteroData) else batch
-                store.input_id = numbers
+                store_of_seeds(batch).input_id = numbers
         return batches
 
     def _assembled(self, samples: list[Sample]) -> list[SampledData]:
@@ -182,13 +182,12 @@ class GraphSource:
         return [self._files.assemble(sample, widen=self._widen, all_labels=self._all_labels) for sample in samples]
 
     def _assemble(self, sample: Sample) -> SampledData:
-        make: Any = assemble if self._graph.types is None else assemble_typed
+        how: Any = {"widen": self._widen, "all_labels": self._all_labels}
         if not sample.is_constant:
-            made: SampledData = make(self._graph, sample, self._pool_of, widen=self._widen, all_labels=self._all_labels)
-            return made
+            return assemble(self._graph, sample, self._pool_of, **how)
         kept = self._constant
         if kept is None or kept[0] is not sample:
-            whole = make(self._graph, sample, widen=self._widen, all_labels=self._all_labels)
+            whole = assemble(self._graph, sample, **how)
             whole = whole if self._stream is None else whole.to(self._stream.device)
             self._constant = kept = sample, whole, writes_of(whole)
         elif kept[2] != writes_of(kept[1]):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData, assemble, gathered, with_x
+from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.batches.batch import SampledData, gathered, with_x
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.evaluation.layer_pass import Bring
@@ -62,9 +63,9 @@ class PartNodes:
         (sample,) = NeighborSampler([-1]).sample_bulk(self._part, [self._at(nodes)], [BatchKey(0, 0, 0)])
         batch = assemble(self._part, sample, widen=self._widen)
         if rows is not None:
-            batch = with_x(batch, sample, rows.take(self._ids[sample.nodes]))
+            batch = with_x(batch, rows.take(self._ids[sample.nodes]))
         elif self._features:
-            batch = with_x(batch, sample, self._inputs(sample.nodes))
+            batch = with_x(batch, self._inputs(sample.nodes))
         batch.promise_x0(lambda: bring(self._inputs(sample.nodes)))
         return batch
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData, assemble, in_type
+from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.batches.batch import SampledData, in_type
 from lightning_gnn_dist.batches.loading import widening
 from lightning_gnn_dist.batches.placement import device_of
 from lightning_gnn_dist.batches.pool import Widen

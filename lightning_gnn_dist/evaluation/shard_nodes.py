@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import Arrays, SampledData, assemble, gathered, names_in_batches, with_x
+from lightning_gnn_dist.batches.assembling import Content, Taken, made_of
+from lightning_gnn_dist.batches.batch import SampledData, gathered, names_in_batches, with_x
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.evaluation.layer_pass import Bring
@@ -86,14 +87,13 @@ class ShardNodes:
 
     def one_hop(self, nodes: Tensor, rows: RowTable | None, bring: Bring) -> SampledData:
         sample = self._sample(nodes)
-        ids, here = sample.nodes, sample._replace(nodes=torch.arange(len(sample.nodes)))
+        ids = sample.nodes
         left_out = () if rows is None else FEATURES
         arrays = {name: table.take(ids) for name, table in self._tables.items() if name not in left_out}
-        batch = assemble(Arrays(arrays, self._shard.rows.edge_arrays), here, widen=self._widen)
-        if "n_id" not in arrays:
-            batch.n_id = ids
+        edges = Taken({}) if sample.edge_ids is None else Taken(self._shard.rows.edge_arrays, sample.edge_ids)
+        batch = made_of(Content.of_one_type(sample, Taken(arrays), edges), widen=self._widen)
         if rows is not None:
-            batch = with_x(batch, sample, rows.take(ids))
+            batch = with_x(batch, rows.take(ids))
         batch.promise_x0(lambda: bring(self._input_rows("x", ids)))
         return batch
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData, assemble, gathered, names_in_batches, with_x
+from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.batches.batch import SampledData, gathered, names_in_batches, with_x
 from lightning_gnn_dist.batches.file_rows import FileRows
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.sample import BatchKey
@@ -81,9 +82,9 @@ class WholeNodes:
         else:
             batch = assemble(self._others, sample, widen=self._widen)
         if rows is not None:
-            batch = with_x(batch, sample, rows.take(sample.nodes))
+            batch = with_x(batch, rows.take(sample.nodes))
         elif "x" in self._features:
-            batch = with_x(batch, sample, self._inputs(sample.nodes))
+            batch = with_x(batch, self._inputs(sample.nodes))
         batch.promise_x0(lambda: bring(self._inputs(sample.nodes)))
         return batch
 

@@ -92,24 +92,31 @@ def check_pairs(edge_index: Tensor) -> None:
 def arrays_of(data: Data) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The node arrays and the edge arrays of ``data``; a tensor that is neither is refused."""
     _check_data(data)
-    nodes: dict[str, Tensor] = {}
-    edges: dict[str, Tensor] = {}
-    content = data.to_dict()
-    for name, value in tensors_of(content):
-        if name in SPLITS:
-            own = nodes.get(SPLITS[name], content.get(SPLITS[name]))
-            nodes[SPLITS[name]] = mask_of(name, value, data.num_nodes, own)
-            continue
+    tensors = dict(tensors_of(data.to_dict()))
+    for name, value in tensors.items():
         belongs = data.num_edges if is_of_edges(name) else data.num_nodes
-        if value.dim() == 0 or len(value) != belongs:
+        if name not in SPLITS and (value.dim() == 0 or len(value) != belongs):
             raise ValueError(
                 f"{name} has shape {tuple(value.shape)}, but the graph has {data.num_nodes} nodes and "
                 f"{data.num_edges} edges: give it one row per node (or per edge, under a name that starts with "
                 f"'edge_'), or remove it with `del data.{name}`."
             )
-        (edges if is_of_edges(name) else nodes)[name] = value.contiguous()
+    edges = {name: value.contiguous() for name, value in tensors.items() if is_of_edges(name)}
+    nodes = with_masks({name: value for name, value in tensors.items() if name not in edges}, data.num_nodes)
     check_names(nodes, edges)
     return nodes, edges
+
+
+def with_masks(tensors: Mapping[str, Tensor], num_nodes: int) -> dict[str, Tensor]:
+    """The arrays of nodes, with a mask in the place of each split that is given by ids."""
+    arrays: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        if name in SPLITS:
+            own = arrays.get(SPLITS[name], tensors.get(SPLITS[name]))
+            arrays[SPLITS[name]] = mask_of(name, value, num_nodes, own)
+        else:
+            arrays[name] = value.contiguous()
+    return arrays
 
 
 def tensors_of(content: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:

@@ -30,7 +30,7 @@ from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.typed import hetero
 from lightning_gnn_dist.graph.typed.build import build
 from lightning_gnn_dist.graph.typed.induced import induced
-from lightning_gnn_dist.graph.typed.types import UNTYPED_ONLY, GraphTypes
+from lightning_gnn_dist.graph.typed.types import UNTYPED_ONLY, EdgeType, GraphTypes
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
@@ -222,6 +222,16 @@ class Graph:
             return arrays | self.types.arrays
         arrays |= {f"nodes/{name}": array for name, array in self.node_arrays.items()}
         return arrays | {f"edges/{name}": array for name, array in self.edge_arrays.items()}
+
+    @property
+    def arrays_of_nodes(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """The arrays of each node type. A graph without types counts as one of one type, whose name is empty."""
+        return {"": self.node_arrays} if self.types is None else self.types.node_arrays
+
+    @property
+    def arrays_of_edges(self) -> Mapping[EdgeType, Mapping[str, Tensor]]:
+        """The arrays of each edge type, as :attr:`arrays_of_nodes`."""
+        return {("", "", ""): self.edge_arrays} if self.types is None else self.types.edge_arrays
 
     @property
     def num_bytes(self) -> int:

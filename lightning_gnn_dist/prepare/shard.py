@@ -26,6 +26,7 @@ from lightning_gnn_dist.graph.storage import drafts
 from lightning_gnn_dist.graph.storage.files import check_entries, read_json
 from lightning_gnn_dist.graph.storage.store import SHARD, SHARDS
 from lightning_gnn_dist.graph.typed.induced import types_of
+from lightning_gnn_dist.graph.typed.types import OneType
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare.held_edges import HeldEdges, LinkBounds, SplitOfEdges
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds, bounds_of, order_of_types, typed_about
@@ -81,8 +82,10 @@ class Bounds:
     @cached_property
     def of_types(self) -> TypedBounds:
         """The same by types; a graph without types counts as one of one type, which has no name."""
-        one = ("",), (("", "", ""),)
-        return TypedBounds(*one, self.nodes[None], self.edges[None]) if self.types is None else self.types
+        if self.types is not None:
+            return self.types
+        one = OneType()
+        return TypedBounds(one.node_types, one.edge_types, self.nodes[None], self.edges[None], one.seed_type())
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,8 +168,7 @@ class Shard:
             self.bounds.types.check_rows(self.rows.types, self.index, path)
         elif self.rows.types is not None:
             raise ValueError(f"{path} has types, and {INDEX} knows of none: copy both from the same division.")
-        of_types = {"": self.rows.node_arrays} if self.rows.types is None else self.rows.types.node_arrays
-        for kind, arrays in of_types.items():
+        for kind, arrays in self.rows.arrays_of_nodes.items():
             if "n_id" in arrays:
                 _check_ids(arrays["n_id"], path / "nodes" / kind / "n_id.npy")
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.pool import Pool, gather_rows
-from lightning_gnn_dist.graph.graph import Graph
 
 Message: TypeAlias = list[Tensor]
 
@@ -43,13 +42,3 @@ def letters_of(name: str | None) -> Tensor:
 
 def name_of(letters: Tensor) -> str:
     return letters.numpy().tobytes().decode()
-
-
-def arrays_of_nodes(rows: Graph, number: int) -> Mapping[str, Tensor]:
-    """The arrays of a node type of a shard; a graph without types counts as one of one type."""
-    return rows.node_arrays if rows.types is None else rows.types.node_arrays[rows.types.node_types[number]]
-
-
-def arrays_of_edges(rows: Graph, number: int) -> Mapping[str, Tensor]:
-    """The arrays of an edge type of a shard."""
-    return rows.edge_arrays if rows.types is None else rows.types.edge_arrays[rows.types.edge_types[number]]

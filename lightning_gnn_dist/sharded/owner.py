@@ -35,8 +35,6 @@ from lightning_gnn_dist.sharded.messages import (
     TIMES_OF_EDGES,
     TIMES_OF_NODES,
     Message,
-    arrays_of_edges,
-    arrays_of_nodes,
     gathered,
     name_of,
     narrow,
@@ -56,7 +54,7 @@ class Owner:
         self._shard, self._rows, self._pool, self._orders = shard, shard.rows, pool, orders
         self._types = shard.bounds.of_types
         self._with_arrays = [
-            number for number in range(len(self._types.edge_types)) if arrays_of_edges(self._rows, number)
+            number for number, kind in enumerate(self._types.edge_types) if self._rows.arrays_of_edges[kind]
         ]
 
     def answer(self, kind: int, question: Message) -> Message:
@@ -123,10 +121,10 @@ class Owner:
 
     def _nodes(self, places: Tensor, number: Tensor) -> Message:
         """The rows of the arrays of a node type, by their places in it."""
-        return gathered(arrays_of_nodes(self._rows, int(number)), places, self._pool)
+        return gathered(self._nodes_of(number), places, self._pool)
 
     def _edges(self, places: Tensor, number: Tensor) -> Message:
-        return gathered(arrays_of_edges(self._rows, int(number)), places, self._pool)
+        return gathered(self._edges_of(number), places, self._pool)
 
     def _linked(self, receivers: Tensor, senders: Tensor, edge_type: Tensor) -> Message:
         """A bool for each pair of nodes: whether the second sends to the first."""
@@ -139,10 +137,16 @@ class Owner:
 
     def _times_of_nodes(self, places: Tensor, number: Tensor, name: Tensor) -> Message:
         """The times of some nodes of a type, by their places in it."""
-        return [arrays_of_nodes(self._rows, int(number))[name_of(name)][places.to(torch.int64)]]
+        return [self._nodes_of(number)[name_of(name)][places.to(torch.int64)]]
 
     def _times_of_edges(self, places: Tensor, number: Tensor, name: Tensor) -> Message:
-        return [arrays_of_edges(self._rows, int(number))[name_of(name)][places.to(torch.int64)]]
+        return [self._edges_of(number)[name_of(name)][places.to(torch.int64)]]
+
+    def _nodes_of(self, number: Tensor) -> Mapping[str, Tensor]:
+        return self._rows.arrays_of_nodes[self._types.node_types[int(number)]]
+
+    def _edges_of(self, number: Tensor) -> Mapping[str, Tensor]:
+        return self._rows.arrays_of_edges[self._types.edge_types[int(number)]]
 
     def _lengths(self, local: Tensor) -> Tensor:
         """Return the lengths of own rows; refuse rows that reach beyond the shard."""

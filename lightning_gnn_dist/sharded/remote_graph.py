@@ -33,8 +33,6 @@ from lightning_gnn_dist.sharded.messages import (
     NODES,
     ROWS,
     Message,
-    arrays_of_edges,
-    arrays_of_nodes,
     letters_of,
     narrow,
 )
@@ -303,7 +301,7 @@ class ShardedGraph:
 
     def _tables_of_nodes(self, cache_bytes: int) -> list[Table]:
         """Each type's cache has the share of its rows in the bytes of all rows of others."""
-        arrays = [dict(arrays_of_nodes(self.shard.rows, number)) for number in range(len(self.types.node_types))]
+        arrays = [dict(self.shard.rows.arrays_of_nodes[kind]) for kind in self.types.node_types]
         others = self.types.nodes[:, -1] - self.types.nodes.diff()[:, self.shard.index]
         sizes = [int(count) * bytes_per_row(own) for count, own in zip(others, arrays, strict=True)]
         of_types = zip(arrays, self.types.nodes, self.types.offsets, sizes, strict=False)
@@ -314,7 +312,7 @@ class ShardedGraph:
 
     def _tables_of_edges(self) -> dict[int, Table]:
         """Where no edge has arrays, nobody may have counted the edges of shards."""
-        arrays = [dict(arrays_of_edges(self.shard.rows, number)) for number in range(len(self.types.edge_types))]
+        arrays = [dict(self.shard.rows.arrays_of_edges[kind]) for kind in self.types.edge_types]
         return {
             number: self._table(EDGES, number, own, self.types.edges[number])
             for number, own in enumerate(arrays)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.turns import Steps, together
-from lightning_gnn_dist.batches.batch import LABELS, Arrays, PoolOf, assemble
-from lightning_gnn_dist.batches.hetero import TypedArrays, assemble_typed
+from lightning_gnn_dist.batches.assembling import Content, Taken, made_of
+from lightning_gnn_dist.batches.batch import LABELS, PoolOf
 from lightning_gnn_dist.batches.pool import Widen, gather_joined
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.rng import typed_keys
@@ -106,7 +106,8 @@ def finish(
             _rows(of_edges[i][0], kind, of_edges[i][1][batch], pool_of) if i in of_edges else {}
             for i, kind in enumerate(graph.types.edge_types)
         ]
-        made.append(_batch(graph, sample, apart, node_rows, edge_rows, widen, all_labels))
+        content = Content.by_types(graph.types, apart, sample, [*map(Taken, node_rows)], [*map(Taken, edge_rows)])
+        made.append(made_of(content, widen=widen, all_labels=all_labels))
     return made
 
 
@@ -193,20 +194,3 @@ def _rows(
         pool = pool_of(f"{kind} {name}")
         rows[name] = gather_joined(found.own[name], found.held[name], found.fetched[name], at, pool)
     return rows
-
-
-def _batch(
-    graph: ShardedGraph,
-    sample: Sample,
-    apart: Apart,
-    nodes: list[dict[str, Tensor]],
-    edges: list[dict[str, Tensor]],
-    widen: Widen,
-    all_labels: bool,
-) -> Any:
-    """Return a batch of its arrays, of each node type and edge type."""
-    if graph.shard.bounds.types is None:
-        return assemble(Arrays(nodes[0], edges[0], are_gathered=True), sample, widen=widen)
-    types = graph.types
-    of_types = dict(zip(types.node_types, nodes, strict=True)), dict(zip(types.edge_types, edges, strict=True))
-    return assemble_typed(TypedArrays(types, apart, *of_types), sample, widen=widen, all_labels=all_labels)

@@ -12,7 +12,8 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.utils import trim_to_layer
 
 from lightning_gnn_dist import BatchKey, Graph, NeighborSampler, Sampler, WholePartSampler, quantize_rows
-from lightning_gnn_dist.batches.batch import SampledData, assemble
+from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.batches.batch import SampledData
 from tests.sampling.reference import random_graph
 
 GRAPH = random_graph(200, 1500, seed=2)

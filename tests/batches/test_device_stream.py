@@ -14,7 +14,8 @@ from torch import Tensor
 from lightning_gnn_dist import BatchKey, DeviceSampler, Graph, NeighborSampler, WholePartSampler
 from lightning_gnn_dist.batches import device_stream as module
 from lightning_gnn_dist.batches import pool
-from lightning_gnn_dist.batches.batch import SampledData, assemble
+from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.device_stream import DeviceStream, Sent
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader

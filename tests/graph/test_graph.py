@@ -124,3 +124,8 @@ def test_a_graph_in_memory_can_be_pickled(graph: Graph) -> None:
 def test_what_is_no_list_of_rows_is_refused(indptr, indices, message):
     with pytest.raises(ValueError, match=message):
         Graph(indptr, indices)
+
+
+def test_a_graph_without_types_counts_as_one_of_one_type(graph: Graph) -> None:
+    assert list(graph.arrays_of_nodes) == [""] and graph.arrays_of_nodes[""] is graph.node_arrays
+    assert list(graph.arrays_of_edges) == [("", "", "")] and graph.arrays_of_edges["", "", ""] is graph.edge_arrays

@@ -25,7 +25,8 @@ from lightning_gnn_dist import (
     WholePartSampler,
     through_layers,
 )
-from lightning_gnn_dist.batches.batch import SampledData, assemble, one_hop
+from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.batches.batch import SampledData, one_hop
 
 NUM_NODES, SEEDS = 120, torch.tensor([4, 99, 7, 60, 33, 118])
 EVERY_KIND = [

@@ -22,7 +22,7 @@ from lightning_gnn_dist import (
     Sampler,
     ShadowSampler,
 )
-from lightning_gnn_dist.batches.batch import assemble
+from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.sampling.layer import LayerSampler
 from tests.sage import SAGE
 from tests.samplers import SAMPLERS, graph_for_all

@@ -19,7 +19,8 @@ from lightning_gnn_dist import (
     RandomWalkSampler,
     WholePartSampler,
 )
-from lightning_gnn_dist.batches.batch import SampledData, assemble
+from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.batches.batch import SampledData
 
 ARGUMENTS = {
     **{"in_channels": 8, "out_channels": 8, "channels": 8, "num_layers": 2, "K": 2, "alpha": 0.1, "heads": 1},

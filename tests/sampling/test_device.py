@@ -21,7 +21,7 @@ from lightning_gnn_dist import (
     Sampler,
     ShadowSampler,
 )
-from lightning_gnn_dist.batches.batch import assemble
+from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.engine import tensor_rows
 from lightning_gnn_dist.graph.graph import checked_graph
 from lightning_gnn_dist.sampling import device as module

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv, GraphConv, SAGEConv
 
 from lightning_gnn_dist import BatchKey, FastGCNSampler, Graph, LadiesSampler, NeighborSampler, Sample, Sampler
-from lightning_gnn_dist.batches.batch import SampledData, assemble
+from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.engine import scratch
 from lightning_gnn_dist.sampling.layer import LayerSampler
 from tests.sampling.reference import random_graph

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lightning_gnn_dist import BatchKey, Graph, NeighborSampler, Sample, communities
-from lightning_gnn_dist.batches.batch import assemble
+from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.sampling.links import (
     HeldLinkSampler,
     LinkSampler,

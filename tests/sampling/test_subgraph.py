@@ -22,7 +22,7 @@ from lightning_gnn_dist import (
     Sampler,
     ShadowSampler,
 )
-from lightning_gnn_dist.batches.batch import assemble
+from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine import scratch

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import BatchKey, Graph, Sample, TemporalSampler
-from lightning_gnn_dist.batches.batch import assemble
-from lightning_gnn_dist.batches.hetero import assemble_typed
+from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.engine.temporal import order
 from lightning_gnn_dist.engine.temporal.order import time_order
 from lightning_gnn_dist.graph import rows
@@ -149,7 +148,7 @@ def test_on_real_graphs_a_tree_is_what_was_there(shared_data: Path, name: str) -
     assert graph.types is not None
     seeds = graph.types.to_global(kind, torch.arange(0, data[kind].num_nodes, data[kind].num_nodes // 12))
     (sample,) = TemporalSampler([-1, 8], "time").sample_bulk(graph, [seeds], [KEY])
-    batch, times = assemble_typed(graph, sample), data[kind].time
+    batch, times = assemble(graph, sample), data[kind].time
     for (source, relation, target), store in batch.edge_items():
         of_seed = batch[kind].seed_time[batch[target].batch[store.edge_index[1]]]
         time = store.get("time", batch[source].time[store.edge_index[0]] if "time" in batch[source] else None)
@@ -251,7 +250,7 @@ def test_a_batch_tells_trees_and_times_as_pyg_does() -> None:
     graph, time = GRAPHS["types"](0)
     seeds, times = seeds_of(graph)
     (sample,) = TemporalSampler([3, 2], time).sample_bulk(graph, [seeds], [KEY])
-    batch = assemble_typed(graph, sample)
+    batch = assemble(graph, sample)
     assert batch["a"].seed_time.tolist() == times and batch["a"].batch[: seeds.numel()].equal(torch.arange(25))
     for (source, _, target), store in batch.edge_items():
         sender, receiver = store.edge_index

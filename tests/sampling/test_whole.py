@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_gnn_dist import BatchKey, Sample, Sampler, WholePartSampler
-from lightning_gnn_dist.batches.batch import assemble
+from lightning_gnn_dist.batches.assembling import assemble
 from tests.sampling.neighborhoods import edge_index_of, edges_of
 from tests.sampling.reference import random_graph
 

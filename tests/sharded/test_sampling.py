@@ -22,7 +22,7 @@ from lightning_gnn_dist import (
     ShadowSampler,
     save_shards,
 )
-from lightning_gnn_dist.batches.batch import assemble
+from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gnn_dist import BatchKey, Graph, ShardedDataModule, TemporalSampler, save_shards
-from lightning_gnn_dist.batches.batch import Arrays, assemble
+from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.wire.channel import open_channel
@@ -60,7 +60,7 @@ def test_batches_are_those_of_the_whole_graph(
         batches = iter(found)
         for sampler in OF_NODES if of_nodes else SAMPLERS:
             for sample in sampler.sample_bulk(whole, *bulk_of(rank, world_size)):
-                expected, ours = content(assemble(Arrays(whole.node_arrays, whole.edge_arrays), sample)), next(batches)
+                expected, ours = content(assemble(whole, sample)), next(batches)
                 assert ours.keys() == expected.keys()
                 assert not [name for name, value in expected.items() if not is_same(ours[name], value)]
                 seen += expected["edge_index"].shape[1]

@@ -11,7 +11,8 @@ from torch import Tensor
 from lightning_gnn_dist.batches.ahead.disk_rows import DiskRows, FoundRows
 from lightning_gnn_dist.batches.ahead.source import AheadSource
 from lightning_gnn_dist.batches.ahead.turns import Steps, at_once
-from lightning_gnn_dist.batches.batch import LABELS, Arrays, SampledData, assemble
+from lightning_gnn_dist.batches.assembling import Content, Taken, made_of
+from lightning_gnn_dist.batches.batch import LABELS, SampledData
 from lightning_gnn_dist.batches.device_stream import DeviceStream
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.pool import gather_joined, gather_rows
@@ -98,4 +99,4 @@ class FileSource(AheadSource[DrawnNodes]):
             read = self._rows.edge_rows(sample.edge_ids)
             for name, array in self._graph.edge_arrays.items():
                 edges[name] = read[name] if name in read else gather_rows(array, sample.edge_ids, self._pool_of(name))
-        return assemble(Arrays(nodes, edges, are_gathered=True), sample, widen=self._widen)
+        return made_of(Content.of_one_type(sample, Taken(nodes), Taken(edges)), widen=self._widen)

@@ -21,7 +21,7 @@ from torch import Tensor
 from lightning_gnn_dist.batches.ahead.turns import Steps, Work, take_turn
 from lightning_gnn_dist.batches.batch import SampledData, bytes_of
 from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
-from lightning_gnn_dist.batches.hetero import SampledHeteroData
+from lightning_gnn_dist.batches.hetero import store_of_seeds
 from lightning_gnn_dist.batches.loading import Loading, widening
 from lightning_gnn_dist.batches.pool import BufferPool, Pool
 from lightning_gnn_dist.batches.source import Asked, Inputs, Made
@@ -154,8 +154,7 @@ class AheadSource(ABC, Generic[Bulk]):
             take_turn([filling, *others], self._ask)
         made = filling.result
         for batch, given in zip(made, inputs or (), strict=inputs is not None):
-            store = batch[batch.seed_type] if isinstance(batch, SampledHeteroData) else batch
-            store.input_id = given
+            store_of_seeds(batch).input_id = given
         self._bulk_bytes = max(self._bulk_bytes, sum(map(bytes_of, made)))
         return made
 

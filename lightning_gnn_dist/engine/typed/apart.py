@@ -20,7 +20,7 @@ from lightning_gnn_dist.engine.typed.apart_kernels import Layout, count, fill
 from lightning_gnn_dist.engine.typed.hops import edge_types_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
-from lightning_gnn_dist.graph.typed.types import TypeNames
+from lightning_gnn_dist.graph.typed.types import TypeOffsets
 
 _U = np.uint64
 _LEAST_EDGES = 64  # between two marks of an edge's place
@@ -50,7 +50,7 @@ class Apart(NamedTuple):
     Attributes:
         nodes: For each node type its nodes, by their ids in it, in the order of hops.
         num_sampled: For each node type its nodes per hop.
-        kinds: The number of the type of each node of the batch.
+        kinds: The number of the type of each node of the batch; nothing that can be used where there is one type.
         rows: The edges of each edge type.
     """
 
@@ -61,9 +61,10 @@ class Apart(NamedTuple):
 
 
 def take_apart(graph: Graph, sample: Sample, *, with_ids: bool = True) -> Apart:
-    """Return the batch of a sample of a typed graph by types; without ids, the edges are not told apart."""
+    """Return the batch of a sample of a graph by types; without ids, the edges are not told apart."""
     types = graph.types
-    assert types is not None
+    if types is None:
+        return of_one_type(sample)
     if sample.edge_kinds is None:
         sample = sample._replace(edge_kinds=types.edge_type[sample.edge_ids])
     apart = by_types(types, sample if with_ids else sample._replace(edge_ids=None))
@@ -72,7 +73,7 @@ def take_apart(graph: Graph, sample: Sample, *, with_ids: bool = True) -> Apart:
     return apart
 
 
-def by_types(types: TypeNames, sample: Sample) -> Apart | None:
+def by_types(types: TypeOffsets, sample: Sample) -> Apart | None:
     """Return the batch of a sample that has ``edge_kinds`` by types; None if an edge has ends of other types."""
     assert sample.edge_kinds is not None
     layout, hops = (
@@ -108,15 +109,25 @@ def of_one_type(sample: Sample) -> Apart:
     """Return the batch of a graph without types as one of one type."""
     edge_ids = _NO_IDS if sample.edge_ids is None else sample.edge_ids
     rows = Rows(sample.indptr, sample.indices, edge_ids, sample.num_sampled_edges)
-    kinds = torch.zeros(1, dtype=torch.int32).expand(len(sample.nodes))
-    return Apart([sample.nodes], [sample.num_sampled_nodes], kinds, [rows])
+    return Apart([sample.nodes], [sample.num_sampled_nodes], _NO_IDS, [rows])
+
+
+def in_types(apart: Apart, ends: Tensor) -> Tensor:
+    """Positions of nodes in a batch as positions among the batch's nodes of their type."""
+    if len(apart.nodes) == 1:
+        return ends
+    kinds = apart.kinds[: int(ends.max()) + 1 if ends.numel() else 0]
+    places = torch.empty(kinds.numel(), dtype=torch.int64)
+    for number in kinds.unique():
+        is_of = kinds == number
+        places[is_of] = torch.arange(int(is_of.sum()))
+    return places[ends]
 
 
 def places_of(graph: Graph, number: int, positions: Tensor) -> Tensor:
     """Where edges of type ``number``, given by their positions in the graph, stand among all edges of that type."""
     types = graph.types
-    assert types is not None
-    if len(types.edge_types) == 1:
+    if types is None or len(types.edge_types) == 1:
         return positions
     edge_type, step = edge_types_of(types), max(_LEAST_EDGES, _EDGES_PER_TYPE * len(types.edge_types))
 
@@ -131,7 +142,7 @@ def places_of(graph: Graph, number: int, positions: Tensor) -> Tensor:
     return torch.from_numpy(places)
 
 
-def _layout(types: TypeNames) -> Layout:
+def _layout(types: TypeOffsets) -> Layout:
     ends = np.array([[types.node_types.index(end) for end in kind[::2]] for kind in types.edge_types], np.int64)
     into = np.argsort(ends[:, 1], kind="stable")
     counts = np.bincount(ends[:, 1], minlength=len(types.node_types))

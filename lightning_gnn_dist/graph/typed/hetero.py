@@ -75,13 +75,7 @@ def tables_of(
 def _nodes(kind: str, content: Content, check_features: bool, float_labels: bool) -> NodeTable:
     tensors = dict(convert.tensors_of(content))
     count = _count(content, tensors)
-    arrays: dict[str, Tensor] = {}
-    for name, value in tensors.items():
-        if name in convert.SPLITS:
-            own = arrays.get(convert.SPLITS[name], tensors.get(convert.SPLITS[name]))
-            arrays[convert.SPLITS[name]] = convert.mask_of(name, value, count, own)
-        else:
-            arrays[name] = value.contiguous()
+    arrays = convert.with_masks(tensors, count)
     convert.check_each_name(arrays, allowed=())
     convert.check_rows("node", arrays, count)
     is_target = float_labels and "y" in arrays and arrays["y"].is_floating_point()

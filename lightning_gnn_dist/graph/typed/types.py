@@ -28,18 +28,37 @@ _NAME = re.compile(r"\w[^/\\\0\n]*")
 
 
 class TypeNames(Protocol):
-    """The types of a graph, without its edges and arrays, which nobody may have."""
+    """The names of a graph's types."""
 
     @property
     def node_types(self) -> tuple[str, ...]: ...
 
     @property
-    def offsets(self) -> tuple[int, ...]: ...
-
-    @property
     def edge_types(self) -> tuple[EdgeType, ...]: ...
 
     def seed_type(self) -> str: ...
+
+
+class TypeOffsets(TypeNames, Protocol):
+    """The types of a graph, without its edges and arrays, which nobody may have."""
+
+    @property
+    def offsets(self) -> tuple[int, ...]: ...
+
+
+class OneType:
+    """The types of a graph without any: one of nodes and one of edges, whose names are empty."""
+
+    node_types: tuple[str, ...] = ("",)
+    edge_types: tuple[EdgeType, ...] = (("", "", ""),)
+
+    def seed_type(self) -> str:
+        return ""
+
+
+def have_names(types: TypeNames) -> bool:
+    """Whether a graph has types. They decide the class of its batches, ``Data`` or ``HeteroData``."""
+    return types.node_types != OneType.node_types
 
 
 @dataclass(frozen=True, eq=False)

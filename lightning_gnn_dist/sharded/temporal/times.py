@@ -15,7 +15,6 @@ from lightning_gnn_dist.sharded.messages import (
     HAPPENED,
     TIMES_OF_EDGES,
     TIMES_OF_NODES,
-    arrays_of_nodes,
     letters_of,
     narrow,
 )
@@ -54,7 +53,7 @@ def times_of_edges(graph: ShardedGraph, number: int, name: str, ids: Tensor) -> 
 
 def times_of_all_nodes(graph: ShardedGraph, number: int, name: str) -> Tensor:
     """Return the times called ``name`` of all nodes of a type. Collective."""
-    own = arrays_of_nodes(graph.shard.rows, number)[name]
+    own = graph.shard.rows.arrays_of_nodes[graph.types.node_types[number]][name]
     return torch.cat(graph.channel.exchange([own[:]] * graph.channel.size))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist import BatchKey, Graph, NeighborSampler, Partition, citations, save_shards
-from lightning_gnn_dist.batches.hetero import assemble_typed
+from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import begin, finish
@@ -81,7 +81,7 @@ def compare(pairs: list[tuple[Graph, Graph, Partition]], sampler: NeighborSample
             seeds, expected = seeds_of(rank, world_size, types.nodes_of(types.seed_type())), []
             for bulk in range(2):
                 samples = sampler.sample_bulk(whole, seeds, keys_of(rank, bulk, len(seeds)))
-                expected += [assemble_typed(whole, sample, all_labels=rank == 0) for sample in samples]
+                expected += [assemble(whole, sample, all_labels=rank == 0) for sample in samples]
             assert len(found) == len(expected)
             for ours, theirs in zip(found, map(contents, expected), strict=True):
                 check_equal(ours, theirs)

@@ -20,8 +20,8 @@ from lightning_gnn_dist import (
     ShardedDataModule,
     save_shards,
 )
+from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.global_batches import _PASSES
-from lightning_gnn_dist.batches.hetero import assemble_typed
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
@@ -79,6 +79,6 @@ def test_owners_deal_their_own_seeds(tmp_path: Path) -> None:
             at = dealt(own[rank], num_all, rank, number)
             key = BatchKey(SEED + Purpose.CORRECTIONS, ROUND, number)
             (sample,) = SAMPLER.sample_bulk(whole, [own[rank][at] + of_type.start], [key])
-            expected = contents(assemble_typed(whole, sample, all_labels=False))
+            expected = contents(assemble(whole, sample, all_labels=False))
             before = len(own[0]) if rank else 0
             check_equal(ours, expected | {"paper input_id": before + at})

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gnn_dist import BatchKey, Graph, Partition, TemporalSampler, save_shards
-from lightning_gnn_dist.batches.hetero import assemble_typed
+from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.wire.channel import open_channel
@@ -87,7 +87,7 @@ def test_batches_are_those_of_the_whole_graph_and_nothing_leaks(tmp_path: Path, 
             for sampler in samplers:
                 for sample in sampler.sample_bulk(whole, *bulk):
                     batch = next(found)
-                    check_equal(batch, contents(assemble_typed(whole, sample)))
+                    check_equal(batch, contents(assemble(whole, sample)))
                     checked += check_no_leak(batch, whole, equal=sampler.equal, last=sampler.last)
                     if sampler.equal and batch["batch_size"] == 25:  # the check itself knows one moment from the next
                         with pytest.raises(AssertionError):
