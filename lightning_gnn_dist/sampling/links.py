@@ -19,7 +19,7 @@ from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.typed.apart import places_of
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.negatives import draw_receivers
+from lightning_gnn_dist.sampling.negatives import Candidates, draw_receivers
 
 # They take the place of the hop in a key, so that these draws and those of a sampler never share one.
 FALSE_ENDS, DIRECTION = -1, -2
@@ -107,7 +107,8 @@ class LinkSampler:
     def false_ends(self, graph: Graph, senders: Tensor, ids: Tensor, batch_key: BatchKey) -> Tensor:
         """The receivers of the negatives of each edge, shape ``(n, num_negatives)``."""
         key_of_batch, kind = key(*batch_key, FALSE_ENDS), self.target_type and self.target_type.number
-        return draw_receivers(graph, senders, ids, self.num_negatives, key_of_batch, self.candidates, kind)[0]
+        drawn = senders[None], ids, self.num_negatives, key_of_batch, Candidates(self.candidates), kind
+        return draw_receivers(graph, *drawn)[0]
 
     def _of_targets(self, home: Graph, ids: Tensor) -> Mapping[str, Tensor] | None:
         if self.carried is None:

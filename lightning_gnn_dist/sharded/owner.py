@@ -22,8 +22,7 @@ from lightning_gnn_dist.engine.typed.rows import NO_ORDER, Asked, draw_from_rows
 from lightning_gnn_dist.engine.weights import edge_weights, weights_of
 from lightning_gnn_dist.graph.rows import edge_positions
 from lightning_gnn_dist.prepare.shard import Shard
-from lightning_gnn_dist.sampling.negatives import has_edges
-from lightning_gnn_dist.sampling.temporal.negatives import have_happened
+from lightning_gnn_dist.sampling.negatives import Moments, has_edges
 from lightning_gnn_dist.sharded.messages import (
     DEGREES,
     DRAW,
@@ -132,8 +131,8 @@ class Owner:
 
     def _happened(self, receivers: Tensor, senders: Tensor, times: Tensor, edge_type: Tensor, name: Tensor) -> Message:
         """A bool for each pair of nodes: whether the second sent something to the first at the time."""
-        order = self._orders[name_of(name)]
-        return [have_happened(self._rows, order, _pairs(senders, receivers), times, *edge_type.tolist())]
+        at, kind = Moments(self._orders[name_of(name)], times), int(edge_type) if edge_type.numel() else None
+        return [has_edges(self._rows, _pairs(senders, receivers), kind, at)]
 
     def _times_of_nodes(self, places: Tensor, number: Tensor, name: Tensor) -> Message:
         """The times of some nodes of a type, by their places in it."""

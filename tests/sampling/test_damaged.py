@@ -61,7 +61,7 @@ def test_what_reads_all_edges_looks_first(use: Callable[[Graph], Any], change: t
 @pytest.mark.parametrize("change", CHANGES)
 def test_negatives_stay_in_the_graph(change: tuple[str, int, int]) -> None:
     graph, nodes = damaged(*change), torch.arange(NUM_NODES)
-    receivers, _ = draw_receivers(graph, nodes, nodes, 3, key(0, 0, 0, 0))
+    receivers, _ = draw_receivers(graph, nodes[None], nodes, 3, key(0, 0, 0, 0))
     assert int(receivers.min()) >= 0 and int(receivers.max()) < NUM_NODES
     has_edges(graph, torch.stack([nodes, nodes]))
 

@@ -29,10 +29,10 @@ from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.layer import LayerSampler
 from lightning_gnn_dist.sampling.links import HeldLinkSampler, LinkSampler, positions_of_links
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
+from lightning_gnn_dist.sampling.negatives import Candidates
 from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sampling.temporal.links import EventSampler, EventShape, HeldEventSampler
-from lightning_gnn_dist.sampling.temporal.negatives import Candidates
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 

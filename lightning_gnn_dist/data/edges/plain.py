@@ -12,7 +12,7 @@ from lightning_gnn_dist.data.typed.links import LinkEnds, ends_of, links_of, wit
 from lightning_gnn_dist.engine.rng import Purpose, key
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.types import EdgeType
-from lightning_gnn_dist.sampling.negatives import draw_receivers
+from lightning_gnn_dist.sampling.negatives import Candidates, draw_receivers
 
 _FEW = 0.1  # of the links of a graph that was meant to be undirected
 
@@ -76,7 +76,8 @@ def _without_reverse(graph: Graph, edge_type: EdgeType | None) -> tuple[int, int
 def _false_ends(graph: Graph, edges: Tensor, ids: Tensor, count: int, seed: int, ends: LinkEnds) -> Tensor:
     """False receivers for each edge, by their ids in their type."""
     false_key, kind = key(seed + Purpose.LINKS, 0, 0, FALSE_ENDS), ends.target_type
-    drawn, without = draw_receivers(graph, edges[0], ids, count, false_key, ends.receivers, kind and kind.number)
+    asked = edges[:1], ids, count, false_key, Candidates(ends.receivers), kind and kind.number
+    drawn, without = draw_receivers(graph, *asked)
     if without.numel():
         sender = int(edges[0][without[0]]) - ends.senders.start
         raise ValueError(f"Node {sender} has an edge to every other: there is no false one to draw.")

@@ -17,10 +17,11 @@ from lightning_gnn_dist.data.edges.split import both_ways, one_direction
 from lightning_gnn_dist.data.temporal.split import is_labelled
 from lightning_gnn_dist.data.typed.links import between, ends_of, links_of, without_edges
 from lightning_gnn_dist.engine.rng import Purpose, key
+from lightning_gnn_dist.engine.temporal.order import time_order
 from lightning_gnn_dist.engine.temporal.times import as_integers, check_times, node_times
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.types import EdgeType
-from lightning_gnn_dist.sampling.temporal.negatives import Candidates, draw_receivers_at
+from lightning_gnn_dist.sampling.negatives import Candidates, Moments, draw_receivers
 
 
 class Held(NamedTuple):
@@ -107,9 +108,8 @@ class TimedEdges:
         times_there = times_of_receivers(self.graph, self.time, kind)
         candidates = Candidates.of(ends.receivers, times_there, ends.receivers.start)
         false_key = key(seed + Purpose.LINKS, 0, 0, FALSE_ENDS)
-        drawn, without = draw_receivers_at(
-            self.graph, self.time, (links, times), rows, count, false_key, candidates, number
-        )
+        at = Moments(time_order(self.graph, self.time), as_integers(times))
+        drawn, without = draw_receivers(self.graph, links, rows, count, false_key, candidates, number, at)
         if without.numel():
             sender = int(links[0][without[0]]) - ends.senders.start
             raise ValueError(

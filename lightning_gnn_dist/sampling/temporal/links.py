@@ -16,6 +16,7 @@ from torch import Tensor
 from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.temporal.hops import SEED_TIME
+from lightning_gnn_dist.engine.temporal.order import time_order
 from lightning_gnn_dist.engine.temporal.times import as_integers
 from lightning_gnn_dist.engine.typed.apart import places_of
 from lightning_gnn_dist.graph.graph import Graph
@@ -30,7 +31,7 @@ from lightning_gnn_dist.sampling.links import (
     targets,
     without,
 )
-from lightning_gnn_dist.sampling.temporal.negatives import Candidates, draw_receivers_at
+from lightning_gnn_dist.sampling.negatives import Candidates, Moments, draw_receivers
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler, sample_at
 
 
@@ -151,9 +152,10 @@ class EventSampler:
         rows = ids if kind is None else places_of(graph, kind.number, ids)
         events = directed(edges_at(graph, ids), ids, batch_key, self.undirected), self.times[rows]
         number, of_batch = None if kind is None else kind.number, key(*batch_key, FALSE_ENDS)
-        drawn = self.shape.sampler.time, events, ids, self.num_negatives, of_batch, self.candidates, number
+        at = Moments(time_order(graph, self.shape.sampler.time), as_integers(events[1]))
+        drawn = events[0], ids, self.num_negatives, of_batch, self.candidates, number, at
         carried = None if self.carried is None else rows_at(self.carried, rows)
-        return self.shape.around(graph, events, draw_receivers_at(graph, *drawn)[0], carried, batch_key)
+        return self.shape.around(graph, events, draw_receivers(graph, *drawn)[0], carried, batch_key)
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,7 +34,7 @@ from lightning_gnn_dist.prepare.held_edges import LinkBounds
 from lightning_gnn_dist.prepare.shard import Bounds, Shard
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.links import are_links, positions_where
-from lightning_gnn_dist.sampling.temporal.negatives import Candidates
+from lightning_gnn_dist.sampling.negatives import Candidates
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.sharded.links.events import HeldEvents, OwnEvents

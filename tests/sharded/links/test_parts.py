@@ -15,7 +15,7 @@ from lightning_gnn_dist import BatchKey, Graph, Loading, NeighborSampler, save_s
 from lightning_gnn_dist.engine.rng import below, draw, key
 from lightning_gnn_dist.prepare.shard import Bounds, Shard
 from lightning_gnn_dist.sampling.links import FALSE_ENDS
-from lightning_gnn_dist.sampling.negatives import draw_receivers
+from lightning_gnn_dist.sampling.negatives import Candidates, draw_receivers
 from lightning_gnn_dist.sharded.links.held import Held, held_of_shard, own_share
 from lightning_gnn_dist.sharded.links.negatives import draw_false_ends, without_edge
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
@@ -77,7 +77,9 @@ def test_negatives_are_those_of_one_host(tmp_path: Path, candidates: range) -> N
     results = run_ranks(drawn, 3, str(tmp_path / "shards"), senders, candidates)
     for rank, (found, turns) in enumerate(results):
         word = key(5, 0, rank, FALSE_ENDS)
-        expected, _ = draw_receivers(whole, torch.tensor(senders), torch.arange(6) + 100, 2, word, candidates)
+        expected, _ = draw_receivers(
+            whole, torch.tensor([senders]), torch.arange(6) + 100, 2, word, Candidates(candidates)
+        )
         named = [(sender, i + 100, place) for i, sender in enumerate(senders) for place in range(2)]
         with np.errstate(over="ignore"):
             assert found == [by_hand(whole, sender, word, i, place, candidates) for sender, i, place in named]
