@@ -28,7 +28,7 @@ from lightning_gnn_dist.evaluation.budget import agreed_budget
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.joint import WeighsRanks
 from lightning_gnn_dist.layerwise.layers import HasLayers, Layer, layers_in, with_arrays
-from lightning_gnn_dist.wire.channel import Channel, open_channel
+from lightning_gnn_dist.wire.channel import open_channel
 from lightning_gnn_dist.wire.collectives import gather_numbers
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 class ExchangingDataModule(GraphDataModule):
     """Training batches of the rank's own part; with ``boundary=Exchange()`` all of it, as the one batch of a pass."""
-
-    _exchange_channel: Channel | None = None
 
     @abstractmethod
     def _around(self, part: Graph, num_ranks: int) -> tuple[Graph, Owners]:
@@ -83,11 +81,6 @@ class ExchangingDataModule(GraphDataModule):
             loader.move_to(0)  # now, as all ranks are here
         return loader
 
-    def on_exception(self, exception: BaseException) -> None:
-        if self._exchange_channel is not None:
-            self._exchange_channel.explain(exception)
-        super().on_exception(exception)
-
     def _trainer_fn(self) -> TrainerFn | None:
         return self.trainer.state.fn if self.trainer is not None else None
 
@@ -101,9 +94,6 @@ class ExchangingDataModule(GraphDataModule):
         if len(set(seeds)) > 1 and any(is_given for _, is_given in of_ranks):
             raise ValueError(f"All ranks need the same seed, and theirs are {shown(seeds)}: give the same to each.")
         self._seed_of_fit = seeds[0]
-
-    def _at_rest(self) -> dict[str, Any]:
-        return super()._at_rest() | {"_exchange_channel": None}
 
     def _widening(self) -> Widen:
         """Return which narrow types batches have as float32."""
@@ -125,7 +115,6 @@ class ExchangingDataModule(GraphDataModule):
         self._values.of_training(shown, seeds)
         inputs = self._inputs_of(part, seeds)
         layers = layers_in(cast(HasLayers, self.trainer.lightning_module))
-        self._exchange_channel = open_channel(num_ranks)
         part, widen, dtype = with_arrays(shown, self._whole_arrays(layers, owners)), self._widening(), self._dtype()
 
         def make(sample: Sample) -> SampledData:
@@ -135,7 +124,7 @@ class ExchangingDataModule(GraphDataModule):
             part,
             seeds,
             owners,
-            self._exchange_channel,
+            open_channel(num_ranks),
             self.sampler.num_hops,
             thrift=self.boundary.thrift,
             seed=self.seed,

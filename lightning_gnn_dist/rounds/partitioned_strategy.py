@@ -32,7 +32,7 @@ from lightning_gnn_dist.rounds.lightning_internals import (
 )
 from lightning_gnn_dist.rounds.rows.owned_embedding import owned_parameters
 from lightning_gnn_dist.rounds.rows.tables import check_tables, refuse_owned, tables_of
-from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire import channel, collectives
 from lightning_gnn_dist.wire.alike.replica import Replica
 from lightning_gnn_dist.wire.processes import LEFT_BY_SIGTERM
 from lightning_gnn_dist.wire.roll_call import Roll
@@ -185,6 +185,7 @@ class PartitionedStrategy(DDPStrategy):
 
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
+        channel.explain(exception)
         if isinstance(exception, SIGTERMException):
             exception.code = LEFT_BY_SIGTERM  # Lightning's own is 0, as if the training had come to its end
         if isinstance(self._launcher, FunctionLauncher):
@@ -208,6 +209,7 @@ class PartitionedStrategy(DDPStrategy):
             store = roll.call()
             with collectives.kept_on_host(roll.on_one_host):
                 join_process_group(self, store)
+        channel.note_host()
         super().setup_distributed()
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.addresses import address_for_others
-from lightning_gnn_dist.wire.channel import Channel, patience
+from lightning_gnn_dist.wire.channel import Channel, LostRankError, patience
 from lightning_gnn_dist.wire.collectives import counted, octets
 
 Message: TypeAlias = list[Tensor]
@@ -122,7 +122,7 @@ class Asking:
 
     def _check(self) -> None:
         if self._error or not self._is_open:
-            raise RuntimeError(self._error or "The connections to other ranks were closed.")
+            raise LostRankError(self._error or "The connections to other ranks were closed.")
 
     def _with(self, rank: int, do: Callable[[socket.socket], Result]) -> Result:
         """Do something with the connection to a rank; name the rank if it is gone."""
@@ -133,7 +133,7 @@ class Asking:
             how = f"did not answer within {self._seconds:g} s" if late else "did not answer: it has ended"
             closed = "The connections to other ranks were closed." if not self._is_open else ""
             self._error = closed or f"Rank {self._first + rank} {how}. See what was said there. ({error})"
-            raise RuntimeError(self._error) from error
+            raise LostRankError(self._error) from error
 
 
 def _serve(end: socket.socket, answer: Answer) -> None:

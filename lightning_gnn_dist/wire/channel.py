@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import math
+import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from threading import Thread
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +21,10 @@ from torch import Tensor
 from lightning_gnn_dist.wire.collectives import counted, keeps_on_host, kept_on_host, octets, rank, world_size
 
 _SECONDS_TO_SAY = 5.0  # that an exchange has failed on a rank, too
+
+
+class LostRankError(RuntimeError):
+    """An exchange has failed, as another rank did not take part in it: :func:`explain` finds out which."""
 
 
 class Channel:
@@ -71,29 +77,8 @@ class Channel:
 
     def who_is_gone(self) -> str:
         """After an exchange has failed: name the ranks that do not say so, too, within some seconds."""
-        told: list[int] = []
-        asking = Thread(target=self._ask_who_failed, args=(told,), daemon=True)  # a store may never answer
-        asking.start()
-        asking.join(_SECONDS_TO_SAY + 1.0)
-        gone = sorted({*range(self.size)} - {self.rank, *told})
-        return f"rank {gone[0]}" if len(gone) == 1 else f"ranks {gone}" if gone else "some rank"
-
-    def explain(self, error: BaseException) -> None:
-        """Name in the error of another exchange of these ranks those that did not answer, within some seconds."""
-        text = str(error)
-        if isinstance(error, RuntimeError) and ("gloo" in text or isinstance(error, dist.DistError)):
-            error.args = (f"{self.who_is_gone()} did not answer. See what was said there. ({text})",)
-
-    def _ask_who_failed(self, told: list[int]) -> None:
-        """Say on the ranks' store that this rank's exchange has failed, and add to ``told`` who says so as well."""
-        deadline = time.monotonic() + _SECONDS_TO_SAY
-        with suppress(RuntimeError):  # rank 0, whose store it is, is gone
-            store = dist.PrefixStore("exchange-failed", dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
-            store.set(str(self.rank), "")
-            while len(told) < self.size - 1 and time.monotonic() < deadline:
-                others = {*range(self.size)} - {self.rank, *told}
-                told += [rank for rank in others if store.check([str(rank)])]
-                time.sleep(0.05)
+        first = rank() - self.rank
+        return who_is_gone(range(first, first + self.size))
 
     def close(self) -> None:
         """End the connections. Not collective."""
@@ -141,3 +126,45 @@ def patience() -> timedelta:
     device = "cpu" if "gloo" in dist.get_backend_config() else "cuda"
     waits: timedelta = world._get_backend(torch.device(device)).options._timeout
     return waits
+
+
+def note_host() -> None:
+    """Write on the ranks' store where this one runs, for the errors of others."""
+    if world_size() > 1:
+        _store().set(f"host/{rank()}", socket.gethostname())
+
+
+def explain(error: BaseException) -> None:
+    """If an exchange of all ranks has failed by this error, name in it those that did not answer, in some seconds."""
+    is_lost = isinstance(error, LostRankError | dist.DistError) or "gloo" in str(error)
+    if world_size() > 1 and isinstance(error, RuntimeError) and is_lost:
+        gone = who_is_gone(range(world_size()))
+        error.args = (f"{gone[0].upper()}{gone[1:]} did not answer. See what was said there. ({error})",)
+
+
+def who_is_gone(ranks: Sequence[int]) -> str:
+    """After an exchange has failed: say so, and name those of the ranks that do not, within some seconds."""
+    told, hosts = set[int](), dict[int, str]()
+    asking = Thread(target=_ask_who_failed, args=(ranks, told, hosts), daemon=True)  # a store may never answer
+    asking.start()
+    asking.join(_SECONDS_TO_SAY + 1.0)
+    silent = sorted({*ranks} - {*told}) if rank() in told else [0]  # rank 0 serves the store
+    named = [f"{each} on {hosts[each]}" if each in hosts else str(each) for each in silent]
+    return f"rank {named[0]}" if len(named) == 1 else f"ranks {', '.join(named)}" if named else "some rank"
+
+
+def _ask_who_failed(ranks: Sequence[int], told: set[int], hosts: dict[int, str]) -> None:
+    """Say on the ranks' store that this rank's exchange has failed, and add to ``told`` who says so as well."""
+    deadline = time.monotonic() + _SECONDS_TO_SAY
+    with suppress(RuntimeError):  # rank 0, whose store it is, is gone
+        store = _store()
+        store.set(f"failed/{rank()}", "")
+        told.add(rank())
+        hosts |= {each: store.get(f"host/{each}").decode() for each in ranks if store.check([f"host/{each}"])}
+        while {*ranks} - told and time.monotonic() < deadline:
+            told |= {each for each in {*ranks} - told if store.check([f"failed/{each}"])}
+            time.sleep(0.05)
+
+
+def _store() -> Any:
+    return dist.PrefixStore("exchanges", dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
