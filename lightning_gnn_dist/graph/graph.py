@@ -25,7 +25,7 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.graph import convert, stores
 from lightning_gnn_dist.graph.digest import fingerprint_of
-from lightning_gnn_dist.graph.rows import Lookup, check_csr, check_form, induced_rows, row_pieces, take_rows
+from lightning_gnn_dist.graph.rows import Lookup, check_csr, check_form, induced_rows, senders_outside, take_rows
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.typed import hetero
 from lightning_gnn_dist.graph.typed.build import build
@@ -284,14 +284,7 @@ class Graph:
 
     def halo(self, nodes: Tensor) -> Tensor:
         """The nodes outside ``nodes`` that send messages to one of them, in increasing order."""
-        nodes = self._checked(nodes)
-        lookup = Lookup(nodes)
-        outside = [nodes[:0]]
-        for _, at in row_pieces(self.indptr, nodes):
-            senders = self.indices[at].to(torch.int64).unique()
-            outside.append(senders[~lookup.contains(senders)])
-        halo: Tensor = torch.cat(outside).unique()
-        return halo
+        return senders_outside(self.indptr, self.indices, self._checked(nodes))
 
     def check_edges(self) -> None:
         """Refuse edges that lead out of the graph, for instance after a file was changed: compiled loops follow them.

@@ -123,6 +123,16 @@ def row_pieces(indptr: Tensor, nodes: Tensor) -> Iterator[tuple[Tensor, Tensor]]
             yield rows, edge_positions(indptr, rows)
 
 
+def senders_outside(indptr: Tensor, indices: Tensor, nodes: Tensor) -> Tensor:
+    """Return the nodes outside ``nodes`` that send to one of them, in increasing order."""
+    lookup, outside = Lookup(nodes), [nodes[:0]]
+    for _, at in row_pieces(indptr, nodes):
+        senders = indices[at].to(torch.int64).unique()
+        outside.append(senders[~lookup.contains(senders)])
+    found: Tensor = torch.cat(outside).unique()
+    return found
+
+
 def check_form(indptr: Tensor, indices: Tensor) -> None:
     """Refuse anything but two vectors of integers, of which the first begins at 0 and ends where the second does."""
     if indptr.dim() != 1 or indptr.numel() == 0 or indices.dim() != 1:
