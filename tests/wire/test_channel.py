@@ -44,10 +44,10 @@ class InTraining(SAGE):
 
 
 class InEvaluation(SAGE):
-    def validation_step(self, batch: Any, *args: Any) -> None:
+    def validation_step(self, batch: Any) -> None:
         if self.global_rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
-        super().validation_step(batch, *args)
+        super().validation_step(batch)
 
 
 class AtOwnedRows(Owned):
