@@ -11,7 +11,8 @@ run gives the same bits as the one before, and as one whose exchange begins at t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_gnn_dist.rounds.rows.tables import dense_parameters
 from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire.background import Background
 from lightning_gnn_dist.wire.channel import open_channel
 from lightning_gnn_dist.wire.codec import Bits, Codec
 from lightning_gnn_dist.wire.rounded_mean import RoundedMean
@@ -47,7 +49,7 @@ class RoundedGradients:
         self._sent: list[Future[Tensor]] = []
         self._number = 0
         has_use = overlaps and self._channel.size > 1 and len(_buckets(self._trained)) > 1
-        self._thread = ThreadPoolExecutor(1, THREAD_NAME) if has_use else None
+        self._thread = Background(THREAD_NAME) if has_use else None
         self._channel.is_waited_for = not has_use
         hooked = self._trained if has_use else []
         self._handles = [each.register_post_accumulate_grad_hook(self._take) for each in hooked]
@@ -74,11 +76,11 @@ class RoundedGradients:
             collectives.scatter_back(mean, _gradients(bucket))
 
     def close(self) -> None:
-        """End what is under way, and the connections. Not collective."""
+        """End what is under way, if that takes no more than some seconds, and the connections. Not collective."""
         for handle in self._handles:
             handle.remove()
         if self._thread is not None:
-            self._thread.shutdown(cancel_futures=True)
+            self._thread.close()
         self._channel.close()
 
     def lost(self) -> list[Tensor]:
@@ -101,7 +103,7 @@ class RoundedGradients:
     def _send(self) -> None:
         assert self._thread is not None
         place = len(self._sent)
-        self._sent.append(self._thread.submit(self._mean, place, _flat(self._buckets[place])))
+        self._sent.append(self._thread.submit(partial(self._mean, place, _flat(self._buckets[place]))))
 
     @torch.no_grad()
     def _mean(self, place: int, flat: Tensor) -> Tensor:

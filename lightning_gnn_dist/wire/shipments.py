@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.wire.background import Background
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.codec import Codec
 from lightning_gnn_dist.wire.collectives import counted
@@ -122,7 +123,7 @@ class Shipping:
     def __init__(self, channel: Channel, seed: int, thrift: Thrift) -> None:
         self._channel, self._seed, self._thrift = channel, seed, thrift
         self._kept: dict[tuple[int, int, str], Shipment] = {}
-        self._thread = ThreadPoolExecutor(1, THREAD_NAME) if thrift.overlap else None
+        self._thread = Background(THREAD_NAME) if thrift.overlap else None
         channel.is_waited_for, channel.is_of_boundary = not thrift.overlap, True
 
     def forget(self) -> None:
@@ -130,10 +131,10 @@ class Shipping:
         self._kept.clear()
 
     def close(self) -> None:
-        """End what is under way, and the connections. Not collective."""
+        """End what is under way, if that takes no more than some seconds, and the connections. Not collective."""
         self.forget()
         if self._thread is not None:
-            self._thread.shutdown(cancel_futures=True)
+            self._thread.close()
         self._channel.close()
 
     def latest(self, place: Place, send: Callable[[], Shipment]) -> Shipment:

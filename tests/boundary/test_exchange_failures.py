@@ -29,7 +29,7 @@ from tests.data_fitting import trainer
 from tests.evaluation.models import graph_of
 from tests.ranks import run_ranks, start_ranks
 
-PATIENCE_SECONDS = 6.0
+PATIENCE_SECONDS, STANDS_SECONDS = 6.0, 40.0
 HOST = socket.gethostname()
 
 
@@ -38,7 +38,7 @@ class Faulty(Model):
 
     def __init__(self, fault: str) -> None:
         super().__init__(SAGEConv, 3)
-        self.fault, self.steps = fault, 0
+        self.fault, self.steps, self.raised = fault, 0, 0.0
 
     def _meets(self, fault: str) -> bool:
         return self.fault == fault and self.global_rank == 1 and self.steps == 3
@@ -51,6 +51,11 @@ class Faulty(Model):
                 os.kill(os.getpid(), signal.SIGKILL)
             if self._meets("stop"):
                 os.kill(os.getpid(), signal.SIGSTOP)
+            if self._meets("sleep"):
+                time.sleep(STANDS_SECONDS)
+            if self.fault == "sleep" and self.global_rank == 0 and self.steps == 3:
+                self.raised = time.monotonic()
+                raise KeyError("of rank 0")
         return super()._layer(conv, batch)
 
     def training_step(self, batch: Any) -> Any:
@@ -64,7 +69,13 @@ class Faulty(Model):
         return None if self._meets("no loss") else loss
 
 
-def fit(rank: int, world_size: int, fault: str, exchange: Exchange = Exchange()) -> tuple[str, float, str]:  # noqa: B008
+def fit(
+    rank: int,
+    world_size: int,
+    fault: str,
+    exchange: Exchange = Exchange(),  # noqa: B008
+    patience: float = PATIENCE_SECONDS,
+) -> tuple[str, float, str]:
     module = Faulty(fault)
     data = PartitionedDataModule(
         graph_of(weighted_data()),
@@ -72,13 +83,13 @@ def fit(rank: int, world_size: int, fault: str, exchange: Exchange = Exchange())
         sampler=WholePartSampler(3),
         boundary=exchange,
     )
-    strategy = GrappaStrategy(launch=Launch(timeout=timedelta(seconds=PATIENCE_SECONDS)))
+    strategy = GrappaStrategy(launch=Launch(timeout=timedelta(seconds=patience)))
     running = trainer(world_size, strategy, max_epochs=8, limit_val_batches=0, precision="64-true")
     start = time.monotonic()
     try:
         running.fit(module, data)
     except (RuntimeError, KeyError) as error:
-        return str(error), time.monotonic() - start, str(error.__cause__)
+        return str(error), time.monotonic() - (module.raised or start), str(error.__cause__)
     return "", 0.0, ""
 
 
@@ -114,6 +125,12 @@ def test_ranks_end_though_rows_are_under_way(fault: str) -> None:
         of_ranks = ranks.results(may_die={1} if fault != "raise" else set())
     for said, seconds, _ in (of_ranks[0], of_ranks[2]):
         assert f"ank 1 on {HOST} did not answer" in said and seconds < PATIENCE_SECONDS + 20
+
+
+@pytest.mark.slow
+def test_a_rank_that_raises_does_not_wait_for_one_that_stands_still() -> None:
+    said, seconds, _ = run_ranks(fit, 3, "sleep", Exchange(overlap=True), 60.0)[0]
+    assert said == "'of rank 0'" and seconds < STANDS_SECONDS - 15
 
 
 def test_ranks_that_do_different_things_are_told_so() -> None:
