@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.row_cache import RowCache, Rows
-from lightning_gnn_dist.batches.ahead.turns import Result, Steps, answered
 from lightning_gnn_dist.batches.pool import BufferPool
 from lightning_gnn_dist.engine.hops import graph_is_damaged
 from lightning_gnn_dist.engine.layer_kernels import add_column_norms
@@ -26,6 +25,7 @@ from lightning_gnn_dist.engine.temporal.order import TimeOrder
 from lightning_gnn_dist.engine.weights import NONE, edge_weights
 from lightning_gnn_dist.graph.rows import bytes_per_row, take_rows
 from lightning_gnn_dist.prepare.shard import Shard
+from lightning_gnn_dist.sampling.turns import Result, Steps, answered
 from lightning_gnn_dist.sharded.messages import (
     DEGREES,
     EDGES,

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.turns import Steps, together
 from lightning_gnn_dist.batches.assembling import Content, Taken, made_of
 from lightning_gnn_dist.batches.batch import LABELS, PoolOf
 from lightning_gnn_dist.batches.pool import Widen, gather_joined
@@ -25,6 +24,7 @@ from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from lightning_gnn_dist.sampling.turns import Steps, together
 from lightning_gnn_dist.sharded.draws import How, Names, draw_hops
 from lightning_gnn_dist.sharded.growing import GrowingBatch
 from lightning_gnn_dist.sharded.layer_sampling import LayerWise, sample_layer_wise

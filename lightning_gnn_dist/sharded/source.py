@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.source import AheadSource
-from lightning_gnn_dist.batches.ahead.turns import Steps
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.device_stream import DeviceStream
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from lightning_gnn_dist.sampling.turns import Steps
 from lightning_gnn_dist.sharded.layer_sampling import LayerWise, importance_of
 from lightning_gnn_dist.sharded.messages import Message
 from lightning_gnn_dist.sharded.questions import Question

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.turns import Steps
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.temporal.times import as_integers
 from lightning_gnn_dist.engine.typed.apart import places_of
 from lightning_gnn_dist.sampling.links import rows_at
 from lightning_gnn_dist.sampling.temporal.links import EventSampler, EventShape, HeldEventSampler, Roots
+from lightning_gnn_dist.sampling.turns import Steps
 from lightning_gnn_dist.sharded.links.negatives import FalseEnds, draw_false_ends
 from lightning_gnn_dist.sharded.links.sampling import own_edges
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph

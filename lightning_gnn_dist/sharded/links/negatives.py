@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.turns import Steps
 from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.sampling.links import FALSE_ENDS
 from lightning_gnn_dist.sampling.negatives import RANDOM_TRIES, tried_places
+from lightning_gnn_dist.sampling.turns import Steps
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 
 _FIRST_TRIES = 2  # asked at once for all draws: both are edges so seldom that mostly no turn follows

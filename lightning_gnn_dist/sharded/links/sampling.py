@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.turns import Steps
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.evaluation.layered_loader import Targets
 from lightning_gnn_dist.sampling.base import Sampler
@@ -23,6 +22,7 @@ from lightning_gnn_dist.sampling.links import (
     ends_of_pairs,
     targets,
 )
+from lightning_gnn_dist.sampling.turns import Steps
 from lightning_gnn_dist.sharded.links.negatives import draw_false_ends, without_edge
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import check_sampler, sample_bulk

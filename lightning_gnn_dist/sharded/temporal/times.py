@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.turns import Steps
 from lightning_gnn_dist.engine.temporal.order import ordered
 from lightning_gnn_dist.engine.temporal.times import BEFORE_ALL, as_integers, sources_of
+from lightning_gnn_dist.sampling.turns import Steps
 from lightning_gnn_dist.sharded.messages import (
     HAPPENED,
     TIMES_OF_EDGES,
