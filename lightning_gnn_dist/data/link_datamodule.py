@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,6 +22,7 @@ from lightning_gnn_dist.data.edges.asked import (
     check_sampler_of_edges,
     negatives_of,
 )
+from lightning_gnn_dist.data.edges.datamodule import EdgeDataModule
 from lightning_gnn_dist.data.explained_errors import knows_words_of_pyg
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.data.part_datamodule import PartDataModule
@@ -33,19 +32,16 @@ from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBa
 from lightning_gnn_dist.data.temporal.checks import check_event_samplers, check_rows_of_nodes, sampler_of_events
 from lightning_gnn_dist.data.typed.checks import check_typed
 from lightning_gnn_dist.data.typed.links import ends_of
-from lightning_gnn_dist.evaluation.layered_loader import Targets
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.prepare.held_edges import first_held
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.links import HeldLinkSampler, LinkSampler, edges_at
-from lightning_gnn_dist.sampling.temporal.links import EventSampler, HeldEventSampler
-from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from lightning_gnn_dist.sampling.links import edges_at
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 
 
-class LinkDataModule(PartDataModule):
+class LinkDataModule(EdgeDataModule, PartDataModule):
     """Batches of edges, with false ones to tell them from or with labels: each rank learns the edges of its part.
 
     A training batch asks for ``batch_size`` edges of the part and ``num_negatives`` false ones for each. None of the
@@ -94,8 +90,6 @@ class LinkDataModule(PartDataModule):
         global_batching: How the whole graph is sampled for corrections, which keep 16 bytes for each training edge.
         cache_dir: Where partitions are kept. Default: beside a saved graph, else the user's cache directory.
     """
-
-    _has_inputs = False  # nobody lists the training edges
 
     @knows_words_of_pyg
     def __init__(
@@ -157,17 +151,9 @@ class LinkDataModule(PartDataModule):
 
     def _judging_loader(self, name: str) -> BatchLoader:
         check_held_back(name, self.split.edges, f"give split_edges() a share for them, split_edges(graph, {name}=0.1).")
-        sampler, count = self._held_sampler(name), self.split.edges[name].shape[1]
-        whose = f"There are {count} {name} edges"
-        targets = _targets_of(sampler) if isinstance(sampler, HeldLinkSampler) else Targets
-        return self._eval_loader(partial(self._held_sampler, name), range(count), whose, count, targets)
-
-    def _held_sampler(self, name: str, more_hops: int = 0) -> HeldLinkSampler | HeldEventSampler:
         edges, negatives = self.split.edges[name], self.split.negatives.get(name)
-        arrays, drawn = self.split.held_arrays.get(name, {}), self._eval_sampler(more_hops)
-        if isinstance(drawn, TemporalSampler):
-            return self._asked.around_held_events(drawn, edges, negatives, arrays)
-        return self._asked.around_held(drawn, edges, negatives, arrays)
+        held = self._asked.held(edges, negatives, self.split.held_arrays.get(name, {}))
+        return self._held_loader(held, name, edges.shape[1])
 
     def _most_seeds(self, world_size: int) -> int:
         if world_size not in self._most:
@@ -199,7 +185,8 @@ class LinkDataModule(PartDataModule):
         return seeds
 
     def _whole_sampler(self) -> Sampler:
-        return self._links(super()._whole_sampler(), self._asked.ends.receivers, self._whole_graph)
+        candidates = self._asked.candidates(self._whole_graph, self._asked.ends.receivers)
+        return self._around_own(super()._whole_sampler(), self._whole_graph, candidates)
 
     def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, BatchSource]:
         is_whole = part is self.graph
@@ -207,8 +194,8 @@ class LinkDataModule(PartDataModule):
         self._values.of_arrays(shown)
         held = self._whole_graph if is_whole else part  # which has the labels
         seeds = self._positions(held, own.to(torch.int64) - 1)
-        candidates = self._asked.ends.receivers if is_whole else self._asked.receivers(part, own)
-        links = self._links(self.sampler, candidates, held)
+        nodes = self._asked.ends.receivers if is_whole else self._asked.receivers(part, own)
+        links = self._around_own(self.sampler, held, self._asked.candidates(held, nodes))
         return seeds, self._source(shown, links, part.num_edges)
 
     def _own(self, part: Graph, rank: int, num_ranks: int) -> Tensor:
@@ -225,12 +212,6 @@ class LinkDataModule(PartDataModule):
     def _shown(self, part: Graph) -> Graph:
         return self._asked.shown(part)
 
-    def _links(self, sampler: Sampler, candidates: range | Tensor, graph: Graph) -> LinkSampler | EventSampler:
-        asked = self.num_negatives, candidates, graph
-        if isinstance(sampler, TemporalSampler):
-            return self._asked.around_events(sampler, *asked)
-        return self._asked.around(sampler, *asked)
-
 
 def _asked_of(split: LinkSplit) -> AskedEdges:
     ends = ends_of(split.graph, split.edge_type, split.reverse)
@@ -238,10 +219,6 @@ def _asked_of(split: LinkSplit) -> AskedEdges:
     kind = split.edge_type, reverse, split.undirected is True
     until = first_held(split.held_arrays, split.time)
     return AskedEdges(ends, *kind, split.labels, split.hide, split.time, until)
-
-
-def _targets_of(sampler: HeldLinkSampler) -> Callable[[Tensor], Targets]:
-    return lambda ids: Targets(*sampler.ends(ids))
 
 
 def _default_boundary(holding: object, sampler: Sampler | None) -> Boundary:

@@ -15,7 +15,7 @@ from torch import Tensor
 from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Halo, Isolated
 from lightning_gnn_dist.boundary.halo_seeds import check_seed_hops
 from lightning_gnn_dist.checks import check_at_least_if_given, shown
-from lightning_gnn_dist.data.edges.labels import arrays_of_edges, name_of_targets, targets_carry, without_labels
+from lightning_gnn_dist.data.edges.labels import arrays_of_edges, targets_carry, without_labels
 from lightning_gnn_dist.data.temporal.events import times_of_receivers
 from lightning_gnn_dist.data.temporal.split import is_labelled
 from lightning_gnn_dist.data.typed.links import LinkEnds
@@ -27,13 +27,13 @@ from lightning_gnn_dist.graph.typed.types import EdgeType
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.layer import LayerSampler
-from lightning_gnn_dist.sampling.links import HeldLinkSampler, LinkSampler, positions_of_links
+from lightning_gnn_dist.sampling.links import positions_of_links
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from lightning_gnn_dist.sampling.negatives import Candidates
 from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
-from lightning_gnn_dist.sampling.temporal.links import EventSampler, EventShape, HeldEventSampler
-from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from lightning_gnn_dist.sampling.targets.sampler import LinkSampler
+from lightning_gnn_dist.sampling.targets.tables import HeldLinks, OwnLinks, name_of_targets
 from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 
 
@@ -97,10 +97,6 @@ class AskedEdges:
 
         return remembered(part, "without labels", made)
 
-    def carried(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """Return what batches say of their targets; None where these are true and false edges."""
-        return None if self.labels is None else targets_carry(self.labels, arrays)
-
     def receivers(self, part: Graph, own: Tensor) -> range | Tensor:
         """Return the nodes of a part that false receivers are drawn from: the rank's own, if they may receive."""
         if part.types is None or self.edge_type is None:
@@ -108,48 +104,34 @@ class AskedEdges:
         nodes = part.types.nodes_of(self.edge_type[2])
         return own[nodes.start : nodes.stop].nonzero().view(-1) + nodes.start
 
-    def around(self, sampler: Sampler, num_negatives: int, candidates: range | Tensor, graph: Graph) -> LinkSampler:
-        """Return a sampler around edges of a graph, with negatives among some nodes."""
-        carried = self.carried(arrays_of_edges(graph, self.edge_type))
-        asked = num_negatives, candidates, self.undirected, self.ends.target_type
-        return LinkSampler(sampler, *asked, carried=carried, hides=self.hide)
-
-    def around_events(
-        self, sampler: TemporalSampler, num_negatives: int, candidates: range | Tensor, graph: Graph
-    ) -> EventSampler:
-        """Do as :meth:`around` for edges at their times."""
+    def candidates(self, graph: Graph, nodes: range | Tensor) -> Candidates:
+        """Return some nodes of a graph to draw false receivers from; by time, since when each of them is there."""
+        if self.time is None:
+            return Candidates(nodes)
         kind = self.receiver_type
         first = 0 if graph.types is None or kind is None else graph.types.nodes_of(kind).start
-        there = Candidates.of(candidates, times_of_receivers(graph, sampler.time, kind), first)
-        return self.events_among(sampler, num_negatives, there, graph)
+        return Candidates.of(nodes, times_of_receivers(graph, self.time, kind), first)
 
-    def events_among(
-        self, sampler: TemporalSampler, num_negatives: int, candidates: Candidates, graph: Graph
-    ) -> EventSampler:
-        """Do as :meth:`around_events`, with negatives among nodes of which it is known since when they are there."""
-        arrays = arrays_of_edges(graph, self.edge_type)
-        asked = num_negatives, candidates, self.undirected, arrays[sampler.time], self.carried(arrays)
-        return EventSampler(self.events(sampler), *asked)
+    def own(self, graph: Graph, num_negatives: int, candidates: Candidates, first: int = 0) -> OwnLinks:
+        """Return the edges of a graph as a table; the one at position 0 is asked for by the number ``first``."""
+        carried = self._carried(arrays_of_edges(graph, self.edge_type))
+        return OwnLinks(num_negatives, candidates, self.undirected, carried, self.hide, first)
 
-    def events(self, sampler: TemporalSampler) -> EventShape:
-        """Return what batches of events and of held ones have in common."""
-        return EventShape(sampler, name_of_targets(sampler.time), self.ends.target_type)
-
-    def around_held(
-        self, sampler: Sampler, edges: Tensor, negatives: Tensor | None, arrays: Mapping[str, Tensor]
-    ) -> HeldLinkSampler:
-        """Return a sampler around held edges; those with labels have no negatives."""
+    def held(self, edges: Tensor, negatives: Tensor | None, arrays: Mapping[str, Tensor], first: int = 0) -> HeldLinks:
+        """Return held edges as a table; those with labels have no negatives."""
         false = torch.empty(edges.shape[1], 0, dtype=torch.int64) if negatives is None else negatives
-        first = self.ends.senders.start, self.ends.receivers.start
-        return HeldLinkSampler(sampler, edges, false, self.ends.target_type, first, self.carried(arrays))
+        nodes = self.ends.senders.start, self.ends.receivers.start
+        return HeldLinks(edges, false, nodes, self._carried(arrays), first)
 
-    def around_held_events(
-        self, sampler: TemporalSampler, edges: Tensor, negatives: Tensor | None, arrays: Mapping[str, Tensor]
-    ) -> HeldEventSampler:
-        """Do as :meth:`around_held` for edges at their times."""
-        held, ends = self.around_held(sampler, edges, negatives, arrays), self.ends
-        false = held.negatives.to(torch.int64) + ends.receivers.start
-        return HeldEventSampler(self.events(sampler), ends.in_graph(edges), arrays[sampler.time], false, held.carried)
+    def around(self, links: OwnLinks | HeldLinks, sampler: Sampler) -> LinkSampler:
+        """Return a sampler around edges of a table."""
+        return LinkSampler(sampler, links, self.ends.target_type)
+
+    def _carried(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what batches say of edges: of those with labels all that they carry, otherwise their times alone."""
+        if self.labels is not None:
+            return targets_carry(self.labels, arrays)
+        return {} if self.time is None else {name_of_targets(self.time): arrays[self.time]}
 
 
 def negatives_of(labels: str | None, num_negatives: int | None) -> int:
