@@ -10,32 +10,23 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.global_batches import OwnSeeds
-from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placement import device_of, stream_to
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Isolated
 from lightning_gnn_dist.checks import check_path
-from lightning_gnn_dist.data.edges.asked import (
-    AskedEdges,
-    check_boundary_of_edges,
-    check_held_back,
-    check_sampler_of_edges,
-    negatives_of,
-)
+from lightning_gnn_dist.data.edges.asked import AskedEdges, check_settings_of_edges
 from lightning_gnn_dist.data.edges.datamodule import EdgeDataModule
 from lightning_gnn_dist.data.explained_errors import knows_words_of_pyg
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
-from lightning_gnn_dist.data.temporal.checks import check_event_samplers, check_rows_of_nodes, sampler_of_events
+from lightning_gnn_dist.data.temporal.checks import check_event_samplers, sampler_of_events
 from lightning_gnn_dist.data.temporal.events import times_of_receivers
-from lightning_gnn_dist.data.typed.links import ends_among
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.prepare.held_edges import LinkBounds
 from lightning_gnn_dist.prepare.shard import Bounds, Shard
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.links import are_links, positions_where
 from lightning_gnn_dist.sampling.negatives import Candidates
-from lightning_gnn_dist.sampling.targets.sampler import LinkSampler
 from lightning_gnn_dist.sampling.targets.tables import HeldLinks
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.sharded.links.held import held_of_shard, own_share
@@ -94,15 +85,13 @@ class ShardedLinkDataModule(EdgeDataModule, ShardDataModule):
     ) -> None:
         if boundary is None:
             boundary = Isolated() if isinstance(sampler, WholePartSampler) else Fetch()
-        check_boundary_of_edges(boundary)
         bounds, self._links = _bounds_with_links(check_path("path", path))
+        self._asked = AskedEdges.of(self._links, bounds.types, int(bounds.nodes[-1]), num_negatives)
         sampler = sampler_of_events(sampler, self._links.time)
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
         _check_settings_of_links(settings, boundary)
         super().__init__(path, lambda _: bounds, settings, boundary, None, cache_bytes)
         self.exactness.probes = False  # a rank knows the ends of its own held edges alone
-        self.num_negatives = negatives_of(self._links.labels, num_negatives)
-        self._asked = _asked_of(self.bounds, self._links)
         self._shard: Shard | None = None  # the own one, with the labels of its edges
         self._found: Tensor | None = None
         self._held: dict[str, HeldLinks] = {}
@@ -113,10 +102,6 @@ class ShardedLinkDataModule(EdgeDataModule, ShardDataModule):
         super().setup(stage)
         if self._candidates is None:
             self._candidates = self._receivers()
-
-    def predict_dataloader(self) -> BatchLoader:
-        check_rows_of_nodes(self._whole_graph().shard.rows, self._settings, self._asked.receiver_type)
-        return super().predict_dataloader()
 
     # What it is made of.
 
@@ -216,13 +201,12 @@ class ShardedLinkDataModule(EdgeDataModule, ShardDataModule):
     def _inputs_of(self, part: Graph, seeds: Tensor) -> None:
         return None
 
-    def _whole_sampler(self) -> LinkSampler:
-        return self._across(super()._whole_sampler())
+    def _rows_of_edges(self) -> Graph:
+        return self._with_labels().rows
 
-    def _across(self, sampler: Sampler) -> LinkSampler:
-        """Return a sampler around edges of the own shard in the whole graph."""
+    def _candidates_anywhere(self) -> Candidates:
         assert self._candidates is not None
-        return self._around_own(sampler, self._with_labels().rows, self._candidates, self._first_edge())
+        return self._candidates
 
     def _receivers(self) -> Candidates:
         """Return the nodes that false receivers are drawn from; by time, since when they are there. Collective."""
@@ -240,27 +224,22 @@ class ShardedLinkDataModule(EdgeDataModule, ShardDataModule):
         self._values.of_arrays(shown)
         if isinstance(self.boundary, Fetch):
             return seeds, self._whole_source(self._across(self.sampler), int(self.bounds.edges[-1]))
-        candidates = self._asked.candidates(part, self._asked.receivers(part, self._is_own(part)))
-        links = self._around_own(self.sampler, part, candidates)
+        links = self._around_part(part, self._is_own(part))
         stream, count = stream_to(device_of(self.trainer)), part.num_edges
         return seeds, GraphSource(
             shown, links, widen=self._widening(), all_labels=self.loading.all_labels, num_ids=count, stream=stream
         )
 
-    def _judging_loader(self, name: str) -> BatchLoader:
-        """Return the loader of this rank's share of the held edges. Collective, the first time."""
-        check_held_back(name, self._links.held, f"divide split_edges(graph, {name}=0.1), which holds some back.")
-        starts = self._links.held[name]
+    def _held_links(self, name: str) -> HeldLinks:
         if name not in self._held:
-            self._held[name] = self._held_links(name, starts)
-        return self._held_loader(self._held[name], name, int(starts[-1]))
+            shard, channel, starts = self._with_labels(), self._whole_graph().channel, self._links.held[name]
+            copy, num_copies = self._rank() // channel.size, self._world_size() // channel.size
+            share, numbers = own_share(held_of_shard(shard, self._links, name), starts, channel, copy, num_copies)
+            self._held[name] = self._asked.held(*share, numbers.start)
+        return self._held[name]
 
-    def _held_links(self, name: str, starts: Tensor) -> HeldLinks:
-        """Return this rank's share of the held edges. Collective."""
-        shard, channel = self._with_labels(), self._whole_graph().channel
-        copy, num_copies = self._rank() // channel.size, self._world_size() // channel.size
-        share, numbers = own_share(held_of_shard(shard, self._links, name), starts, channel, copy, num_copies)
-        return self._asked.held(*share, numbers.start)
+    def _way_to_hold(self, name: str) -> str:
+        return f"divide split_edges(graph, {name}=0.1), which holds some back."
 
 
 def _bounds_with_links(path: Path) -> tuple[Bounds, LinkBounds]:
@@ -280,8 +259,7 @@ def _bounds_with_links(path: Path) -> tuple[Bounds, LinkBounds]:
 
 def _check_settings_of_links(settings: BatchSettings, boundary: Boundary) -> None:
     """Refuse samplers that are not for edges, and batches of the whole graph that need a list of all edges."""
-    for chosen in (settings.sampler, settings.global_batching.sampler):
-        check_sampler_of_edges(chosen)
+    check_settings_of_edges(settings, boundary)
     if isinstance(settings.sampler, WholePartSampler) and isinstance(boundary, Fetch):
         raise ValueError(
             "WholePartSampler takes a whole part for each batch, and with boundary=Fetch() that is the whole graph: "
@@ -292,9 +270,3 @@ def _check_settings_of_links(settings: BatchSettings, boundary: Boundary) -> Non
             f"GlobalBatching(deal={settings.global_batching.deal!r}) draws from a list of all training edges, and of "
             'those of shards no rank has one: write GlobalBatching(deal="own", ...), and each rank deals its own.'
         )
-
-
-def _asked_of(bounds: Bounds, links: LinkBounds) -> AskedEdges:
-    ends = ends_among(bounds.types, int(bounds.nodes[-1]), links.edge_type, links.reverse)
-    kind = links.edge_type, links.reverse, links.undirected
-    return AskedEdges(ends, *kind, links.labels, links.hide, links.time, links.until)

@@ -6,7 +6,6 @@ first tries of all draws -> their owners -> the other random tries of those that
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,30 +17,9 @@ from lightning_gnn_dist.sampling.negatives import RANDOM_TRIES, tried_places
 from lightning_gnn_dist.sampling.targets.home import FalseEnds
 from lightning_gnn_dist.sampling.turns import Steps
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
-from lightning_gnn_dist.sharded.temporal.times import have_happened_across
 
 _FIRST_TRIES = 2  # asked at once for all draws: both are edges so seldom that mostly no turn follows
 _BLOCK, _LARGEST_BLOCK = 64, 1 << 14  # nodes in order that are asked about at once, twice as many each time
-
-
-class _Edges(NamedTuple):
-    """The edges of all batches.
-
-    Attributes:
-        ends: The sender of each, and what other nodes not to draw, shape (k, n).
-        times: The time of each, if they have times.
-        bounds: From how many candidates each draws, at least one.
-    """
-
-    ends: Tensor
-    times: Tensor | None
-    bounds: Tensor
-
-    @classmethod
-    def of(cls, wanted: FalseEnds) -> _Edges:
-        ends = torch.cat(list(wanted.ends), 1)
-        times = None if wanted.times is None else torch.cat(list(wanted.times[1]))
-        return cls(ends, times, wanted.candidates.there_by(ends[0] if times is None else times).clamp_(min=1))
 
 
 def draw_false_ends(graph: ShardedGraph, wanted: FalseEnds) -> Steps[list[Tensor]]:
@@ -52,19 +30,23 @@ def draw_false_ends(graph: ShardedGraph, wanted: FalseEnds) -> Steps[list[Tensor
     sizes, count = list(map(len, wanted.ids)), wanted.draws
     words = torch.from_numpy(np.array([key(*of, FALSE_ENDS) for of in wanted.keys], np.uint64).view(np.int64))
     words, numbers = words.repeat_interleave(torch.tensor(sizes)), torch.cat(list(wanted.ids))
-    edges = _Edges.of(wanted)
+    ends, times = torch.cat(list(wanted.ends), 1), None
+    if wanted.times is not None:
+        times = wanted.times[0], torch.cat(list(wanted.times[1]))
+    bounds = wanted.candidates.there_by(ends[0] if times is None else times[1]).clamp_(min=1)
     found, left = torch.empty(len(numbers) * count, dtype=torch.int64), torch.arange(len(numbers) * count)
-    for tries in _turns(int(edges.bounds.max()) if len(numbers) else 0):
+    for tries in _turns(int(bounds.max()) if len(numbers) else 0):
         if not len(left):
             break
-        at, most = left // count, RANDOM_TRIES + edges.bounds[left // count]
-        places = tried_places(words[at], numbers[at], left % count, tries, edges.bounds[at])
+        edges, most = left // count, RANDOM_TRIES + bounds[left // count]
+        places = tried_places(words[edges], numbers[edges], left % count, tries, bounds[edges])
         tried = wanted.candidates.ids(places)
         is_tried = torch.arange(tries.start, tries.stop) < most[:, None]
-        is_free = yield from _are_free(graph, wanted, edges, at, tried, is_tried)
+        asked = graph, ends[:, edges], tried, is_tried, wanted.edge_type
+        is_free = yield from _are_free(*asked, None if times is None else (times[0], times[1][edges]))
         is_found = is_free.any(1)
-        chosen = torch.where(is_found, is_free.to(torch.uint8).argmax(1), is_tried.sum(1) - 1)  # or the one tried last
-        found[left] = tried[torch.arange(len(left)), chosen]
+        at = torch.where(is_found, is_free.to(torch.uint8).argmax(1), is_tried.sum(1) - 1)  # or the one tried last
+        found[left] = tried[torch.arange(len(left)), at]
         left = left[~is_found & (most > tries.stop)]
     return list(found.view(len(numbers), count).split(sizes))
 
@@ -82,19 +64,18 @@ def _turns(num_candidates: int) -> Iterator[range]:
 
 
 def _are_free(
-    graph: ShardedGraph, wanted: FalseEnds, edges: _Edges, at: Tensor, tried: Tensor, is_tried: Tensor
+    graph: ShardedGraph,
+    ends: Tensor,
+    tried: Tensor,
+    is_tried: Tensor,
+    edge_type: int | None,
+    times: tuple[str, Tensor] | None,
 ) -> Steps[Tensor]:
-    """Return which of the nodes that were tried for some edges may be taken."""
-    ends = edges.ends[:, at]
+    """Return which of the nodes that were tried for some edges, a row for each, may be taken."""
     is_free = is_tried & (tried != ends[:, :, None]).all(0)
     rows, columns = is_free.nonzero(as_tuple=True)
-    if not len(rows):
-        return is_free
-    pairs = torch.stack([ends[0, rows], tried[rows, columns]])
-    if wanted.times is None or edges.times is None:
-        is_edge = yield from graph.are_edges(pairs, wanted.edge_type)
-    else:
-        name, times = wanted.times[0], edges.times[at[rows]]
-        is_edge = yield from have_happened_across(graph, name, pairs, times, wanted.edge_type)
-    is_free[rows, columns] = ~is_edge
+    if len(rows):
+        at = None if times is None else (times[0], times[1][rows])
+        is_edge = yield from graph.are_edges(torch.stack([ends[0, rows], tried[rows, columns]]), edge_type, at)
+        is_free[rows, columns] = ~is_edge
     return is_free
