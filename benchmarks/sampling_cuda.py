@@ -31,8 +31,10 @@ from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.device import DeviceSampler
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
-from lightning_gnn_dist.sampling.links import LinkSampler
+from lightning_gnn_dist.sampling.negatives import Candidates
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.targets.sampler import LinkSampler
+from lightning_gnn_dist.sampling.targets.tables import OwnLinks
 
 BYTES_AN_EDGE = 95
 NUM_BATCHES = 48  # of a pass, where passes are timed
@@ -157,7 +159,7 @@ def bench_others(graph: Graph, device: torch.device, size: int, repeats: int) ->
         batches = GlobalBatches(source, seeds, size, seed=0)
         yield row(name, wall_ms(device, partial(correct, batches, device), repeats) / NUM_OTHERS)
     yield f"links, {size} edges and a false one each, [15, 10], bulks of 4"
-    links = LinkSampler(nodes, 1, range(graph.num_nodes), undirected=False)
+    links = LinkSampler(nodes, OwnLinks(1, Candidates(range(graph.num_nodes)), undirected=False))
     edges = permutation(graph.num_edges, 1, 0)[: NUM_OTHERS * size]
     for name, source in ways(graph, links, device, graph.num_edges):
         loader = BatchLoader(source, edges, NUM_OTHERS, seed=0, bulk_size=4)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Isolated
@@ -17,35 +14,28 @@ from lightning_gnn_dist.checks import (
     check_instance,
     check_path,
 )
-from lightning_gnn_dist.data.edges.asked import (
-    AskedEdges,
-    check_boundary_of_edges,
-    check_held_back,
-    check_sampler_of_edges,
-    negatives_of,
-)
+from lightning_gnn_dist.data.edges.asked import AskedEdges, check_settings_of_edges
+from lightning_gnn_dist.data.edges.datamodule import EdgeDataModule
 from lightning_gnn_dist.data.explained_errors import knows_words_of_pyg
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.data.part_datamodule import PartDataModule
 from lightning_gnn_dist.data.plan import PartPlan
 from lightning_gnn_dist.data.residency import Holding
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
-from lightning_gnn_dist.data.temporal.checks import check_event_samplers, check_rows_of_nodes, sampler_of_events
+from lightning_gnn_dist.data.temporal.checks import check_event_samplers, sampler_of_events
 from lightning_gnn_dist.data.typed.checks import check_typed
-from lightning_gnn_dist.data.typed.links import ends_of
-from lightning_gnn_dist.evaluation.layered_loader import Targets
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.prepare.held_edges import first_held
+from lightning_gnn_dist.prepare.held_edges import LinkBounds, first_held
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.links import HeldLinkSampler, LinkSampler, edges_at
-from lightning_gnn_dist.sampling.temporal.links import EventSampler, HeldEventSampler
-from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from lightning_gnn_dist.sampling.links import edges_at
+from lightning_gnn_dist.sampling.negatives import Candidates
+from lightning_gnn_dist.sampling.targets.tables import HeldLinks
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 
 
-class LinkDataModule(PartDataModule):
+class LinkDataModule(EdgeDataModule, PartDataModule):
     """Batches of edges, with false ones to tell them from or with labels: each rank learns the edges of its part.
 
     A training batch asks for ``batch_size`` edges of the part and ``num_negatives`` false ones for each. None of the
@@ -95,8 +85,6 @@ class LinkDataModule(PartDataModule):
         cache_dir: Where partitions are kept. Default: beside a saved graph, else the user's cache directory.
     """
 
-    _has_inputs = False  # nobody lists the training edges
-
     @knows_words_of_pyg
     def __init__(
         self,
@@ -115,22 +103,19 @@ class LinkDataModule(PartDataModule):
         cache_dir: str | Path | None = None,
     ) -> None:
         boundary = _default_boundary(holding, sampler) if boundary is None else boundary
-        check_boundary_of_edges(boundary)
         self.split = _as_split(split)
-        self.num_negatives = negatives_of(self.split.labels, num_negatives)
-        sampler = sampler_of_events(sampler, self.split.time)
+        links, graph = _links_of(self.split), _with_seeds(self.split)
+        self._asked = AskedEdges.of(links, graph.types, graph.num_nodes, num_negatives)
+        sampler = sampler_of_events(sampler, links.time)
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
         if global_batching.deal != "any":
             raise ValueError(
                 f"GlobalBatching(deal={global_batching.deal!r}) deals nodes to their owners, and links have two ends: "
                 'leave it at deal="any".'
             )
-        for chosen in (sampler, global_batching.sampler):
-            check_sampler_of_edges(chosen)
-        self._asked = _asked_of(self.split)
-        graph = _with_seeds(self.split)
+        check_settings_of_edges(settings, boundary)
         check_typed(graph, settings, boundary)
-        check_event_samplers(graph, settings, self.split.time, self.split.edge_type)
+        check_event_samplers(graph, settings, links.time, links.edge_type)
         if partitioner is None and isinstance(boundary, Fetch):
             partitioner = RandomPartitioner()
         plan = PartPlan(graph, partitioner, holding, boundary, None, settings.seed_of_parts, cache_dir)
@@ -151,23 +136,18 @@ class LinkDataModule(PartDataModule):
         """A hash of the split, by which a strategy sees whether all ranks have the same one."""
         return self.split.fingerprint
 
-    def predict_dataloader(self) -> BatchLoader:
-        check_rows_of_nodes(self.split.graph, self._settings, self._asked.receiver_type)
-        return super().predict_dataloader()
+    def _rows_of_edges(self) -> Graph:
+        return self._whole_graph
 
-    def _judging_loader(self, name: str) -> BatchLoader:
-        check_held_back(name, self.split.edges, f"give split_edges() a share for them, split_edges(graph, {name}=0.1).")
-        sampler, count = self._held_sampler(name), self.split.edges[name].shape[1]
-        whose = f"There are {count} {name} edges"
-        targets = _targets_of(sampler) if isinstance(sampler, HeldLinkSampler) else Targets
-        return self._eval_loader(partial(self._held_sampler, name), range(count), whose, count, targets)
+    def _candidates_anywhere(self) -> Candidates:
+        return self._asked.candidates(self._whole_graph, self._asked.ends.receivers)
 
-    def _held_sampler(self, name: str, more_hops: int = 0) -> HeldLinkSampler | HeldEventSampler:
-        edges, negatives = self.split.edges[name], self.split.negatives.get(name)
-        arrays, drawn = self.split.held_arrays.get(name, {}), self._eval_sampler(more_hops)
-        if isinstance(drawn, TemporalSampler):
-            return self._asked.around_held_events(drawn, edges, negatives, arrays)
-        return self._asked.around_held(drawn, edges, negatives, arrays)
+    def _held_links(self, name: str) -> HeldLinks:
+        arrays = self.split.held_arrays.get(name, {})
+        return self._asked.held(self.split.edges[name], self.split.negatives.get(name), arrays)
+
+    def _way_to_hold(self, name: str) -> str:
+        return f"give split_edges() a share for them, split_edges(graph, {name}=0.1)."
 
     def _most_seeds(self, world_size: int) -> int:
         if world_size not in self._most:
@@ -198,17 +178,13 @@ class LinkDataModule(PartDataModule):
             raise ValueError(f"The graph has no edges{which}{with_label} to learn from.")
         return seeds
 
-    def _whole_sampler(self) -> Sampler:
-        return self._links(super()._whole_sampler(), self._asked.ends.receivers, self._whole_graph)
-
     def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, BatchSource]:
         is_whole = part is self.graph
         own, shown = self._own(part, rank, num_ranks), self._shown(part)
         self._values.of_arrays(shown)
         held = self._whole_graph if is_whole else part  # which has the labels
         seeds = self._positions(held, own.to(torch.int64) - 1)
-        candidates = self._asked.ends.receivers if is_whole else self._asked.receivers(part, own)
-        links = self._links(self.sampler, candidates, held)
+        links = self._across(self.sampler) if is_whole else self._around_part(part, own)
         return seeds, self._source(shown, links, part.num_edges)
 
     def _own(self, part: Graph, rank: int, num_ranks: int) -> Tensor:
@@ -225,23 +201,14 @@ class LinkDataModule(PartDataModule):
     def _shown(self, part: Graph) -> Graph:
         return self._asked.shown(part)
 
-    def _links(self, sampler: Sampler, candidates: range | Tensor, graph: Graph) -> LinkSampler | EventSampler:
-        asked = self.num_negatives, candidates, graph
-        if isinstance(sampler, TemporalSampler):
-            return self._asked.around_events(sampler, *asked)
-        return self._asked.around(sampler, *asked)
 
-
-def _asked_of(split: LinkSplit) -> AskedEdges:
-    ends = ends_of(split.graph, split.edge_type, split.reverse)
+def _links_of(split: LinkSplit) -> LinkBounds:
+    """Return what shards of the split would say of its edges, if one shard had all."""
     reverse = split.reverse if isinstance(split.reverse, tuple) else None
-    kind = split.edge_type, reverse, split.undirected is True
+    held = {name: torch.tensor([0, edges.shape[1]]) for name, edges in split.edges.items()}
     until = first_held(split.held_arrays, split.time)
-    return AskedEdges(ends, *kind, split.labels, split.hide, split.time, until)
-
-
-def _targets_of(sampler: HeldLinkSampler) -> Callable[[Tensor], Targets]:
-    return lambda ids: Targets(*sampler.ends(ids))
+    of_type = split.undirected is True, split.edge_type, reverse
+    return LinkBounds(*of_type, split.labels, split.hide, held, split.time, until)
 
 
 def _default_boundary(holding: object, sampler: Sampler | None) -> Boundary:

@@ -24,16 +24,16 @@ from lightning_gnn_dist.checks import (
 from lightning_gnn_dist.data.edges.checks import check_apart, check_held, check_rivals
 from lightning_gnn_dist.data.edges.labels import check_no_negatives, named_labels, taken_masks
 from lightning_gnn_dist.data.edges.leaks import check_no_copies, check_other_types
-from lightning_gnn_dist.data.edges.plain import is_undirected, settled, split_links
+from lightning_gnn_dist.data.edges.plain import is_undirected
 from lightning_gnn_dist.data.edges.saved import names_to_save, saved_names
 from lightning_gnn_dist.data.edges.split import (
-    LabelledEdges,
+    EdgesToSplit,
     both_ways,
     check_each_mapping,
     check_held_arrays,
     labelled_in_graph,
 )
-from lightning_gnn_dist.data.temporal.events import TimedEdges, check_reverse_times, check_times_of_edges
+from lightning_gnn_dist.data.temporal.events import check_reverse_times, check_times_of_edges
 from lightning_gnn_dist.data.typed.links import (
     LinkEnds,
     Reverse,
@@ -326,12 +326,10 @@ def split_edges(
     if time is not None:
         check_times_of_edges(graph, edge_type, time, name, hide=hide)
         check_reverse_times(graph, edge_type, back, time, is_sure=reverse != "auto")
-        events = TimedEdges(graph, edge_type, back, name, undirected, time).held_back(shares, seed, count)
-        return LinkSplit(*events[:4], edge_type, back, name, events.arrays, time=time)
-    if name is not None:
-        found = LabelledEdges(graph, edge_type, back, name, undirected).held_back(shares, seed, hide=hide)
-        return LinkSplit(found.graph, found.edges, {}, found.undirected, edge_type, back, name, found.arrays, hide)
-    return _split_links(graph, shares, seed, count, undirected, edge_type, back, hide=hide)
+    elif name is None and not hide:
+        raise ValueError("hide=False is for edges with labels: what is asked of other edges is whether they are there.")
+    found = EdgesToSplit(graph, edge_type, back, name, time, undirected).held_back(shares, seed, count, hide=hide)
+    return LinkSplit(*found[:4], edge_type, back, name, found.arrays, hide, time)
 
 
 def _check_flags(edge_type: EdgeType | None, undirected: bool | None, hide: bool) -> None:
@@ -339,23 +337,6 @@ def _check_flags(edge_type: EdgeType | None, undirected: bool | None, hide: bool
     if undirected is not None:
         check_true_or_false(undirected=undirected)
     check_directions(edge_type, undirected)
-
-
-def _split_links(
-    graph: Graph,
-    shares: Mapping[str, float | Tensor],
-    seed: int,
-    negatives: int,
-    undirected: bool | None,
-    edge_type: EdgeType | None,
-    reverse: EdgeType | None,
-    *,
-    hide: bool,
-) -> LinkSplit:
-    if not hide:
-        raise ValueError("hide=False is for edges with labels: what is asked of other edges is whether they are there.")
-    both = settled(graph, edge_type, undirected)
-    return LinkSplit(*split_links(graph, shares, seed, negatives, both, edge_type, reverse), both, edge_type, reverse)
 
 
 def _check_numbers(

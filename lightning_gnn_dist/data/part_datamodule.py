@@ -46,7 +46,6 @@ from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.device import draws_anywhere
-from lightning_gnn_dist.sampling.temporal.links import HeldEventSampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.wire.channel import Channel
@@ -300,7 +299,7 @@ class PartDataModule(ExchangingDataModule):
     def _eval_batch_size(self, evaluated: Evaluated, sampler: Sampler) -> int:
         if self.evaluation.sampler is not None:
             return self.batch_size
-        if isinstance(sampler, TemporalSampler | HeldEventSampler):
+        if isinstance(self._eval_sampler(), TemporalSampler):
             limits = self.batch_size, self._eval_bytes
             return seeds_at_once(self.graph, sampler, evaluated, self._counter(), *limits)
         return self._counter().batch_size(evaluated, self.batch_size, self._eval_bytes)

@@ -20,8 +20,8 @@ from lightning_gnn_dist.sampling.base import Sampler, check_bulk
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.layer import LayerSampler
-from lightning_gnn_dist.sampling.links import HeldLinkSampler, LinkSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.targets.sampler import LinkSampler
 
 KINDS = (NeighborSampler, LadiesSampler, FastGCNSampler)
 NODES_AT_ONCE = 1 << 27  # nodes of the graph times batches sampled together: 4 bytes each, 40 in layer-wise sampling
@@ -29,13 +29,13 @@ NODES_AT_ONCE = 1 << 27  # nodes of the graph times batches sampled together: 4 
 
 def draws_anywhere(sampler: Sampler) -> bool:
     """Whether a :class:`DeviceSampler` can draw its batches, or, for links, their neighbourhoods."""
-    nodes = sampler.sampler if isinstance(sampler, LinkSampler | HeldLinkSampler) else sampler
+    nodes = sampler.sampler if isinstance(sampler, LinkSampler) else sampler
     return type(nodes) in KINDS  # a subclass may draw otherwise
 
 
 def bytes_of_tables(sampler: Sampler, graph: Graph) -> int:
     """Bytes of what a :class:`DeviceSampler` keeps on the device beside the copy of a graph."""
-    nodes = sampler.sampler if isinstance(sampler, LinkSampler | HeldLinkSampler) else sampler
+    nodes = sampler.sampler if isinstance(sampler, LinkSampler) else sampler
     return 8 * graph.num_edges if isinstance(nodes, NeighborSampler) and nodes.weight is not None else 0
 
 
@@ -45,9 +45,7 @@ def drawn_there(sampler: Sampler, home: Graph) -> Sampler:
     The targets of links are drawn in RAM, few numbers for each, and only their neighbourhoods on the device.
     """
     if isinstance(sampler, LinkSampler):
-        return replace(sampler, sampler=drawn_there(sampler.sampler, home), home=home)
-    if isinstance(sampler, HeldLinkSampler):
-        return replace(sampler, sampler=drawn_there(sampler.sampler, home))
+        return replace(sampler, sampler=drawn_there(sampler.sampler, home), rows=home)
     return DeviceSampler(sampler)  # type: ignore[arg-type]  # it checks the type itself
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.turns import Steps
+from lightning_gnn_dist.sampling.turns import Steps
 from lightning_gnn_dist.sharded.growing import GrowingBatch
 from lightning_gnn_dist.sharded.messages import DRAW, Message, letters_of
 from lightning_gnn_dist.sharded.questions import Question

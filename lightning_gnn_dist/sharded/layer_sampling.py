@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.turns import Steps
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.layer_kernels import Layers, sample_layer
 from lightning_gnn_dist.engine.rng import key
@@ -25,6 +24,7 @@ from lightning_gnn_dist.engine.weights import NONE
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.turns import Steps
 from lightning_gnn_dist.sharded.growing import GrowingBatch
 from lightning_gnn_dist.sharded.remote_graph import FetchedRows, ShardedGraph, union
 

@@ -13,7 +13,7 @@ from lightning_gnn_dist.batches.pool import Pool, gather_rows
 Message: TypeAlias = list[Tensor]
 
 # Kinds of questions.
-DRAW, ROWS, NODES, EDGES, LINKED, DEGREES, TIMES_OF_NODES, TIMES_OF_EDGES, HAPPENED = range(9)
+DRAW, ROWS, NODES, EDGES, LINKED, DEGREES, TIMES_OF_NODES, TIMES_OF_EDGES = range(8)
 _WIDTHS = (torch.uint8, torch.int16, torch.int32)
 
 

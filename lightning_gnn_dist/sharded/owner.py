@@ -27,7 +27,6 @@ from lightning_gnn_dist.sharded.messages import (
     DEGREES,
     DRAW,
     EDGES,
-    HAPPENED,
     LINKED,
     NODES,
     ROWS,
@@ -60,7 +59,7 @@ class Owner:
         """Return the answer to a question."""
         of_kinds: dict[int, Callable[..., Message]]
         of_kinds = {DRAW: self._draw, ROWS: self._whole_rows, DEGREES: self._degrees, LINKED: self._linked}
-        of_kinds |= {NODES: self._nodes, EDGES: self._edges, HAPPENED: self._happened}
+        of_kinds |= {NODES: self._nodes, EDGES: self._edges}
         of_kinds |= {TIMES_OF_NODES: self._times_of_nodes, TIMES_OF_EDGES: self._times_of_edges}
         return of_kinds[kind](*question)
 
@@ -125,14 +124,18 @@ class Owner:
     def _edges(self, places: Tensor, number: Tensor) -> Message:
         return gathered(self._edges_of(number), places, self._pool)
 
-    def _linked(self, receivers: Tensor, senders: Tensor, edge_type: Tensor) -> Message:
-        """A bool for each pair of nodes: whether the second sends to the first."""
-        return [has_edges(self._rows, _pairs(senders, receivers), *edge_type.tolist())]
-
-    def _happened(self, receivers: Tensor, senders: Tensor, times: Tensor, edge_type: Tensor, name: Tensor) -> Message:
-        """A bool for each pair of nodes: whether the second sent something to the first at the time."""
-        at, kind = Moments(self._orders[name_of(name)], times), int(edge_type) if edge_type.numel() else None
-        return [has_edges(self._rows, _pairs(senders, receivers), kind, at)]
+    def _linked(
+        self,
+        receivers: Tensor,
+        senders: Tensor,
+        edge_type: Tensor,
+        times: Tensor | None = None,
+        name: Tensor | None = None,
+    ) -> Message:
+        """A bool for each pair of nodes: whether the second sends to the first, or did at a time of that name."""
+        at = None if times is None or name is None else Moments(self._orders[name_of(name)], times)
+        pairs = torch.stack([senders.to(torch.int64), receivers.to(torch.int64)])
+        return [has_edges(self._rows, pairs, int(edge_type) if edge_type.numel() else None, at)]
 
     def _times_of_nodes(self, places: Tensor, number: Tensor, name: Tensor) -> Message:
         """The times of some nodes of a type, by their places in it."""
@@ -154,7 +157,3 @@ class Owner:
         if bool(((first < 0) | (last < first) | (last > rows.num_edges)).any()):
             raise graph_is_damaged(rows)
         return last - first
-
-
-def _pairs(senders: Tensor, receivers: Tensor) -> Tensor:
-    return torch.stack([senders.to(torch.int64), receivers.to(torch.int64)])

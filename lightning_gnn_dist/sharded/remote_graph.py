@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.row_cache import RowCache, Rows
-from lightning_gnn_dist.batches.ahead.turns import Result, Steps, answered
 from lightning_gnn_dist.batches.pool import BufferPool
 from lightning_gnn_dist.engine.hops import graph_is_damaged
 from lightning_gnn_dist.engine.layer_kernels import add_column_norms
@@ -26,6 +25,7 @@ from lightning_gnn_dist.engine.temporal.order import TimeOrder
 from lightning_gnn_dist.engine.weights import NONE, edge_weights
 from lightning_gnn_dist.graph.rows import bytes_per_row, take_rows
 from lightning_gnn_dist.prepare.shard import Shard
+from lightning_gnn_dist.sampling.turns import Result, Steps, answered
 from lightning_gnn_dist.sharded.messages import (
     DEGREES,
     EDGES,
@@ -282,17 +282,24 @@ class ShardedGraph:
             )
         return senders
 
-    def are_edges(self, edges: Tensor, edge_type: int | None = None) -> Steps[Tensor]:
-        """Return whether the graph has each of some edges, shape (2, n), by ids in the whole graph: a bool for each.
+    def are_edges(
+        self, edges: Tensor, edge_type: int | None = None, at: tuple[str, Tensor] | None = None
+    ) -> Steps[Tensor]:
+        """Return whether the graph has each of some edges: a bool for each.
 
-        Of a typed graph ``edge_type`` is the number of the one type to look at.
+        Args:
+            edges: Senders and receivers, by their ids in the whole graph, shape (2, n).
+            edge_type: Of a typed graph the number of the one type to look at.
+            at: The name of times whose order is prepared, and when each edge must be there, as an integer. Default: at
+                any time.
         """
-        kind, senders = (
-            torch.tensor([] if edge_type is None else [edge_type]),
+        senders, kind = (
             edges[0].to(self.shard.rows.indices.dtype),
+            torch.tensor([] if edge_type is None else [edge_type]),
         )
-        route, questions = self.to_owners(edges[1].contiguous(), senders)
-        (answers,) = yield [Question(LINKED, [[*question, kind] for question in questions])]
+        times, name = ([], []) if at is None else ([at[1]], [letters_of(at[0])])
+        route, questions = self.to_owners(edges[1].contiguous(), senders, *times)
+        (answers,) = yield [Question(LINKED, [[rows, some, kind, *when, *name] for rows, some, *when in questions])]
         return route.restore([answer[0] for answer in answers])
 
     def ids_of_own(self, rows: Tensor) -> Tensor:

@@ -6,13 +6,13 @@ frontier -> its owners draw neighbours, hop by hop -> ... -> the rows of all nod
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.turns import Steps, together
 from lightning_gnn_dist.batches.assembling import Content, Taken, made_of
 from lightning_gnn_dist.batches.batch import LABELS, PoolOf
 from lightning_gnn_dist.batches.pool import Widen, gather_joined
@@ -20,29 +20,26 @@ from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.typed.apart import Apart, by_types, of_one_type
+from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
+from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.targets.home import FalseEnds
+from lightning_gnn_dist.sampling.targets.sampler import LinkSampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from lightning_gnn_dist.sampling.turns import Steps, together
 from lightning_gnn_dist.sharded.draws import How, Names, draw_hops
 from lightning_gnn_dist.sharded.growing import GrowingBatch
 from lightning_gnn_dist.sharded.layer_sampling import LayerWise, sample_layer_wise
+from lightning_gnn_dist.sharded.links.negatives import draw_false_ends
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.tables import Found, Sought
-from lightning_gnn_dist.sharded.temporal.sampling import sample_timed
+from lightning_gnn_dist.sharded.temporal.sampling import sample_at_times, sample_timed
+from lightning_gnn_dist.sharded.temporal.times import times_of_edges
 
-ShardedSampler = NeighborSampler | TemporalSampler | LayerWise
-
-
-@runtime_checkable
-class EdgeSampler(Protocol):
-    """Samples around edges: it finds their ends, and draws neighbourhoods of these by a sampler of nodes."""
-
-    def sample_across(
-        self, graph: ShardedGraph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
-    ) -> Steps[list[Sample]]:
-        """Draw a sample for each batch."""
+ShardedSampler = NeighborSampler | TemporalSampler | LayerWise | LinkSampler
 
 
 class Bulk(NamedTuple):
@@ -60,13 +57,10 @@ class Bulk(NamedTuple):
 
 
 def begin(
-    graph: ShardedGraph, sampler: ShardedSampler | EdgeSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
+    graph: ShardedGraph, sampler: ShardedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
 ) -> Steps[Bulk]:
     """Draw the batches of a bulk: one turn a hop, and those before that the seeds take if these are edges."""
-    if isinstance(sampler, EdgeSampler):
-        samples = yield from sampler.sample_across(graph, seeds, keys)
-    else:
-        samples = yield from sample_bulk(graph, sampler, seeds, keys)
+    samples = yield from sample_bulk(graph, sampler, seeds, keys)
     apart = [_apart(graph, sample) for sample in samples]
     nodes = [
         table.seek(torch.cat([of_batch.nodes[number] for of_batch in apart]))
@@ -118,6 +112,8 @@ def sample_bulk(
 
     The samples' ``edge_ids`` count in the edges' types.
     """
+    if isinstance(sampler, LinkSampler):
+        return (yield from sampler.sample_across(Shards(graph), seeds, keys))
     if isinstance(sampler, LadiesSampler | FastGCNSampler):
         return (yield from sample_layer_wise(graph, sampler, seeds, keys))
     if isinstance(sampler, TemporalSampler):
@@ -130,8 +126,47 @@ def sample_bulk(
     return [batch.sample() for batch in growing]
 
 
+@dataclass(frozen=True)
+class Shards:
+    """A graph in shards as the home of targets: this rank learns edges of its own shard, and asks owners for the rest.
+
+    Args:
+        graph: The graph.
+    """
+
+    graph: ShardedGraph
+
+    @property
+    def rows(self) -> Graph:
+        return self.graph.shard.rows
+
+    @property
+    def num_nodes(self) -> int:
+        return self.graph.num_nodes
+
+    def ids_of_own(self, rows: Tensor) -> Tensor:
+        return self.graph.ids_of_own(rows)
+
+    def draw(self, sampler: Sampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[list[Sample]]:
+        return sample_bulk(self.graph, check_sampler(sampler, self.graph.shard.bounds.types), seeds, keys)
+
+    def draw_at(
+        self, sampler: TemporalSampler, seeds: Sequence[Tensor], times: Sequence[Tensor], keys: Sequence[BatchKey]
+    ) -> Steps[list[Sample]]:
+        return sample_at_times(self.graph, sampler, seeds, times, keys)
+
+    def false_ends(self, wanted: FalseEnds) -> Steps[list[Tensor]]:
+        return draw_false_ends(self.graph, wanted)
+
+    def times_of_edges(self, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
+        return times_of_edges(self.graph, number, name, ids)
+
+
 def check_sampler(sampler: object, types: TypedBounds | None = None) -> ShardedSampler:
     """Return the sampler; refuse one that needs the whole graph on one host, or that knows none of the types."""
+    if isinstance(sampler, LinkSampler):
+        check_sampler(sampler.sampler, types)
+        return sampler
     if types is not None:
         return _of_types(sampler, types)
     if isinstance(sampler, NeighborSampler | TemporalSampler | LadiesSampler | FastGCNSampler):

@@ -35,7 +35,7 @@ from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sharded.part import read_part
 from lightning_gnn_dist.sharded.refusals import check_on_all_ranks
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
-from lightning_gnn_dist.sharded.sampling import EdgeSampler, check_sampler, sample_bulk
+from lightning_gnn_dist.sharded.sampling import check_sampler, sample_bulk
 from lightning_gnn_dist.sharded.source import ShardedSource
 from lightning_gnn_dist.sharded.typed.checks import check_typed_shards
 from lightning_gnn_dist.wire.channel import Channel, open_channel
@@ -272,7 +272,7 @@ class ShardDataModule(ExchangingDataModule):
     def _most_seeds(self, world_size: int) -> int:
         return self._most
 
-    def _whole_source(self, sampler: Sampler | EdgeSampler, num_ids: int | None = None) -> ShardedSource:
+    def _whole_source(self, sampler: Sampler, num_ids: int | None = None) -> ShardedSource:
         stream, stays = stream_to(device_of(self.trainer)), type_that_stays(self.trainer)
         return ShardedSource(self._whole_graph(), sampler, self.loading, num_ids=num_ids, stream=stream, stays=stays)
 
@@ -294,15 +294,13 @@ class ShardDataModule(ExchangingDataModule):
             size *= 2
         return size
 
-    def _fits(self, seeds: Tensor, sampler: Sampler | EdgeSampler) -> bool:
+    def _fits(self, seeds: Tensor, sampler: Sampler) -> bool:
         """Return whether batches of each rank's seeds fit the budgets of all ranks. Collective."""
         (sample,) = self._drawn([seeds], sampler)
         return int(all_gather_rows(torch.tensor([self._bytes_of(sample)])).max()) <= self._eval_bytes
 
-    def _drawn(self, seeds: list[Tensor], sampler: Sampler | EdgeSampler) -> list[Sample]:
+    def _drawn(self, seeds: list[Tensor], sampler: Sampler) -> list[Sample]:
         graph, keys = self._whole_graph(), [BatchKey(0, 0, 0)] * len(seeds)
-        if isinstance(sampler, EdgeSampler):
-            return graph.answered(sampler.sample_across(graph, seeds, keys))
         return graph.answered(sample_bulk(graph, check_sampler(sampler, self.bounds.types), seeds, keys))
 
     def _bytes_of(self, sample: Sample) -> int:

@@ -8,20 +8,18 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.source import AheadSource
-from lightning_gnn_dist.batches.ahead.turns import Steps
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.device_stream import DeviceStream
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from lightning_gnn_dist.sampling.turns import Steps
 from lightning_gnn_dist.sharded.layer_sampling import LayerWise, importance_of
 from lightning_gnn_dist.sharded.messages import Message
 from lightning_gnn_dist.sharded.questions import Question
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import (
     Bulk,
-    EdgeSampler,
-    ShardedSampler,
     begin,
     check_sampler,
     finish,
@@ -55,7 +53,7 @@ class ShardedSource(AheadSource[Bulk]):
         stays: torch.dtype | None = None,
     ) -> None:
         super().__init__(graph.cache, loading, stream, stays)
-        self._graph, self._sampler = graph, _checked(sampler, graph)
+        self._graph, self._sampler = graph, check_sampler(sampler, graph.shard.bounds.types)
         if isinstance(self._sampler, LayerWise):
             importance_of(graph, self._sampler)  # now, as all ranks are here, and not in the background
         elif isinstance(self._sampler, TemporalSampler):
@@ -79,7 +77,3 @@ class ShardedSource(AheadSource[Bulk]):
 
     def spare_memory(self) -> None:
         """Do nothing: only rows of the own shard are memory-mapped, and few of them are held."""
-
-
-def _checked(sampler: object, graph: ShardedGraph) -> ShardedSampler | EdgeSampler:
-    return sampler if isinstance(sampler, EdgeSampler) else check_sampler(sampler, graph.shard.bounds.types)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.row_cache import RowCache, Rows
-from lightning_gnn_dist.batches.ahead.turns import Steps
 from lightning_gnn_dist.batches.pool import gather_joined
+from lightning_gnn_dist.sampling.turns import Steps
 
 
 class Sought(NamedTuple):

@@ -26,7 +26,9 @@ from lightning_gnn_dist.engine import tensor_rows
 from lightning_gnn_dist.graph.graph import checked_graph
 from lightning_gnn_dist.sampling import device as module
 from lightning_gnn_dist.sampling.device import drawn_there, draws_anywhere
-from lightning_gnn_dist.sampling.links import HeldLinkSampler, LinkSampler
+from lightning_gnn_dist.sampling.negatives import Candidates
+from lightning_gnn_dist.sampling.targets.sampler import LinkSampler
+from lightning_gnn_dist.sampling.targets.tables import HeldLinks, OwnLinks
 from tests.sampling.reference import random_graph
 
 
@@ -126,15 +128,16 @@ def test_every_tensor_is_made_where_the_graph_is(sampler):
     assert all(batch.x.equal(graph.node_arrays["x"][batch.n_id]) for batch in batches)
 
 
-def links(graph: Graph, sampler: NeighborSampler) -> list[LinkSampler | HeldLinkSampler]:
+def links(graph: Graph, sampler: NeighborSampler) -> list[LinkSampler]:
     """Both kinds of targets: edges of the graph, and others with false ends of their own."""
     generator = torch.Generator().manual_seed(0)
     held = torch.randint(graph.num_nodes, (2, graph.num_edges), generator=generator)
     false = torch.randint(graph.num_nodes, (graph.num_edges, 3), generator=generator)
-    return [LinkSampler(sampler, 2, range(graph.num_nodes), False), HeldLinkSampler(sampler, held, false)]
+    own = OwnLinks(2, Candidates(range(graph.num_nodes)), undirected=False)
+    return [LinkSampler(sampler, own), LinkSampler(sampler, HeldLinks(held, false))]
 
 
-def assert_same_links(sampler: LinkSampler | HeldLinkSampler, home: Graph, graph: Graph) -> None:
+def assert_same_links(sampler: LinkSampler, home: Graph, graph: Graph) -> None:
     seeds, keys = bulk(home, 5)  # positions of edges, or columns
     expected, found = sampler.sample_bulk(home, seeds, keys), drawn_there(sampler, home).sample_bulk(graph, seeds, keys)
     assert_same(expected, found)

@@ -6,15 +6,13 @@ import torch
 
 from lightning_gnn_dist import BatchKey, Graph, NeighborSampler, Sample, communities
 from lightning_gnn_dist.batches.assembling import assemble
-from lightning_gnn_dist.sampling.links import (
-    HeldLinkSampler,
-    LinkSampler,
-    edges_at,
-    positions_of_links,
-    without_targets,
-)
+from lightning_gnn_dist.sampling.links import edges_at, positions_of_links, without_targets
+from lightning_gnn_dist.sampling.negatives import Candidates
+from lightning_gnn_dist.sampling.targets.sampler import LinkSampler
+from lightning_gnn_dist.sampling.targets.tables import HeldLinks, OwnLinks
 
 KEY = BatchKey(0, 0, 0)
+OWN = OwnLinks(2, Candidates(range(80)), undirected=True)
 
 
 def weighted() -> Graph:
@@ -47,7 +45,7 @@ def test_links_are_those_of_one_owner_once_a_pair() -> None:
 def test_edge_arrays_follow_what_is_removed() -> None:
     graph = weighted()
     seeds = positions_of_links(graph, torch.zeros(80, dtype=torch.int64), True)[:20]
-    (sample,) = LinkSampler(NeighborSampler([-1, 3]), 2, range(80), True).sample_bulk(graph, [seeds], [KEY])
+    (sample,) = LinkSampler(NeighborSampler([-1, 3]), OWN).sample_bulk(graph, [seeds], [KEY])
     batch = assemble(graph, sample)
     assert torch.equal(batch.n_id[batch.edge_index].T, batch.edge_attr)
     assert batch.blocks[1].num_edges == batch.num_sampled_edges[0]
@@ -67,16 +65,15 @@ def test_only_the_targets_go() -> None:
 
 def test_no_seeds_are_an_empty_batch() -> None:
     graph, none = weighted(), torch.empty(0, dtype=torch.int64)
-    (sample,) = LinkSampler(NeighborSampler([2, 2]), 2, range(80), True).sample_bulk(graph, [none], [KEY])
+    (sample,) = LinkSampler(NeighborSampler([2, 2]), OWN).sample_bulk(graph, [none], [KEY])
     assert assemble(graph, sample).batch_size == 0
 
 
 def test_held_edges_come_with_their_negatives() -> None:
     graph = weighted()
     edges, negatives = torch.tensor([[0, 5, 9], [7, 8, 2]]), torch.tensor([[1, 2], [3, 4], [5, 6]])
-    (sample,) = HeldLinkSampler(NeighborSampler([-1]), edges, negatives).sample_bulk(
-        graph, [torch.tensor([2, 0])], [KEY]
-    )
+    sampler = LinkSampler(NeighborSampler([-1]), HeldLinks(edges, negatives))
+    (sample,) = sampler.sample_bulk(graph, [torch.tensor([2, 0])], [KEY])
     batch = assemble(graph, sample)
     pairs = batch.n_id[batch.edge_label_index].T.tolist()
     assert pairs == [[9, 2], [0, 7], [9, 5], [9, 6], [0, 1], [0, 2]]

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.disk_rows import DiskRows, FoundRows
 from lightning_gnn_dist.batches.ahead.source import AheadSource
-from lightning_gnn_dist.batches.ahead.turns import Steps, at_once
 from lightning_gnn_dist.batches.assembling import Content, Taken, made_of
 from lightning_gnn_dist.batches.batch import LABELS, SampledData
 from lightning_gnn_dist.batches.device_stream import DeviceStream
@@ -20,6 +19,7 @@ from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.mapped import MappedRows
 from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
+from lightning_gnn_dist.sampling.turns import Steps, at_once
 
 
 class DrawnNodes(NamedTuple):

@@ -18,7 +18,6 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.turns import Steps, Work, take_turn
 from lightning_gnn_dist.batches.batch import SampledData, bytes_of
 from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
 from lightning_gnn_dist.batches.hetero import store_of_seeds
@@ -26,6 +25,7 @@ from lightning_gnn_dist.batches.loading import Loading, widening
 from lightning_gnn_dist.batches.pool import BufferPool, Pool
 from lightning_gnn_dist.batches.source import Asked, Inputs, Made
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.sampling.turns import Steps, Work, take_turn
 
 MOST_KNOWN = 8  # bulks whose draws are known when rows are chosen for the cache
 MOST_AHEAD = 32  # bulks, where they are so small that any number would fit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,14 +43,14 @@ def held_pairs(
     Args:
         shares: For each name the share, or a boolean for each edge.
         can_be_held: The pairs that shares are of.
-        pair_of_edge: The pair of each edge, -1 for loops.
+        pair_of_edge: The pair of each edge.
         seed: Decides which pairs a share is.
     """
     marked = {name: share for name, share in shares.items() if isinstance(share, Tensor)}
     if not marked:
         dealt_out = dealt(can_be_held.numel(), {name: float(share) for name, share in shares.items()}, seed)
         return {name: can_be_held[which] for name, which in dealt_out.items()}
-    held = {name: pair_of_edge[mask & (pair_of_edge >= 0)].unique() for name, mask in marked.items()}
+    held = {name: pair_of_edge[mask].unique() for name, mask in marked.items()}
     held = {name: pairs[torch.isin(pairs, can_be_held)] for name, pairs in held.items()}
     if empty := [name for name, pairs in held.items() if not pairs.numel()]:
         raise ValueError(f"{empty[0]} marks no edge that can be held back (loops, and edges without a label, cannot).")
@@ -70,19 +71,25 @@ def numbers_of(links: Tensor, num_nodes: int, *, undirected: bool) -> Tensor:
     return first * num_nodes + last
 
 
-def pairs_of(links: Tensor, num_nodes: int, undirected: bool) -> tuple[Tensor, Tensor]:
-    """Return a number for each distinct edge or pair, and for each edge its place among them, -1 for loops."""
-    is_loop = links[0] == links[1]
-    pairs, which = numbers_of(links, num_nodes, undirected=undirected)[~is_loop].unique(return_inverse=True)
-    pair_of_edge = torch.full_like(links[0], -1)
-    pair_of_edge[~is_loop] = which
-    return pairs, pair_of_edge
+class Pairs(NamedTuple):
+    """The pairs of nodes that edges are between, each direction by itself or both together.
 
+    Attributes:
+        numbers: A number for each, increasing.
+        of_edge: The place of each edge's among them.
+        undirected: Whether both directions are together.
+    """
 
-def decoded(pairs: Tensor, num_nodes: int, seed: int, undirected: bool) -> Tensor:
-    """Return the edges that the numbers stand for, one direction of each pair, shape ``(2, n)``."""
-    edges = torch.stack([pairs // num_nodes, pairs % num_nodes])
-    if not undirected:
-        return edges
-    flips = draw_bits(key(seed + Purpose.LINKS, 0, 0, SPLIT), pairs)
-    return torch.where(flips, edges.flip(0), edges)
+    numbers: Tensor
+    of_edge: Tensor
+    undirected: bool
+
+    @classmethod
+    def of(cls, links: Tensor, num_nodes: int, undirected: bool) -> Pairs:
+        numbers, of_edge = numbers_of(links, num_nodes, undirected=undirected).unique(return_inverse=True)
+        return cls(numbers, of_edge, undirected)
+
+    def one_direction(self, links: Tensor, seed: int) -> Tensor:
+        """Which edges lead in the direction that was drawn for their pair of nodes; loops do."""
+        flips = draw_bits(key(seed + Purpose.LINKS, 0, 0, SPLIT), self.numbers)[self.of_edge]
+        return (links[0] == links[1]) | ((links[0] < links[1]) ^ flips)

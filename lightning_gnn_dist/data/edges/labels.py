@@ -14,8 +14,8 @@ from lightning_gnn_dist.data.temporal.split import is_labelled
 from lightning_gnn_dist.graph.convert import EDGE_IDS
 from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
 from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.sampling.targets.tables import LABEL, name_of_targets
 
-_OF_TARGETS = "edge_label"  # as PyG's LinkNeighborLoader calls the labels of the edges that a batch asks for
 _GIVEN = "edge_given_labels"  # of labels that came as a tensor
 
 
@@ -131,12 +131,7 @@ def check_no_negatives(*, given: bool) -> None:
 
 def targets_carry(name: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What batches say of the edges that they ask for, by the name there: their label, and what else they carry."""
-    return {_OF_TARGETS if array == name else name_of_targets(array): rows for array, rows in arrays.items()}
-
-
-def name_of_targets(array: str) -> str:
-    """What batches call the rows of an edge array for the edges that they ask for."""
-    return f"{_OF_TARGETS}_{array.removeprefix('edge_')}"
+    return {LABEL if array == name else name_of_targets(array): rows for array, rows in arrays.items()}
 
 
 def no_label(labels: Tensor) -> float:

@@ -4,50 +4,38 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.global_batches import OwnSeeds
-from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placement import device_of, stream_to
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Isolated
 from lightning_gnn_dist.checks import check_path
-from lightning_gnn_dist.data.edges.asked import (
-    AskedEdges,
-    check_boundary_of_edges,
-    check_held_back,
-    check_sampler_of_edges,
-    negatives_of,
-)
+from lightning_gnn_dist.data.edges.asked import AskedEdges, check_settings_of_edges
+from lightning_gnn_dist.data.edges.datamodule import EdgeDataModule
 from lightning_gnn_dist.data.explained_errors import knows_words_of_pyg
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
-from lightning_gnn_dist.data.temporal.checks import check_event_samplers, check_rows_of_nodes, sampler_of_events
+from lightning_gnn_dist.data.temporal.checks import check_event_samplers, sampler_of_events
 from lightning_gnn_dist.data.temporal.events import times_of_receivers
-from lightning_gnn_dist.data.typed.links import ends_among
-from lightning_gnn_dist.evaluation.layered_loader import Targets
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.prepare.held_edges import LinkBounds
 from lightning_gnn_dist.prepare.shard import Bounds, Shard
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.links import are_links, positions_where
 from lightning_gnn_dist.sampling.negatives import Candidates
-from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from lightning_gnn_dist.sampling.targets.tables import HeldLinks
 from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.sharded.links.events import HeldEvents, OwnEvents
 from lightning_gnn_dist.sharded.links.held import held_of_shard, own_share
-from lightning_gnn_dist.sharded.links.sampling import HeldLinks, OwnLinks
 from lightning_gnn_dist.sharded.part import read_part
 from lightning_gnn_dist.sharded.shard_datamodule import ShardDataModule
 from lightning_gnn_dist.sharded.temporal.times import prepare_times, times_of_all_nodes
 
-AcrossLinks = OwnLinks | HeldLinks | OwnEvents | HeldEvents
 
-
-class ShardedLinkDataModule(ShardDataModule):
+class ShardedLinkDataModule(EdgeDataModule, ShardDataModule):
     """Like :class:`LinkDataModule`, for a split of which every host has a shard and none has all.
 
     Batches are those of :class:`LinkDataModule`, with nodes in the order of the shards: ``batch.edge_label_index``,
@@ -80,8 +68,6 @@ class ShardedLinkDataModule(ShardDataModule):
             ``deal="own"``: no rank lists those of all.
     """
 
-    _has_inputs = False  # nobody lists the training edges
-
     @knows_words_of_pyg
     def __init__(
         self,
@@ -99,30 +85,23 @@ class ShardedLinkDataModule(ShardDataModule):
     ) -> None:
         if boundary is None:
             boundary = Isolated() if isinstance(sampler, WholePartSampler) else Fetch()
-        check_boundary_of_edges(boundary)
         bounds, self._links = _bounds_with_links(check_path("path", path))
+        self._asked = AskedEdges.of(self._links, bounds.types, int(bounds.nodes[-1]), num_negatives)
         sampler = sampler_of_events(sampler, self._links.time)
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
         _check_settings_of_links(settings, boundary)
         super().__init__(path, lambda _: bounds, settings, boundary, None, cache_bytes)
         self.exactness.probes = False  # a rank knows the ends of its own held edges alone
-        self.num_negatives = negatives_of(self._links.labels, num_negatives)
-        self._asked = _asked_of(self.bounds, self._links)
         self._shard: Shard | None = None  # the own one, with the labels of its edges
         self._found: Tensor | None = None
-        self._held: dict[str, AcrossLinks] = {}
+        self._held: dict[str, HeldLinks] = {}
         self._candidates: Candidates | None = None  # of false receivers by time
 
     def setup(self, stage: str) -> None:
         """Open the own shard, and connections to the other ranks. Collective."""
         super().setup(stage)
-        if (time := self._links.time) is not None and self._candidates is None:
-            prepare_times(self._whole_graph(), time)
-            self._candidates = self._receivers_by_time(time)
-
-    def predict_dataloader(self) -> BatchLoader:
-        check_rows_of_nodes(self._whole_graph().shard.rows, self._settings, self._asked.receiver_type)
-        return super().predict_dataloader()
+        if self._candidates is None:
+            self._candidates = self._receivers()
 
     # What it is made of.
 
@@ -222,65 +201,45 @@ class ShardedLinkDataModule(ShardDataModule):
     def _inputs_of(self, part: Graph, seeds: Tensor) -> None:
         return None
 
-    def _whole_sampler(self) -> AcrossLinks:  # type: ignore[override]
-        return self._across(super()._whole_sampler())
+    def _rows_of_edges(self) -> Graph:
+        return self._with_labels().rows
 
-    def _across(self, sampler: Sampler) -> AcrossLinks:
-        """Return a sampler around edges of the own shard in the whole graph."""
-        rows, first = self._with_labels().rows, self._first_edge()
-        if isinstance(sampler, TemporalSampler):
-            assert self._candidates is not None
-            return OwnEvents(self._asked.events_among(sampler, self.num_negatives, self._candidates, rows), first)
-        return OwnLinks(self._asked.around(sampler, self.num_negatives, self._asked.ends.receivers, rows), first)
+    def _candidates_anywhere(self) -> Candidates:
+        assert self._candidates is not None
+        return self._candidates
 
-    def _receivers_by_time(self, time: str) -> Candidates:
-        """Return the nodes that false receivers are drawn from, and since when they are there. Collective."""
-        rows, receivers = self._with_labels().rows, self._asked.ends.receivers
+    def _receivers(self) -> Candidates:
+        """Return the nodes that false receivers are drawn from; by time, since when they are there. Collective."""
+        rows, receivers, times = self._with_labels().rows, self._asked.ends.receivers, None
         kind = self._asked.receiver_type
-        if times_of_receivers(rows, time, kind) is None:
-            return Candidates.of(receivers, None, receivers.start)
-        number = 0 if self.bounds.types is None or kind is None else self.bounds.types.node_types.index(kind)
-        return Candidates.of(receivers, times_of_all_nodes(self._whole_graph(), number, time), receivers.start)
+        if (time := self._links.time) is not None:
+            prepare_times(self._whole_graph(), time)
+            if times_of_receivers(rows, time, kind) is not None:
+                number = 0 if self.bounds.types is None or kind is None else self.bounds.types.node_types.index(kind)
+                times = times_of_all_nodes(self._whole_graph(), number, time)
+        return Candidates.of(receivers, times, receivers.start)
 
     def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, BatchSource]:
         seeds, shown = self._own_seeds(), self._asked.shown(part)
         self._values.of_arrays(shown)
         if isinstance(self.boundary, Fetch):
             return seeds, self._whole_source(self._across(self.sampler), int(self.bounds.edges[-1]))
-        candidates = self._asked.receivers(part, self._is_own(part))
-        asked = self.num_negatives, candidates, part
-        if isinstance(self.sampler, TemporalSampler):
-            links: Sampler = self._asked.around_events(self.sampler, *asked)
-        else:
-            links = self._asked.around(self.sampler, *asked)
+        links = self._around_part(part, self._is_own(part))
         stream, count = stream_to(device_of(self.trainer)), part.num_edges
         return seeds, GraphSource(
             shown, links, widen=self._widening(), all_labels=self.loading.all_labels, num_ids=count, stream=stream
         )
 
-    def _judging_loader(self, name: str) -> BatchLoader:
-        """Return the loader of this rank's share of the held edges. Collective, the first time."""
-        check_held_back(name, self._links.held, f"divide split_edges(graph, {name}=0.1), which holds some back.")
-        starts = self._links.held[name]
+    def _held_links(self, name: str) -> HeldLinks:
         if name not in self._held:
-            self._held[name] = self._held_links(name, starts)
-        count, held = int(starts[-1]), self._held[name]
-        targets = held.targets if isinstance(held, HeldLinks) else Targets
+            shard, channel, starts = self._with_labels(), self._whole_graph().channel, self._links.held[name]
+            copy, num_copies = self._rank() // channel.size, self._world_size() // channel.size
+            share, numbers = own_share(held_of_shard(shard, self._links, name), starts, channel, copy, num_copies)
+            self._held[name] = self._asked.held(*share, numbers.start)
+        return self._held[name]
 
-        def sampler_of(more_hops: int) -> Sampler:
-            around = held.around(self._eval_sampler(more_hops)) if isinstance(held, HeldLinks) else held
-            return cast(Sampler, around)  # for who draws across shards
-
-        return self._eval_loader(sampler_of, range(count), f"There are {count} {name} edges", count, targets)
-
-    def _held_links(self, name: str, starts: Tensor) -> AcrossLinks:
-        shard, channel = self._with_labels(), self._whole_graph().channel
-        copy, num_copies = self._rank() // channel.size, self._world_size() // channel.size
-        share, numbers = own_share(held_of_shard(shard, self._links, name), starts, channel, copy, num_copies)
-        sampler = self._eval_sampler()
-        if isinstance(sampler, TemporalSampler):
-            return HeldEvents(self._asked.around_held_events(sampler, *share), numbers.start)
-        return HeldLinks(self._asked.around_held(sampler, *share), numbers.start)
+    def _way_to_hold(self, name: str) -> str:
+        return f"divide split_edges(graph, {name}=0.1), which holds some back."
 
 
 def _bounds_with_links(path: Path) -> tuple[Bounds, LinkBounds]:
@@ -300,8 +259,7 @@ def _bounds_with_links(path: Path) -> tuple[Bounds, LinkBounds]:
 
 def _check_settings_of_links(settings: BatchSettings, boundary: Boundary) -> None:
     """Refuse samplers that are not for edges, and batches of the whole graph that need a list of all edges."""
-    for chosen in (settings.sampler, settings.global_batching.sampler):
-        check_sampler_of_edges(chosen)
+    check_settings_of_edges(settings, boundary)
     if isinstance(settings.sampler, WholePartSampler) and isinstance(boundary, Fetch):
         raise ValueError(
             "WholePartSampler takes a whole part for each batch, and with boundary=Fetch() that is the whole graph: "
@@ -312,9 +270,3 @@ def _check_settings_of_links(settings: BatchSettings, boundary: Boundary) -> Non
             f"GlobalBatching(deal={settings.global_batching.deal!r}) draws from a list of all training edges, and of "
             'those of shards no rank has one: write GlobalBatching(deal="own", ...), and each rank deals its own.'
         )
-
-
-def _asked_of(bounds: Bounds, links: LinkBounds) -> AskedEdges:
-    ends = ends_among(bounds.types, int(bounds.nodes[-1]), links.edge_type, links.reverse)
-    kind = links.edge_type, links.reverse, links.undirected
-    return AskedEdges(ends, *kind, links.labels, links.hide, links.time, links.until)

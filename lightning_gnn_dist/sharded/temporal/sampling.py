@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.turns import Steps
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
 from lightning_gnn_dist.engine.temporal.hops import SEED_TIME, View, check_comparable, seen_by
 from lightning_gnn_dist.engine.temporal.times import node_times
 from lightning_gnn_dist.sampling.base import check_seeds
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from lightning_gnn_dist.sampling.turns import Steps
 from lightning_gnn_dist.sharded.draws import How, Names, Seen, draw_hops
 from lightning_gnn_dist.sharded.growing import GrowingBatch
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph

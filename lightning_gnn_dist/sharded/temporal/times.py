@@ -8,11 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.turns import Steps
 from lightning_gnn_dist.engine.temporal.order import ordered
 from lightning_gnn_dist.engine.temporal.times import BEFORE_ALL, as_integers, sources_of
+from lightning_gnn_dist.sampling.turns import Steps
 from lightning_gnn_dist.sharded.messages import (
-    HAPPENED,
     TIMES_OF_EDGES,
     TIMES_OF_NODES,
     letters_of,
@@ -55,24 +54,6 @@ def times_of_all_nodes(graph: ShardedGraph, number: int, name: str) -> Tensor:
     """Return the times called ``name`` of all nodes of a type. Collective."""
     own = graph.shard.rows.arrays_of_nodes[graph.types.node_types[number]][name]
     return torch.cat(graph.channel.exchange([own[:]] * graph.channel.size))
-
-
-def have_happened_across(
-    graph: ShardedGraph, name: str, edges: Tensor, times: Tensor, edge_type: int | None
-) -> Steps[Tensor]:
-    """Return whether the graph has each of some edges, shape (2, n), at a time: a bool for each.
-
-    Args:
-        graph: The graph, whose :func:`prepare_times` has run.
-        name: The name of the times.
-        edges: Senders and receivers, by their ids in the whole graph.
-        times: The time of each, as an integer.
-        edge_type: Of a typed graph the number of the one type to look at.
-    """
-    more = [torch.tensor([] if edge_type is None else [edge_type]), letters_of(name)]
-    route, questions = graph.to_owners(edges[1].contiguous(), edges[0].to(graph.shard.rows.indices.dtype), times)
-    (answers,) = yield [Question(HAPPENED, [[*question, *more] for question in questions])]
-    return route.restore([answer[0] for answer in answers])
 
 
 def _times_of(graph: ShardedGraph, kind: int, bounds: Tensor, number: int, name: str, ids: Tensor) -> Steps[Tensor]:

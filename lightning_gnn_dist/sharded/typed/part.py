@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.turns import together
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.typed.part import learned_from, weights_of_part
@@ -18,6 +17,7 @@ from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.rows import Lookup, edge_positions, senders_by_row
 from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, offsets_of
+from lightning_gnn_dist.sampling.turns import together
 from lightning_gnn_dist.sharded.draws import Drawn, whole_rows
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 

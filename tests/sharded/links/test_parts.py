@@ -16,8 +16,9 @@ from lightning_gnn_dist.engine.rng import below, draw, key
 from lightning_gnn_dist.prepare.shard import Bounds, Shard
 from lightning_gnn_dist.sampling.links import FALSE_ENDS
 from lightning_gnn_dist.sampling.negatives import Candidates, draw_receivers
+from lightning_gnn_dist.sampling.targets.home import FalseEnds
 from lightning_gnn_dist.sharded.links.held import Held, held_of_shard, own_share
-from lightning_gnn_dist.sharded.links.negatives import draw_false_ends, without_edge
+from lightning_gnn_dist.sharded.links.negatives import draw_false_ends
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.source import ShardedSource
 from lightning_gnn_dist.wire.channel import open_channel
@@ -48,8 +49,8 @@ def drawn(rank: int, world_size: int, folder: str, senders: list[int], candidate
     dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
     graph = CountingGraph(Shard.open(folder, rank), open_channel(world_size))
     ids = torch.arange(len(senders)) + 100
-    wanted = without_edge(graph, torch.tensor(senders), candidates)
-    (found,) = graph.answered(draw_false_ends(wanted, 2, [ids], [BatchKey(5, 0, rank)]))
+    wanted = FalseEnds([torch.tensor([senders])], [ids], [BatchKey(5, 0, rank)], 2, Candidates(candidates))
+    (found,) = graph.answered(draw_false_ends(graph, wanted))
     turns = graph.turns
     graph.close()
     dist.destroy_process_group()

@@ -13,8 +13,8 @@ from torch import Tensor
 from lightning_gnn_dist import BatchKey, Loading, Sample
 from lightning_gnn_dist.batches.ahead.row_cache import RowCache
 from lightning_gnn_dist.batches.ahead.source import AheadSource
-from lightning_gnn_dist.batches.ahead.turns import Steps, Work, answered, at_once, take_turn, together
 from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.sampling.turns import Steps, Work, answered, at_once, take_turn, together
 
 
 def adding(*numbers: int) -> Steps[int]:

@@ -1,0 +1,1 @@
+"""Edges as targets: what a batch asks for becomes seeds, wherever the graph lives."""

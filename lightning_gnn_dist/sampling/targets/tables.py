@@ -1,0 +1,158 @@
+"""Tables of edges that batches ask for: those of the graph, with false receivers drawn, and held ones with fixed ones.
+
+seeds -> their edges, false receivers and what they carry -> targets: edges first, then the false ones of each
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.engine.temporal.times import as_integers
+from lightning_gnn_dist.engine.typed.apart import places_of
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.sampling.links import TargetType, directed, edges_at
+from lightning_gnn_dist.sampling.negatives import Candidates
+from lightning_gnn_dist.sampling.targets.home import FalseEnds, Home
+from lightning_gnn_dist.sampling.turns import Steps, at_once
+
+LABEL, ENDS = "edge_label", "edge_label_index"  # as PyG's LinkNeighborLoader calls them
+
+
+class Targets(NamedTuple):
+    """What a batch asks for.
+
+    Attributes:
+        pairs: The ends of all targets, the edges first, shape (2, m).
+        num_edges: How many are edges.
+        said: What the batch says of them, ``edge_label`` among it: a row for each target.
+    """
+
+    pairs: Tensor
+    num_edges: int
+    said: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, edges: Tensor, negatives: Tensor, carried: Mapping[str, Tensor]) -> Targets:
+        """Some edges, shape (2, n), their false receivers, shape (n, K), and what edges carry, which these share.
+
+        Edges that carry no label have ones, and false ones zeros.
+        """
+        num_edges, count = negatives.shape
+        false = torch.stack([edges[0].repeat_interleave(count), negatives.reshape(-1)])
+        said = {name: torch.cat([rows, rows.repeat_interleave(count, 0)]) for name, rows in carried.items()}
+        if LABEL not in said:
+            said[LABEL] = torch.zeros(num_edges * (1 + count), device=edges.device)
+            said[LABEL][:num_edges] = 1.0
+        return cls(torch.cat([edges, false], 1), num_edges, said)
+
+    def seeds(self) -> tuple[Tensor, Tensor]:
+        """The distinct ends, sorted, an order that every sampler keeps, and where the ends of targets are in them."""
+        nodes, places = self.pairs.unique(return_inverse=True)
+        return nodes, places
+
+    def in_batch(self, ends: Tensor) -> dict[str, Tensor]:
+        """The arrays of a batch in which these are the places of all ends, shape (2, m)."""
+        return {ENDS: ends} | {name: rows.to(ends.device) for name, rows in self.said.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class OwnLinks:
+    """Edges of the graph. A seed is the position of one in ``graph.indices``.
+
+    Args:
+        num_negatives: False receivers for each edge: nodes to which the sender has no edge, or none at that time.
+        candidates: The nodes that these are drawn from.
+        undirected: Draw at random which direction of each edge is the target.
+        carried: What batches say of them: a row for each edge of the target type.
+        hides: Whether targets are removed from the neighbourhoods of their ends.
+        first: The seed that stands for the edge at position 0 of a shard.
+    """
+
+    num_negatives: int
+    candidates: Candidates
+    undirected: bool
+    carried: Mapping[str, Tensor] = field(default_factory=dict)
+    hides: bool = True
+    first: int = 0
+
+    def targets(
+        self,
+        home: Home,
+        seeds: Sequence[Tensor],
+        keys: Sequence[BatchKey],
+        kind: TargetType | None = None,
+        time: str | None = None,
+    ) -> Steps[list[Targets]]:
+        """What each batch asks for.
+
+        Args:
+            home: The graph that has the edges.
+            seeds: The seeds of each batch.
+            keys: The key of each batch.
+            kind: The type of the edges, if the graph has types.
+            time: The name of the times of edges, if each is asked for at its own.
+        """
+        places, number = [ids - self.first for ids in seeds], None if kind is None else kind.number
+        edges = [self._ends(home, *of) for of in zip(seeds, places, keys, strict=True)]
+        carried = [self._carried_at(home.rows, at, number) for at in places]
+        wanted = FalseEnds([ends[:1] for ends in edges], seeds, keys, self.num_negatives, self.candidates, number)
+        if time is not None:
+            times = [as_integers(rows[name_of_targets(time)]) for rows in carried]
+            wanted = wanted._replace(ends=edges, times=(time, times))
+        false = yield from home.false_ends(wanted)
+        return [Targets.of(*of) for of in zip(edges, false, carried, strict=True)]
+
+    def _ends(self, home: Home, ids: Tensor, places: Tensor, batch_key: BatchKey) -> Tensor:
+        senders, receivers = edges_at(home.rows, places)
+        return directed(torch.stack([senders, home.ids_of_own(receivers)]), ids, batch_key, self.undirected)
+
+    def _carried_at(self, graph: Graph, places: Tensor, number: int | None) -> dict[str, Tensor]:
+        if not self.carried:
+            return {}
+        return rows_at(self.carried, places if number is None else places_of(graph, number, places))
+
+
+@dataclass(frozen=True, eq=False)
+class HeldLinks:
+    """Edges that were held out, and their fixed false receivers. A seed is the column of one.
+
+    Args:
+        edges: Their ends, shape ``(2, n)``.
+        negatives: The false receivers of each, shape ``(n, K)``.
+        nodes: The ids in the graph of the nodes that count as 0 among senders, and among receivers.
+        carried: What batches say of them: a row for each.
+        first: The seed that stands for column 0, of a rank's share of all held edges.
+    """
+
+    edges: Tensor
+    negatives: Tensor
+    nodes: tuple[int, int] = (0, 0)
+    carried: Mapping[str, Tensor] = field(default_factory=dict)
+    first: int = 0
+    hides: ClassVar[bool] = False
+
+    def targets(self, home: Home, seeds: Sequence[Tensor], *_: object) -> Steps[list[Targets]]:
+        """What each batch asks for, whatever its key."""
+        return at_once([self.targets_of(ids) for ids in seeds])
+
+    def targets_of(self, ids: Tensor) -> Targets:
+        """What a batch of some edges asks for."""
+        at, (sender, receiver) = ids - self.first, self.nodes
+        edges = self.edges[:, at].to(torch.int64) + torch.tensor([[sender], [receiver]], device=self.edges.device)
+        return Targets.of(edges, self.negatives[at].to(torch.int64) + receiver, rows_at(self.carried, at))
+
+
+def rows_at(arrays: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    """Some rows of each array."""
+    return {name: array[rows] for name, array in arrays.items()}
+
+
+def name_of_targets(array: str) -> str:
+    """What batches call the rows of an edge array for the edges that they ask for."""
+    return f"{LABEL}_{array.removeprefix('edge_')}"
