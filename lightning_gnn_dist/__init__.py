@@ -62,10 +62,8 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.partition.random import RandomPartitioner
     from lightning_gnn_dist.partition.streaming import StreamingPartitioner
     from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
+    from lightning_gnn_dist.prepare.one_shard import OneShard
     from lightning_gnn_dist.prepare.prepare_graph import prepare_graph
-    from lightning_gnn_dist.prepare.prepare_shard import prepare_shard
-    from lightning_gnn_dist.prepare.prepare_typed import prepare_typed_graph
-    from lightning_gnn_dist.prepare.prepare_typed_shard import prepare_typed_shard
     from lightning_gnn_dist.prepare.shard import save_shards
     from lightning_gnn_dist.rounds.clock import (
         AdaptiveSteps,
@@ -144,6 +142,7 @@ __all__ = [
     "MatrixSampler",
     "MetisPartitioner",
     "NeighborSampler",
+    "OneShard",
     "Outer",
     "OwnedEmbedding",
     "PageRankSampler",
@@ -178,9 +177,6 @@ __all__ = [
     "on_blocks",
     "predict_by_layer",
     "prepare_graph",
-    "prepare_shard",
-    "prepare_typed_graph",
-    "prepare_typed_shard",
     "quantize_rows",
     "save_shards",
     "split_by_time",
@@ -229,6 +225,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "MatrixSampler": "sampling.matrix",
     "MetisPartitioner": "partition.metis",
     "NeighborSampler": "sampling.neighbor",
+    "OneShard": "prepare.one_shard",
     "Outer": "rounds.means.outer",
     "OwnedEmbedding": "rounds.rows.owned_embedding",
     "PageRankSampler": "sampling.pagerank.sampler",
@@ -263,9 +260,6 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "on_blocks": "layerwise.on_blocks",
     "predict_by_layer": "layerwise.prediction",
     "prepare_graph": "prepare.prepare_graph",
-    "prepare_shard": "prepare.prepare_shard",
-    "prepare_typed_graph": "prepare.prepare_typed",
-    "prepare_typed_shard": "prepare.prepare_typed_shard",
     "quantize_rows": "graph.quantize",
     "save_shards": "prepare.shard",
     "split_by_time": "data.temporal.split",

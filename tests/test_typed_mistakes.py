@@ -15,12 +15,12 @@ from lightning_gnn_dist import (
     Exchange,
     Graph,
     LinkDataModule,
+    OneShard,
     PartitionedDataModule,
     ShardedDataModule,
     TemporalSampler,
     WholePartSampler,
-    prepare_typed_graph,
-    prepare_typed_shard,
+    prepare_graph,
     save_shards,
     split_by_time,
     split_edges,
@@ -269,8 +269,8 @@ def test_too_little_memory_and_shards_that_are_not_there(tmp_path: Path) -> None
         (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "source" / name).write_text(text)
     with pytest.raises(ValueError, match=r"which take 16 bytes to sort: memory_bytes=1 are too few\."):
-        prepare_typed_graph(tmp_path / "source", tmp_path / "graph", memory_bytes=1)
+        prepare_graph(tmp_path / "source", tmp_path / "graph", memory_bytes=1)
     with pytest.raises(ValueError, match=r"index must be below 2, the number of shards, got 2: they count from 0\."):
-        prepare_typed_shard(tmp_path / "source", tmp_path / "shards", 2, 2)
+        prepare_graph(tmp_path / "source", tmp_path / "shards", shard=OneShard(2, 2))
     with pytest.raises(ValueError, match="No node belongs to shard 3 of 4"):
-        prepare_typed_shard(tmp_path / "source", tmp_path / "shards", 3, 4)
+        prepare_graph(tmp_path / "source", tmp_path / "shards", shard=OneShard(3, 4))

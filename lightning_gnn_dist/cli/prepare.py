@@ -16,14 +16,13 @@ from lightning_gnn_dist.cli.first_batch import compile_for, is_compiled
 from lightning_gnn_dist.cli.values import in_bytes
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import report_of
+from lightning_gnn_dist.prepare.describe import Prepared
 from lightning_gnn_dist.prepare.files.raw import SPLITS, RawGraph, Source
 from lightning_gnn_dist.prepare.files.sources import find_source
 from lightning_gnn_dist.prepare.files.typed_source import HeteroFile, TypedSource
 from lightning_gnn_dist.prepare.files.typed_tables import TypedTables, is_typed
-from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation, Prepared
-from lightning_gnn_dist.prepare.prepare_shard import ShardPreparation
-from lightning_gnn_dist.prepare.prepare_typed import TypedPreparation
-from lightning_gnn_dist.prepare.prepare_typed_shard import TypedShardPreparation
+from lightning_gnn_dist.prepare.one_shard import OneShard
+from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation
 from lightning_gnn_dist.prepare.shard import shard_name
 
 IN_MEMORY = {".pt", ".pth", ".npz"}
@@ -113,37 +112,33 @@ def _prepare_out_of_core(options: argparse.Namespace) -> None:
     preparation = _preparation(options)
     estimate = preparation.estimate()
     print(
-        f"{options.source}: {estimate.num_edges:,} edges. {preparation.out} will take at most about "
+        f"{options.source}: {estimate.num_edges:,} edges. {preparation.target} will take at most about "
         f"{in_bytes(estimate.stored_bytes)}, and making it {in_bytes(estimate.disk_bytes)} of disk, "
         f"{in_bytes(preparation.memory_bytes)} of RAM beside 24 bytes a node, and about "
         f"{estimate.seconds / 60:.1f} minutes."
     )
     _say(estimate.headings)
     with _stages() as on_progress:
-        prepared = preparation.run(on_progress)
+        prepared = preparation.run(on_progress, overwrite=options.overwrite)
     _summary(prepared, options)
 
 
 def _preparation(options: argparse.Namespace) -> Preparation:
-    settings = {
-        "undirected": options.undirected,
-        "split": options.split,
-        "seed": options.seed,
-        "drop": tuple(options.drop),
-        "float_labels": options.float_labels,
-        "memory_bytes": options.out_of_core or DEFAULT_MEMORY,
-        "overwrite": options.overwrite,
-    }
-    of_types = {"time": options.time, "reverse": options.reverse}
-    if options.shard is None and is_typed(options.source):
-        return TypedPreparation(options.source, options.out, **settings, **of_types)
-    if options.shard is None:
-        return Preparation(options.source, options.out, **settings, nodes=options.nodes)
-    whose = {"index": options.shard, "num_shards": options.num_shards, "assignment": options.assignment}
-    out = options.out / shard_name(options.shard)
-    if is_typed(options.source):
-        return TypedShardPreparation(options.source, out, **settings, **of_types, **whose)
-    return ShardPreparation(options.source, out, **settings, nodes=options.nodes, **whose)
+    shard = None if options.shard is None else OneShard(options.shard, options.num_shards, options.assignment)
+    return Preparation(
+        options.source,
+        options.out,
+        shard,
+        options.nodes,
+        undirected=options.undirected,
+        time=options.time,
+        reverse=options.reverse,
+        split=options.split,
+        seed=options.seed,
+        drop=tuple(options.drop),
+        float_labels=options.float_labels,
+        memory_bytes=options.out_of_core or DEFAULT_MEMORY,
+    )
 
 
 def _compile(options: argparse.Namespace) -> None:

@@ -63,7 +63,7 @@ class ExternalSort:
         degrees = np.zeros(num_nodes or FEWEST_PLACES, np.int64)
         seen = largest = 0
         for piece in self.edges.pieces(self._edges_at_once):
-            highest = _check_ends(piece, self.num_senders or num_nodes)
+            highest = check_ends(piece, self.num_senders or num_nodes)
             largest = max(largest, highest if self.num_senders is None else 0)
             if largest > degrees.size:
                 check_num_nodes(largest, f"{piece.file} names node {largest - 1}. It would be one of")
@@ -91,7 +91,7 @@ class ExternalSort:
         bucket_of = np.repeat(np.arange(len(sizes), dtype=np.uint16), np.diff(bounds))
         seen = sum(sizes) // (8 * (1 + self.both_ways))
         for piece in self.edges.pieces(self._edges_at_once, skip=done):
-            _check_ends(piece, self.num_senders or bucket_of.size)
+            check_ends(piece, self.num_senders or bucket_of.size)
             self._deal_piece(piece, seen, bounds, bucket_of, sizes)
             seen, done = seen + piece.sender.size, done + 1
             progress(seen / max(self.journal.get("num_edges"), 1))
@@ -235,7 +235,7 @@ def _read_all(path: Path, dtype: np.dtype[Any], size: int) -> Column:
     return numbers
 
 
-def _check_ends(piece: Piece, num_nodes: int | None) -> int:
+def check_ends(piece: Piece, num_nodes: int | None) -> int:
     """Refuse ends that are not nodes; return the largest id plus 1."""
     if piece.sender.size == 0:
         return 0

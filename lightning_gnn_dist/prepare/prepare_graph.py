@@ -1,61 +1,76 @@
-"""Makes a saved graph of files that do not fit into memory: sorts edges on disk, copies arrays in pieces."""
+"""Makes a saved graph, or one shard of it, of files that do not fit into memory. After a kill the same call goes on.
+
+Tables are turned into arrays. The edges of each type are sorted on disk, one type after the other, and the rows of all
+types are put together, node after node. A graph without types is one of one type: its sorted edges are its rows.
+
+files, read by every host -> own nodes, and edges into them -> sorted on disk -> a graph, or one shard of it
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch_geometric.data import Data
 
 from lightning_gnn_dist.checks import (
     check_at_least,
     check_between,
     check_callable,
     check_folder,
+    check_instance,
     check_path,
     check_seed,
     check_true_or_false,
+    check_word,
     check_words,
     shown,
 )
-from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.digest import fingerprint_of
 from lightning_gnn_dist.graph.storage import store
-from lightning_gnn_dist.graph.storage.checksum import checksum_of
 from lightning_gnn_dist.graph.storage.files import flush
-from lightning_gnn_dist.graph.storage.npy import FULL, NpyFile, append, cut_back, save, write_header
-from lightning_gnn_dist.prepare.external_sort import ExternalSort
-from lightning_gnn_dist.prepare.files.from_arrays import INDEX_LISTS, node_tensors
-from lightning_gnn_dist.prepare.files.graph_files import GraphFiles
-from lightning_gnn_dist.prepare.files.parquet import columns_of, count_columns, count_rows
-from lightning_gnn_dist.prepare.files.raw import SPLITS, RawGraph
-from lightning_gnn_dist.prepare.files.row_files import RowFiles
-from lightning_gnn_dist.prepare.files.table_files import about_headings
-from lightning_gnn_dist.prepare.files.text_tables import Progress
+from lightning_gnn_dist.graph.storage.npy import FULL
+from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, offsets_of, within
+from lightning_gnn_dist.prepare.describe import Prepared, describe, map_arrays
+from lightning_gnn_dist.prepare.edge_sorting import EdgeSorting, check_times
+from lightning_gnn_dist.prepare.estimate import Estimate, estimate_of
+from lightning_gnn_dist.prepare.files.inputs import Inputs, check_types
+from lightning_gnn_dist.prepare.files.raw import SPLITS
+from lightning_gnn_dist.prepare.files.typed_source import NO_LABELS, with_reverse
 from lightning_gnn_dist.prepare.files.typed_tables import is_typed
-from lightning_gnn_dist.prepare.files.unpack import check_nodes, unpack_edges, unpack_nodes
 from lightning_gnn_dist.prepare.journal import Journal, journal_of
+from lightning_gnn_dist.prepare.merge import SortedEdges, merge
+from lightning_gnn_dist.prepare.nodes import MAX_BYTES_AT_ONCE, NodesOfType, has_fractions, unpack_nodes
+from lightning_gnn_dist.prepare.numbering import Numbering, Part
+from lightning_gnn_dist.prepare.one_shard import (
+    OneShard,
+    check_assignment,
+    check_division,
+    inputs_of,
+    numbering_of,
+    write_index,
+)
+from lightning_gnn_dist.prepare.shard import shard_name
 
-VERSION = 1  # of unfinished work: raise it when a new release cannot go on with it
+VERSION = 2  # of unfinished work: raise it when a new release cannot go on with it
 OnProgress: TypeAlias = Callable[[str, float], None]
+Nodes: TypeAlias = Mapping[str, NodesOfType]
 DEFAULT_MEMORY = 2_000_000_000
-MAX_BYTES_AT_ONCE = 1 << 26
-SECONDS_PER_KEY = 150e-9  # an edge has one key per direction; measured on one core: benchmarks/scale.md
-SECONDS_PER_LINE = 600e-9  # in addition, for a table of text
 
 
 def prepare_graph(
     source: str | Path,
     out: str | Path,
     *,
+    shard: OneShard | None = None,
     nodes: str | Path | None = None,
     undirected: bool = False,
+    time: str | None = None,
+    reverse: bool = False,
     split: Sequence[float] | None = None,
     seed: int = 0,
     drop: Collection[str] = (),
@@ -64,144 +79,130 @@ def prepare_graph(
     overwrite: bool = False,
     on_progress: OnProgress = lambda stage, share: None,
 ) -> None:
-    """Turn files into a saved graph in bounded memory. The same call goes on after a kill.
+    """Turn files into a saved graph, or one shard of it, in bounded memory. The same call goes on after a kill.
 
-    The graph is the one that ``Graph.from_pyg(...).save(out)`` writes, to the bit. It appears at ``out`` when it is
-    complete; until then the work is in the folder ``.<out>.preparing`` beside it.
+    The graph is the one that ``Graph.from_pyg(...).save(out)`` writes, to the bit, and a shard the one that
+    :func:`save_shards` writes of that graph. It appears when it is complete; until then the work is in the folder
+    ``.<name>.preparing`` beside it. All hosts that make a shard must be given the same files and settings; if not,
+    ranks refuse to connect.
 
     Args:
         source: A ``.npy`` of edges, of shape (2, E) or (E, 2); a table (CSV, TSV, Parquet); a folder of these;
             or a folder with ``edge_index.npy`` (or a folder ``edge_index`` of files) and arrays per node: ``x.npy`` (or
-            a folder ``x``), ``y.npy``, ``train_mask.npy`` or ``train_idx.npy``, ..., ``num_nodes.npy``.
-        out: The directory to write.
-        nodes: A table of nodes in Parquet, one file or a folder, in the order of their numbers 0, 1, 2, ...
-        undirected: Add the reverse of every edge, and keep every edge once.
-        split: Shares of labelled nodes to train on, validate and test.
+            a folder ``x``), ``y.npy``, ``train_mask.npy`` or ``train_idx.npy``, ..., ``num_nodes.npy``. Of several
+            types a folder with folders ``nodes`` and ``edges``. In ``nodes`` there is for each type a table, text or
+            Parquet, with an id in each row, or a folder of such arrays; in ``edges`` for each type, called ``<source
+            type>__<name>__<destination type>``, a table, or a folder with ``edge_index.npy`` and what edges carry.
+            Where nodes are in a folder, their ids count from 0.
+        out: The directory to write. Of a shard the directory of the shards, of which this host gets ``shares.json`` and
+            its own shard.
+        shard: Which shard to write, instead of the whole graph. Each host reads all files and keeps its own nodes and
+            the edges into them. Without types, arrays of edges must be dropped.
+        nodes: A table of nodes, in the order of their numbers 0, 1, 2, ..., for a graph without types.
+        undirected: Add the reverse of every edge, and keep every edge once, of a graph without types.
+        time: Of several types, the array in whose order the edges of one type into a node come, see
+            :class:`GraphTypes`.
+        reverse: Of several types, add an edge type ``rev_<name>`` for each, with the same arrays.
+        split: Shares of labelled nodes, of each type, to train on, validate and test.
         seed: Decides the split.
         drop: Names of arrays and columns to leave out.
         float_labels: Accept a floating point ``y`` with one value per node, for regression.
-        memory_bytes: Bytes that sorting and copying may take, beside arrays of one entry per node (about 24 bytes per
-            node, and ``y`` and the masks) and the interpreter itself.
+        memory_bytes: Bytes that reading, sorting and copying may take, beside arrays of one entry per node (about 24
+            bytes per node, and labels, masks, times and ids; with an assignment 8 to 12 bytes more) and the interpreter
+            itself.
         overwrite: Replace a saved graph.
         on_progress: Called with the name of the stage and the share of it that is done.
     """
     check_words("drop", drop, '["x", "y"]')
     check_callable("on_progress", on_progress, "a function of a stage's name and its share, such as print", "", 0.0)
+    check_true_or_false(overwrite=overwrite)
+    source, out = check_path("source", source), check_folder("out", out)
+    nodes = None if nodes is None else check_path("nodes", nodes)
     preparation = Preparation(
-        check_path("source", source),
-        check_folder("out", out),
-        undirected,
-        split,
-        seed,
-        tuple(drop),
-        float_labels,
-        memory_bytes,
-        overwrite,
-        None if nodes is None else check_path("nodes", nodes),
+        source, out, shard, nodes, undirected, time, reverse, split, seed, tuple(drop), float_labels, memory_bytes
     )
-    preparation.run(on_progress)
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What preparing will take, about.
-
-    Args:
-        num_edges: Number of edges in the files.
-        disk_bytes: Bytes of disk that the work takes.
-        stored_bytes: Bytes of the saved graph, at most.
-        seconds: Time in all, if the disk keeps up.
-        headings: What is taken for the headings of tables, in words.
-    """
-
-    num_edges: int
-    disk_bytes: int
-    stored_bytes: int
-    seconds: float
-    headings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What was prepared.
-
-    Args:
-        num_nodes: Number of nodes.
-        num_edges: Number of edges.
-        num_bytes: Bytes of all arrays.
-        arrays: Names of the arrays per node, then per edge.
-        splits: Number of nodes that each mask marks, by its name without ``_mask``.
-    """
-
-    num_nodes: int
-    num_edges: int
-    num_bytes: int
-    arrays: list[str]
-    splits: dict[str, int]
+    preparation.run(on_progress, overwrite=overwrite)
 
 
 @dataclass(frozen=True)
 class Preparation:
     """The settings of :func:`prepare_graph`."""
 
-    takes_types: ClassVar[bool] = False  # tables of several types
     source: Path
     out: Path
+    shard: OneShard | None = None
+    nodes: Path | None = None
     undirected: bool = False
+    time: str | None = None
+    reverse: bool = False
     split: Sequence[float] | None = None
     seed: int = 0
     drop: tuple[str, ...] = ()
     float_labels: bool = False
     memory_bytes: int = DEFAULT_MEMORY
-    overwrite: bool = False
-    nodes: Path | None = None
 
     def __post_init__(self) -> None:
         check_at_least(1, memory_bytes=self.memory_bytes)
-        check_true_or_false(undirected=self.undirected, float_labels=self.float_labels, overwrite=self.overwrite)
+        check_true_or_false(undirected=self.undirected, reverse=self.reverse, float_labels=self.float_labels)
         check_seed(self.seed)
         check_split(self.split)
+        if self.time is not None:
+            check_word("time", self.time, "time")
         for file in (self.source, *([self.nodes] if self.nodes else [])):
             if not file.exists():
                 raise FileNotFoundError(f"{file} does not exist.")
-        if is_typed(self.source) and not self.takes_types:
-            raise ValueError(
-                f"source ({self.source}) holds tables of several types: prepare_typed_graph(source, out) takes them, "
-                "and for one shard prepare_typed_shard(source, folder, index, num_shards)."
-            )
+        has_nodes, has_time = self.nodes is not None, self.time is not None
+        check_types(self.source, is_typed(self.source), has_nodes, self.undirected, has_time, self.reverse)
+        if self.shard is not None:
+            check_instance("shard", self.shard, OneShard, "a OneShard, as OneShard(0, num_shards=4) makes it")
+            check_assignment(self.shard, self.inputs.nodes)
+            self._check_carried()
+
+    @property
+    def target(self) -> Path:
+        """The directory of the graph, or of the shard."""
+        return self.out if self.shard is None else self.out / shard_name(self.shard.index)
 
     @property
     def folder(self) -> Path:
         """The folder in which the work is done."""
-        return self.out.absolute().parent / f".{self.out.name}.preparing"
+        return self.target.absolute().parent / f".{self.target.name}.preparing"
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """The files of the source."""
+        return Inputs.of(self.source, self.nodes, frozenset(self.drop), self.time)
+
+    @cached_property
+    def _edges(self) -> EdgeSorting:
+        return EdgeSorting(
+            self.inputs, self.folder, self._draft, self.shard is not None, self.undirected, self.time, self.memory_bytes
+        )
+
+    def _check_carried(self) -> None:
+        """Refuse what edges without types carry: nobody would know their numbers among all edges."""
+        files = self.inputs.plain
+        if files is not None and (found := [*files.carried.arrays, *files.edges.carried]):
+            raise ValueError(
+                f"{found[0]} belongs to edges, which shards made on their own hosts cannot carry: leave it out (--drop "
+                f"{found[0]}), or prepare the whole graph and divide it."
+            )
 
     def estimate(self) -> Estimate:
         """Estimate disk space and time, from the headers of the files."""
-        files = self._files()
-        keys, num_nodes = files.edges.num_edges * (1 + self.undirected), files.num_nodes or 0
-        per_key = 4 if convert.index_dtype(num_nodes) == torch.int32 else 8
-        columns, carried = self._column_bytes(num_nodes), files.carried.bytes_per_edge + 4 * len(files.edges.carried)
-        arrays = files.num_bytes + columns + 8 * num_nodes
-        seconds = SECONDS_PER_KEY * keys + SECONDS_PER_LINE * files.edges.has_text * files.edges.num_edges
-        return Estimate(
-            num_edges=files.edges.num_edges,
-            disk_bytes=arrays + columns + 8 * num_nodes + (8 + carried) * keys,
-            stored_bytes=arrays + (per_key + carried) * keys,
-            seconds=seconds,
-            headings=about_headings(*files.edges.files[:1]),
-        )
+        ways = 1 + (self.undirected or self.reverse)
+        return estimate_of(self.inputs, ways, None if self.shard is None else self.shard.num_shards)
 
-    def _column_bytes(self, num_nodes: int) -> int:
-        return 4 * num_nodes * count_columns(self.nodes) if self.nodes else 0
-
-    def run(self, on_progress: OnProgress) -> Prepared:
-        """Do the work that is left, and rename the result to ``out``."""
-        store.check_target(self.out, overwrite=self.overwrite)
+    def run(self, on_progress: OnProgress, *, overwrite: bool = False) -> Prepared:
+        """Do the work that is left, and rename the result to the target."""
+        if self.shard is not None:
+            check_division(self.shard, self.out)
+        store.check_target(self.target, overwrite=overwrite)
         self._check_room()
         try:
             with journal_of(self.folder, self._inputs()) as journal:
                 prepared = self._write(journal, on_progress)
-                store.replace(self._draft, self.out)
+                store.replace(self._draft, self.target)
                 flush(self.folder.parent)
                 shutil.rmtree(self.folder)
         except MemoryError as error:
@@ -229,138 +230,122 @@ class Preparation:
 
     def _write(self, journal: Journal, on_progress: OnProgress) -> Prepared:
         """Write all files of the saved graph into the draft."""
-        files = self._files()
         if not self._draft.exists():
             journal.clear()
-        files = self._unpacked(files, journal, _stage("reading columns", on_progress))
-        if not self._draft.exists():
-            for kind in ("nodes", "edges") if files.carried.arrays else ("nodes",):
-                (self._draft / kind).mkdir(parents=True)
-        sort = ExternalSort(files.edges, files.carried, journal, self._draft, self.undirected, self.memory_bytes)
-        self._check_carried(files, journal)
-        num_nodes = sort.count(files.num_nodes, _stage("counting edges", on_progress))
-        if num_nodes == 0:
-            raise ValueError(f"{self.source} has no edges, and does not say how many nodes there are.")
-        arrays = self._write_arrays(files, num_nodes, journal, _stage("copying arrays", on_progress))
-        sort.deal(_stage("dealing edges into buckets", on_progress))
-        sort.sort(_stage("sorting buckets", on_progress))
-        sort.finish()
-        carried = list(Data(**dict.fromkeys(files.carried.arrays, num_nodes)).to_dict())
-        names = [*(f"nodes/{name}" for name in arrays), *(f"edges/{name}" for name in carried)]
-        return self._describe(names, _stage("taking the fingerprint", on_progress))
+            for name in ("nodes", "edges"):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+            self._draft.mkdir()
+        nodes = {}
+        for kind in self.inputs.nodes:
+            with _told_of(kind):
+                nodes[kind] = self._read_nodes(kind, on_progress)
+        self._check_nodes(nodes)
+        for kind, of_kind in nodes.items():
+            target = self._draft / "nodes" / kind
+            if not target.exists():
+                with _told_of(kind):
+                    folder, progress = self._of_nodes(kind), partial(on_progress, f"copying {kind or 'arrays'}")
+                    check_times(of_kind.files.arrays, self.time, "node")
+                    of_kind.copy(folder, target, Journal(folder, {}), progress)
+        edge_types = self._edge_types()
+        parts = {kind: of_kind.part for kind, of_kind in nodes.items()}
+        for edge_type, (as_read, flip) in edge_types.items():
+            with _told_of(edge_type):
+                self._edges.sort(edge_type, as_read, flip, parts, on_progress)
+        types = self._merge(nodes, edge_types, on_progress) if self.inputs.have_names else None
+        if self.shard is not None:
+            journals = {edge_type: self._edges.journal(edge_type) for edge_type in edge_types}
+            write_index(self.out, nodes, types, journals, self.undirected, self.time)
+        names = next(iter(nodes.values())).names
+        at_once = max(1, min(self.memory_bytes // 16, MAX_BYTES_AT_ONCE // 8))
+        return describe(self._draft, names, types, at_once, partial(on_progress, "taking the fingerprint"))
 
-    def _files(self) -> GraphFiles:
-        """The files of the source, before columns are read."""
-        if self.nodes is None:
-            return GraphFiles.of(self.source, self.drop)
-        check_nodes(self.nodes)
-        columns = set(columns_of(self.nodes))
-        files = GraphFiles.of(self.source, set(self.drop) - columns)
-        carried = tuple(name for name in files.edges.carried if name not in self.drop)
-        return replace(files, edges=replace(files.edges, carried=carried), num_nodes=count_rows(self.nodes))
-
-    def _unpacked(self, files: GraphFiles, journal: Journal, progress: Progress) -> GraphFiles:
-        """``files`` with the columns of Parquet tables as arrays, which are written first."""
-        folder = self.folder / "columns"
-        if self.nodes is None and not files.edges.carried:
-            return files
-        if not journal.get("are_columns_read"):
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            unpack_edges(files.edges.files, files.edges.carried, folder, self.memory_bytes)
-            if self.nodes is not None:
-                unpack_nodes(self.nodes, self.drop, folder, self.memory_bytes, progress)
-            journal.record(folder.iterdir(), are_columns_read=True)
-        return files.with_arrays(folder)
-
-    def _check_carried(self, files: GraphFiles, journal: Journal) -> None:
-        """Refuse NaN and infinity in what edges carry: from here on it is only moved as bytes."""
-        if journal.get("is_carried_checked"):
-            return
-        for name, rows in files.carried.arrays.items():
-            first = 0
-            for piece in rows.pieces(0, min(self.memory_bytes // 4, MAX_BYTES_AT_ONCE)):
-                convert.check_finite(torch.from_numpy(piece), first, name=name, row="edge")
-                first += len(piece)
-        journal.record(is_carried_checked=True)
-
-    def _write_arrays(self, files: GraphFiles, num_nodes: int, journal: Journal, progress: Progress) -> list[str]:
-        """Copy every array; return their names, in order."""
-        small = self._small_arrays(files, num_nodes)
-        for name, tensor in small.items():
-            save(self._draft / "nodes" / f"{name}.npy", tensor.numpy())
-        large = {name: rows for name, rows in files.arrays.items() if not _is_small(name, rows)}
-        for name, rows in large.items():
-            if rows.shape[0] != num_nodes:
-                raise ValueError(f"{name} has shape {rows.shape}, but the graph has {num_nodes} nodes.")
-            self._copy(name, rows, journal, progress)
-        order = [f"{INDEX_LISTS[name]}_mask" if name in INDEX_LISTS else name for name in files.arrays]
-        return list(Data(**dict.fromkeys([*order, *small], num_nodes)).to_dict())  # x and y first, as from memory
-
-    def _small_arrays(self, files: GraphFiles, num_nodes: int) -> dict[str, Tensor]:
-        """All arrays with one number per node, such as labels and masks, checked."""
-        found = {name: rows.load() for name, rows in files.arrays.items() if _is_small(name, rows)}
-        none = torch.zeros(2, 0, dtype=torch.int64)
-        nodes, _ = convert.arrays_of(Data(edge_index=none, num_nodes=num_nodes, **node_tensors(found, num_nodes)))
-        raw = RawGraph(none, num_nodes, nodes, {})
-        if self.split:
-            raw = raw.with_split(self.split, self.seed)
-        convert.check_arrays(raw.node_arrays, check_features=True, float_labels=self.float_labels)
-        arrays = self._without_unlabelled(raw.node_arrays, files.arrays.get("y"))
-        convert.warn_of_overlaps(arrays)
-        return arrays
-
-    def _without_unlabelled(self, arrays: dict[str, Tensor], y: RowFiles | None) -> dict[str, Tensor]:
-        """The arrays with masks that leave out nodes whose label is NaN, also if ``y`` is not in memory."""
-        if y is None or y.files[0].dtype.kind != "f":
-            return arrays
-        if "y" in arrays:
-            return convert.without_unlabelled(arrays, str(self.source))
-        pieces = y.pieces(0, min(self.memory_bytes // 4, MAX_BYTES_AT_ONCE))
-        without = torch.cat([convert.is_unlabelled(torch.from_numpy(piece)) for piece in pieces])
-        return convert.without_nodes(arrays, without, str(self.source))
-
-    def _copy(self, name: str, rows: RowFiles, journal: Journal, progress: Progress) -> None:
-        target, copied = self._draft / "nodes" / f"{name}.npy", journal.get("copied", {})
-        done, total = copied.get(name, 0), rows.shape[0]
-        cut_back(target, write_header(target, rows.files[0].dtype, rows.shape) + done * rows.bytes_per_row)
-        for piece in rows.pieces(done, min(self.memory_bytes // 4, MAX_BYTES_AT_ONCE)):
-            if name == "x":
-                convert.check_finite(torch.from_numpy(piece), done)
-            append(target, piece)
-            done += len(piece)
-            progress(done / total)
-            if journal.is_due() or done == total:
-                journal.record([target], copied=copied | {name: done})
-
-    def _describe(self, arrays: list[str], progress: Progress) -> Prepared:
-        """Compute fingerprint and checksums, and write ``meta.json`` last of all."""
-        files = {name: NpyFile.of(self._draft / f"{name}.npy") for name in ("indptr", "indices", *arrays)}
-        masks = sorted(name for name in arrays if name.startswith("nodes/") and name.endswith("_mask"))
-        fingerprint = fingerprint_of(
-            (name.removeprefix("nodes/"), files[name].type, files[name].shape, self._tensors(files[name], progress))
-            for name in ("indptr", "indices", *masks)
-        )
-        for file in files.values():
-            flush(file.path)
-        checksums = {name: checksum_of(file.path) for name, file in files.items()}
-        about = {name: (file.type, file.shape) for name, file in files.items()}
-        store.describe(self._draft, about, fingerprint, checksums)
-        for path in (self._draft / "meta.json", *(file.path.parent for file in files.values())):
-            flush(path)
-        return Prepared(
-            num_nodes=files["indptr"].shape[0] - 1,
-            num_edges=files["indices"].shape[0],
-            num_bytes=sum(file.num_bytes for file in files.values()),
-            arrays=[name.partition("/")[2] for name in arrays],
-            splits={mask[len("nodes/") : -len("_mask")]: int(np.load(files[mask].path).sum()) for mask in masks},
+    def _read_nodes(self, kind: str, on_progress: OnProgress) -> NodesOfType:
+        """Turn a table of nodes into arrays, and find out which nodes of the type are prepared."""
+        folder, table = self._of_nodes(kind), self.inputs.table_of_nodes(kind)
+        folder.mkdir(parents=True, exist_ok=True)
+        journal, progress = Journal(folder, {}), partial(on_progress, f"reading {kind or 'nodes'}")
+        if table is not None and not journal.get("is_read"):
+            for name in ("own", "arrays", "graph"):
+                shutil.rmtree(folder / name, ignore_errors=True)
+            part_of, named = partial(self._part, kind), self.inputs.have_names
+            unpack_nodes(table, folder, part_of, self.drop, self.time, named, self.memory_bytes // 2, progress)
+            journal.record(sorted(folder.rglob("*.npy")), is_read=True)
+        files = self.inputs.nodes_of(kind, folder / "arrays")
+        return NodesOfType(
+            files=files,
+            part=self._part(kind, files.num_nodes or self._count(kind, on_progress)),
+            is_shard=self.shard is not None,
+            source=self.inputs.nodes[kind] or self.source,
+            split=self.split if "y" in files.arrays or not self.inputs.have_names else None,
+            seed=self.seed,
+            float_labels=self.float_labels and (has_fractions(files) or not self.inputs.have_names),
+            memory_bytes=self.memory_bytes,
         )
 
-    def _tensors(self, file: NpyFile, progress: Progress) -> Iterable[Tensor]:
-        total, at_once = file.shape[0], max(1, min(self.memory_bytes // 16, MAX_BYTES_AT_ONCE // 8))
-        for first in range(0, total, at_once):
-            yield torch.from_numpy(file.read(first, min(at_once, total - first)))
-            progress(min(first + at_once, total) / total)
+    def _part(self, kind: str, num_nodes: int) -> Part:
+        """Which nodes of a type are prepared."""
+        if kind not in self._parts:
+            whole, shard = Numbering.spread(num_nodes, 1), self.shard
+            self._parts[kind] = (
+                Part(whole) if shard is None else Part(numbering_of(shard, kind, num_nodes), shard.index)
+            )
+        return self._parts[kind]
+
+    @cached_property
+    def _parts(self) -> dict[str, Part]:
+        return {}
+
+    def _count(self, kind: str, on_progress: OnProgress) -> int:
+        """The number of nodes where only the edges of a graph without types tell."""
+        if self.inputs.have_names:
+            raise ValueError(f"{self.inputs.nodes[kind]} does not say how many nodes there are: add x, y or num_nodes.")
+        if self.shard is not None:
+            raise ValueError(
+                f"{self.source} does not say how many nodes there are, and the host of a shard must know before it "
+                "reads: add num_nodes.npy, x or y."
+            )
+        if num_nodes := self._edges.count(on_progress):
+            return num_nodes
+        raise ValueError(f"{self.source} has no edges, and does not say how many nodes there are.")
+
+    def _check_nodes(self, nodes: Nodes) -> None:
+        """Refuse settings that fit no type, and a shard without nodes."""
+        if self.shard is not None:
+            starts = np.sum([of_kind.part.numbering.bounds for of_kind in nodes.values()], 0)
+            check_division(self.shard, self.out, starts.tolist())
+            if not sum(of_kind.part.size for of_kind in nodes.values()):
+                raise ValueError(
+                    f"No node belongs to shard {self.shard.index} of {self.shard.num_shards}: every shard needs one."
+                )
+        if self.split and not any(of_kind.split for of_kind in nodes.values()):
+            raise ValueError(NO_LABELS)
+        if self.float_labels and not any(of_kind.float_labels for of_kind in nodes.values()):
+            raise ValueError("float_labels says that a y is a target of regression, but no type has a y of fractions.")
+
+    def _of_nodes(self, kind: str) -> Path:
+        """The folder in which the nodes of a type are worked on."""
+        return self.folder / "nodes" / kind
+
+    def _edge_types(self) -> dict[EdgeType, tuple[EdgeType, bool]]:
+        """For each edge type the one whose files are read, and whether their edges are read the other way round."""
+        found = {edge_type: (edge_type, False) for edge_type in self.inputs.edges}
+        return found | (with_reverse({kind: (kind, True) for kind in found}) if self.reverse else {})
+
+    def _merge(self, nodes: Nodes, edge_types: Iterable[EdgeType], on_progress: OnProgress) -> GraphTypes:
+        """Write the rows of all nodes, after a kill from the beginning; return the types, which look at all lengths."""
+        found, parts = {}, {kind: of_kind.part for kind, of_kind in nodes.items()}
+        for edge_type in edge_types:
+            times = nodes[edge_type[0]].files.arrays.get(self.time or "")
+            of_senders = None if times is None else times.load()
+            found[edge_type] = SortedEdges.of(self._edges.out(edge_type), self.time, of_senders)
+        merge(self._draft, found, parts, partial(on_progress, "putting rows together"))
+        about: dict[str, Any] = {"nodes": [[kind, part.size] for kind, part in parts.items()]}
+        about["edges"] = [[*edge_type, edges.senders.size] for edge_type, edges in found.items()]
+        about["time"] = self.time
+        if self.shard is not None:
+            about["senders"] = list(offsets_of([part.num_all for part in parts.values()]))
+        return GraphTypes.saved(about, map_arrays(self._draft, sorted(self._draft.rglob("*.npy"))))
 
     def _inputs(self) -> dict[str, Any]:
         """What the result depends on: the files, by size and time, and the settings."""
@@ -375,6 +360,9 @@ class Preparation:
             "seed": int(self.seed),
             "drop": sorted(self.drop),
             "float_labels": self.float_labels,
+            "time": self.time,
+            "reverse": self.reverse,
+            "shard": self.shard and inputs_of(self.shard),
         }
 
     @property
@@ -392,9 +380,6 @@ def check_split(split: Sequence[float] | None) -> None:
         check_between(0, 1, **{"split: a share": share})
 
 
-def _is_small(name: str, rows: RowFiles) -> bool:
-    return name in INDEX_LISTS or rows.is_one_number_per_row
-
-
-def _stage(name: str, on_progress: OnProgress) -> Progress:
-    return lambda share: on_progress(name, share)
+def _told_of(kind: str | EdgeType) -> AbstractContextManager[None]:
+    """Let refusals say of which type they are, if it has a name."""
+    return within(kind) if any(kind) else nullcontext()

@@ -83,7 +83,7 @@ def test_edges_are_sorted_on_disk_when_asked(edges: Path, tmp_path: Path, capsys
     main(["prepare", str(edges), out, "--undirected", "--split", "0.6", "0.2", "0.2", "--out-of-core", "0.00001"])
     said = capsys.readouterr()
     assert re.search(r"49 edges. .* bytes of disk, 10.0 kB of RAM beside 24 bytes a node.* minutes", said.out)
-    assert re.search(r"counting edges: .* s\n.*sorting buckets: .*fingerprint: ", said.err, re.DOTALL)
+    assert re.search(r"counting edges: .* s\n.*sorting edges: .*fingerprint: ", said.err, re.DOTALL)
     assert "split: 30 train, 10 val, 10 test" in said.out
     assert Graph.open(out).fingerprint == Graph.open(tmp_path / "expected").fingerprint
     assert "exists already" in refused(str(edges), out, "--out-of-core")
@@ -99,7 +99,7 @@ def test_a_machine_that_is_too_small_is_told_of_the_disk(
 
 def test_what_cannot_be_prepared_out_of_core_says_so(edges: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "graph")
-    assert "read from Parquet alone" in refused(str(edges), out, "--nodes", str(edges), "--out-of-core")
+    assert "row 0 is about node 1" in refused(str(edges), out, "--nodes", str(edges), "--out-of-core")
     torch.save(Data(edge_index=torch.tensor([[0], [1]]), num_nodes=3), tmp_path / "data.pt")
     assert "is read in memory alone: leave --out-of-core out" in refused(
         str(tmp_path / "data.pt"), out, "--out-of-core"

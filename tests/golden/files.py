@@ -15,7 +15,7 @@ from typing import Any
 from lightning_gnn_dist import RandomPartitioner, prepare_graph, save_shards
 from tests.golden import sources
 from tests.golden.graphs import SPLITS
-from tests.golden.place import GRAPHS, Place, prepare_a_shard, prepare_typed
+from tests.golden.place import GRAPHS, Place, prepare_a_shard
 from tests.golden.runs import Run
 from tests.golden.tally import Tally
 
@@ -77,13 +77,13 @@ def prepared_shards(form: str, by: str, options: dict[str, Any], tally: Tally, p
         folder = sources.assignment(place.own / "parts", {"all": sources.NODES}, 3)
         options = options | {"assignment": folder / "all.npy"}
     for index in range(3):
-        prepare_a_shard(source, place.own / "out", index, 3, has_types=False, **options)
+        prepare_a_shard(source, place.own / "out", index, 3, **options)
     show_folder(tally, place.own / "out")
 
 
 def prepared_typed(suffix: str, options: dict[str, Any], tally: Tally, place: Place) -> None:
     source = sources.typed_tables(place.own / "tables", suffix)
-    prepare_typed(source, place.own / "out", **options)
+    prepare_graph(source, place.own / "out", **options)
     show_folder(tally, place.own / "out")
 
 
@@ -92,7 +92,7 @@ def prepared_typed_shards(suffix: str, by: str, options: dict[str, Any], tally: 
     if by == OWNED:
         options = options | {"assignment": sources.assignment(place.own / "parts", sources.COUNTS, 3)}
     for index in range(3):
-        prepare_a_shard(source, place.own / "out", index, 3, has_types=True, **options)
+        prepare_a_shard(source, place.own / "out", index, 3, **options)
     show_folder(tally, place.own / "out")
 
 

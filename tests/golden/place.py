@@ -15,9 +15,11 @@ from lightning_gnn_dist import (
     LinkDataModule,
     Loading,
     NeighborSampler,
+    OneShard,
     PartitionedDataModule,
     RandomPartitioner,
     TemporalSampler,
+    prepare_graph,
     save_shards,
 )
 from tests.golden.graphs import SPLITS, plain, simple, typed, typed_in_time
@@ -75,11 +77,6 @@ def sharded_links(path: Path, **options: Any) -> Any:
     return getattr(package, "ShardedLinkDataModule", LinkDataModule)(path, **options)
 
 
-def prepare_typed(*args: Any, **options: Any) -> None:
-    getattr(package, "prepare_typed_graph", package.prepare_graph)(*args, **options)
-
-
-def prepare_a_shard(source: Path, folder: Path, index: int, count: int, *, has_types: bool, **options: Any) -> None:
-    """Of typed tables, or of a table of edges."""
-    prepare = getattr(package, "prepare_typed_shard" if has_types else "prepare_shard", None) or package.prepare_shard
-    prepare(source, folder, index, count, **options)
+def prepare_a_shard(source: Path, folder: Path, index: int, count: int, **options: Any) -> None:
+    shard = OneShard(index, count, options.pop("assignment", None))
+    prepare_graph(source, folder, shard=shard, **options)

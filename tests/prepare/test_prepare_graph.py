@@ -26,10 +26,10 @@ NUM_NODES, NUM_EDGES = 300, 5000
 TINY = 3000  # bytes: dozens of buckets, a hundred pieces
 SMALL = 20_000  # bytes: a few of both
 STAGES = [
-    "counting edges",
     "copying arrays",
+    "counting edges",
     "dealing edges into buckets",
-    "sorting buckets",
+    "sorting edges",
     "taking the fingerprint",
 ]
 
@@ -81,7 +81,7 @@ def test_edges_carry_their_arrays(source: Path, tmp_path: Path, undirected: bool
     np.save(source / "edge_weight.npy", generator.random(NUM_EDGES).astype(np.float32))
     np.save(source / "edge_attr.npy", generator.integers(0, 100, (NUM_EDGES, 3)).astype(np.int16))
     expected = from_memory(source, tmp_path / "expected", undirected=undirected)
-    interrupted(source, tmp_path / "graph", "sorting buckets", undirected=undirected, memory_bytes=2 * SMALL)
+    interrupted(source, tmp_path / "graph", "sorting edges", undirected=undirected, memory_bytes=2 * SMALL)
     prepare_graph(source, tmp_path / "graph", undirected=undirected, memory_bytes=2 * SMALL)
     assert content(tmp_path / "graph") == expected
 
@@ -149,7 +149,7 @@ def prepare_and_die(rank: int, world_size: int, source: Path, out: Path, stage: 
     [
         *((stage, 1) for stage in STAGES),
         pytest.param("dealing edges into buckets", 4, marks=pytest.mark.slow),
-        pytest.param("sorting buckets", 3, marks=pytest.mark.slow),
+        pytest.param("sorting edges", 3, marks=pytest.mark.slow),
     ],
 )
 def test_after_a_kill_it_goes_on_where_it_was(source: Path, tmp_path: Path, stage: str, calls: int) -> None:
@@ -210,7 +210,7 @@ def interrupted(source: Path, out: Path, stage: str, **settings: object) -> None
 
 def test_too_little_memory_is_told_and_nothing_lost(source: Path, tmp_path: Path) -> None:
     def exhausted(name: str, share: float) -> None:
-        if name == "sorting buckets":
+        if name == "sorting edges":
             raise MemoryError("Unable to allocate 1.00 GiB.")
 
     with pytest.raises(MemoryError, match=r"1.00 GiB. Sorting was given 50,000 bytes, .* repeat the command with less"):
@@ -220,13 +220,13 @@ def test_too_little_memory_is_told_and_nothing_lost(source: Path, tmp_path: Path
 
 
 def test_other_settings_do_not_go_on_with_it(source: Path, tmp_path: Path) -> None:
-    interrupted(source, tmp_path / "graph", "sorting buckets", memory_bytes=TINY)
+    interrupted(source, tmp_path / "graph", "sorting edges", memory_bytes=TINY)
     with pytest.raises(ValueError, match=r"unfinished work with undirected = False, not True: .* or delete the folder"):
         prepare_graph(source, tmp_path / "graph", undirected=True, memory_bytes=TINY)
 
 
 def test_files_that_changed_are_noticed(source: Path, tmp_path: Path) -> None:
-    interrupted(source, tmp_path / "graph", "sorting buckets", memory_bytes=TINY)
+    interrupted(source, tmp_path / "graph", "sorting edges", memory_bytes=TINY)
     np.save(source / "y.npy", np.zeros(NUM_NODES, np.int64))
     os.utime(source / "y.npy", ns=(0, 0))  # writes within a tick of the system's clock look alike
     with pytest.raises(ValueError, match="unfinished work with files"):
@@ -241,7 +241,7 @@ def test_it_may_go_on_with_less_memory(source: Path, tmp_path: Path, stage: str)
 
 
 def test_too_little_memory_in_between_does_no_harm(source: Path, tmp_path: Path) -> None:
-    interrupted(source, tmp_path / "graph", "sorting buckets", memory_bytes=SMALL, undirected=True)
+    interrupted(source, tmp_path / "graph", "sorting edges", memory_bytes=SMALL, undirected=True)
     with pytest.raises(ValueError, match=r"memory_bytes=.* are too few"):
         prepare_graph(source, tmp_path / "graph", undirected=True, memory_bytes=200)
     prepare_graph(source, tmp_path / "graph", undirected=True, memory_bytes=SMALL)
@@ -249,8 +249,8 @@ def test_too_little_memory_in_between_does_no_harm(source: Path, tmp_path: Path)
 
 
 def test_a_bucket_that_lost_bytes_is_not_sorted(source: Path, tmp_path: Path) -> None:
-    interrupted(source, tmp_path / "graph", "sorting buckets", memory_bytes=TINY)
-    bucket = tmp_path / ".graph.preparing" / "buckets" / "7"
+    interrupted(source, tmp_path / "graph", "sorting edges", memory_bytes=TINY)
+    bucket = tmp_path / ".graph.preparing" / "edges" / "____" / "buckets" / "7"
     os.truncate(bucket, bucket.stat().st_size - 8)
     with pytest.raises(ValueError, match=r"7 has .* bytes, and .* were written: delete .* to begin anew"):
         prepare_graph(source, tmp_path / "graph", memory_bytes=TINY)

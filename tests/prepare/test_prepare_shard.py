@@ -21,10 +21,10 @@ from lightning_gnn_dist import (
     Fetch,
     Graph,
     NeighborSampler,
+    OneShard,
     Partition,
     ShardedDataModule,
     prepare_graph,
-    prepare_shard,
     save_shards,
 )
 from lightning_gnn_dist.cli.main import main
@@ -36,10 +36,11 @@ from tests.sage import SAGE
 
 NUM_NODES, NUM_EDGES, PARTS = 300, 5000, 3
 STAGES = [
-    "counting own edges",
     "copying arrays",
-    "dealing own edges into buckets",
-    "sorting buckets",
+    "reading edges",
+    "counting edges",
+    "dealing edges into buckets",
+    "sorting edges",
     "taking the fingerprint",
 ]
 
@@ -85,15 +86,8 @@ def test_it_is_the_shard_of_the_divided_graph(
     expected = divided(source, tmp_path, assignment, undirected=undirected, split=None)
     for index in (2, 0, 1):
         host = tmp_path / f"host{index}"
-        prepare_shard(
-            source,
-            host,
-            index,
-            PARTS,
-            assignment=file if by == "parts" else None,
-            undirected=undirected,
-            memory_bytes=memory_bytes,
-        )
+        own = OneShard(index, PARTS, file if by == "parts" else None)
+        prepare_graph(source, host, shard=own, undirected=undirected, memory_bytes=memory_bytes)
         shard = Shard.open(host, index)
         assert same(shard.rows, expected[index].rows)
         assert torch.equal(shard.bounds.nodes, expected[index].bounds.nodes)
@@ -116,7 +110,7 @@ def test_nodes_may_be_a_table(source: Path, tmp_path: Path) -> None:
         main(["prepare", *given])
         shard = Shard.open(tmp_path / "hosts", index)
         assert shard.rows.node_arrays["x"].shape[1] == 3 and same(shard.rows, expected[index].rows)
-    with pytest.raises(SystemExit, match="read from Parquet alone"):
+    with pytest.raises(SystemExit, match="is no table of nodes: give a text"):
         main(["prepare", *given[:3], str(source / "y.npy"), "--shard", "0", "--num-shards", "2"])
 
 
@@ -134,7 +128,7 @@ def judged(rank: int, world_size: int, hosts: str) -> list[list[int]]:
 def test_ranks_learn_and_judge_across_shards_of_their_own_making(source: Path, tmp_path: Path) -> None:
     for index in range(2):
         settings: dict[str, Any] = {"split": (0.5, 0.25, 0.25), "drop": ("train_idx",)}
-        prepare_shard(source, tmp_path / f"host{index}", index, 2, **settings)
+        prepare_graph(source, tmp_path / f"host{index}", shard=OneShard(index, 2), **settings)
     found = run_ranks(judged, 2, str(tmp_path))
     seeds = sorted(node for of_rank in found for batch in of_rank for node in batch)
     assert len(seeds) == len(set(seeds)) == NUM_NODES * 3 // 4
@@ -144,7 +138,7 @@ def test_a_split_is_the_same_on_all_hosts(source: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"split": (0.5, 0.25, 0.25), "seed": 4, "drop": ("train_idx",)}
     assignment = np.arange(NUM_NODES) // (NUM_NODES // PARTS)
     expected = divided(source, tmp_path, assignment, **settings)
-    prepare_shard(source, tmp_path / "host", 1, PARTS, **settings)
+    prepare_graph(source, tmp_path / "host", shard=OneShard(1, PARTS), **settings)
     assert same(Shard.open(tmp_path / "host", 1).rows, expected[1].rows)
 
 
@@ -156,11 +150,11 @@ def test_ranges_are_as_even_as_can_be() -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_after_a_kill_the_same_call_goes_on(source: Path, tmp_path: Path, stage: str) -> None:
-    prepare_shard(source, tmp_path / "expected", 1, PARTS, undirected=True, memory_bytes=20_000)
+    prepare_graph(source, tmp_path / "expected", shard=OneShard(1, PARTS), undirected=True, memory_bytes=20_000)
     assert kill_at(stage, source, tmp_path / "host") == -signal.SIGKILL
     with pytest.raises(FileNotFoundError, match=r"Shard 1 of 3 is not on this host|has no shares.json"):
         Shard.open(tmp_path / "host", 1)
-    prepare_shard(source, tmp_path / "host", 1, PARTS, undirected=True, memory_bytes=20_000)
+    prepare_graph(source, tmp_path / "host", shard=OneShard(1, PARTS), undirected=True, memory_bytes=20_000)
     assert same(Shard.open(tmp_path / "host", 1).rows, Shard.open(tmp_path / "expected", 1).rows)
     assert (tmp_path / "host" / "shares.json").read_text() == (tmp_path / "expected" / "shares.json").read_text()
 
@@ -172,23 +166,25 @@ def kill_at(stage: str, source: Path, host: Path) -> int:
         journal.RECORD_SECONDS = 0.0
 
         def kill(now: str, share: float) -> None:
-            if now == stage and (share >= 0.5 or stage != "sorting buckets"):
+            if now == stage and (share >= 0.5 or stage != "sorting edges"):
                 os.kill(os.getpid(), signal.SIGKILL)
 
         try:
-            prepare_shard(source, host, 1, PARTS, undirected=True, memory_bytes=20_000, on_progress=kill)
+            prepare_graph(
+                source, host, shard=OneShard(1, PARTS), undirected=True, memory_bytes=20_000, on_progress=kill
+            )
         finally:
             os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def test_shards_of_other_files_do_not_join(source: Path, tmp_path: Path) -> None:
-    prepare_shard(source, tmp_path / "host", 0, PARTS)
+    prepare_graph(source, tmp_path / "host", shard=OneShard(0, PARTS))
     with pytest.raises(ValueError, match=r"describes 3 shards that are not these 2"):
-        prepare_shard(source, tmp_path / "host", 1, 2)
+        prepare_graph(source, tmp_path / "host", shard=OneShard(1, 2))
     (source / "edge_index" / "3.npy").unlink()  # this host lacks a file that the others have
     with pytest.raises(ValueError, match="shards of other edges, labels or settings"):
-        prepare_shard(source, tmp_path / "host", 1, PARTS)
+        prepare_graph(source, tmp_path / "host", shard=OneShard(1, PARTS))
     assert not (tmp_path / "host" / "share-00001").exists()
 
 
@@ -202,9 +198,9 @@ def connect(rank: int, world_size: int, folder: str) -> None:
 
 
 def test_ranks_are_told_whose_shard_is_of_another_graph(source: Path, tmp_path: Path) -> None:
-    prepare_shard(source, tmp_path / "host0", 0, 2)
+    prepare_graph(source, tmp_path / "host0", shard=OneShard(0, 2))
     np.save(source / "train_idx.npy", np.arange(7))
-    prepare_shard(source, tmp_path / "host1", 1, 2)
+    prepare_graph(source, tmp_path / "host1", shard=OneShard(1, 2))
     with pytest.raises(RankError, match=r"The shards of ranks \[1\] are not of the graph of rank 0"):
         run_ranks(connect, 2, str(tmp_path))
 
@@ -213,11 +209,11 @@ def test_a_truncated_file_of_edges_is_refused(source: Path, tmp_path: Path) -> N
     file = source / "edge_index" / "2.npy"
     file.write_bytes(file.read_bytes()[:-8])
     with pytest.raises(ValueError, match=r"2.npy is truncated"):
-        prepare_shard(source, tmp_path / "host", 0, PARTS)
+        prepare_graph(source, tmp_path / "host", shard=OneShard(0, PARTS))
 
 
 def test_a_truncated_shard_is_refused(source: Path, tmp_path: Path) -> None:
-    prepare_shard(source, tmp_path / "host", 0, PARTS)
+    prepare_graph(source, tmp_path / "host", shard=OneShard(0, PARTS))
     file = tmp_path / "host" / "share-00000" / "nodes" / "x.npy"
     file.write_bytes(file.read_bytes()[:-8])
     with pytest.raises(ValueError, match=r"x.npy cannot be used"):
@@ -227,7 +223,7 @@ def test_a_truncated_shard_is_refused(source: Path, tmp_path: Path) -> None:
 def test_ids_out_of_range_are_refused(source: Path, tmp_path: Path) -> None:
     np.save(source / "edge_index" / "1.npy", np.array([[0, 1], [2, NUM_NODES]]))
     with pytest.raises(ValueError, match=r"1.npy names node 300, but the graph has 300 nodes"):
-        prepare_shard(source, tmp_path / "host", 0, PARTS)
+        prepare_graph(source, tmp_path / "host", shard=OneShard(0, PARTS))
 
 
 @pytest.mark.parametrize(
@@ -244,20 +240,20 @@ def test_a_wrong_assignment_is_refused(
 ) -> None:
     np.save(tmp_path / "wrong.npy", parts)
     with pytest.raises(ValueError, match=complaint):
-        prepare_shard(source, tmp_path / "host", 1, PARTS, assignment=tmp_path / "wrong.npy")
+        prepare_graph(source, tmp_path / "host", shard=OneShard(1, PARTS, assignment=tmp_path / "wrong.npy"))
 
 
 def test_what_edges_carry_is_refused(source: Path, tmp_path: Path) -> None:
     np.save(source / "edge_weight.npy", np.ones(NUM_EDGES, np.float32))
     with pytest.raises(ValueError, match=r"edge_weight belongs to edges.*--drop edge_weight"):
-        prepare_shard(source, tmp_path / "host", 0, PARTS)
-    prepare_shard(source, tmp_path / "host", 0, PARTS, drop=["edge_weight"])
+        prepare_graph(source, tmp_path / "host", shard=OneShard(0, PARTS))
+    prepare_graph(source, tmp_path / "host", shard=OneShard(0, PARTS), drop=["edge_weight"])
 
 
 @pytest.mark.parametrize(("index", "num_shards"), [(3, 3), (-1, 3), (0, 0)])
 def test_a_shard_that_cannot_be_is_refused(source: Path, tmp_path: Path, index: int, num_shards: int) -> None:
     with pytest.raises(ValueError, match=r"index must be below 3|must be an integer of at least"):
-        prepare_shard(source, tmp_path / "host", index, num_shards)
+        prepare_graph(source, tmp_path / "host", shard=OneShard(index, num_shards))
 
 
 def test_memory_does_not_grow_with_the_edges(tmp_path: Path) -> None:
@@ -268,10 +264,10 @@ def test_memory_does_not_grow_with_the_edges(tmp_path: Path) -> None:
         source.mkdir()
         np.save(source / "edge_index.npy", np.random.default_rng(0).integers(0, 1000, (2, count), np.int32))
         np.save(source / "num_nodes.npy", np.array(1000))
-        prepare_shard(source, tmp_path / f"first{count}", 0, 4, memory_bytes=500_000)  # compiles
+        prepare_graph(source, tmp_path / f"first{count}", shard=OneShard(0, 4), memory_bytes=500_000)  # compiles
         gc.collect()
         tracemalloc.start()
-        prepare_shard(source, tmp_path / f"host{count}", 1, 4, memory_bytes=500_000)
+        prepare_graph(source, tmp_path / f"host{count}", shard=OneShard(1, 4), memory_bytes=500_000)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert max(peaks) < 3_000_000

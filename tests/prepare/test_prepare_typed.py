@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist import Graph, prepare_typed_graph
+from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph import rows as rows_module
 from lightning_gnn_dist.prepare import journal as journal_module
@@ -53,7 +53,7 @@ def test_it_is_the_graph_from_memory(
 ) -> None:
     monkeypatch.setattr(rows_module, "EDGES_PER_PIECE", 5)
     out = folder.parent / "graph"
-    prepare_typed_graph(folder, out, time=time, reverse=reverse, memory_bytes=memory_bytes)
+    prepare_graph(folder, out, time=time, reverse=reverse, memory_bytes=memory_bytes)
     check_equal(out, in_memory(folder, time, reverse=reverse))
     assert sorted(path.name for path in folder.parent.iterdir()) == ["arrays", "graph"]
 
@@ -73,7 +73,7 @@ def test_it_goes_on_after_any_kill(folder: Path, monkeypatch: pytest.MonkeyPatch
         kills += 1
         stages.clear()
         try:
-            prepare_typed_graph(folder, out, **settings, on_progress=killed)
+            prepare_graph(folder, out, **settings, on_progress=killed)
         except KeyboardInterrupt:
             assert kills < 300
     assert kills > 10 and stages[-1] == "taking the fingerprint"
@@ -117,7 +117,7 @@ def test_a_label_that_is_nan_is_no_label(
     assert "2 nodes of train_mask of type 'paper' have NaN for a label, and are left out of it" in caplog.text
     assert expected.types is not None
     assert expected.types.node_arrays["paper"]["train_mask"].nonzero().view(-1).tolist() == [2, 6, 8, 10]
-    prepare_typed_graph(folder, folder.parent / "graph", **settings)
+    prepare_graph(folder, folder.parent / "graph", **settings)
     check_equal(folder.parent / "graph", expected)
     assert re.search(r"2 nodes of train_mask of .*paper have NaN for a label", caplog.text)
 
@@ -170,7 +170,7 @@ BAD: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
         r"data\['author'\]: train_mask has shape \(7,\)",
     ),
     "regression of classes": (lambda folder: None, {"float_labels": True}, "no type has a y of fractions"),
-    "not of types": (lambda folder: None, {"source": "nodes"}, "must be a folder with the folders nodes and edges"),
+    "not of types": (lambda folder: None, {"source": "nodes"}, "nodes holds no edges: give a .npy"),
 }
 
 
@@ -181,7 +181,7 @@ def test_what_cannot_be_right_is_refused(
     change(folder)
     source = folder / options.pop("source", ".")
     with pytest.raises(ValueError, match=message):
-        prepare_typed_graph(source, folder.parent / "graph", **options)
+        prepare_graph(source, folder.parent / "graph", **options)
     assert not (folder.parent / "graph").exists()
 
 
@@ -194,5 +194,5 @@ def test_a_type_without_edges_is_right(tmp_path: Path) -> None:
     ):
         (tmp_path / "arrays" / place).mkdir(parents=True)
         np.save(tmp_path / "arrays" / place / name, array)
-    prepare_typed_graph(tmp_path / "arrays", tmp_path / "graph")
+    prepare_graph(tmp_path / "arrays", tmp_path / "graph")
     check_equal(tmp_path / "graph", in_memory(tmp_path / "arrays", None))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_gnn_dist import Graph, Partition, prepare_shard, prepare_typed_graph, prepare_typed_shard, save_shards
+from lightning_gnn_dist import Graph, OneShard, Partition, prepare_graph, save_shards
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph import rows as rows_module
 from lightning_gnn_dist.prepare import journal as journal_module
@@ -114,10 +114,11 @@ def test_of_arrays_it_is_the_shard_of_the_divided_graph(
 ) -> None:
     monkeypatch.setattr(rows_module, "EDGES_PER_PIECE", 5)
     expected = divided(arrays, tmp_path / "expected", by, time, reverse=reverse)
-    settings: dict[str, Any] = {"assignment": assignment_of(by, tmp_path / "parts"), "memory_bytes": memory_bytes}
+    assignment = assignment_of(by, tmp_path / "parts")
+    settings: dict[str, Any] = {"time": time, "reverse": reverse, "memory_bytes": memory_bytes}
     for index in (2, 0, 1):
         host = tmp_path / f"host{index}"
-        prepare_typed_shard(arrays, host, index, PARTS, time=time, reverse=reverse, **settings)
+        prepare_graph(arrays, host, shard=OneShard(index, PARTS, assignment), **settings)
         check_equal(host, expected, index)
         assert Shard.open(host, index).rows.num_edges
         assert sorted(path.name for path in host.iterdir()) == [f"share-0000{index}", "shares.json"]
@@ -139,8 +140,8 @@ def test_of_tables_it_is_the_shard_of_the_divided_graph(
     expected = divided(tables, tmp_path / "expected", by, time, reverse=True)
     assignment = assignment_of(by, tmp_path / "parts")
     for index in range(PARTS):
-        settings: dict[str, Any] = {"assignment": assignment, "memory_bytes": memory_bytes}
-        prepare_typed_shard(tables, tmp_path / "found", index, PARTS, time=time, reverse=True, **settings)
+        own = OneShard(index, PARTS, assignment)
+        prepare_graph(tables, tmp_path / "found", shard=own, time=time, reverse=True, memory_bytes=memory_bytes)
         check_equal(tmp_path / "found", expected, index)
 
 
@@ -155,7 +156,7 @@ def test_the_shards_are_these(tmp_path: Path) -> None:
         (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "source" / name).write_text(text)
     for index in range(2):
-        prepare_typed_shard(tmp_path / "source", tmp_path / "shards", index, 2, reverse=True)
+        prepare_graph(tmp_path / "source", tmp_path / "shards", shard=OneShard(index, 2), reverse=True)
     first, second = (Shard.open(tmp_path / "shards", index).rows for index in range(2))
     assert first.types is not None and second.types is not None
     assert first.types.node_types == ("film", "user") and first.types.sender_offsets == (0, 2, 5)
@@ -202,7 +203,7 @@ def test_it_goes_on_after_any_kill(
         kills += 5
         stages.clear()
         try:
-            prepare_typed_shard(source, host, 1, PARTS, **settings, on_progress=killed)
+            prepare_graph(source, host, shard=OneShard(1, PARTS), **settings, on_progress=killed)
         except KeyboardInterrupt:
             assert kills < 400
     assert kills > 10 and stages[-1] == "taking the fingerprint"
@@ -211,7 +212,7 @@ def test_it_goes_on_after_any_kill(
 
 
 def test_the_whole_graph_of_tables_out_of_core(tables: Path, tmp_path: Path) -> None:
-    prepare_typed_graph(tables, tmp_path / "graph", time="year", reverse=True, memory_bytes=3_000)
+    prepare_graph(tables, tmp_path / "graph", time="year", reverse=True, memory_bytes=3_000)
     found, expected = (
         Graph.open(tmp_path / "graph"),
         TypedTables.of(tables, time="year").read(lambda _: None, reverse=True),
@@ -229,19 +230,19 @@ def test_parquet_is_read_as_text_is(tables: Path, tmp_path: Path) -> None:
         read = csv.read_csv(file, parse_options=csv.ParseOptions(delimiter=separator))
         parquet.write_table(read, file.with_suffix(".parquet"), row_group_size=5)
         file.unlink()
-    prepare_typed_shard(tables, tmp_path / "host", 1, PARTS, time="year", memory_bytes=3_000)
+    prepare_graph(tables, tmp_path / "host", shard=OneShard(1, PARTS), time="year", memory_bytes=3_000)
     check_equal(tmp_path / "host", expected, 1)
 
 
 def test_shards_of_other_files_do_not_join(arrays: Path, tmp_path: Path) -> None:
-    prepare_typed_shard(arrays, tmp_path / "host", 0, PARTS)
+    prepare_graph(arrays, tmp_path / "host", shard=OneShard(0, PARTS))
     with pytest.raises(ValueError, match=r"describes 3 shards that are not these 2"):
-        prepare_typed_shard(arrays, tmp_path / "host", 1, 2)
+        prepare_graph(arrays, tmp_path / "host", shard=OneShard(1, 2))
     with pytest.raises(ValueError, match="shards of other edges, labels or settings"):
-        prepare_typed_shard(arrays, tmp_path / "host", 1, PARTS, time="time")
+        prepare_graph(arrays, tmp_path / "host", shard=OneShard(1, PARTS), time="time")
     np.save(arrays / "nodes" / "paper" / "train_mask.npy", np.arange(12) % 3 == 0)
     with pytest.raises(ValueError, match="shards of other edges, labels or settings"):
-        prepare_typed_shard(arrays, tmp_path / "host", 2, PARTS)
+        prepare_graph(arrays, tmp_path / "host", shard=OneShard(2, PARTS))
     assert not list((tmp_path / "host").glob("share-0000[12]"))
 
 
@@ -272,7 +273,6 @@ BAD: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
         r"data\['venue'\]: .*part of each of 3 nodes",
     ),
     "another shard": (replaced("parts/venue.npy", [0, 1, 3]), {"assignment": "parts"}, "names parts 0 to 3, but"),
-    "no shard of that number": (lambda folder: None, {"index": 3}, "index must be below 3"),
     "an unknown end": (
         replaced(WRITES, "source,target\nnobody,1\n"),
         {},
@@ -306,9 +306,9 @@ def test_what_cannot_be_right_is_refused(
 ) -> None:
     assignment_of("parts", tmp_path / "parts")
     change(tmp_path)
-    options = {name: tmp_path / value if name == "assignment" else value for name, value in options.items()}
+    assignment = tmp_path / options.pop("assignment") if "assignment" in options else None
     with pytest.raises(ValueError, match=message):
-        prepare_typed_shard(tables, tmp_path / "host", options.pop("index", 0), PARTS, **options)
+        prepare_graph(tables, tmp_path / "host", shard=OneShard(0, PARTS, assignment), **options)
     assert not list((tmp_path / "host").glob("share*")) if (tmp_path / "host").exists() else True
 
 
@@ -317,12 +317,7 @@ def test_a_shard_without_nodes_is_refused(tables: Path, tmp_path: Path) -> None:
     for kind, count in COUNTS.items():
         np.save(tmp_path / "parts" / f"{kind}.npy", np.zeros(count, np.int64))
     with pytest.raises(ValueError, match="No node belongs to shard 1 of 3"):
-        prepare_typed_shard(tables, tmp_path / "host", 1, PARTS, assignment=tmp_path / "parts")
-
-
-def test_the_untyped_function_names_this_one(tables: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"holds tables of several types: prepare_typed_graph\(source, out\).*_shard"):
-        prepare_shard(tables, tmp_path / "host", 0, PARTS)
+        prepare_graph(tables, tmp_path / "host", shard=OneShard(1, PARTS, assignment=tmp_path / "parts"))
 
 
 def test_memory_does_not_grow_with_the_edges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,9 +333,9 @@ def test_memory_does_not_grow_with_the_edges(tmp_path: Path, monkeypatch: pytest
         np.save(source / "edges" / "a__to__a" / "edge_attr.npy", generator.random((count, 4), np.float32))
         pairs = generator.integers(0, 1000, (count // 6, 3))
         np.savetxt(source / "edges" / "a__by__a.csv", pairs, "%d", ",", header="a,b,w", comments="")
-        prepare_typed_shard(source, tmp_path / f"first{count}", 0, 4, memory_bytes=500_000)  # compiles
+        prepare_graph(source, tmp_path / f"first{count}", shard=OneShard(0, 4), memory_bytes=500_000)  # compiles
         tracemalloc.start()
-        prepare_typed_shard(source, tmp_path / f"host{count}", 1, 4, memory_bytes=500_000)
+        prepare_graph(source, tmp_path / f"host{count}", shard=OneShard(1, 4), memory_bytes=500_000)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert max(peaks) < 3_000_000

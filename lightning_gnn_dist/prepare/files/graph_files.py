@@ -41,15 +41,9 @@ class GraphFiles:
             {name: path for name, path in found.items() if name not in drop}, source
         )
 
-    @classmethod
-    def of_nodes(cls, folder: Path, drop: Collection[str] = ()) -> GraphFiles:
-        """The arrays of nodes in a folder, without edges."""
-        found = {name: path for name, path in entries(folder).items() if name not in drop}
-        return cls(EdgeFiles((), 0), {}, Carried({}), None)._with(found, folder)
-
-    def with_arrays(self, folder: Path) -> GraphFiles:
+    def with_arrays(self, folder: Path, drop: Collection[str] = ()) -> GraphFiles:
         """The same graph with the arrays of a folder in addition."""
-        return self._with(entries(folder), folder)
+        return self._with({name: path for name, path in entries(folder).items() if name not in drop}, folder)
 
     def _with(self, found: dict[str, Path], where: Path) -> GraphFiles:
         files = {name: RowFiles.of(path) for name, path in found.items()}

@@ -257,11 +257,16 @@ def test_nodes_that_only_memory_can_sort_are_refused(tmp_path: Path) -> None:
     unsorted = nodes() | {"id": np.arange(NUM_NODES)[::-1]}
     with pytest.raises(ValueError, match=r"row 0 is about node 59.*sort the table by 'id'"):
         prepare_graph(pairs, tmp_path / "graph", nodes=write(tmp_path / "n.parquet", unsorted))
-    named = nodes() | {"label": ["cat"] * NUM_NODES}
-    with pytest.raises(ValueError, match=r"'label' holds words.*number them"):
-        prepare_graph(pairs, tmp_path / "other", nodes=write(tmp_path / "w.parquet", named))
-    with pytest.raises(ValueError, match="read from Parquet alone"):
-        prepare_graph(pairs, tmp_path / "third", nodes=write_text(tmp_path / "n.csv", nodes()))
+
+
+@pytest.mark.parametrize("kind", ["text", "parquet"])
+def test_nodes_may_be_text_and_their_labels_words(kind: str, tmp_path: Path) -> None:
+    pairs = write(tmp_path / "edges.parquet", edges())
+    named = nodes() | {"label": [("cat", "dog", "ant")[number % 3] for number in range(NUM_NODES)]}
+    named = {name: column for name, column in named.items() if np.ndim(column) == 1}
+    of_nodes = write(tmp_path / "n.parquet", named) if kind == "parquet" else write_text(tmp_path / "n.csv", named)
+    prepare_graph(pairs, tmp_path / "graph", nodes=of_nodes, memory_bytes=20_000)
+    assert content(tmp_path / "graph") == saved(tmp_path / "expected", path=pairs, nodes=of_nodes)
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +298,7 @@ def test_the_estimate_knows_the_columns(tables: dict[str, Path], tmp_path: Path)
     assert abs(estimate.stored_bytes - Graph.open(tmp_path / "graph").num_bytes) < 16 * NUM_NODES
 
 
-@pytest.mark.parametrize("stage", ["reading columns", "counting edges", "dealing edges into buckets"])
+@pytest.mark.parametrize("stage", ["reading nodes", "counting edges", "dealing edges into buckets"])
 def test_it_goes_on_after_it_was_stopped(stage: str, tables: dict[str, Path], tmp_path: Path) -> None:
     expected = saved(tmp_path / "expected", **tables)
 

@@ -247,5 +247,5 @@ def test_options_of_types_are_of_types(tmp_path: Path) -> None:
         prepare(tmp_path / "edges.csv", "--reverse")
     for name in ("nodes", "edges"):
         (tmp_path / "tables" / name).mkdir(parents=True)
-    with pytest.raises(ValueError, match="prepare_typed_graph"):
+    with pytest.raises(ValueError, match="holds no table"):
         prepare_graph(tmp_path / "tables", tmp_path / "out")

@@ -40,7 +40,7 @@ class SortedEdges:
     @classmethod
     def of(cls, folder: Path, time: str | None, times_of_senders: Column | None) -> SortedEdges:
         """Map what was sorted into a folder."""
-        arrays = {file.stem: map_npy(file) for file in sorted((folder / "edges").iterdir())}
+        arrays = {file.stem: map_npy(file) for file in sorted((folder / "edges").glob("*.npy"))}
         times = None if time is None else arrays.get(time)
         own = None if times is not None else times_of_senders
         return cls(np.load(folder / "indptr.npy"), map_npy(folder / "indices.npy"), arrays, times, own)

@@ -1,0 +1,93 @@
+"""Says in ``meta.json`` what was prepared: with it a folder of arrays is a saved graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from lightning_gnn_dist.graph import convert
+from lightning_gnn_dist.graph.digest import fingerprint_of
+from lightning_gnn_dist.graph.storage import store
+from lightning_gnn_dist.graph.storage.checksum import checksum_of
+from lightning_gnn_dist.graph.storage.files import flush
+from lightning_gnn_dist.graph.storage.store import map_npy
+from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.prepare.files.raw import SPLITS
+from lightning_gnn_dist.prepare.files.text_tables import Progress
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What was prepared.
+
+    Args:
+        num_nodes: Number of nodes.
+        num_edges: Number of edges.
+        num_bytes: Bytes of all arrays.
+        arrays: Names of the arrays per node, then per edge.
+        splits: Number of nodes that each mask marks, by its name without ``_mask``.
+    """
+
+    num_nodes: int
+    num_edges: int
+    num_bytes: int
+    arrays: list[str]
+    splits: dict[str, int]
+
+
+def describe(
+    draft: Path, names: Sequence[str], types: GraphTypes | None, rows_at_once: int, progress: Progress
+) -> Prepared:
+    """Compute fingerprint and checksums, and write ``meta.json`` last of all.
+
+    Args:
+        draft: The folder of the arrays.
+        names: The arrays of nodes, in the order in which a graph from memory has them, if it has no types.
+        types: The types of the graph, if it has any.
+        rows_at_once: Rows that are hashed together.
+        progress: Called with the share of the files that is done.
+    """
+    files = sorted(draft.rglob("*.npy")) if types else _in_order(draft, names)
+    arrays = map_arrays(draft, files)
+    masks = convert.masks_of({name.removeprefix("nodes/"): array for name, array in arrays.items()})
+    told = {name: arrays[name] for name in ("indptr", "indices")} | (types.masks if types else masks)
+    fingerprint = fingerprint_of((name, a.dtype, a.shape, a.split(rows_at_once)) for name, a in told.items())
+    checksums = {}
+    for number, (name, file) in enumerate(zip(arrays, files, strict=True)):
+        flush(file)
+        checksums[name] = checksum_of(file)
+        progress((number + 1) / len(files))
+    about = {name: (array.dtype, array.shape) for name, array in arrays.items()}
+    store.describe(draft, about, fingerprint, checksums, types.about if types else None)
+    for path in {draft / "meta.json", *(file.parent for file in files)}:
+        flush(path)
+    splits = {name.removesuffix("_mask"): int(mask.sum()) for name, mask in masks.items()}
+    if types is not None:
+        splits = {f"{kind} {name}": ids.numel() for name in SPLITS for kind, ids in types.splits(name).items()}
+    return Prepared(
+        num_nodes=arrays["indptr"].numel() - 1,
+        num_edges=arrays["indices"].numel(),
+        num_bytes=sum(array.nbytes for array in arrays.values()),
+        arrays=list(types.arrays) if types else [name.partition("/")[2] for name in [*arrays][2:]],
+        splits=splits,
+    )
+
+
+def map_arrays(draft: Path, files: Iterable[Path]) -> dict[str, Tensor]:
+    """Map some files of a folder, by their names in a graph."""
+    names = {str(file.relative_to(draft))[: -len(".npy")]: file for file in files}
+    return {name: torch.from_numpy(map_npy(file)) for name, file in names.items()}
+
+
+def _in_order(draft: Path, of_nodes: Sequence[str]) -> list[Path]:
+    """The files of a graph without types, in the order that PyG gives to arrays."""
+    ordered = [draft / "indptr.npy", draft / "indices.npy"]
+    for folder, first in ((draft / "nodes", of_nodes), (draft / "edges", ())):
+        names = [*first, *(file.stem for file in sorted(folder.glob("*.npy")))]
+        ordered += [folder / f"{name}.npy" for name in Data(**dict.fromkeys(names, 0)).to_dict()]
+    return ordered

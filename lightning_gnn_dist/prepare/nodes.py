@@ -1,0 +1,214 @@
+"""The nodes of one type: tables are turned into arrays in pieces, and the arrays of own nodes are copied."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from lightning_gnn_dist.graph import convert
+from lightning_gnn_dist.graph.storage.npy import Column, append, cut_back, save, write_header
+from lightning_gnn_dist.prepare.files.from_arrays import INDEX_LISTS, node_tensors
+from lightning_gnn_dist.prepare.files.from_tables import id_of, node_columns, times_of
+from lightning_gnn_dist.prepare.files.graph_files import GraphFiles
+from lightning_gnn_dist.prepare.files.raw import SPLITS, RawGraph
+from lightning_gnn_dist.prepare.files.row_files import RowFiles
+from lightning_gnn_dist.prepare.files.table_files import columns_of
+from lightning_gnn_dist.prepare.files.table_pieces import GrowingArrays, TablePieces
+from lightning_gnn_dist.prepare.files.text_tables import Progress
+from lightning_gnn_dist.prepare.journal import Journal
+from lightning_gnn_dist.prepare.numbering import Part
+
+MAX_BYTES_AT_ONCE = 1 << 26
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodesOfType:
+    """The nodes of one type that are prepared, and their arrays.
+
+    Args:
+        files: The arrays of all nodes of the type.
+        part: Which of the nodes are prepared.
+        is_shard: Whether they are of one shard, and so carry their ids in ``n_id``.
+        source: Where the arrays come from, for warnings.
+        split: Shares of the labelled nodes to train on, validate and test.
+        seed: Decides the split.
+        float_labels: Accept a floating point ``y`` with one value per node.
+        memory_bytes: Bytes that copying may take, beside arrays of one number per node.
+    """
+
+    files: GraphFiles
+    part: Part
+    is_shard: bool
+    source: Path
+    split: Sequence[float] | None
+    seed: int
+    float_labels: bool
+    memory_bytes: int
+
+    @property
+    def names(self) -> list[str]:
+        """The arrays that are written, but for features out of a table, in the order of their files."""
+        names = [f"{INDEX_LISTS[name]}_mask" if name in INDEX_LISTS else name for name in self.files.arrays]
+        names += [f"{split}_mask" for split in SPLITS] if self.split else []
+        return [*dict.fromkeys([*names, "n_id"] if self.is_shard else names)]
+
+    def copy(self, folder: Path, target: Path, journal: Journal, progress: Progress) -> None:
+        """Copy all arrays to ``target``, which is there when all are, as far as the journal does not say they were.
+
+        Features out of a table were written to ``folder / "own"`` and are moved.
+        """
+        draft = folder / "graph"
+        draft.mkdir(exist_ok=True)
+        for name, tensor in self._small_of_own().items():
+            save(draft / f"{name}.npy", tensor.numpy())
+        for name, rows in self.files.arrays.items():
+            if not _is_small(name, rows):
+                if rows.shape[0] != self.part.num_all:
+                    raise ValueError(f"{name} has shape {rows.shape}, but the graph has {self.part.num_all} nodes.")
+                self._copy(name, rows, draft, journal, progress)
+        if (folder / "own" / "x.npy").exists():
+            os.rename(folder / "own" / "x.npy", draft / "x.npy")
+        target.parent.mkdir(exist_ok=True)
+        os.rename(draft, target)
+
+    def tell(self, digest: Any) -> None:
+        """Update a hash with the content of small arrays of all nodes, and with types and shapes of others."""
+        for name, array in sorted(self._small.items()):
+            digest.update(f"{name} {array.dtype}".encode())
+            digest.update(array.contiguous().numpy().data)
+        for name, rows in sorted(self.files.arrays.items()):
+            digest.update(f"{name} {rows.files[0].dtype} {rows.shape}".encode())
+
+    @cached_property
+    def _small(self) -> dict[str, Tensor]:
+        """All arrays with one number per node, such as labels and masks, checked, of all nodes of the type."""
+        found = {name: rows.load() for name, rows in self.files.arrays.items() if _is_small(name, rows)}
+        none, num_nodes = torch.zeros(2, 0, dtype=torch.int64), self.part.num_all
+        nodes, _ = convert.arrays_of(Data(edge_index=none, num_nodes=num_nodes, **node_tensors(found, num_nodes)))
+        raw = RawGraph(none, num_nodes, nodes, {})
+        if self.split:
+            raw = raw.with_split(self.split, self.seed)
+        convert.check_arrays(raw.node_arrays, check_features=True, float_labels=self.float_labels)
+        arrays = self._without_unlabelled(raw.node_arrays)
+        convert.warn_of_overlaps(arrays)
+        return arrays
+
+    def _small_of_own(self) -> dict[str, Tensor]:
+        if not self.is_shard:
+            return self._small
+        own = torch.from_numpy(self._own)
+        return {"n_id": own} | {name: array[own] for name, array in self._small.items()}
+
+    def _without_unlabelled(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The arrays with masks that leave out nodes whose label is NaN, also if ``y`` is not in memory."""
+        if not has_fractions(self.files):
+            return arrays
+        if "y" in arrays:
+            return convert.without_unlabelled(arrays, str(self.source))
+        pieces = self.files.arrays["y"].pieces(0, self._bytes_at_once)
+        without = torch.cat([convert.is_unlabelled(torch.from_numpy(piece)) for piece in pieces])
+        return convert.without_nodes(arrays, without, str(self.source))
+
+    def _copy(self, name: str, rows: RowFiles, draft: Path, journal: Journal, progress: Progress) -> None:
+        """Read all rows of an array, and write the own ones."""
+        target, copied = draft / f"{name}.npy", journal.get("copied", {})
+        done, total = copied.get(name, 0), rows.shape[0]
+        start = write_header(target, rows.files[0].dtype, (self.part.size, *rows.shape[1:]))
+        cut_back(target, start + self._count_own(done) * rows.bytes_per_row)
+        for piece in rows.pieces(done, self._bytes_at_once):
+            if name == "x":
+                convert.check_finite(torch.from_numpy(piece), done)
+            first, last = self._count_own(done), self._count_own(done + len(piece))
+            append(target, piece[self._own[first:last] - done] if self.is_shard else piece)
+            done += len(piece)
+            progress(done / total)
+            if journal.is_due() or done == total:
+                journal.record([target], copied=copied | {name: done})
+
+    def _count_own(self, end: int) -> int:
+        """How many of the first nodes are prepared."""
+        return int(np.searchsorted(self._own, end)) if self.is_shard else end
+
+    @cached_property
+    def _own(self) -> Column:
+        return self.part.nodes
+
+    @property
+    def _bytes_at_once(self) -> int:
+        return min(self.memory_bytes // 4, MAX_BYTES_AT_ONCE)
+
+
+def unpack_nodes(
+    path: Path,
+    folder: Path,
+    part_of: Callable[[int], Part],
+    drop: Collection[str],
+    time: str | None,
+    has_name: bool,
+    memory_bytes: int,
+    progress: Progress,
+) -> None:
+    """Turn a table of nodes into arrays.
+
+    Args:
+        path: The table.
+        folder: Gets ``ids.npy``, of all nodes; in ``own`` the features of the nodes of the part, if the type has a
+            name; in ``arrays`` all other arrays, of all nodes.
+        part_of: Returns the part whose features to keep, for the number of nodes.
+        drop: Columns to leave out, but for the ids.
+        time: The column of times, if there is one.
+        has_name: Whether the type has a name. Without, edges name nodes by number, and the ids must be these numbers.
+        memory_bytes: Bytes that a piece of the table may take.
+        progress: Called with the share that is done.
+    """
+    names, ids = columns_of(path), id_of(columns_of(path))
+    kept = [name for name in names if name not in drop or name == ids]
+    table = TablePieces.of(path, kept, memory_bytes, lambda share: progress(share / 2))
+    own = part_of(table.num_rows).nodes
+    features, others, of_ids = GrowingArrays(folder / "own", path), GrowingArrays(folder / "arrays", path), []
+    for first, piece in table:
+        of_ids.append(piece.pop(ids))
+        if not has_name:
+            _check_numbers(of_ids[-1], first, path, ids)
+        if time is not None and time in piece:
+            others.add({time: times_of(time, piece.pop(time), path, first)})
+        made = node_columns(piece, path, first)
+        if "x" in made and has_name:
+            start, end = np.searchsorted(own, [first, first + len(of_ids[-1])])
+            features.add({"x": made.pop("x")[own[start:end] - first]})
+        others.add(made)
+        progress((1 + (first + len(of_ids[-1])) / table.num_rows) / 2)
+    features.finish()
+    others.finish()
+    save(folder / "ids.npy", np.concatenate(of_ids))
+    save(folder / "arrays" / "num_nodes.npy", np.array(table.num_rows))
+
+
+def _check_numbers(ids: Column, first: int, path: Path, id_name: str) -> None:
+    """Refuse ids that are not the numbers of the rows."""
+    expected = np.arange(first, first + len(ids))
+    if ids.dtype != np.int64 or (ids != expected).any():
+        at = int(np.flatnonzero(ids != expected)[0]) if ids.dtype == np.int64 else 0
+        raise ValueError(
+            f"{path}: row {first + at} is about node {ids[at]}. Out of core, the table of nodes is in the order of "
+            f"their numbers 0, 1, 2, ...: number them so, and sort the table by {id_name!r}."
+        )
+
+
+def _is_small(name: str, rows: RowFiles) -> bool:
+    return name in INDEX_LISTS or rows.is_one_number_per_row
+
+
+def has_fractions(files: GraphFiles) -> bool:
+    """Whether the labels are numbers with fractions."""
+    y = files.arrays.get("y")
+    return y is not None and y.files[0].dtype.kind == "f"

@@ -1,1 +1,0 @@
-"""What graphs with types are prepared of: the nodes and the edges of one type, in files."""
