@@ -6,16 +6,16 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torchmetrics import Metric
 
-from lightning_gnn_dist.rounds.lightning_internals import module_of, takes_batch_idx
+from lightning_gnn_dist.rounds.lightning_internals import HasModule, module_of, takes_batch_idx
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.means import Means
 from lightning_gnn_dist.rounds.rows.merging import mean_gradients
@@ -28,13 +28,22 @@ from lightning_gnn_dist.wire import collectives
 Step = Callable[[Any], Tensor | None]
 
 
+class RunsSteps(HasModule, Protocol):
+    """What a step outside the loop needs: a strategy, or what a part of a meeting sees of a fit."""
+
+    @property
+    def precision_plugin(self) -> Precision: ...
+    @property
+    def batch_to_device(self) -> Callable[[Any], Any]: ...
+
+
 def trained_parameters(module: nn.Module) -> list[Tensor]:
     """Return the parameters that require gradients, in the same order on every rank."""
     return [parameter for parameter in parameters_of(module) if parameter.requires_grad]
 
 
 def mean_gradient(
-    strategy: Strategy, batches: Iterable[Any], parameters: list[Tensor] | None = None
+    strategy: RunsSteps, batches: Iterable[Any], parameters: list[Tensor] | None = None
 ) -> tuple[list[Tensor], float]:
     r"""Return the gradient of the mean loss over the targets of all ``batches``, and the number of targets.
 
@@ -75,7 +84,7 @@ def num_targets(batch: Any) -> int:
     return int(batch.batch_size if count is None else count)
 
 
-def average_gradient_(strategy: Strategy, gradient: list[Tensor], seeds: float) -> None:
+def average_gradient_(strategy: RunsSteps, gradient: list[Tensor], seeds: float) -> None:
     """Replace each rank's :func:`mean_gradient` by the mean over the targets of all ranks. Collective.
 
     Of a table whose rows live with one rank each, a rank gets the gradient of the rows that lie there.
@@ -110,13 +119,13 @@ def _replace(
 
 def _places_of_owned(module: nn.Module, gradient: Sequence[Tensor]) -> dict[int, OwnedEmbedding]:
     """Return, by their place among gradients of all trained parameters, the tables whose rows have owners."""
-    tables = {id(each.parameter): each for each in owned_tables(module).values() if each.owners is not None}
-    if not tables or not any(each.is_sparse for each in gradient):
+    if not any(each.is_sparse for each in gradient):
         return {}
+    tables = {id(each.parameter): each for each in owned_tables(module).values() if each.owners is not None}
     return {place: tables[id(each)] for place, each in enumerate(trained_parameters(module)) if id(each) in tables}
 
 
-def require_seeds(strategy: Strategy, seeds: float) -> None:
+def require_seeds(strategy: RunsSteps, seeds: float) -> None:
     """Refuse a gradient of no targets; with half precision, whose overflows leave none, let it pass."""
     if not seeds and loss_scale(strategy) == 1.0:
         raise ValueError(
@@ -182,7 +191,7 @@ def _keeps_what_batches_show(module: nn.Module) -> bool:
     return has_buffers and not any(parameters_of(child) for child in module.children())
 
 
-def loss_scale(strategy: Strategy) -> float:
+def loss_scale(strategy: RunsSteps) -> float:
     """Return the factor by which mixed precision multiplies the loss, 1 without it."""
     scaler = getattr(strategy.precision_plugin, "scaler", None)
     return 1.0 if scaler is None else float(scaler.get_scale())

@@ -85,6 +85,10 @@ class OwningStrategy(PartitionedStrategy):
     def _owned(self) -> list[OwnedEmbedding]:
         return [*owned_tables(self._module()).values()]
 
+    def _owned_parameters(self) -> set[int]:
+        """Return the weights of these tables, by ``id()``, where rows live with one rank each."""
+        return set() if self._owners is None else {id(table.parameter) for table in self._owned()}
+
     def _divide(self) -> None:
         """Let each rank own some rows, unless it does. Collective."""
         self._owners = divide(self._owned(), self.root_device)

@@ -6,17 +6,16 @@ from collections.abc import Iterable
 from typing import Any, TypeGuard
 
 import torch
-from lightning.pytorch.strategies import Strategy
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lightning_gnn_dist.rounds.correction_gradients import step_of, unrecorded, without_noise
+from lightning_gnn_dist.rounds.correction_gradients import RunsSteps, step_of, unrecorded, without_noise
 from lightning_gnn_dist.rounds.lightning_internals import module_of
 from lightning_gnn_dist.wire import collectives
 
 
 @torch.no_grad()
-def reestimate_statistics(strategy: Strategy, batches: Iterable[Any]) -> None:
+def reestimate_statistics(strategy: RunsSteps, batches: Iterable[Any]) -> None:
     """Replace running means and variances by their mean over ``batches``, then over ranks by seeds. Collective.
 
     Layers in evaluation mode keep theirs: they are frozen.

@@ -33,8 +33,9 @@ class Replica(Protocol):
     """What a rank that trains copies of rows has of a table."""
 
     held: nn.Parameter
-    is_in_round: bool
 
+    @property
+    def is_in_round(self) -> bool: ...
     def rows(self, ids: Tensor, *, trains: bool) -> Tensor:
         """Return rows as this rank has trained them; ``trains`` says that it is for a gradient."""
 

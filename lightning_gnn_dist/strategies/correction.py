@@ -1,0 +1,222 @@
+r"""The correction of LLCG: steps on batches of the whole graph, behind the mean, after which replicas are still equal.
+
+.. math::
+    \bar\theta \leftarrow \bar\theta - \gamma\, \nabla \mathcal{L}_\mathrm{global}(\bar\theta;\, \text{batch})
+
+sliced      each rank computes a slice of each batch, and the mean of their gradients moves all
+rank0       rank 0 computes whole batches while the others wait, and sends them its model
+by anchor   all step along the anchor gradient of the next round, which is of the whole graph, too
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_gnn_dist.joint import KeepsRows
+from lightning_gnn_dist.rounds import refusals
+from lightning_gnn_dist.rounds.correction_gradients import (
+    average_gradient_,
+    mean_gradient,
+    require_seeds,
+    trained_parameters,
+    unrecorded,
+)
+from lightning_gnn_dist.rounds.drift import DriftCorrection
+from lightning_gnn_dist.rounds.lightning_internals import datamodule_of
+from lightning_gnn_dist.rounds.means.means import length_of
+from lightning_gnn_dist.rounds.means.norm_statistics import reestimate_statistics
+from lightning_gnn_dist.rounds.part import Fit, Part
+from lightning_gnn_dist.rounds.rows.merging import take_rows_
+from lightning_gnn_dist.rounds.rows.owned_gradients import norms_of_ranks
+from lightning_gnn_dist.rounds.rows.replica_tables import ReplicaTables
+from lightning_gnn_dist.rounds.rows.tables import no_rows, tables_of
+from lightning_gnn_dist.rounds.walking import buffers_of
+from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer
+from lightning_gnn_dist.wire import collectives
+
+NEEDS = "A correction on the whole graph"
+Way = Literal["sliced", "rank0"]
+
+
+class Correction(Part):
+    """Takes the steps.
+
+    Args:
+        optimizer: What takes them.
+        steps: How many, or a share of the round's local steps.
+        way: Who computes them.
+        first: The number of a round's first batch of the whole graph that is not the anchor's.
+        rows: The tables whose rows live with one rank each.
+        are_averaged: Whether the moments of the local optimizers are equal on all ranks.
+        averages_buffers: Whether to average the buffers, which the steps have moved.
+        shortens: Whether several steps are shorter each, where no learning rate was given.
+    """
+
+    def __init__(
+        self,
+        optimizer: CorrectionOptimizer,
+        steps: int | float,
+        way: Way,
+        *,
+        first: int,
+        rows: ReplicaTables | None,
+        are_averaged: bool,
+        averages_buffers: bool,
+        shortens: bool,
+    ) -> None:
+        self._optimizer, self._steps, self._way, self._first, self._rows = optimizer, steps, way, first, rows
+        self._are_averaged, self._averages_buffers, self._shortens = are_averaged, averages_buffers, shortens
+        self.others_wait = False  # for rank 0
+
+    def begin(self, fit: Fit) -> None:
+        super().begin(fit)
+        refusals.require_corrections(fit.lightning_module.trainer, NEEDS)
+        refusals.require_step(fit.lightning_module)
+        self._optimizer.check(fit.optimizers)
+        with self._in_own_form():
+            self._optimizer.check_tables(fit.lightning_module)
+
+    def apply(self) -> None:
+        if (steps := self._number()) == 0:
+            return
+        with unrecorded(self.fit.lightning_module):
+            self._prepare(steps)
+            (self._correct_together if self._way == "sliced" else self._correct_on_rank0)(steps)
+        if self._averages_buffers:  # each rank's forwards have moved its own
+            collectives.average_(buffers_of(self.fit.lightning_module))
+
+    def sizes(self) -> list[int]:
+        return [length_of(trained_parameters(self.fit.lightning_module))]
+
+    def state(self) -> dict[str, Any]:
+        return {"correction": self._optimizer.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.begin_round()
+        if "correction" in state:
+            with self._in_own_form():
+                parameters = trained_parameters(self.fit.lightning_module)
+                self._optimizer.restore(state["correction"], self.fit.optimizers, parameters)
+
+    def _number(self) -> int:
+        """Return how many steps follow the round."""
+        if isinstance(self._steps, int):
+            return self._steps
+        batches = self.fit.round.batches_of_ranks
+        per_step: int = self.fit.lightning_module.trainer.accumulate_grad_batches
+        # The mean over ranks, so that all take as many even where a clock of their own ended their round.
+        return math.ceil(self._steps * (sum(batches) / len(batches)) / per_step)
+
+    def _prepare(self, steps: int) -> None:
+        with self._in_own_form():
+            self._optimizer.prepare(
+                self.fit.optimizers,
+                trained_parameters(self.fit.lightning_module),
+                self.fit.round.round_idx,
+                are_averaged=self._are_averaged,
+                share_of_lr=steps**-0.75 if self._shortens else 1.0,
+            )
+
+    def _correct_together(self, steps: int) -> None:
+        for batch in self._batches(steps, sliced=True):
+            gradient, seeds = mean_gradient(self.fit, [batch])
+            average_gradient_(self.fit, gradient, seeds)  # that of the whole batch, whatever the slices' sizes
+            self._step(trained_parameters(self.fit.lightning_module), gradient)
+
+    def _correct_on_rank0(self, steps: int) -> None:
+        tables = list(tables_of(self.fit.lightning_module).values())
+        touched = [no_rows(table) for table in tables]
+        if collectives.rank() == 0:
+            self.others_wait = True
+            for batch in self._batches(steps, sliced=False):
+                gradient, seeds = mean_gradient(self.fit, [batch])
+                require_seeds(self.fit, seeds)
+                sparse = [each for each in gradient if each.is_sparse]
+                touched = [all_rows + own for all_rows, own in zip(touched, sparse, strict=True)]
+                self._step(trained_parameters(self.fit.lightning_module), gradient)
+            self.others_wait = False
+        collectives.broadcast_([parameter.data for parameter in self.fit.dense_parameters()])
+        if tables and collectives.world_size() > 1:
+            take_rows_(tables, [each.coalesce()._indices()[0] for each in touched], source=0)
+
+    def _step(self, parameters: list[Tensor], gradient: list[Tensor]) -> None:
+        with self._in_own_form():
+            self._optimizer.step(self.fit.optimizers, parameters, gradient, self.fit.round.round_idx, self._clip)
+        if self._rows is not None:
+            self._rows.have_changed()
+
+    def _clip(self, optimizer: Optimizer) -> None:
+        """Clip as in local steps. With manual optimisation ``training_step`` does that, so nothing is clipped here."""
+        module = self.fit.lightning_module
+        if module.automatic_optimization:
+            module.configure_gradient_clipping(
+                optimizer,
+                gradient_clip_val=module.trainer.gradient_clip_val,
+                gradient_clip_algorithm=module.trainer.gradient_clip_algorithm,
+            )
+
+    def _batches(self, steps: int, *, sliced: bool) -> Iterator[Any]:
+        data = refusals.require_corrections(self.fit.lightning_module.trainer, NEEDS)
+        return data.correction_batches(
+            self.fit.round.round_idx, sliced=sliced, start=self._first, stop=self._first + steps
+        )
+
+    @contextmanager
+    def _in_own_form(self) -> Iterator[None]:
+        """In the block, rows that live with one rank each can be stepped where they are, and clipped together."""
+        if self._rows is None:
+            yield
+            return
+        with self._rows.in_own_form(), norms_of_ranks(self.fit.precision_plugin, self.fit.owned):
+            yield
+
+
+class CorrectionByAnchor(Correction):
+    """Takes one step along the anchor gradient of the next round, which need not be computed twice then.
+
+    Args:
+        optimizer: What takes it.
+        drift: What the anchor is of.
+        options: Arguments of :class:`Correction`.
+    """
+
+    def __init__(self, optimizer: CorrectionOptimizer, drift: DriftCorrection, **options: Any) -> None:
+        super().__init__(optimizer, 1, "sliced", **options)
+        self._drift = drift
+
+    def begin(self, fit: Fit) -> None:
+        super().begin(fit)
+        data = datamodule_of(fit.lightning_module.trainer)
+        if isinstance(data, KeepsRows) and data.keeps_rows():
+            raise ValueError(
+                f"drift={self._drift.drift} takes anchors before boundary=History() has computed the rows that they "
+                "read: use boundary=Halo(), or Drift() as it is by default."
+            )
+
+    def apply(self) -> None:
+        gradient = self._drift.anchor_ahead()
+        self._prepare(1)
+        self._step(self.fit.dense_parameters(), gradient)
+
+
+class GlobalStatistics(Part):
+    """Takes the statistics of batch normalisation anew on so many batches of the whole graph."""
+
+    def __init__(self, num_batches: int) -> None:
+        self._num_batches = num_batches
+
+    def begin(self, fit: Fit) -> None:
+        super().begin(fit)
+        refusals.require_corrections(fit.lightning_module.trainer, 'buffers="global"')
+        refusals.require_step(fit.lightning_module)
+
+    def apply(self) -> None:
+        data = refusals.require_corrections(self.fit.lightning_module.trainer, 'buffers="global"')
+        batches = data.correction_batches(self.fit.round.round_idx, sliced=True, start=0, stop=self._num_batches)
+        reestimate_statistics(self.fit, batches)
