@@ -46,7 +46,6 @@ from lightning_gnn_dist.rounds.correction_gradients import (
     average_gradient_,
     loss_scale,
     mean_gradient,
-    trained_parameters,
     unrecorded,
     without_noise,
 )
@@ -108,12 +107,11 @@ class DriftCorrection(Part):
 
     Args:
         drift: The settings, with ``towards``.
-        weight: Says what this rank counts for in a mean over ranks.
         agreement: Says how much of the round before the last round did once more, the same on all ranks.
     """
 
-    def __init__(self, drift: Drift, weight: Callable[[], float], agreement: Callable[[], float] = float) -> None:
-        self.drift, self._weight, self._agreement = drift, weight, agreement
+    def __init__(self, drift: Drift, agreement: Callable[[], float] = float) -> None:
+        self.drift, self._agreement = drift, agreement
         self._parameters: Sequence[Tensor] = []
         self._shift: list[Tensor] = []
         self._decay = DECAY  # of this round
@@ -153,7 +151,7 @@ class DriftCorrection(Part):
             else:
                 shared = [gradient.clone() for gradient in own]
                 average, nonfinite = self.fit.means.average_gradient_, self.fit.nonfinite
-                finite.average_gradient_(shared, self._weight(), nonfinite, "anchor gradient", average)
+                finite.average_gradient_(shared, self.fit.weight(), nonfinite, "anchor gradient", average)
         self.anchor_at(parameters, shared, own)
         return shared
 
@@ -178,7 +176,7 @@ class DriftCorrection(Part):
         self._taken[id(optimizer)] += 1
 
     def sizes(self) -> list[int]:
-        return [length_of(trained_parameters(self.fit.lightning_module))]
+        return [length_of(self.fit.trained_parameters())]
 
     def state(self) -> dict[str, Any]:
         """Return the running round's shift for a checkpoint; it is empty before the first round."""

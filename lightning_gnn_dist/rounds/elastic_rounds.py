@@ -28,7 +28,7 @@ from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.averaging import AveragedMoments
 from lightning_gnn_dist.rounds.means.means import is_rounded
 from lightning_gnn_dist.rounds.means.outer import OuterStep
-from lightning_gnn_dist.rounds.meeting import Peers, Votes, contributed
+from lightning_gnn_dist.rounds.meeting import Meeting, Peers, Votes, contributed
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.rounds.rows.tables import refuse_elastic
 from lightning_gnn_dist.wire.channel import Channel
@@ -117,7 +117,6 @@ class LivingPeers(Peers):
 
     def __init__(self, strategy: RoundStrategy, elastic: Elastic) -> None:
         check_available()
-        super().__init__(strategy)
         self._rounds, self._elastic = strategy, elastic
         self._world = SoloEnvironment()
         strategy.cluster_environment = self._world
@@ -127,12 +126,11 @@ class LivingPeers(Peers):
         self._rounded: tuple[list[Tensor], list[Tensor]] | None = None  # ways and moments, the means of all members
 
     @property
-    def is_first(self) -> bool:
-        return self._place == 0
-
-    @property
     def are_several(self) -> bool:
         return True
+
+    def is_first(self, rank: int) -> bool:
+        return self._place == 0
 
     def check(self, trainer: Trainer) -> None:
         refusals.check_elastic(trainer, self._rounds.drift)
@@ -148,8 +146,9 @@ class LivingPeers(Peers):
         # Lightning has restored everything, and fetches the first batch as soon as this returns.
         if self._member is None:
             round_idx = self._rounds.state.round_idx
-            if (outer := self._outer()) is not None:
-                outer.restore(self._rounds.take_resumed("outer"))  # now: a rank that joins may take it from here
+            resumed = self._rounds.resumed_state
+            if (outer := self._outer()) is not None and "outer" in resumed:
+                outer.restore({"outer": resumed.pop("outer")})  # now: a rank that joins may take it from here
             self._member = Membership(self._elastic, self._shared_state, self._load_shared_state, round_idx)
         self._wait_for_all()
         if (outer := self._outer()) is not None:
@@ -157,7 +156,9 @@ class LivingPeers(Peers):
         with self._seen_as(self._member.seat):
             return opened(self._dealt(loader))
 
-    def meet(self, batches: int) -> list[Votes]:
+    def meet(
+        self, meeting: Meeting, batches: int, end_round: Callable[[], None], *, is_told_to_end: bool
+    ) -> list[Votes]:
         assert self._member is not None
         finite.check_alone(module_of(self._rounds).parameters())
         seat = self._member.seat
@@ -170,9 +171,8 @@ class LivingPeers(Peers):
                 loader.close()
                 loader.loader = self._dealt(loader.loader)
         # A rank that was told to end leaves alone: the others can do without it.
-        told = self._rounds.sigterm_received
         return [
-            Votes(row.batches, bool(row.stop), place == self._place and told, 0, row.global_step)
+            Votes(row.batches, bool(row.stop), place == self._place and is_told_to_end, 0, row.global_step)
             for place, row in enumerate(rows)
         ]
 

@@ -15,11 +15,9 @@ from torch.optim import Optimizer
 from lightning_gnn_dist.joint import HasFigures
 from lightning_gnn_dist.rounds import refusals, replica_state
 from lightning_gnn_dist.rounds.lightning_internals import (
-    HasModule,
     announce_sigterm,
     datamodule_of,
     log_numbers,
-    module_of,
     set_global_step,
 )
 from lightning_gnn_dist.rounds.means import finite
@@ -27,6 +25,17 @@ from lightning_gnn_dist.rounds.means.averaging import Parameters, summary
 from lightning_gnn_dist.rounds.part import Fit, Part, RoundState, Share
 from lightning_gnn_dist.rounds.walking import parameters_of, unchanged
 from lightning_gnn_dist.wire import collectives
+
+
+class Votes(NamedTuple):
+    """The numbers that a rank sends at a meeting: its batches, what it wants, a checksum of its replica."""
+
+    batches: int
+    stop: bool
+    sigterm: bool
+    checksum: int
+    global_step: int
+
 
 Kind = TypeVar("Kind", bound=Part)
 
@@ -37,11 +46,11 @@ class Meeting:
     Args:
         fit: What the parts see.
         stages: The parts. Those of a stage share one exchange.
-        weight: Says what this rank counts for in a mean over ranks.
     """
 
-    def __init__(self, fit: Fit, stages: Sequence[Sequence[Part]], weight: Callable[[], float]) -> None:
-        self.fit, self.stages, self._weight = fit, stages, weight
+    def __init__(self, fit: Fit, stages: Sequence[Sequence[Part]]) -> None:
+        self.fit, self.stages = fit, stages
+        self._has_taken_first = False
         self.parts = [*chain.from_iterable(stages)]
         (self.parameters,) = (part for part in self.parts if isinstance(part, Parameters))
         for part in self.parts:
@@ -74,12 +83,42 @@ class Meeting:
     def hold(self, stages: Iterable[Sequence[Part]]) -> None:
         """Let the parts of some stages meet, one stage after the other. Collective."""
         for stage in stages:
-            share, weight = contributed(stage), self._weight()
+            share, weight = contributed(stage), self.fit.weight()
             if self.fit.round.is_left_out:
                 weight = finite.leave_out_([*share.ways, *share.whole, *share.moments])
             self.fit.means.average_(share.ways, share.whole, share.moments, weight)
             for part in stage:
                 part.apply()
+
+    def meet(self, batches: int, end_round: Callable[[], None], *, is_told_to_end: bool) -> list[Votes]:
+        """Compare, exchange, count the round, and return what each rank said. Collective.
+
+        Args:
+            batches: This rank's number in the round.
+            end_round: What ranks exchange, after which they are equal.
+            is_told_to_end: Whether this rank has received SIGTERM.
+        """
+        state = self.fit.round
+        state.batches_of_ranks, state.left_out = finite.hear(self.compare(batches), self.fit.nonfinite, state.round_idx)
+        end_round()
+        votes = self._vote(batches, is_told_to_end)
+        if self.fit.processors_differ and len({vote.checksum for vote in votes}) > 1:
+            if not self._has_taken_first:
+                rank_zero_info(replica_state.TAKES_FIRST)
+            self._has_taken_first = True
+            replica_state.take_first_(self.equal())
+            votes = self._vote(batches, is_told_to_end)
+        refusals.check_replicas([vote.checksum for vote in votes], state.round_idx)
+        state.round_idx += 1
+        return votes
+
+    def _vote(self, batches: int, is_told_to_end: bool) -> list[Votes]:
+        """Return what each rank says at the end of a round. Collective."""
+        equal = collectives.checksum(self.equal()) if collectives.world_size() > 1 else 0
+        steps = self.fit.lightning_module.trainer.global_step
+        mine = Votes(batches, self.fit.round.stop_requested, is_told_to_end, equal, steps)
+        rows = collectives.gather_numbers(mine, self.fit.device)
+        return [Votes(number, bool(stops), bool(told), *others) for number, stops, told, *others in rows]
 
     def equal(self) -> list[Tensor]:
         """Return what all ranks have alike after a meeting."""
@@ -116,52 +155,28 @@ def contributed(parts: Iterable[Part]) -> Share:
     return Share(*([*chain.from_iterable(tensors)] for tensors in zip(Share([]), *shares, strict=True)))
 
 
-class Votes(NamedTuple):
-    """The numbers that a rank sends at a meeting: its batches, what it wants, a checksum of its replica."""
-
-    batches: int
-    stop: bool
-    sigterm: bool
-    checksum: int
-    global_step: int
-
-
-class HoldsMeetings(HasModule, Protocol):
-    """What ranks that meet, and their callback, read and call of a strategy."""
+class HoldsMeetings(Protocol):
+    """What the callback reads and calls of a strategy."""
 
     state: RoundState
-    processors_differ: bool
-    sigterm_received: bool
 
     @property
     def meeting(self) -> Meeting: ...
-    @property
-    def global_rank(self) -> int: ...
     def begin_round(self) -> None: ...
     def meet(self, batches: int) -> list[Votes]: ...
-    def end_round(self) -> None: ...
 
 
 class Peers:
-    """The ranks that meet: all ranks of the process group, none of which may be missing.
-
-    Args:
-        strategy: This rank's strategy.
-    """
-
-    def __init__(self, strategy: HoldsMeetings) -> None:
-        self._strategy = strategy
-        self._has_taken_first = False
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this rank writes the files that only one rank writes."""
-        return self._strategy.global_rank == 0
+    """The ranks that meet: all ranks of the process group, none of which may be missing."""
 
     @property
     def are_several(self) -> bool:
         """Whether there can be others to meet."""
         return collectives.world_size() > 1
+
+    def is_first(self, rank: int) -> bool:
+        """Return whether a rank writes the files that only one rank writes."""
+        return rank == 0
 
     def check(self, trainer: Trainer) -> None:
         """Refuse a fit that these ranks cannot train."""
@@ -170,37 +185,14 @@ class Peers:
         """Take part from here on. Returns what ``opened`` makes of this rank's training loader."""
         return opened(loader)
 
-    def meet(self, batches: int) -> list[Votes]:
-        """Average, count the round, and return what each rank said. ``batches`` is this rank's number in the round."""
-        strategy, state = self._strategy, self._strategy.state
-        counts = strategy.meeting.compare(batches)
-        state.batches_of_ranks, state.left_out = finite.hear(counts, strategy.meeting.fit.nonfinite, state.round_idx)
-        strategy.end_round()
-        votes = self._vote(batches)
-        if strategy.processors_differ and len({vote.checksum for vote in votes}) > 1:
-            self._take_first()
-            votes = self._vote(batches)
-        refusals.check_replicas([vote.checksum for vote in votes], state.round_idx)
-        state.round_idx += 1
-        return votes
+    def meet(
+        self, meeting: Meeting, batches: int, end_round: Callable[[], None], *, is_told_to_end: bool
+    ) -> list[Votes]:
+        """Hold a meeting; see :meth:`Meeting.meet`."""
+        return meeting.meet(batches, end_round, is_told_to_end=is_told_to_end)
 
     def leave(self) -> None:
         """Called when the fit is over."""
-
-    def _vote(self, batches: int) -> list[Votes]:
-        """Return what each rank says at the end of a round. Collective."""
-        strategy, meeting = self._strategy, self._strategy.meeting
-        equal = collectives.checksum(meeting.equal()) if collectives.world_size() > 1 else 0
-        stop, sigterm = strategy.state.stop_requested, strategy.sigterm_received
-        mine = Votes(batches, stop, sigterm, equal, module_of(strategy).trainer.global_step)
-        rows = collectives.gather_numbers(mine, meeting.fit.device)
-        return [Votes(number, bool(stops), bool(told), *others) for number, stops, told, *others in rows]
-
-    def _take_first(self) -> None:
-        if not self._has_taken_first:
-            rank_zero_info(replica_state.TAKES_FIRST)
-        self._has_taken_first = True
-        replica_state.take_first_(self._strategy.meeting.equal())
 
 
 class MeetingCallback(Callback):

@@ -65,7 +65,10 @@ class Fit:
         device: Where that is.
         round: Where this rank stands.
         means: Takes means over ranks.
+        weight: Says what this rank counts for in them.
+        weight_of_rows: Says what a local step of it counts for in the mean of a row that it has touched.
         nonfinite: What to do with a rank whose weights or gradients are not finite.
+        processors_differ: Whether ranks compute on processors of different kinds, so that last digits may differ.
         tables: The module's tables that every rank holds, by name, trained or not.
         owned: Those whose rows live with one rank each.
     """
@@ -77,9 +80,16 @@ class Fit:
     device: torch.device
     round: RoundState
     means: Means
+    weight: Callable[[], float]
+    weight_of_rows: Callable[[], float]
     nonfinite: str
+    processors_differ: bool
     tables: Mapping[str, Tensor]
     owned: Sequence[OwnedEmbedding]
+
+    def trained_parameters(self) -> list[Tensor]:
+        """Return the parameters that require gradients, in the same order on every rank."""
+        return [each for each in parameters_of(self.lightning_module) if each.requires_grad]
 
     def dense_parameters(self, *, frozen: bool = False) -> list[Tensor]:
         """Return the parameters that are trained, or also ``frozen`` ones, and are no tables: alike on all ranks."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from lightning.fabric.utilities.data import sized_len
@@ -33,11 +32,11 @@ from lightning_gnn_dist.rounds.means.finite import Nonfinite
 from lightning_gnn_dist.rounds.means.means import Means
 from lightning_gnn_dist.rounds.means.outer import Outer, OuterStep, check_outer
 from lightning_gnn_dist.rounds.meeting import Meeting, MeetingCallback, Peers, Votes
-from lightning_gnn_dist.rounds.owning_strategy import OwningStrategy
 from lightning_gnn_dist.rounds.pace import Pace
 from lightning_gnn_dist.rounds.part import Fit, Part, RoundState
-from lightning_gnn_dist.rounds.partitioned_strategy import Buffers
+from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.rounds.round_loader import RoundLoader
+from lightning_gnn_dist.rounds.rows.owned_moments import whole_state, without_rows
 from lightning_gnn_dist.rounds.rows.replica_tables import ReplicaTables, check_lasting
 from lightning_gnn_dist.rounds.rows.tables import tables_of, warn_of_dense_tables
 from lightning_gnn_dist.rounds.rows.touched_rows import DenseGradients, TouchedRows
@@ -46,7 +45,7 @@ from lightning_gnn_dist.wire import collectives
 Weights = Literal["uniform", "nodes"]
 
 
-class RoundStrategy(OwningStrategy):
+class RoundStrategy(PartitionedStrategy):
     """Train one replica per rank; let the replicas meet when a round is over.
 
     A subclass says what happens at a meeting, in one method:
@@ -113,7 +112,7 @@ class RoundStrategy(OwningStrategy):
         self.state = RoundState()
         self.outer = outer
         self.means = Means(None if outer is None else outer.bits)
-        self.peers = Peers(self)
+        self.peers = Peers()
         self.pace = Pace(self, self.clock)
         self._running: Meeting | None = None
         self._tables: ReplicaTables | None = None
@@ -144,18 +143,18 @@ class RoundStrategy(OwningStrategy):
         outer = None
         if self.outer is not None and self.peers.are_several and fit.dense_parameters(frozen=True):
             outer = OuterStep(self.outer, measures=isinstance(self.clock, AdaptiveSteps))
-        self._tables = ReplicaTables(self.weight_of_rows, moments) if fit.owned else None
+        self._tables = ReplicaTables(moments) if fit.owned else None
         data = datamodule_of(fit.lightning_module.trainer)
         agreement = float if outer is None else outer.agreement
         parts = [
-            TouchedRows(self.weight_of_rows, moments) if fit.tables else DenseGradients(),
+            TouchedRows(moments) if fit.tables else DenseGradients(),
             self._tables,
             Parameters(trained=outer is None),
             outer,
             AveragedBuffers() if self.buffers != "local" else None,
             moments,
             KeptRows(data) if isinstance(data, KeepsRows) and data.keeps_rows() else None,
-            None if self.drift is None else DriftCorrection(self.drift, self.own_weight, agreement),
+            None if self.drift is None else DriftCorrection(self.drift, agreement),
         ]
         return [[part for part in parts if part is not None]]
 
@@ -192,20 +191,16 @@ class RoundStrategy(OwningStrategy):
             rank_zero_warn("The checkpoint holds the state of outer=Outer(...), which this fit leaves out.")
         self.meeting.restore(state)
 
-    def take_resumed(self, name: str) -> dict[str, Any]:
-        """Take a part's state out of those of a checkpoint, for what must have it before training starts."""
-        if self._resumed is None or name not in self._resumed.extra:
-            return {}
-        others = {**self._resumed.extra}
-        taken = {name: others.pop(name)}
-        self._resumed = replace(self._resumed, extra=others)
-        return taken
+    @property
+    def resumed_state(self) -> dict[str, Any]:
+        """The parts' states in a checkpoint that are not restored yet."""
+        return {} if self._resumed is None else self._resumed.extra
 
     # What Lightning calls.
 
     @property
     def is_global_zero(self) -> bool:
-        return self.peers.is_first
+        return self.peers.is_first(self.global_rank)
 
     def connect(self, model: LightningModule) -> None:
         super().connect(model)
@@ -221,12 +216,12 @@ class RoundStrategy(OwningStrategy):
         if self.peers.are_several:
             self.means.begin()
         fit = self._fit()
-        self._running = Meeting(fit, self.stages(fit), self.own_weight)
+        self._running = Meeting(fit, self.stages(fit))
 
     def configure_ddp(self) -> None:
         # Replicas start equal and exchange nothing during a round, so there is nothing to wrap.
         if self._resumed is None:  # else every rank has read its state from the checkpoint
-            module, owned = self._module(), self._owned_parameters()
+            module, owned = self._module(), self.ownership.parameters()
             equal = [each.data for each in module.parameters() if id(each) not in owned]
             collectives.broadcast_([*equal, *module.buffers()])
 
@@ -257,10 +252,10 @@ class RoundStrategy(OwningStrategy):
             self.meeting.after_step()
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        state = super().optimizer_state(optimizer)
         if self._tables is None or self.is_alone or not self.is_global_zero:
-            return state
-        return self._tables.whole_state(state, optimizer)
+            return super().optimizer_state(optimizer)
+        with self._tables.in_own_form():
+            return whole_state(super().optimizer_state(optimizer), optimizer, self.ownership.tables)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         if self._tables is not None:
@@ -300,7 +295,7 @@ class RoundStrategy(OwningStrategy):
         """End the round: exchange, then agree on who wants to stop. Returns what each rank said."""
         self.state.seconds = self.pace.timer.end(batches)
         self.state.is_training = False
-        votes = self.peers.meet(batches)
+        votes = self.peers.meet(self.meeting, batches, self.end_round, is_told_to_end=self.sigterm_received)
         self.pace.plan(self.state.distance)
         self.state.batches_done += batches
         self.state.stop_requested = False
@@ -327,7 +322,7 @@ class RoundStrategy(OwningStrategy):
         self.state.in_round = self.state.is_training = self.state.stop_requested = self._has_failed = False
 
     def _fit(self) -> Fit:
-        module, owned = self._module(), self._owned_parameters()
+        module, owned = self._module(), self.ownership.parameters()
         tables = {name: each for name, each in tables_of(module, frozen=True).items() if id(each) not in owned}
         return Fit(
             lightning_module=module,
@@ -337,9 +332,12 @@ class RoundStrategy(OwningStrategy):
             device=self.root_device,
             round=self.state,
             means=self.means,
+            weight=self.own_weight,
+            weight_of_rows=self.weight_of_rows,
             nonfinite=self.nonfinite,
+            processors_differ=self.processors_differ,
             tables=tables,
-            owned=self._owned() if self._owners is not None else [],
+            owned=self.ownership.tables,
         )
 
     def _training_loader(self, loader: Any) -> RoundLoader:
@@ -361,7 +359,9 @@ class RoundStrategy(OwningStrategy):
     def _of_rank(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
         return {
             "batches_done": self.state.batches_done,
-            "optimizer_states": self._without_whole(checkpoint["optimizer_states"]),
+            "optimizer_states": without_rows(
+                checkpoint["optimizer_states"], self.optimizers, self.ownership.parameters()
+            ),
             "buffers": replica_state.cpu_buffers(self._module()) if self.buffers == "local" else {},
             "extra": self.extra_state(),
         }
@@ -370,9 +370,6 @@ class RoundStrategy(OwningStrategy):
         taken = replica_state.take_from_checkpoint(checkpoint, path)
         self.state.round_idx, self.state.batches_done = taken.round_idx, taken.batches_done
         return taken
-
-    def _without_whole(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return states if self._tables is None else self._tables.without_whole(states)
 
     def _moments(self, parameter: Tensor) -> dict[str, Any]:
         return {} if self._tables is None else self._tables.moments(parameter)

@@ -11,7 +11,7 @@ by anchor   all step along the anchor gradient of the next round, which is of th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -24,13 +24,12 @@ from lightning_gnn_dist.rounds.correction_gradients import (
     average_gradient_,
     mean_gradient,
     require_seeds,
-    trained_parameters,
     unrecorded,
 )
 from lightning_gnn_dist.rounds.drift import DriftCorrection
 from lightning_gnn_dist.rounds.lightning_internals import datamodule_of
+from lightning_gnn_dist.rounds.means.averaging import AveragedBuffers, AveragedMoments
 from lightning_gnn_dist.rounds.means.means import length_of
-from lightning_gnn_dist.rounds.means.norm_statistics import reestimate_statistics
 from lightning_gnn_dist.rounds.part import Fit, Part
 from lightning_gnn_dist.rounds.rows.merging import take_rows_
 from lightning_gnn_dist.rounds.rows.owned_gradients import norms_of_ranks
@@ -52,10 +51,8 @@ class Correction(Part):
         steps: How many, or a share of the round's local steps.
         way: Who computes them.
         first: The number of a round's first batch of the whole graph that is not the anchor's.
-        rows: The tables whose rows live with one rank each.
-        are_averaged: Whether the moments of the local optimizers are equal on all ranks.
-        averages_buffers: Whether to average the buffers, which the steps have moved.
         shortens: Whether several steps are shorter each, where no learning rate was given.
+        behind: The parts of the mean.
     """
 
     def __init__(
@@ -63,15 +60,16 @@ class Correction(Part):
         optimizer: CorrectionOptimizer,
         steps: int | float,
         way: Way,
+        behind: Sequence[Part],
         *,
-        first: int,
-        rows: ReplicaTables | None,
-        are_averaged: bool,
-        averages_buffers: bool,
-        shortens: bool,
+        first: int = 0,
+        shortens: bool = False,
     ) -> None:
-        self._optimizer, self._steps, self._way, self._first, self._rows = optimizer, steps, way, first, rows
-        self._are_averaged, self._averages_buffers, self._shortens = are_averaged, averages_buffers, shortens
+        self._optimizer, self._steps, self._way, self._first = optimizer, steps, way, first
+        self._shortens = shortens
+        self._rows = next((part for part in behind if isinstance(part, ReplicaTables)), None)
+        self._are_averaged = any(isinstance(part, AveragedMoments) and part.are_all for part in behind)
+        self._averages_buffers = any(isinstance(part, AveragedBuffers) for part in behind)
         self.others_wait = False  # for rank 0
 
     def begin(self, fit: Fit) -> None:
@@ -92,7 +90,7 @@ class Correction(Part):
             collectives.average_(buffers_of(self.fit.lightning_module))
 
     def sizes(self) -> list[int]:
-        return [length_of(trained_parameters(self.fit.lightning_module))]
+        return [length_of(self.fit.trained_parameters())]
 
     def state(self) -> dict[str, Any]:
         return {"correction": self._optimizer.state()}
@@ -101,7 +99,7 @@ class Correction(Part):
         self.begin_round()
         if "correction" in state:
             with self._in_own_form():
-                parameters = trained_parameters(self.fit.lightning_module)
+                parameters = self.fit.trained_parameters()
                 self._optimizer.restore(state["correction"], self.fit.optimizers, parameters)
 
     def _number(self) -> int:
@@ -117,7 +115,7 @@ class Correction(Part):
         with self._in_own_form():
             self._optimizer.prepare(
                 self.fit.optimizers,
-                trained_parameters(self.fit.lightning_module),
+                self.fit.trained_parameters(),
                 self.fit.round.round_idx,
                 are_averaged=self._are_averaged,
                 share_of_lr=steps**-0.75 if self._shortens else 1.0,
@@ -127,7 +125,7 @@ class Correction(Part):
         for batch in self._batches(steps, sliced=True):
             gradient, seeds = mean_gradient(self.fit, [batch])
             average_gradient_(self.fit, gradient, seeds)  # that of the whole batch, whatever the slices' sizes
-            self._step(trained_parameters(self.fit.lightning_module), gradient)
+            self._step(self.fit.trained_parameters(), gradient)
 
     def _correct_on_rank0(self, steps: int) -> None:
         tables = list(tables_of(self.fit.lightning_module).values())
@@ -139,7 +137,7 @@ class Correction(Part):
                 require_seeds(self.fit, seeds)
                 sparse = [each for each in gradient if each.is_sparse]
                 touched = [all_rows + own for all_rows, own in zip(touched, sparse, strict=True)]
-                self._step(trained_parameters(self.fit.lightning_module), gradient)
+                self._step(self.fit.trained_parameters(), gradient)
             self.others_wait = False
         collectives.broadcast_([parameter.data for parameter in self.fit.dense_parameters()])
         if tables and collectives.world_size() > 1:
@@ -183,11 +181,11 @@ class CorrectionByAnchor(Correction):
     Args:
         optimizer: What takes it.
         drift: What the anchor is of.
-        options: Arguments of :class:`Correction`.
+        behind: The parts of the mean.
     """
 
-    def __init__(self, optimizer: CorrectionOptimizer, drift: DriftCorrection, **options: Any) -> None:
-        super().__init__(optimizer, 1, "sliced", **options)
+    def __init__(self, optimizer: CorrectionOptimizer, drift: DriftCorrection, behind: Sequence[Part]) -> None:
+        super().__init__(optimizer, 1, "sliced", behind)
         self._drift = drift
 
     def begin(self, fit: Fit) -> None:
@@ -203,20 +201,3 @@ class CorrectionByAnchor(Correction):
         gradient = self._drift.anchor_ahead()
         self._prepare(1)
         self._step(self.fit.dense_parameters(), gradient)
-
-
-class GlobalStatistics(Part):
-    """Takes the statistics of batch normalisation anew on so many batches of the whole graph."""
-
-    def __init__(self, num_batches: int) -> None:
-        self._num_batches = num_batches
-
-    def begin(self, fit: Fit) -> None:
-        super().begin(fit)
-        refusals.require_corrections(fit.lightning_module.trainer, 'buffers="global"')
-        refusals.require_step(fit.lightning_module)
-
-    def apply(self) -> None:
-        data = refusals.require_corrections(self.fit.lightning_module.trainer, 'buffers="global"')
-        batches = data.correction_batches(self.fit.round.round_idx, sliced=True, start=0, stop=self._num_batches)
-        reestimate_statistics(self.fit, batches)

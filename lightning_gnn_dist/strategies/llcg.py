@@ -22,11 +22,12 @@ from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards
 from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.rounds.means.averaging import Moments
 from lightning_gnn_dist.rounds.means.finite import Nonfinite
+from lightning_gnn_dist.rounds.means.norm_statistics import GlobalStatistics
 from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.rounds.part import Fit, Part
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy, Weights
 from lightning_gnn_dist.rounds.rows.tables import refuse_average_of_moments, refuse_owned
-from lightning_gnn_dist.strategies.correction import Correction, CorrectionByAnchor, GlobalStatistics, Way
+from lightning_gnn_dist.strategies.correction import Correction, CorrectionByAnchor, Way
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer, Mode, Schedule
 
 GlobalBuffers = Literal["average", "local", "global"]
@@ -152,17 +153,14 @@ class LLCGStrategy(RoundStrategy):
             refuse_owned(fit.lightning_module, f'{type(self).__name__}(correction="rank0")', 'correction="sliced"')
         if self._corrector.mode == "averaged" and self.average_optimizer is not True:
             refuse_average_of_moments(fit.lightning_module)
-        options: dict[str, Any] = {
-            "first": self.drift.anchor_steps if self.drift is not None and self.drift.towards == "global" else 0,
-            "rows": self._tables,
-            "are_averaged": self.average_optimizer is True,
-            "averages_buffers": self.buffers != "local",
-            "shortens": self._shortens_steps,
-        }
-        if self.drift is not None and self.drift.corrects:
-            (drift,) = (part for part in means if isinstance(part, DriftCorrection))
-            return CorrectionByAnchor(self._corrector, drift, **options)
-        return Correction(self._corrector, self.correction_steps, self.correction, **options)
+        drift = next((part for part in means if isinstance(part, DriftCorrection)), None)
+        if drift is not None and drift.drift.corrects:
+            return CorrectionByAnchor(self._corrector, drift, means)
+        first = drift.drift.anchor_steps if drift is not None and drift.drift.towards == "global" else 0
+        shortens = self._shortens_steps
+        return Correction(
+            self._corrector, self.correction_steps, self.correction, means, first=first, shortens=shortens
+        )
 
     @property
     def shares_gradients(self) -> bool:

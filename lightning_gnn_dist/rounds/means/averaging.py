@@ -122,6 +122,11 @@ class AveragedMoments(Part):
     def __init__(self, which: Moments) -> None:
         self._names = _MOMENTS[which] if isinstance(which, str) else None
 
+    @property
+    def are_all(self) -> bool:
+        """Whether all kinds of moments are averaged."""
+        return self._names is None
+
     def contribute(self) -> Share:
         return Share([], moments=self.equal())
 

@@ -319,11 +319,6 @@ def rows_here_alone() -> Iterator[None]:
         _keeps_here.pop()
 
 
-def owned_parameters(module: nn.Module) -> set[int]:
-    """Return the parameters, by ``id()``, of tables whose rows live with one rank each."""
-    return {id(table.parameter) for table in owned_tables(module).values() if table.owners is not None}
-
-
 def owned_tables(module: nn.Module) -> dict[str, OwnedEmbedding]:
     """Return the module's tables of which each rank holds a part, each once, by name, trained or not."""
     if not any(isinstance(child, OwnedEmbedding) for child in modules_of(module)):

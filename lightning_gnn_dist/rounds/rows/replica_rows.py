@@ -194,7 +194,8 @@ class ReplicaRows:
             for name in self.moments:
                 state.pop(name, None)
             self.parameter.grad = None
-            self.table.show_none()
+            if self.table.here is self.held:  # else the fit has ended, and the rows stay in the parameter
+                self.table.show_none()
 
     # What a checkpoint has of this rank.
 
@@ -216,12 +217,6 @@ class ReplicaRows:
         for name, start in state["starts"].items():
             self._lasting.declare(name, start.to(device, copy=True))
         self._lasting.add(state["ids"], {name: rows.to(device) for name, rows in state["rows"].items()})
-
-    def whole_moments(self) -> dict[str, Tensor]:
-        """Return the averaged moments of all rows, which it asks for."""
-        owners, number = self.table.owners, self.table.number
-        assert owners is not None
-        return {name: owners.whole(number, each, name) for name, each in self.moments.items()}
 
     def forget_all_moments(self) -> None:
         """Forget all moments: those of a checkpoint follow."""

@@ -6,7 +6,7 @@ of each row, and of its averaged moments, the mean of the replicas, each countin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -28,12 +28,11 @@ class ReplicaTables(Part):
     """What this rank's replica has of such tables.
 
     Args:
-        weight: Says what a local step of this rank counts for. Some rank's must be positive.
         moments: The moments that ranks put together.
     """
 
-    def __init__(self, weight: Callable[[], float], moments: AveragedMoments | None) -> None:
-        self._weight, self._moments = weight, moments
+    def __init__(self, moments: AveragedMoments | None) -> None:
+        self._moments = moments
         self._replicas: list[ReplicaRows] = []
 
     def begin(self, fit: Fit) -> None:
@@ -60,8 +59,8 @@ class ReplicaTables(Part):
 
     @torch.no_grad()
     def contribute(self) -> None:
-        """Let owners replace the rows that ranks have touched by their weighted mean."""
-        weight = 0.0 if self.fit.round.is_left_out else self._weight()
+        """Let owners replace the rows that ranks have touched by their weighted mean: some weight must be positive."""
+        weight = 0.0 if self.fit.round.is_left_out else self.fit.weight_of_rows()
         weights = weights_of_ranks(weight, self._replicas[0].held.device)
         collectives.check_total(sum(weights))
         for replica in self._replicas:
@@ -108,29 +107,6 @@ class ReplicaTables(Part):
     def moments(self, parameter: Tensor) -> dict[str, Tensor]:
         """Return the averaged moments of the rows that lie here, given what has these rows."""
         return next((each.moments for each in self._replicas if each.table.here is parameter), {})
-
-    def whole_state(self, state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
-        """Return the state of an optimizer with the averaged moments of all ranks, which it asks for."""
-
-        def whole(parameter: nn.Parameter, entry: Entry) -> Entry:
-            replica = self._by_parameter.get(id(parameter))
-            return entry if replica is None else entry | replica.whole_moments()
-
-        return with_entries(state, optimizer, whole)
-
-    def without_whole(self, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return states without what :meth:`whole_state` has added, which a checkpoint has once."""
-
-        def without(parameter: nn.Parameter, entry: Entry) -> Entry:
-            replica = self._by_parameter.get(id(parameter))
-            return (
-                entry
-                if replica is None
-                else {name: each for name, each in entry.items() if name not in replica.moments}
-            )
-
-        pairs = zip(states, self.fit.optimizers, strict=False)
-        return [with_entries(state, optimizer, without) for state, optimizer in pairs]
 
     def own_states(self, states: Sequence[dict[str, Any]], optimizers: Sequence[Optimizer]) -> list[dict[str, Any]]:
         """Take the moments that this rank needs from states with all rows; return the states without them."""

@@ -8,8 +8,6 @@ is, on all ranks alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -33,13 +31,11 @@ class TouchedRows(DenseGradients):
     """Counts touched rows, and puts them together when ranks meet.
 
     Args:
-        weight: Says what a local step of this rank counts for. With 0, it takes the rows of others; some rank's must be
-            positive.
         moments: The moments of the optimizers that are put together, too.
     """
 
-    def __init__(self, weight: Callable[[], float], moments: AveragedMoments | None) -> None:
-        self._weight, self._moments = weight, moments
+    def __init__(self, moments: AveragedMoments | None) -> None:
+        self._moments = moments
 
     def begin(self, fit: Fit) -> None:
         super().begin(fit)
@@ -63,12 +59,15 @@ class TouchedRows(DenseGradients):
 
     @torch.no_grad()
     def contribute(self) -> None:
-        """Replace each touched row, and its averaged moments, by the weighted mean over ranks."""
+        """Replace each touched row, and its averaged moments, by the weighted mean over ranks.
+
+        A rank of weight 0 takes the rows of others. Some rank's weight must be positive.
+        """
         if collectives.world_size() == 1:
             return
         # Also of tables that were frozen in this round.
         tables = [[table.detach(), *self._moments_of(table)] for table in self.fit.tables.values()]
-        weight = 0.0 if self.fit.round.is_left_out else self._weight()
+        weight = 0.0 if self.fit.round.is_left_out else self.fit.weight_of_rows()
         weights = weights_of_ranks(weight, tables[0][0].device)
         collectives.check_total(sum(weights))
         found, left = mean_rows(tables, [*self._steps.values()], weights)
