@@ -20,7 +20,6 @@ from lightning_gnn_dist.checks import check_at_least, check_at_least_if_given
 from lightning_gnn_dist.rounds.correction_gradients import average_gradient_, mean_gradient, unrecorded, without_noise
 from lightning_gnn_dist.rounds.refusals import require_anchors, require_corrections, require_step
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
-from lightning_gnn_dist.rounds.rows.tables import dense_parameters
 from lightning_gnn_dist.wire import collectives
 
 
@@ -63,13 +62,12 @@ class DiscrepancyProbe(Callback):
             return
         part, graph = require_anchors(trainer, "DiscrepancyProbe"), require_corrections(trainer, "DiscrepancyProbe")
         with unrecorded(pl_module), without_noise(pl_module):
-            number, parameters = count(), dense_parameters(pl_module)
+            fit, number = strategy.meeting.fit, count()
+            parameters = fit.dense_parameters()
             parts = islice(part.anchor_batches(state.round_idx, start=state.batches_done), self.steps)
-            own, _ = mean_gradient(strategy, (batch for batch, _ in zip(parts, number)), parameters)  # noqa: B905  # no end
-            whole, seeds = mean_gradient(
-                strategy, graph.correction_batches(state.round_idx, stop=next(number)), parameters
-            )
-        average_gradient_(strategy, whole, seeds)
+            own, _ = mean_gradient(fit, (batch for batch, _ in zip(parts, number)), parameters)  # noqa: B905  # no end
+            whole, seeds = mean_gradient(fit, graph.correction_batches(state.round_idx, stop=next(number)), parameters)
+        average_gradient_(fit, whole, seeds)
         difference = _norm([mine - ours for mine, ours in zip(own, whole, strict=True)])
         kappas = collectives.all_gather_rows(difference / _norm(whole).clamp(min=1e-12))
         figures = {"round/discrepancy": kappas.mean(), "round/discrepancy_worst": kappas.max()}

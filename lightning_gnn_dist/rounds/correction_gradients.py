@@ -10,16 +10,15 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.strategies import Strategy
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torchmetrics import Metric
 
-from lightning_gnn_dist.rounds.lightning_internals import module_of, takes_batch_idx
+from lightning_gnn_dist.rounds.lightning_internals import takes_batch_idx
 from lightning_gnn_dist.rounds.means import finite
-from lightning_gnn_dist.rounds.means.means import Means
+from lightning_gnn_dist.rounds.part import Fit
 from lightning_gnn_dist.rounds.rows.merging import mean_gradients
-from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding, owned_tables
+from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
 from lightning_gnn_dist.rounds.rows.owned_gradients import mean_at_owners
 from lightning_gnn_dist.rounds.rows.tables import check_sparse, no_rows, tables_of
 from lightning_gnn_dist.rounds.walking import modules_of, parameters_of
@@ -28,13 +27,8 @@ from lightning_gnn_dist.wire import collectives
 Step = Callable[[Any], Tensor | None]
 
 
-def trained_parameters(module: nn.Module) -> list[Tensor]:
-    """Return the parameters that require gradients, in the same order on every rank."""
-    return [parameter for parameter in parameters_of(module) if parameter.requires_grad]
-
-
 def mean_gradient(
-    strategy: Strategy, batches: Iterable[Any], parameters: list[Tensor] | None = None
+    fit: Fit, batches: Iterable[Any], parameters: list[Tensor] | None = None
 ) -> tuple[list[Tensor], float]:
     r"""Return the gradient of the mean loss over the targets of all ``batches``, and the number of targets.
 
@@ -46,16 +40,16 @@ def mean_gradient(
     sparse. Nothing is exchanged. A batch without targets, or whose step returns None, counts for nothing; without any
     batch the gradient is zero.
     """
-    module = module_of(strategy)
-    parameters = trained_parameters(module) if parameters is None else parameters
+    module = fit.lightning_module
+    parameters = fit.trained_parameters() if parameters is None else parameters
     tables = {id(table): name for name, table in tables_of(module).items()}
-    step, scale = step_of(module), loss_scale(strategy)
+    step, scale = step_of(module), loss_scale(fit)
     total, targets = [no_rows(each) if id(each) in tables else torch.zeros_like(each) for each in parameters], 0
     for batch in batches:
         if not (count := num_targets(batch)):
             continue
-        with torch.enable_grad(), strategy.precision_plugin.train_step_context():
-            loss = _of_any_size(step, strategy.batch_to_device(batch), module)
+        with torch.enable_grad(), fit.precision_plugin.train_step_context():
+            loss = _of_any_size(step, fit.batch_to_device(batch), module)
         if loss is None:
             continue
         gradients = _gradients(loss * scale, parameters, _name_of_step(module), tables)
@@ -75,28 +69,26 @@ def num_targets(batch: Any) -> int:
     return int(batch.batch_size if count is None else count)
 
 
-def average_gradient_(strategy: Strategy, gradient: list[Tensor], seeds: float) -> None:
+def average_gradient_(fit: Fit, gradient: list[Tensor], seeds: float) -> None:
     """Replace each rank's :func:`mean_gradient` by the mean over the targets of all ranks. Collective.
 
     Of a table whose rows live with one rank each, a rank gets the gradient of the rows that lie there.
     """
-    means: Means | None = getattr(strategy, "means", None)
-    average_dense = collectives.average_ if means is None else means.average_gradient_
-    owned = _places_of_owned(module_of(strategy), gradient)
+    owned = _places_of_owned(fit, gradient)
     sparse = [place for place, each in enumerate(gradient) if each.is_sparse and place not in owned]
 
     def average(_: Sequence[Tensor], weight: float) -> None:
-        average_dense([each for each in gradient if not each.is_sparse], weight)
+        fit.means.average_gradient_([each for each in gradient if not each.is_sparse], weight)
         if collectives.world_size() > 1:
             _replace(gradient, sparse, mean_gradients, weight)
             _replace(gradient, owned, partial(mean_at_owners, owned.values()), weight)
 
     try:
-        finite.average_gradient_(gradient, seeds, getattr(strategy, "nonfinite", "refuse"), "correction", average)
+        finite.average_gradient_(gradient, seeds, fit.nonfinite, "correction", average)
     except ValueError:  # on all ranks alike: none of them has any
-        require_seeds(strategy, 0.0)
+        require_seeds(fit, 0.0)
     if collectives.world_size() == 1:
-        require_seeds(strategy, seeds)
+        require_seeds(fit, seeds)
 
 
 def _replace(
@@ -108,19 +100,19 @@ def _replace(
             gradient[place] = each
 
 
-def _places_of_owned(module: nn.Module, gradient: Sequence[Tensor]) -> dict[int, OwnedEmbedding]:
+def _places_of_owned(fit: Fit, gradient: Sequence[Tensor]) -> dict[int, OwnedEmbedding]:
     """Return, by their place among gradients of all trained parameters, the tables whose rows have owners."""
-    tables = {id(each.parameter): each for each in owned_tables(module).values() if each.owners is not None}
+    tables = {id(each.parameter): each for each in fit.owned}
     if not tables or not any(each.is_sparse for each in gradient):
         return {}
-    return {place: tables[id(each)] for place, each in enumerate(trained_parameters(module)) if id(each) in tables}
+    return {place: tables[id(each)] for place, each in enumerate(fit.trained_parameters()) if id(each) in tables}
 
 
-def require_seeds(strategy: Strategy, seeds: float) -> None:
+def require_seeds(fit: Fit, seeds: float) -> None:
     """Refuse a gradient of no targets; with half precision, whose overflows leave none, let it pass."""
-    if not seeds and loss_scale(strategy) == 1.0:
+    if not seeds and loss_scale(fit) == 1.0:
         raise ValueError(
-            f"{_name_of_step(module_of(strategy))}() returned None for every batch of a correction, which leaves "
+            f"{_name_of_step(fit.lightning_module)}() returned None for every batch of a correction, which leaves "
             "nothing to correct by: return the mean loss over the first batch.batch_size nodes."
         )
 
@@ -182,9 +174,9 @@ def _keeps_what_batches_show(module: nn.Module) -> bool:
     return has_buffers and not any(parameters_of(child) for child in module.children())
 
 
-def loss_scale(strategy: Strategy) -> float:
+def loss_scale(fit: Fit) -> float:
     """Return the factor by which mixed precision multiplies the loss, 1 without it."""
-    scaler = getattr(strategy.precision_plugin, "scaler", None)
+    scaler = getattr(fit.precision_plugin, "scaler", None)
     return 1.0 if scaler is None else float(scaler.get_scale())
 
 

@@ -29,9 +29,7 @@ from itertools import islice
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import Trainer
-from lightning.pytorch.strategies import Strategy
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import (
@@ -45,14 +43,17 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.correction_gradients import (
+    average_gradient_,
     loss_scale,
     mean_gradient,
     unrecorded,
     without_noise,
 )
-from lightning_gnn_dist.rounds.lightning_internals import module_of
+from lightning_gnn_dist.rounds.means import finite
+from lightning_gnn_dist.rounds.means.means import length_of
 from lightning_gnn_dist.rounds.means.momentum import share_to_keep
-from lightning_gnn_dist.rounds.rows.tables import dense_parameters, tables_of
+from lightning_gnn_dist.rounds.part import Fit, Part
+from lightning_gnn_dist.rounds.rows.tables import tables_of
 
 Towards = Literal["ranks", "global"]
 DECAY = 0.8  # of the default, where rounds do not agree
@@ -101,53 +102,56 @@ def resolved(drift: Drift, modes: Sequence[Towards], strategy: str) -> Drift:
     return drift
 
 
-class DriftCorrection:
+class DriftCorrection(Part):
     """Takes two gradients at the start of every round, and shifts those of its local steps by their difference.
 
     Args:
-        strategy: The strategy whose module trains.
-        shared: Maps this rank's gradient to the one that all ranks steer towards. Collective.
-        drift: The settings. With None drift is not corrected.
+        drift: The settings, with ``towards``.
         agreement: Says how much of the round before the last round did once more, the same on all ranks.
     """
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        shared: Callable[[list[Tensor]], list[Tensor]],
-        drift: Drift | None,
-        agreement: Callable[[], float] = float,  # none
-    ) -> None:
-        self._strategy, self._shared, self._drift, self._agreement = strategy, shared, drift, agreement
+    def __init__(self, drift: Drift, agreement: Callable[[], float] = float) -> None:
+        self.drift, self._agreement = drift, agreement
         self._parameters: Sequence[Tensor] = []
         self._shift: list[Tensor] = []
-        self._fixed = None if drift is None else drift.decay
         self._decay = DECAY  # of this round
         self._taken: Counter[int] = Counter()  # steps of each optimizer since the anchor
+        self._is_ahead = False  # whether the anchor of the next round is taken
 
-    def begin(self, trainer: Trainer) -> None:
-        """Forget the fit before; refuse a fit whose data module or module cannot give anchor gradients."""
-        self._parameters, self._shift = [], []
-        self._taken.clear()
-        if self._drift is not None:
-            refusals.require_anchors(trainer, f"drift={self._drift}")
-            refusals.require_step(trainer.lightning_module)
-            _require_dense(trainer.lightning_module)
+    def begin(self, fit: Fit) -> None:
+        super().begin(fit)
+        refusals.require_anchors(fit.lightning_module.trainer, f"drift={self.drift}")
+        refusals.require_step(fit.lightning_module)
+        if (tables := tables_of(fit.lightning_module)) and not fit.dense_parameters():
+            raise ValueError(
+                f"{', '.join(tables)} is all that trains, and drift correction shifts dense gradients: use drift=None."
+            )
 
-    def anchor(self, round_idx: int, batches_done: int) -> list[Tensor]:
-        """Take the anchor gradients of a round, at the start of the fit or at a meeting. Collective.
+    def begin_round(self) -> None:
+        if not self._is_ahead:
+            self._anchor(self.fit.round.round_idx, self.fit.round.batches_done)
+        self._is_ahead = False
 
-        Returns the one that all ranks agree on.
-        """
-        if self._drift is None:
-            return []
-        module = module_of(self._strategy)
-        data = refusals.require_anchors(module.trainer, f"drift={self._drift}")
+    def anchor_ahead(self) -> list[Tensor]:
+        """Take the anchor gradients of the next round at a meeting; return the one of all ranks. Collective."""
+        self._is_ahead, here = True, self.fit.round
+        return self._anchor(here.round_idx + 1, here.batches_done + here.batches)
+
+    def _anchor(self, round_idx: int, batches_done: int) -> list[Tensor]:
+        module = self.fit.lightning_module
+        data = refusals.require_anchors(module.trainer, f"drift={self.drift}")
         batches = data.anchor_batches(round_idx, start=batches_done)
         with unrecorded(module), without_noise(module):  # dropout would add nothing but variance
-            parameters = dense_parameters(module)
-            own, _ = mean_gradient(self._strategy, islice(batches, self._drift.anchor_steps), parameters)
-            shared = self._shared(own)
+            parameters = self.fit.dense_parameters()
+            own, _ = mean_gradient(self.fit, islice(batches, self.drift.anchor_steps), parameters)
+            if self.drift.towards == "global":  # the round's first batches; its corrections take those that follow
+                batches = islice(data.anchor_batches(round_idx, of="graph"), self.drift.anchor_steps)
+                shared, seeds = mean_gradient(self.fit, batches, parameters)
+                average_gradient_(self.fit, shared, seeds)
+            else:
+                shared = [gradient.clone() for gradient in own]
+                average, nonfinite = self.fit.means.average_gradient_, self.fit.nonfinite
+                finite.average_gradient_(shared, self.fit.weight(), nonfinite, "anchor gradient", average)
         self.anchor_at(parameters, shared, own)
         return shared
 
@@ -156,22 +160,23 @@ class DriftCorrection:
         """Start a round with known gradients: ``shared`` is the one that all ranks agree on, ``own`` this rank's."""
         self._parameters = parameters
         self._shift = [ours - mine for ours, mine in zip(shared, own, strict=True)]
-        self._decay = decay_after(self._agreement()) if self._fixed is None else self._fixed
+        self._decay = decay_after(self._agreement()) if self.drift.decay is None else self.drift.decay
         self._taken.clear()
 
     @torch.no_grad()
-    def shift(self, optimizer: Optimizer) -> None:
+    def before_step(self, optimizer: Optimizer) -> None:
         """Shift, in place, the gradients that ``optimizer`` is about to use; where there is none, none is made."""
-        if self._drift is None:
-            return
-        # Fused optimizers unscale gradients themselves, later.
-        still_scaled = getattr(optimizer, "_step_supports_amp_scaling", False)
-        weight = self._decay ** self._taken[id(optimizer)] * (loss_scale(self._strategy) if still_scaled else 1.0)
+        weight = self._decay ** self._taken[id(optimizer)]
+        if getattr(optimizer, "_step_supports_amp_scaling", False):  # fused: it unscales gradients itself, later
+            weight *= loss_scale(self.fit)
         stepping = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for parameter, shift in zip(self._parameters, self._shift, strict=True):
             if id(parameter) in stepping and parameter.grad is not None:
                 parameter.grad.add_(shift, alpha=weight)
         self._taken[id(optimizer)] += 1
+
+    def sizes(self) -> list[int]:
+        return [length_of(self.fit.trained_parameters())]
 
     def state(self) -> dict[str, Any]:
         """Return the running round's shift for a checkpoint; it is empty before the first round."""
@@ -179,27 +184,21 @@ class DriftCorrection:
             return {}
         return {"drift": {"shift": [shift.cpu() for shift in self._shift], "decay": self._decay}}
 
-    def restore(self, state: Mapping[str, Any], round_idx: int, batches_done: int) -> None:
-        """Go on with the shift of a checkpoint. Collective, if the run that wrote it had none."""
-        if self._drift is None or "drift" not in state:
-            self.anchor(round_idx, batches_done)
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on with the shift of a checkpoint, or take an anchor if the run that wrote it had none."""
+        if "drift" not in state:
+            self.begin_round()
             return
-        shifts, self._parameters = state["drift"]["shift"], dense_parameters(module_of(self._strategy))
+        shifts, self._parameters = state["drift"]["shift"], self.fit.dense_parameters()
         _check_shapes(shifts, self._parameters)
         self._shift = [shift.to(each.device) for shift, each in zip(shifts, self._parameters, strict=True)]
-        self._decay = state["drift"].get("decay", DECAY) if self._fixed is None else self._fixed
+        self._decay = state["drift"].get("decay", DECAY) if self.drift.decay is None else self.drift.decay
+        self._taken.clear()
 
 
 def decay_after(agreement: float) -> float:
     """The default decay of a round; ``agreement`` is the share of the round before that the last did once more."""
     return 1.0 - (1.0 - DECAY) * (1.0 - share_to_keep(agreement))
-
-
-def _require_dense(module: nn.Module) -> None:
-    if (tables := tables_of(module)) and not dense_parameters(module):
-        raise ValueError(
-            f"{', '.join(tables)} is all that trains, and drift correction shifts dense gradients: use drift=None."
-        )
 
 
 def _check_shapes(saved: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:

@@ -25,8 +25,10 @@ from lightning_gnn_dist.rounds.lightning_internals import (
     set_global_step,
 )
 from lightning_gnn_dist.rounds.means import finite
+from lightning_gnn_dist.rounds.means.averaging import AveragedMoments
 from lightning_gnn_dist.rounds.means.means import is_rounded
-from lightning_gnn_dist.rounds.meeting import Peers, Votes
+from lightning_gnn_dist.rounds.means.outer import OuterStep
+from lightning_gnn_dist.rounds.meeting import Meeting, Peers, Votes, contributed
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.rounds.rows.tables import refuse_elastic
 from lightning_gnn_dist.wire.channel import Channel
@@ -115,7 +117,6 @@ class LivingPeers(Peers):
 
     def __init__(self, strategy: RoundStrategy, elastic: Elastic) -> None:
         check_available()
-        super().__init__(strategy)
         self._rounds, self._elastic = strategy, elastic
         self._world = SoloEnvironment()
         strategy.cluster_environment = self._world
@@ -125,12 +126,11 @@ class LivingPeers(Peers):
         self._rounded: tuple[list[Tensor], list[Tensor]] | None = None  # ways and moments, the means of all members
 
     @property
-    def is_first(self) -> bool:
-        return self._place == 0
-
-    @property
     def are_several(self) -> bool:
         return True
+
+    def is_first(self, rank: int) -> bool:
+        return self._place == 0
 
     def check(self, trainer: Trainer) -> None:
         refusals.check_elastic(trainer, self._rounds.drift)
@@ -146,14 +146,19 @@ class LivingPeers(Peers):
         # Lightning has restored everything, and fetches the first batch as soon as this returns.
         if self._member is None:
             round_idx = self._rounds.state.round_idx
-            self._rounds.restore_outer()  # now: a rank that joins may take it from here, or this one another's
+            resumed = self._rounds.resumed_state
+            if (outer := self._outer()) is not None and "outer" in resumed:
+                outer.restore({"outer": resumed.pop("outer")})  # now: a rank that joins may take it from here
             self._member = Membership(self._elastic, self._shared_state, self._load_shared_state, round_idx)
         self._wait_for_all()
-        self._rounds.outer_step.begin_round()
+        if (outer := self._outer()) is not None:
+            outer.begin_round()
         with self._seen_as(self._member.seat):
             return opened(self._dealt(loader))
 
-    def meet(self, batches: int) -> list[Votes]:
+    def meet(
+        self, meeting: Meeting, batches: int, end_round: Callable[[], None], *, is_told_to_end: bool
+    ) -> list[Votes]:
         assert self._member is not None
         finite.check_alone(module_of(self._rounds).parameters())
         seat = self._member.seat
@@ -166,9 +171,8 @@ class LivingPeers(Peers):
                 loader.close()
                 loader.loader = self._dealt(loader.loader)
         # A rank that was told to end leaves alone: the others can do without it.
-        told = self._rounds.sigterm_received
         return [
-            Votes(row.batches, bool(row.stop), place == self._place and told, 0, row.global_step)
+            Votes(row.batches, bool(row.stop), place == self._place and is_told_to_end, 0, row.global_step)
             for place, row in enumerate(rows)
         ]
 
@@ -201,15 +205,15 @@ class LivingPeers(Peers):
         said = self._member.meet(
             self._tensors_to_average,
             self._weight(batches),
-            lambda: [*_numbers(own), *strategy.averaging.checksums()],
+            lambda: [*_numbers(own), *strategy.meeting.parameters.checksums()],
             None if strategy.means.bits is None else self._average_rounded,
         )
         rows = [_read(row) for row in said]
         _check_premises(rows)
         if self._rounded is not None:
             self._take(self._rounded)
-        elif any(row.batches for row in rows):
-            strategy.outer_step.take_mean()
+        elif (outer := self._outer()) is not None and any(row.batches for row in rows):
+            outer.step(outer.ways())  # the model is the mean already
         state.batches_of_ranks = [row.batches for row in rows]
         state.round_idx += any(state.batches_of_ranks)
         if not batches and (self._member.was_behind or any(state.batches_of_ranks)):
@@ -226,33 +230,36 @@ class LivingPeers(Peers):
         return self._rounds.own_weight()
 
     def _tensors_to_average(self, rows: list[list[int]]) -> list[Tensor]:
-        averaging, self._rounded = self._rounds.averaging, None
-        averaging.compare([row[_NUM_NUMBERS:] for row in rows])
+        self._rounds.meeting.parameters.compare([row[_NUM_NUMBERS:] for row in rows])
+        self._rounded, meeting = None, self._rounds.meeting
         if self._rounds.means.bits is None:
-            return averaging.tensors()
-        whole = [each for each in averaging.moments() if not is_rounded(each)]
-        return averaging.tensors(trained=False, moments=False) + whole
+            return meeting.equal()
+        share = contributed(meeting.parts)
+        return [*share.whole, *(each for each in share.moments if not is_rounded(each))]
 
     def _average_rounded(self, channel: Channel, weight: float) -> None:
         """Average what is sent in fewer bits, beside the replica: the meeting may be held again."""
-        means, state = self._rounds.means, self._rounds.state
+        means, share = self._rounds.means, contributed(self._rounds.meeting.parts)
         means.move(channel)
-        means.begin_meeting(state.round_idx)
-        ways, moments = self._rounds.outer_step.ways(), [each.clone() for each in self._rounded_moments()]
-        means.average_rounded_(ways, moments, weight)
-        self._rounded = ways, moments
+        means.begin_meeting(self._rounds.state.round_idx)
+        moments = [each.clone() for each in share.moments if is_rounded(each)]
+        means.average_rounded_(share.ways, moments, weight)
+        self._rounded = [*share.ways], moments
 
     @torch.no_grad()
     def _take(self, rounded: tuple[list[Tensor], list[Tensor]]) -> None:
         """Make the means of a meeting that was held to its end this replica's."""
         ways, moments = rounded
-        self._rounds.outer_step.step(ways)
-        for own, mean in zip(self._rounded_moments(), moments, strict=True):
-            own.copy_(mean)
+        if (outer := self._outer()) is not None:
+            outer.step(ways)
+        averaged = self._rounds.meeting.part(AveragedMoments)
+        own = [] if averaged is None else [each for each in averaged.equal() if is_rounded(each)]
+        for moment, mean in zip(own, moments, strict=True):
+            moment.copy_(mean)
         self._rounds.means.keep()
 
-    def _rounded_moments(self) -> list[Tensor]:
-        return [each for each in self._rounds.averaging.moments() if is_rounded(each)]
+    def _outer(self) -> OuterStep | None:
+        return self._rounds.meeting.part(OuterStep)
 
     def _dealt(self, loader: Any) -> Any:
         """Return the training loader of this rank's part among the ranks that take part now."""
@@ -282,7 +289,7 @@ class LivingPeers(Peers):
             "callbacks": callback_states(trainer),
             "round_idx": self._rounds.state.round_idx,
             "global_step": trainer.global_step,
-            "outer": self._rounds.outer_step.shared_state(),
+            "outer": {} if (outer := self._outer()) is None else outer.shared_state(),
         }
 
     def _load_shared_state(self, state: dict[str, Any]) -> None:
@@ -292,7 +299,8 @@ class LivingPeers(Peers):
         for config, content in zip(self._rounds.lr_scheduler_configs, state["schedulers"], strict=True):
             config.scheduler.load_state_dict(content)
         load_callback_states(module_of(self._rounds).trainer, state["callbacks"])
-        self._rounds.outer_step.restore(state["outer"])
+        if (outer := self._outer()) is not None:
+            outer.restore(state["outer"])
         self._rounds.state.round_idx = state["round_idx"]
         set_global_step(module_of(self._rounds).trainer, state["global_step"])
 

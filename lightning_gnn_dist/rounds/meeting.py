@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
@@ -15,37 +14,17 @@ from torch.optim import Optimizer
 
 from lightning_gnn_dist.joint import HasFigures
 from lightning_gnn_dist.rounds import refusals, replica_state
-from lightning_gnn_dist.rounds.correction_gradients import trained_parameters
-from lightning_gnn_dist.rounds.drift import DriftCorrection
 from lightning_gnn_dist.rounds.lightning_internals import (
-    HasModule,
     announce_sigterm,
     datamodule_of,
     log_numbers,
-    module_of,
     set_global_step,
 )
 from lightning_gnn_dist.rounds.means import finite
-from lightning_gnn_dist.rounds.means.averaging import Averaging, summary
-from lightning_gnn_dist.rounds.means.means import Means
-from lightning_gnn_dist.rounds.rows.replica_tables import ReplicaTables
-from lightning_gnn_dist.rounds.rows.touched_rows import TouchedRows
+from lightning_gnn_dist.rounds.means.averaging import Parameters, summary
+from lightning_gnn_dist.rounds.part import Fit, Part, RoundState, Share
 from lightning_gnn_dist.rounds.walking import parameters_of, unchanged
 from lightning_gnn_dist.wire import collectives
-
-
-@dataclass
-class RoundState:
-    """Where a rank is in the rounds of a run, and how the last one was. A checkpoint holds the first two fields."""
-
-    round_idx: int = 0
-    batches_done: int = 0
-    in_round: bool = False
-    stop_requested: bool = False  # by this rank, since the last meeting
-    seconds: float = 0.0
-    distance: float = 0.0  # of replicas from their mean, if it was measured
-    batches_of_ranks: list[int] = field(default_factory=list)
-    left_out: list[int] = field(default_factory=list)  # ranks whose weights were not finite
 
 
 class Votes(NamedTuple):
@@ -58,51 +37,146 @@ class Votes(NamedTuple):
     global_step: int
 
 
-class HoldsMeetings(HasModule, Protocol):
-    """What a meeting and its callback read and call of a strategy."""
+Kind = TypeVar("Kind", bound=Part)
+
+
+class Meeting:
+    """What the replicas of a fit do about each other.
+
+    Args:
+        fit: What the parts see.
+        stages: The parts. Those of a stage share one exchange.
+    """
+
+    def __init__(self, fit: Fit, stages: Sequence[Sequence[Part]]) -> None:
+        self.fit, self.stages = fit, stages
+        self._has_taken_first = False
+        self.parts = [*chain.from_iterable(stages)]
+        (self.parameters,) = (part for part in self.parts if isinstance(part, Parameters))
+        for part in self.parts:
+            part.begin(fit)
+
+    def part(self, kind: type[Kind]) -> Kind | None:
+        """Return the part of a class, None where it is off."""
+        return next((part for part in self.parts if isinstance(part, kind)), None)
+
+    def begin_round(self) -> None:
+        """Begin a round, the first or the next. Collective."""
+        for part in self.parts:
+            part.begin_round()
+
+    def compare(self, batches: int) -> list[int]:
+        """Return what :func:`finite.tell` gave on each rank; refuse ranks that would exchange different sizes."""
+        fit, several = self.fit, collectives.world_size() > 1
+        sizes = [size for part in self.parts for size in part.sizes()]
+        sums = self.parameters.checksums() if several else []
+        told = finite.tell(batches, [each for part in self.parts for each in part.trained()])
+        numbers = [told, sum(sizes), len(parameters_of(fit.lightning_module)), summary([*sizes, *sums])]
+        rows = collectives.gather_numbers(numbers, fit.device)
+        for of_ranks in ([row[1] for row in rows], [row[2] for row in rows]):
+            refusals.check_sizes(of_ranks)
+        all_equal = len({row[-1] for row in rows}) == 1
+        fit.means.agree(sizes if all_equal else [])
+        self.parameters.compare([] if all_equal else collectives.gather_numbers(sums, fit.device))
+        return [row[0] for row in rows]
+
+    def hold(self, stages: Iterable[Sequence[Part]]) -> None:
+        """Let the parts of some stages meet, one stage after the other. Collective."""
+        for stage in stages:
+            share, weight = contributed(stage), self.fit.weight()
+            if self.fit.round.is_left_out:
+                weight = finite.leave_out_([*share.ways, *share.whole, *share.moments])
+            self.fit.means.average_(share.ways, share.whole, share.moments, weight)
+            for part in stage:
+                part.apply()
+
+    def meet(self, batches: int, end_round: Callable[[], None], *, is_told_to_end: bool) -> list[Votes]:
+        """Compare, exchange, count the round, and return what each rank said. Collective.
+
+        Args:
+            batches: This rank's number in the round.
+            end_round: What ranks exchange, after which they are equal.
+            is_told_to_end: Whether this rank has received SIGTERM.
+        """
+        state = self.fit.round
+        state.batches_of_ranks, state.left_out = finite.hear(self.compare(batches), self.fit.nonfinite, state.round_idx)
+        end_round()
+        votes = self._vote(batches, is_told_to_end)
+        if self.fit.processors_differ and len({vote.checksum for vote in votes}) > 1:
+            if not self._has_taken_first:
+                rank_zero_info(replica_state.TAKES_FIRST)
+            self._has_taken_first = True
+            replica_state.take_first_(self.equal())
+            votes = self._vote(batches, is_told_to_end)
+        refusals.check_replicas([vote.checksum for vote in votes], state.round_idx)
+        state.round_idx += 1
+        return votes
+
+    def _vote(self, batches: int, is_told_to_end: bool) -> list[Votes]:
+        """Return what each rank says at the end of a round. Collective."""
+        equal = collectives.checksum(self.equal()) if collectives.world_size() > 1 else 0
+        steps = self.fit.lightning_module.trainer.global_step
+        mine = Votes(batches, self.fit.round.stop_requested, is_told_to_end, equal, steps)
+        rows = collectives.gather_numbers(mine, self.fit.device)
+        return [Votes(number, bool(stops), bool(told), *others) for number, stops, told, *others in rows]
+
+    def equal(self) -> list[Tensor]:
+        """Return what all ranks have alike after a meeting."""
+        return [each for part in self.parts for each in part.equal()]
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Let parts change the gradients of a local step."""
+        for part in self.parts:
+            part.before_step(optimizer)
+
+    def after_step(self) -> None:
+        """Let them undo what must not stay."""
+        for part in self.parts:
+            part.after_step()
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold of this rank."""
+        return dict(chain.from_iterable(part.state().items() for part in self.parts))
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Begin the round that a checkpoint is of. Collective."""
+        for part in self.parts:
+            part.restore(state)
+
+    def end(self) -> None:
+        """End the fit. Not collective."""
+        for part in self.parts:
+            part.end()
+
+
+def contributed(parts: Iterable[Part]) -> Share:
+    """Return what parts bring to one mean. Collective."""
+    shares = [share for part in parts if (share := part.contribute()) is not None]
+    return Share(*([*chain.from_iterable(tensors)] for tensors in zip(Share([]), *shares, strict=True)))
+
+
+class HoldsMeetings(Protocol):
+    """What the callback reads and calls of a strategy."""
 
     state: RoundState
-    averaging: Averaging
-    means: Means
-    drift_correction: DriftCorrection
-    touched_rows: TouchedRows
-    replicas: ReplicaTables
-    nonfinite: str
-    processors_differ: bool
-    sigterm_received: bool
 
     @property
-    def global_rank(self) -> int: ...
-    @property
-    def root_device(self) -> torch.device: ...
-    @property
-    def shares_gradients(self) -> bool: ...
-    def lengths_of_means(self) -> list[int]: ...
+    def meeting(self) -> Meeting: ...
     def begin_round(self) -> None: ...
     def meet(self, batches: int) -> list[Votes]: ...
-    def end_round(self) -> None: ...
 
 
 class Peers:
-    """The ranks that meet: all ranks of the process group, none of which may be missing.
-
-    Args:
-        strategy: This rank's strategy.
-    """
-
-    def __init__(self, strategy: HoldsMeetings) -> None:
-        self._strategy = strategy
-        self._has_taken_first = False
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this rank writes the files that only one rank writes."""
-        return self._strategy.global_rank == 0
+    """The ranks that meet: all ranks of the process group, none of which may be missing."""
 
     @property
     def are_several(self) -> bool:
         """Whether there can be others to meet."""
         return collectives.world_size() > 1
+
+    def is_first(self, rank: int) -> bool:
+        """Return whether a rank writes the files that only one rank writes."""
+        return rank == 0
 
     def check(self, trainer: Trainer) -> None:
         """Refuse a fit that these ranks cannot train."""
@@ -111,59 +185,14 @@ class Peers:
         """Take part from here on. Returns what ``opened`` makes of this rank's training loader."""
         return opened(loader)
 
-    def meet(self, batches: int) -> list[Votes]:
-        """Average, count the round, and return what each rank said. ``batches`` is this rank's number in the round."""
-        strategy, state = self._strategy, self._strategy.state
-        counts = self._share_batches(batches)
-        state.batches_of_ranks, state.left_out = finite.hear(counts, strategy.nonfinite, state.round_idx)
-        strategy.end_round()
-        votes = self._vote(batches)
-        if strategy.processors_differ and len({vote.checksum for vote in votes}) > 1:
-            self._take_first()
-            votes = self._vote(batches)
-        refusals.check_replicas([vote.checksum for vote in votes], state.round_idx)
-        state.round_idx += 1
-        return votes
+    def meet(
+        self, meeting: Meeting, batches: int, end_round: Callable[[], None], *, is_told_to_end: bool
+    ) -> list[Votes]:
+        """Hold a meeting; see :meth:`Meeting.meet`."""
+        return meeting.meet(batches, end_round, is_told_to_end=is_told_to_end)
 
     def leave(self) -> None:
         """Called when the fit is over."""
-
-    def _share_batches(self, batches: int) -> list[int]:
-        """Return what :func:`finite.tell` gave on each rank; refuse ranks that would exchange different sizes."""
-        strategy, module = self._strategy, module_of(self._strategy)
-        sums = strategy.averaging.checksums() if collectives.world_size() > 1 else []
-        num_values = strategy.averaging.num_values(gradients=strategy.shares_gradients) + strategy.replicas.num_values()
-        num_parameters = len(parameters_of(module))
-        lengths = strategy.lengths_of_means()
-        weights = strategy.replicas.weights_here(trained_parameters(module))
-        told, known = finite.tell(batches, weights), summary([*lengths, *sums])
-        rows = collectives.gather_numbers([told, num_values, num_parameters, known], strategy.root_device)
-        for sizes in ([row[1] for row in rows], [row[2] for row in rows]):
-            refusals.check_sizes(sizes)
-        all_equal = len({row[-1] for row in rows}) == 1
-        strategy.means.agree(lengths if all_equal else [])
-        strategy.averaging.compare([] if all_equal else collectives.gather_numbers(sums, strategy.root_device))
-        return [row[0] for row in rows]
-
-    def _vote(self, batches: int) -> list[Votes]:
-        """Return what each rank says at the end of a round. Collective."""
-        strategy, module = self._strategy, module_of(self._strategy)
-        equal = collectives.checksum(_equal_tensors(strategy)) if collectives.world_size() > 1 else 0
-        stop, sigterm = strategy.state.stop_requested, strategy.sigterm_received
-        mine = Votes(batches, stop, sigterm, equal, module.trainer.global_step)
-        rows = collectives.gather_numbers(mine, strategy.root_device)
-        return [Votes(number, bool(stops), bool(told), *others) for number, stops, told, *others in rows]
-
-    def _take_first(self) -> None:
-        if not self._has_taken_first:
-            rank_zero_info(replica_state.TAKES_FIRST)
-        self._has_taken_first = True
-        replica_state.take_first_(_equal_tensors(self._strategy))
-
-
-def _equal_tensors(strategy: HoldsMeetings) -> list[Tensor]:
-    """What all ranks have alike after a meeting."""
-    return strategy.averaging.tensors() + strategy.averaging.tables()
 
 
 class MeetingCallback(Callback):
@@ -187,9 +216,7 @@ class MeetingCallback(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         # After mixed precision has unscaled the gradients, and before they are clipped.
-        self.strategy.touched_rows.count(optimizer)
-        self.strategy.drift_correction.shift(optimizer)
-        self.strategy.replicas.begin_step(optimizer)
+        self.strategy.meeting.before_step(optimizer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if not trainer.is_last_batch:

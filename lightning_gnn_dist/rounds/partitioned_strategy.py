@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -30,8 +33,11 @@ from lightning_gnn_dist.rounds.lightning_internals import (
     refuse_stop_iteration,
     take_over_sigterm,
 )
-from lightning_gnn_dist.rounds.rows.owned_embedding import owned_parameters
-from lightning_gnn_dist.rounds.rows.tables import check_tables, refuse_owned, tables_of
+from lightning_gnn_dist.rounds.rows.owned_embedding import owned_tables
+from lightning_gnn_dist.rounds.rows.owned_moments import read_mapped
+from lightning_gnn_dist.rounds.rows.ownership import Ownership, refuse_copies
+from lightning_gnn_dist.rounds.rows.table_gradients import hidden_from_ddp
+from lightning_gnn_dist.rounds.rows.tables import check_tables, tables_of
 from lightning_gnn_dist.wire import channel, collectives
 from lightning_gnn_dist.wire.alike.replica import Replica
 from lightning_gnn_dist.wire.processes import LEFT_BY_SIGTERM
@@ -56,7 +62,6 @@ class PartitionedStrategy(DDPStrategy):
 
     weight_modes: ClassVar[Any]
     buffer_modes: ClassVar[Any] = Buffers
-    divides_tables: ClassVar[bool] = False  # whether rows of an OwnedEmbedding may live with one rank each
 
     def __init__(self, *, weights: str, buffers: str, launch: Launch, **options: Any) -> None:
         check_choice("weights", weights, self.weight_modes)
@@ -71,6 +76,7 @@ class PartitionedStrategy(DDPStrategy):
         self.launch = launch
         self.processors_differ = False
         self.sigterm_received = False
+        self.ownership = Ownership()
         self._resumed: replica_state.ReplicaState | None = None
         self._companion: Callback | None = None  # for hooks that strategies do not have
 
@@ -107,9 +113,13 @@ class PartitionedStrategy(DDPStrategy):
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
         """Restore what a checkpoint holds of this rank beside weights and optimizers."""
 
-    def _read(self, path: Any, weights_only: bool | None) -> dict[str, Any]:
-        """Return what a file of a checkpoint holds."""
-        return super().load_checkpoint(path, weights_only)
+    @abstractmethod
+    def _moments(self, parameter: Tensor) -> dict[str, Any]:
+        """Return what others may ask for beside the rows of a parameter that lie here, by name."""
+
+    def _must_leave_at_once(self) -> bool:
+        """Whether other ranks may wait for what this one does not do any more, so that none can wait for their end."""
+        return self.is_alone
 
     # What Lightning calls.
 
@@ -132,9 +142,10 @@ class PartitionedStrategy(DDPStrategy):
 
     def setup(self, trainer: Trainer) -> None:
         refuse_stop_iteration(trainer)
-        if trainer.world_size > 1 and not self.divides_tables:
-            refuse_owned(self._module(), type(self).__name__)
-        if trainer.state.fn == TrainerFn.FITTING:
+        if trainer.world_size > 1:
+            refuse_copies(self._module(), trainer.callbacks)  # type: ignore[attr-defined]
+        is_fit = trainer.state.fn == TrainerFn.FITTING
+        if is_fit:
             refusals.check_loaders(trainer)
             if trainer.world_size > 1:
                 replica_state.check_shapes(self._module())
@@ -142,10 +153,26 @@ class PartitionedStrategy(DDPStrategy):
             self.sigterm_received = False
             take_over_sigterm(trainer, self._on_sigterm)
             self.processors_differ = refusals.check_ranks(trainer, self.root_device)
-        super().setup(trainer)
-        if trainer.state.fn == TrainerFn.FITTING and tables_of(self._module()):
+        owned = [table.parameter for table in owned_tables(self._module()).values()]
+        with nullcontext() if is_fit else hidden_from_ddp(self._module(), owned):  # a fit hides them where it wraps
+            super().setup(trainer)
+        if is_fit and tables_of(self._module()):
             check_tables(self._module(), self.optimizers)
             clip_sparse_gradients(self.precision_plugin)
+
+    def model_to_device(self) -> None:
+        super().model_to_device()
+        self._divide()
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        get = super().lightning_module_state_dict
+        if self.ownership.owners is None or (self.is_global_zero and not self.is_alone):
+            return get()
+        return self.ownership.state_of(self._module(), get, is_alone=self.is_alone)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        self._divide()  # so that each rank reads its rows alone
+        super().load_model_state_dict(checkpoint, strict)
 
     def process_dataloader(self, dataloader: Any) -> Any:
         return self._training_loader(dataloader) if self._module().trainer.training else dataloader
@@ -178,7 +205,10 @@ class PartitionedStrategy(DDPStrategy):
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        checkpoint = self._read(checkpoint_path, weights_only)
+        is_file = type(self.checkpoint_io) is TorchCheckpointIO and os.path.isfile(checkpoint_path)
+        is_large = is_file and self.world_size > 1 and bool(owned_tables(self._module()))
+        read = read_mapped if is_large else super().load_checkpoint
+        checkpoint = read(checkpoint_path, weights_only)
         if self._module().trainer.state.fn == TrainerFn.FITTING:
             self._resumed = self._take_state(checkpoint, checkpoint_path)
         return checkpoint
@@ -193,6 +223,13 @@ class PartitionedStrategy(DDPStrategy):
 
     def teardown(self) -> None:
         trainer = None if self.lightning_module is None else self.lightning_module._trainer
+        is_fit = trainer is not None and trainer.state.fn == TrainerFn.FITTING
+        self.ownership.leave(
+            at_once=self._must_leave_at_once(),
+            stays=self._launcher
+            is not None,  # else the process that started this rank gets the model of one on each host
+            gathers=is_fit and self.local_rank == 0,
+        )
         if trainer is not None:
             self._give_back(trainer)
         super().teardown()
@@ -246,11 +283,15 @@ class PartitionedStrategy(DDPStrategy):
         """Return what all ranks must have alike. Steps on processors of different kinds differ in the last digits."""
         module, tensors = self._module(), dict[str, Tensor]()
         if weights:
-            owned = owned_parameters(module)
+            owned = self.ownership.parameters()
             tensors |= {name: each for name, each in module.named_parameters() if id(each) not in owned}
         if buffers:
             tensors |= module.named_buffers()
         return Replica(tensors, self.optimizers)
+
+    def _divide(self) -> None:
+        """Let each rank own some rows of each :class:`OwnedEmbedding`, unless it does. Collective."""
+        self.ownership.divide(self._module(), self.root_device, self._moments)
 
     def _on_sigterm(self) -> None:
         self.sigterm_received = True  # all ranks hear of it where they meet next

@@ -37,7 +37,7 @@ class ReplicaState:
     """This rank's state in a checkpoint, and the round and batch where the run stood."""
 
     random_state: Mapping[str, Any]
-    extra: Mapping[str, Any]
+    extra: dict[str, Any]
     round_idx: int = 0
     batches_done: int = 0
 
@@ -119,7 +119,7 @@ def take_from_checkpoint(checkpoint: dict[str, Any], path: object = "the checkpo
     mine = saved["ranks"][collectives.rank()]
     checkpoint["optimizer_states"] = _with_rows_of_all(mine["optimizer_states"], checkpoint["optimizer_states"])
     checkpoint["state_dict"].update(mine["buffers"])
-    return ReplicaState(mine["random_state"], mine["extra"], saved["round_idx"], mine["batches_done"])
+    return ReplicaState(mine["random_state"], {**mine["extra"]}, saved["round_idx"], mine["batches_done"])
 
 
 def _with_rows_of_all(states: list[dict[str, Any]], of_all: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -232,6 +232,11 @@ def _check_tensors(state: Mapping[str, Any], path: object) -> None:
     generator, known = state["random_state"]["cpu"], torch.get_rng_state()
     if generator.dtype != known.dtype or generator.shape != known.shape:
         raise ValueError(f"{path} is damaged (its entry 'cpu' is no state of torch's generator). {_OUT}")
+
+
+def holds(optimizer: Optimizer, parameter: Tensor) -> bool:
+    """Return whether an optimizer steps a parameter."""
+    return any(each is parameter for group in optimizer.param_groups for each in group["params"])
 
 
 def forget_moments(optimizers: Iterable[Optimizer]) -> None:

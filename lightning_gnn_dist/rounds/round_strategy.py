@@ -2,43 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import check_choice
 from lightning_gnn_dist.joint import CountsNodes, JudgesParts, KeepsRows
 from lightning_gnn_dist.rounds import refusals, replica_state
 from lightning_gnn_dist.rounds.clock import AdaptiveSteps, EveryPass, RoundClock, takes_equal_steps
 from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards, resolved
+from lightning_gnn_dist.rounds.kept_rows import KeptRows
 from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.rounds.lightning_internals import datamodule_of, take_over_bar, take_over_estimate
-from lightning_gnn_dist.rounds.means import finite
-from lightning_gnn_dist.rounds.means.averaging import Averaging, Moments, check_moments
+from lightning_gnn_dist.rounds.means.averaging import (
+    AveragedBuffers,
+    AveragedMoments,
+    Moments,
+    Parameters,
+    check_moments,
+)
 from lightning_gnn_dist.rounds.means.finite import Nonfinite
-from lightning_gnn_dist.rounds.means.means import Means, is_rounded
+from lightning_gnn_dist.rounds.means.means import Means
 from lightning_gnn_dist.rounds.means.outer import Outer, OuterStep, check_outer
-from lightning_gnn_dist.rounds.meeting import MeetingCallback, Peers, RoundState, Votes
+from lightning_gnn_dist.rounds.meeting import Meeting, MeetingCallback, Peers, Votes
 from lightning_gnn_dist.rounds.pace import Pace
-from lightning_gnn_dist.rounds.partitioned_strategy import Buffers
-from lightning_gnn_dist.rounds.replica_strategy import ReplicaStrategy
+from lightning_gnn_dist.rounds.part import Fit, Part, RoundState
+from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.rounds.round_loader import RoundLoader
-from lightning_gnn_dist.rounds.rows.owned_embedding import owned_parameters
-from lightning_gnn_dist.rounds.rows.replica_tables import ReplicaTables
-from lightning_gnn_dist.rounds.rows.tables import dense_parameters, warn_of_dense_tables
-from lightning_gnn_dist.rounds.rows.touched_rows import TouchedRows
+from lightning_gnn_dist.rounds.rows.owned_moments import whole_state, without_rows
+from lightning_gnn_dist.rounds.rows.replica_tables import ReplicaTables, check_lasting
+from lightning_gnn_dist.rounds.rows.tables import tables_of, warn_of_dense_tables
+from lightning_gnn_dist.rounds.rows.touched_rows import DenseGradients, TouchedRows
 from lightning_gnn_dist.wire import collectives
 
 Weights = Literal["uniform", "nodes"]
 
 
-class RoundStrategy(ReplicaStrategy):
+class RoundStrategy(PartitionedStrategy):
     """Train one replica per rank; let the replicas meet when a round is over.
 
     A subclass says what happens at a meeting, in one method:
@@ -105,13 +112,11 @@ class RoundStrategy(ReplicaStrategy):
         self.state = RoundState()
         self.outer = outer
         self.means = Means(None if outer is None else outer.bits)
-        self.outer_step = OuterStep(self, outer, self.means, measures=isinstance(clock, AdaptiveSteps))
-        self.averaging = Averaging(self, buffers=buffers != "local", moments=average_optimizer)
-        self.touched_rows = TouchedRows(self, self.averaging)
-        self.replicas = ReplicaTables(self, self.averaging.averages)
-        self.peers = Peers(self)
+        self.peers = Peers()
         self.pace = Pace(self, self.clock)
-        self.drift_correction = DriftCorrection(self, self.shared_gradient, self.drift, self._agreement)
+        self._running: Meeting | None = None
+        self._tables: ReplicaTables | None = None
+        self._has_failed = False
         self._companion = MeetingCallback(self)
 
     # What a subclass says.
@@ -123,17 +128,41 @@ class RoundStrategy(ReplicaStrategy):
     def average_replicas(self) -> None:
         """Replace parameters, and buffers and moments if asked for, by the weighted mean of all ranks. Collective."""
         self.means.begin_meeting(self.state.round_idx)
-        moments, weight = self.averaging.moments(), self.own_weight()
-        others = self.averaging.tensors(trained=self.outer is None, moments=False)
-        is_left_out = self.global_rank in self.state.left_out
-        for tables in (self.touched_rows, self.replicas):
-            tables.average_(0.0 if is_left_out else self.weight_of_rows())
-        if is_left_out:
-            weight = finite.leave_out_([*others, *moments])
-        self.outer_step.take(lambda ways: self.means.average_(ways, others, moments, weight), is_left_out=is_left_out)
-        if is_left_out:
-            replica_state.forget_moments(self.optimizers)  # those that are its own are NaN, too
-            self.replicas.forget_moments()
+        self.meeting.hold(self.meeting.stages[:1])
+
+    def hold_further_stages(self) -> None:
+        """Let the parts of further stages meet, which go on from the average. Collective."""
+        self.meeting.hold(self.meeting.stages[1:])
+
+    def stages(self, fit: Fit) -> list[list[Part]]:
+        """Return the parts of the meetings of a fit, those that are on.
+
+        :meth:`average_replicas` holds the first stage, whose parts share one exchange.
+        """
+        moments = AveragedMoments(self.average_optimizer) if self.average_optimizer else None
+        outer = None
+        if self.outer is not None and self.peers.are_several and fit.dense_parameters(frozen=True):
+            outer = OuterStep(self.outer, measures=isinstance(self.clock, AdaptiveSteps))
+        self._tables = ReplicaTables(moments) if fit.owned else None
+        data = datamodule_of(fit.lightning_module.trainer)
+        agreement = float if outer is None else outer.agreement
+        parts = [
+            TouchedRows(moments) if fit.tables else DenseGradients(),
+            self._tables,
+            Parameters(trained=outer is None),
+            outer,
+            AveragedBuffers() if self.buffers != "local" else None,
+            moments,
+            KeptRows(data) if isinstance(data, KeepsRows) and data.keeps_rows() else None,
+            None if self.drift is None else DriftCorrection(self.drift, agreement),
+        ]
+        return [[part for part in parts if part is not None]]
+
+    @property
+    def meeting(self) -> Meeting:
+        """The meetings of the running fit, or of the last one."""
+        assert self._running is not None
+        return self._running
 
     def own_weight(self) -> float:
         """Return the weight of this rank in a mean over ranks."""
@@ -146,18 +175,6 @@ class RoundStrategy(ReplicaStrategy):
         """Return what a local step of this rank counts for in the mean of a row that it has touched."""
         return self.own_weight()
 
-    def shared_gradient(self, own: list[Tensor]) -> list[Tensor]:
-        """Return the gradient that drift correction steers towards; ``own`` is this rank's. Collective."""
-        shared = [gradient.clone() for gradient in own]
-        average = self.means.average_gradient_
-        finite.average_gradient_(shared, self.own_weight(), self.nonfinite, "anchor gradient", average)
-        return shared
-
-    def lengths_of_means(self) -> list[int]:
-        """Return how many numbers the means of a meeting have that go in fewer bits: of weights and of moments."""
-        moments = [each for each in self.averaging.moments() if is_rounded(each)]
-        return self.means.lengths(dense_parameters(self._module()), moments)
-
     @property
     def shares_gradients(self) -> bool:
         """Whether a meeting exchanges gradients, so that the same parameters must be frozen on all ranks."""
@@ -165,28 +182,25 @@ class RoundStrategy(ReplicaStrategy):
 
     def extra_state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold of this rank, beside weights and optimizers."""
-        more = {"outer": self.outer_step.state(), "rows": self.replicas.lasting()}
-        more = {name: state for name, state in more.items() if state}
-        return self.drift_correction.state() | self.pace.state() | more
+        return self.meeting.state() | self.pace.state()
 
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
-        if "rows" in state:
-            self.replicas.take_lasting(state["rows"])
-        self.outer_step.restore(state.get("outer", {}))
-        self.drift_correction.restore(state, self.state.round_idx, self.state.batches_done)
+        if "rows" in state and self._tables is None:
+            check_lasting(state["rows"], 0)
+        if "outer" in state and self.outer is None:
+            rank_zero_warn("The checkpoint holds the state of outer=Outer(...), which this fit leaves out.")
+        self.meeting.restore(state)
 
-    def restore_outer(self) -> None:
-        """Go on with the state of the meetings' optimizer in a checkpoint before others may ask for it."""
-        if self._resumed is not None and "outer" in self._resumed.extra:
-            others = {**self._resumed.extra}
-            self.outer_step.restore(others.pop("outer"))
-            self._resumed = replace(self._resumed, extra=others)
+    @property
+    def resumed_state(self) -> dict[str, Any]:
+        """The parts' states in a checkpoint that are not restored yet."""
+        return {} if self._resumed is None else self._resumed.extra
 
     # What Lightning calls.
 
     @property
     def is_global_zero(self) -> bool:
-        return self.peers.is_first
+        return self.peers.is_first(self.global_rank)
 
     def connect(self, model: LightningModule) -> None:
         super().connect(model)
@@ -195,33 +209,63 @@ class RoundStrategy(ReplicaStrategy):
 
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
-        if trainer.state.fn == TrainerFn.FITTING and not takes_equal_steps(self.clock):
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
+        if not takes_equal_steps(self.clock):
             refusals.check_schedulers(type(self).__name__, self.lr_scheduler_configs)
+        if self.peers.are_several:
+            self.means.begin()
+        fit = self._fit()
+        self._running = Meeting(fit, self.stages(fit))
 
     def configure_ddp(self) -> None:
         # Replicas start equal and exchange nothing during a round, so there is nothing to wrap.
         if self._resumed is None:  # else every rank has read its state from the checkpoint
-            module = self._module()
-            owned = owned_parameters(module)
+            module, owned = self._module(), self.ownership.parameters()
             equal = [each.data for each in module.parameters() if id(each) not in owned]
             collectives.broadcast_([*equal, *module.buffers()])
 
     def on_train_start(self) -> None:
         rank_zero_info(self.pace.schedule())
+        data = datamodule_of(self._module().trainer)
         if self.is_global_zero and not self.shares_gradients:
-            self._say_what_is_lost()
-        data, whole = self._keeper_of_rows(), datamodule_of(self._module().trainer)
-        if isinstance(whole, CountsNodes) and self.world_size > 1:
-            warn_of_dense_tables(self._module(), whole.counts_of_nodes(), self.world_size)
-        if data is not None:
+            _say_what_is_lost(data)
+        if isinstance(data, CountsNodes) and self.world_size > 1:
+            warn_of_dense_tables(self._module(), data.counts_of_nodes(), self.world_size)
+        if isinstance(data, KeepsRows) and data.keeps_rows():
             self.pace.check_parts(data.batches_of_part(), self.state.round_idx, self.state.batches_done)
-        self._refresh_rows()
-        # Also where a search of the learning rate was here before.
-        self.touched_rows.begin()
         self.means.begin_meeting(self.state.round_idx)
+        self.state.is_training = False
         if self._resumed is None:
-            self.drift_correction.anchor(self.state.round_idx, self.state.batches_done)
+            self.meeting.begin_round()
         super().on_train_start()
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+        if self._tables is not None and self._companion not in self._module().trainer.callbacks:  # type: ignore[attr-defined]
+            raise ValueError(
+                "A Tuner searches without the callback that hands an OwnedEmbedding its rows at each step: use "
+                "nn.Embedding(..., sparse=True) for the search."
+            )
+        try:
+            return super().optimizer_step(optimizer, closure, *args, **kwargs)
+        finally:
+            self.meeting.after_step()
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        if self._tables is None or self.is_alone or not self.is_global_zero:
+            return super().optimizer_state(optimizer)
+        with self._tables.in_own_form():
+            return whole_state(super().optimizer_state(optimizer), optimizer, self.ownership.tables)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        if self._tables is not None:
+            states = self._tables.own_states(checkpoint["optimizer_states"], self.optimizers)
+            checkpoint = {**checkpoint, "optimizer_states": states}
+        super().load_optimizer_state_dict(checkpoint)
+
+    def on_exception(self, exception: BaseException) -> None:
+        self._has_failed = not isinstance(exception, SIGTERMException)
+        super().on_exception(exception)
 
     def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         self._check_alone("self.log(..., on_step=True, sync_dist=True) exchanges")
@@ -236,29 +280,26 @@ class RoundStrategy(ReplicaStrategy):
             self.pace.loader.close()
         self.means.close()
         self.peers.leave()
+        if self._running is not None:
+            self._running.end()
         super().teardown()
 
     # What the callback calls.
 
     def begin_round(self) -> None:
         """Note that a round runs, and start its timer; called for every batch."""
-        self.state.in_round = True
-        self.replicas.begin_round()
+        self.state.in_round = self.state.is_training = True
         self.pace.timer.begin()
 
     def meet(self, batches: int) -> list[Votes]:
         """End the round: exchange, then agree on who wants to stop. Returns what each rank said."""
         self.state.seconds = self.pace.timer.end(batches)
-        self.replicas.end_round()
-        votes = self.peers.meet(batches)
-        self.state.distance = self.outer_step.distance
+        self.state.is_training = False
+        votes = self.peers.meet(self.meeting, batches, self.end_round, is_told_to_end=self.sigterm_received)
         self.pace.plan(self.state.distance)
-        self.outer_step.begin_round()
         self.state.batches_done += batches
         self.state.stop_requested = False
-        self._refresh_rows()  # before the anchors, whose batches read them
-        if self.drift is not None and not self.drift.corrects:  # else the correction has taken it
-            self.drift_correction.anchor(self.state.round_idx, self.state.batches_done)
+        self.meeting.begin_round()
         self.state.in_round = False  # last: what fails before this leaves no checkpoint that could be resumed
         return votes
 
@@ -272,20 +313,34 @@ class RoundStrategy(ReplicaStrategy):
     def is_alone(self) -> bool:
         return self.state.in_round
 
-    def _agreement(self) -> float:
-        return self.outer_step.agreement
-
     def _begin_fit(self, trainer: Trainer) -> None:
         refusals.check_trainer(type(self).__name__, trainer, has_layer_sync=self._layer_sync is not None)
         self.peers.check(trainer)
-        self.drift_correction.begin(trainer)
         self.pace.begin({} if self._resumed is None else self._resumed.extra)
-        self.outer_step.forget()
-        self.state.in_round = self.state.stop_requested = False
+        self.means.forget()
+        self._running = self._tables = None
+        self.state.in_round = self.state.is_training = self.state.stop_requested = self._has_failed = False
+
+    def _fit(self) -> Fit:
+        module, owned = self._module(), self.ownership.parameters()
+        tables = {name: each for name, each in tables_of(module, frozen=True).items() if id(each) not in owned}
+        return Fit(
+            lightning_module=module,
+            optimizers=self.optimizers,
+            precision_plugin=self.precision_plugin,
+            batch_to_device=self.batch_to_device,
+            device=self.root_device,
+            round=self.state,
+            means=self.means,
+            weight=self.own_weight,
+            weight_of_rows=self.weight_of_rows,
+            nonfinite=self.nonfinite,
+            processors_differ=self.processors_differ,
+            tables=tables,
+            owned=self.ownership.tables,
+        )
 
     def _training_loader(self, loader: Any) -> RoundLoader:
-        if self.peers.are_several:
-            self.outer_step.begin()
         self.pace.loader = self.peers.join(loader, self._in_rounds)
         return self.pace.loader
 
@@ -304,7 +359,9 @@ class RoundStrategy(ReplicaStrategy):
     def _of_rank(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
         return {
             "batches_done": self.state.batches_done,
-            "optimizer_states": self.replicas.without_whole(checkpoint["optimizer_states"]),
+            "optimizer_states": without_rows(
+                checkpoint["optimizer_states"], self.optimizers, self.ownership.parameters()
+            ),
             "buffers": replica_state.cpu_buffers(self._module()) if self.buffers == "local" else {},
             "extra": self.extra_state(),
         }
@@ -314,20 +371,11 @@ class RoundStrategy(ReplicaStrategy):
         self.state.round_idx, self.state.batches_done = taken.round_idx, taken.batches_done
         return taken
 
-    def _say_what_is_lost(self) -> None:
-        data = datamodule_of(self._module().trainer)
-        if isinstance(data, JudgesParts) and (reason := data.against_averaging()):
-            rank_zero_info(f"Averaging alone loses accuracy on these parts. {reason}")
+    def _moments(self, parameter: Tensor) -> dict[str, Any]:
+        return {} if self._tables is None else self._tables.moments(parameter)
 
-    def _keeper_of_rows(self) -> KeepsRows | None:
-        data = datamodule_of(self._module().trainer)
-        return data if isinstance(data, KeepsRows) and data.keeps_rows() else None
-
-    def _refresh_rows(self) -> None:
-        """Let ranks compute rows of inner layers for each other, with the model that all have alike. Collective."""
-        data = self._keeper_of_rows()
-        if data is not None:
-            data.refresh_rows(self.state.batches_done)
+    def _must_leave_at_once(self) -> bool:
+        return self._has_failed or super()._must_leave_at_once()
 
     def _round_is_over(self, batches: int) -> bool:
         return self.pace.is_over(self.state.round_idx, batches)
@@ -335,3 +383,8 @@ class RoundStrategy(ReplicaStrategy):
     def _check_alone(self, what: str) -> None:
         if self.state.in_round and self._module().trainer.training and not takes_equal_steps(self.clock):
             refusals.refuse_exchange(type(self).__name__, what)
+
+
+def _say_what_is_lost(data: object) -> None:
+    if isinstance(data, JudgesParts) and (reason := data.against_averaging()):
+        rank_zero_info(f"Averaging alone loses accuracy on these parts. {reason}")

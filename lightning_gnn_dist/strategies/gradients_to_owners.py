@@ -10,12 +10,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.rounds.owning_strategy import OwningStrategy
+from lightning_gnn_dist.rounds.partitioned_strategy import PartitionedStrategy
 from lightning_gnn_dist.rounds.rows.owned_gradients import clip_owned_gradients, give_back_norm
 from lightning_gnn_dist.rounds.rows.owned_moments import moments_of, own_state, whole_state
 
 
-class GradientsToOwners(OwningStrategy):
+class GradientsToOwners(PartitionedStrategy):
     """Lets the optimizers of owners step the rows that lie there.
 
     A subclass exchanges gradients at every step, and then calls :meth:`has_gradients`.
@@ -23,49 +23,51 @@ class GradientsToOwners(OwningStrategy):
 
     def has_gradients(self) -> None:
         """Note that owners have the gradients of their rows."""
-        if self._owners is not None and self._module().automatic_optimization:  # by hand other backwards may follow
-            self._owners.begin_step()
+        if (
+            self.ownership.owners is not None and self._module().automatic_optimization
+        ):  # by hand other backwards may follow
+            self.ownership.owners.begin_step()
 
     def _of_all_ranks(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         """Return those parameters of which all ranks hold the same."""
-        owned = {id(table.parameter) for table in self._owned()} if self._owners is not None else set()
+        owned = self.ownership.parameters()
         return [each for each in parameters if id(each) not in owned]
 
     # What Lightning calls.
 
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
-        if trainer.state.fn == TrainerFn.FITTING and self._owners is not None:
-            clip_owned_gradients(self.precision_plugin, self._owned())
+        if trainer.state.fn == TrainerFn.FITTING and self.ownership.owners is not None:
+            clip_owned_gradients(self.precision_plugin, self.ownership.tables)
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        if self._owners is not None:
-            self._owners.trains = True
-            for table in self._owned():
+        if self.ownership.owners is not None:
+            self.ownership.owners.trains = True
+            for table in self.ownership.tables:
                 table.take_gradients()  # of an earlier fit
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
-        if self._owners is not None:
-            self._owners.begin_batch()
+        if self.ownership.owners is not None:
+            self.ownership.owners.begin_batch()
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
         result = super().optimizer_step(optimizer, closure, *args, **kwargs)
-        if self._owners is not None:
-            self._owners.has_changed()
+        if self.ownership.owners is not None:
+            self.ownership.owners.has_changed()
         return result
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         state = super().optimizer_state(optimizer)
-        if self._owners is None or self.is_alone or not self.is_global_zero:
+        if self.ownership.owners is None or self.is_alone or not self.is_global_zero:
             return state
-        return whole_state(state, optimizer, self._owned())
+        return whole_state(state, optimizer, self.ownership.tables)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        if self._owners is not None:
+        if self.ownership.owners is not None:
             pairs = zip(checkpoint["optimizer_states"], self.optimizers, strict=False)
-            states = [own_state(state, optimizer, self._owned()) for state, optimizer in pairs]
+            states = [own_state(state, optimizer, self.ownership.tables) for state, optimizer in pairs]
             checkpoint = {**checkpoint, "optimizer_states": states}
         super().load_optimizer_state_dict(checkpoint)
 

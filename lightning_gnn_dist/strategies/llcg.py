@@ -10,47 +10,26 @@ Round :math:`r` on every rank :math:`p`: :math:`K_r` local steps on the rank's o
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
-from lightning.pytorch import Trainer
-from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import MAX_INTEGER, check_choice, is_integer, is_number, shown
-from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.clock import RoundClock
-from lightning_gnn_dist.rounds.correction_gradients import (
-    average_gradient_,
-    mean_gradient,
-    require_seeds,
-    trained_parameters,
-    unrecorded,
-)
-from lightning_gnn_dist.rounds.drift import Drift, Towards
+from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards
 from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.rounds.means.averaging import Moments
 from lightning_gnn_dist.rounds.means.finite import Nonfinite
-from lightning_gnn_dist.rounds.means.norm_statistics import reestimate_statistics
+from lightning_gnn_dist.rounds.means.norm_statistics import GlobalStatistics
 from lightning_gnn_dist.rounds.means.outer import Outer
+from lightning_gnn_dist.rounds.part import Fit, Part
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy, Weights
-from lightning_gnn_dist.rounds.rows.merging import take_rows_
-from lightning_gnn_dist.rounds.rows.owned_gradients import norms_of_ranks
-from lightning_gnn_dist.rounds.rows.tables import (
-    dense_parameters,
-    no_rows,
-    refuse_average_of_moments,
-    refuse_owned,
-    tables_of,
-)
-from lightning_gnn_dist.rounds.walking import buffers_of
+from lightning_gnn_dist.rounds.rows.tables import refuse_average_of_moments, refuse_owned
+from lightning_gnn_dist.strategies.correction import Correction, CorrectionByAnchor, Way
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer, Mode, Schedule
-from lightning_gnn_dist.wire import collectives
 
-Correction = Literal["sliced", "rank0"]
 GlobalBuffers = Literal["average", "local", "global"]
 # Of a meeting that corrects drift, by default.
 _SHARE = 0.1  # correction steps for a local step
@@ -118,7 +97,7 @@ class LLCGStrategy(RoundStrategy):
         clock: RoundClock | None = None,
         *,
         correction_steps: int | float | Literal["auto"] = "auto",
-        correction: Correction = "sliced",
+        correction: Way = "sliced",
         correction_optimizer: Mode | Callable[[list[Tensor]], Optimizer] | None = None,
         correction_lr: float | Schedule | None = None,
         drift: Drift | None = Drift("global"),
@@ -144,7 +123,7 @@ class LLCGStrategy(RoundStrategy):
         if is_auto:
             correction_steps = 1 if drift is None or drift.corrects else _SHARE
         _check_steps(correction_steps)
-        check_choice("correction", correction, Correction)
+        check_choice("correction", correction, Way)
         takes_one = is_integer(correction_steps) and correction_steps == 1 and correction == "sliced"
         if drift is not None and drift.corrects and not takes_one:
             raise ValueError(
@@ -152,170 +131,48 @@ class LLCGStrategy(RoundStrategy):
                 f"correction_steps={shown(correction_steps)} and correction={correction!r} out."
             )
         self.correction_steps = int(correction_steps) if is_integer(correction_steps) else float(correction_steps)
-        self.correction = correction
+        self.correction: Way = correction
         if correction_optimizer is None:
             correction_optimizer = "averaged" if self.average_optimizer is True else "persistent"
         self._corrector = CorrectionOptimizer(correction_optimizer, correction_lr)
-        self._others_wait = False
-        self._rounds_ahead = 0  # of the anchor that is taken
-
-    def setup(self, trainer: Trainer) -> None:
-        super().setup(trainer)
-        if trainer.state.fn == TrainerFn.FITTING and self.correction_steps:
-            self._corrector.check(self.optimizers)
-            with self.replicas.in_own_form():
-                self._corrector.check_tables(self._module())
-            if self._corrector.mode == "averaged" and self.average_optimizer is not True:
-                refuse_average_of_moments(self._module())
+        self._correction: Correction | None = None  # of the running fit
 
     def end_round(self) -> None:
-        self.average_replicas()
-        if self.drift is not None and self.drift.corrects:
-            self._correct_by_anchor()
-        elif (steps := self._steps()) > 0:
-            with unrecorded(self._module()):
-                self._prepare_correction(steps)
-                (self._correct_together if self.correction == "sliced" else self._correct_on_rank0)(steps)
-            if self.buffers != "local":  # each rank's forwards have moved its own
-                collectives.average_(buffers_of(self._module()))
-        if self.buffers == "global":
-            reestimate_statistics(self, self._batches(sliced=True, stop=(self.drift or Drift()).anchor_steps))
+        self.average_replicas()  # what was learned locally
+        self.hold_further_stages()  # is corrected globally
 
-    def shared_gradient(self, own: list[Tensor]) -> list[Tensor]:
-        if not self._anchor_steps:
-            return super().shared_gradient(own)
-        # The round's first batches; its corrections take those that follow.
-        data = refusals.require_anchors(self._module().trainer, self._what_needs_global_batches)
-        batches = data.anchor_batches(self.state.round_idx + self._rounds_ahead, of="graph")
-        parameters = dense_parameters(self._module())
-        gradient, seeds = mean_gradient(self, islice(batches, self._anchor_steps), parameters)
-        average_gradient_(self, gradient, seeds)
-        return gradient
+    def stages(self, fit: Fit) -> list[list[Part]]:
+        means, *further = super().stages(fit)
+        self._correction = self._correction_of(means, fit) if self.correction_steps else None
+        statistics = GlobalStatistics((self.drift or Drift()).anchor_steps) if self.buffers == "global" else None
+        corrections: list[Part] = [each for each in (self._correction, statistics) if each is not None]
+        return [means, *further, corrections]
 
-    def extra_state(self) -> dict[str, Any]:
-        return super().extra_state() | {"correction": self._corrector.state()}
-
-    def restore_extra_state(self, state: Mapping[str, Any]) -> None:
-        super().restore_extra_state(state)
-        if "correction" in state:
-            with self.replicas.in_own_form():
-                self._corrector.restore(state["correction"], self.optimizers, trained_parameters(self._module()))
+    def _correction_of(self, means: list[Part], fit: Fit) -> Correction:
+        if self.correction == "rank0" and self.world_size > 1:
+            refuse_owned(fit.lightning_module, f'{type(self).__name__}(correction="rank0")', 'correction="sliced"')
+        if self._corrector.mode == "averaged" and self.average_optimizer is not True:
+            refuse_average_of_moments(fit.lightning_module)
+        drift = next((part for part in means if isinstance(part, DriftCorrection)), None)
+        if drift is not None and drift.drift.corrects:
+            return CorrectionByAnchor(self._corrector, drift, means)
+        first = drift.drift.anchor_steps if drift is not None and drift.drift.towards == "global" else 0
+        shortens = self._shortens_steps
+        return Correction(
+            self._corrector, self.correction_steps, self.correction, means, first=first, shortens=shortens
+        )
 
     @property
     def shares_gradients(self) -> bool:
         return bool(self.correction_steps) or super().shares_gradients
 
-    def _begin_fit(self, trainer: Trainer) -> None:
-        if self._what_needs_global_batches:
-            refusals.require_corrections(trainer, self._what_needs_global_batches)
-            refusals.require_step(self._module())
-        if self.correction_steps and self.correction == "rank0" and self.world_size > 1:
-            refuse_owned(self._module(), f'{type(self).__name__}(correction="rank0")', 'correction="sliced"')
-        self._others_wait = False
-        self._rounds_ahead = 0
-        super()._begin_fit(trainer)
-        if self.drift is not None and self.drift.corrects and self._keeper_of_rows() is not None:
-            raise ValueError(
-                f"drift={self.drift} takes anchors before boundary=History() has computed the rows that they read: use "
-                "boundary=Halo(), or Drift() as it is by default."
-            )
-
-    @property
-    def _anchor_steps(self) -> int:
-        """How many batches of the whole graph the anchor of a round takes before its corrections."""
-        return self.drift.anchor_steps if self.drift is not None and self.drift.towards == "global" else 0
-
-    @property
-    def _what_needs_global_batches(self) -> str:
-        if self.correction_steps:
-            return "A correction on the whole graph"
-        if self._anchor_steps:
-            return f"drift={self.drift}"
-        return 'buffers="global"' if self.buffers == "global" else ""
-
-    def _prepare_correction(self, steps: int) -> None:
-        parameters = trained_parameters(self._module())
-        with self.replicas.in_own_form():
-            self._corrector.prepare(
-                self.optimizers,
-                parameters,
-                self.state.round_idx,
-                are_averaged=self.average_optimizer is True,
-                share_of_lr=steps**-0.75 if self._shortens_steps else 1.0,
-            )
-
-    def _correct_by_anchor(self) -> None:
-        """Step along the anchor gradient of the round that follows. Collective."""
-        done = self.state.batches_done + self.state.batches_of_ranks[self.global_rank]
-        self._rounds_ahead = 1
-        gradient = self.drift_correction.anchor(self.state.round_idx + 1, done)
-        self._rounds_ahead = 0
-        self._prepare_correction(steps=1)
-        self._step(gradient, dense_parameters(self._module()))
-
-    def _correct_together(self, steps: int) -> None:
-        for batch in self._correction_batches(steps, sliced=True):
-            gradient, seeds = mean_gradient(self, [batch])
-            average_gradient_(self, gradient, seeds)  # that of the whole batch, whatever the slices' sizes
-            self._step(gradient)
-
-    def _correct_on_rank0(self, steps: int) -> None:
-        tables = list(tables_of(self._module()).values())
-        touched = [no_rows(table) for table in tables]
-        if self.is_global_zero:
-            self._others_wait = True
-            for batch in self._correction_batches(steps, sliced=False):
-                gradient, seeds = mean_gradient(self, [batch])
-                require_seeds(self, seeds)
-                touched = [all_rows + own for all_rows, own in zip(touched, _sparse(gradient), strict=True)]
-                self._step(gradient)
-            self._others_wait = False
-        collectives.broadcast_([parameter.data for parameter in dense_parameters(self._module())])
-        if tables and collectives.world_size() > 1:
-            take_rows_(tables, [each.coalesce()._indices()[0] for each in touched], source=0)
-
-    def _step(self, gradient: list[Tensor], parameters: list[Tensor] | None = None) -> None:
-        parameters = trained_parameters(self._module()) if parameters is None else parameters
-        with self.replicas.in_own_form(), norms_of_ranks(self.precision_plugin, self.replicas.tables):
-            self._corrector.step(self.optimizers, parameters, gradient, self.state.round_idx, self._clip)
-        self.replicas.have_changed()
-
-    def _clip(self, optimizer: Optimizer) -> None:
-        """Clip as in local steps. With manual optimisation ``training_step`` does that, so nothing is clipped here."""
-        module = self._module()
-        if module.automatic_optimization:
-            module.configure_gradient_clipping(
-                optimizer,
-                gradient_clip_val=module.trainer.gradient_clip_val,
-                gradient_clip_algorithm=module.trainer.gradient_clip_algorithm,
-            )
-
     def _check_alone(self, what: str) -> None:
-        if self._others_wait:
+        if self._correction is not None and self._correction.others_wait:
             raise RuntimeError(
                 f'{what} inside a correction: with correction="rank0" nobody answers. Use correction="sliced", or '
                 "define correction_step(batch), which returns the mean loss without it."
             )
         super()._check_alone(what)
-
-    def _correction_batches(self, steps: int, *, sliced: bool) -> Iterator[Any]:
-        return self._batches(sliced=sliced, start=self._anchor_steps, stop=self._anchor_steps + steps)
-
-    def _batches(self, *, sliced: bool, start: int = 0, stop: int | None = None) -> Iterator[Any]:
-        data = refusals.require_corrections(self._module().trainer, self._what_needs_global_batches)
-        return data.correction_batches(self.state.round_idx, sliced=sliced, start=start, stop=stop)
-
-    def _steps(self) -> int:
-        if isinstance(self.correction_steps, int):
-            return self.correction_steps
-        per_step: int = self._module().trainer.accumulate_grad_batches
-        # The mean over ranks, so that all take as many even where a clock of their own ended their round.
-        mean = sum(self.state.batches_of_ranks) / len(self.state.batches_of_ranks)
-        return math.ceil(self.correction_steps * mean / per_step)
-
-
-def _sparse(gradient: list[Tensor]) -> list[Tensor]:
-    return [each for each in gradient if each.is_sparse]
 
 
 def _check_steps(steps: Any) -> None:

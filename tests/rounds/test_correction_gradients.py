@@ -41,7 +41,7 @@ def sliced_gradient(rank: int, world_size: int) -> tuple[list[Tensor], list[Tens
             super().end_round()  # from here on all ranks stand at the same weights
             sampled = self._module().trainer.datamodule  # type: ignore[attr-defined]
             for sliced in (True, False):
-                gradient, seeds = mean_gradient(self, [next(sampled.correction_batches(0, sliced=sliced))])
+                gradient, seeds = mean_gradient(self.meeting.fit, [next(sampled.correction_batches(0, sliced=sliced))])
                 if sliced:
                     collectives.average_(gradient, seeds)
                 found.append(gradient)
@@ -168,7 +168,7 @@ def test_a_batch_of_one_seed_is_normalised_by_kept_statistics() -> None:
             data = self._module().trainer.datamodule  # type: ignore[attr-defined]
             for in_eval_mode in (False, True):
                 self._module().norm.train(not in_eval_mode)  # type: ignore[union-attr,operator]
-                found.append(mean_gradient(self, data.correction_batches(0, stop=2))[0])
+                found.append(mean_gradient(self.meeting.fit, data.correction_batches(0, stop=2))[0])
                 self._module().norm.train()  # type: ignore[union-attr,operator]
             super().end_round()
 
@@ -216,8 +216,8 @@ def link_gradients(rank: int, world_size: int) -> tuple[list[Tensor], list[Tenso
             super().end_round()
             if not found:
                 (own,) = data.correction_batches(0, stop=1)
-                gradient, targets = mean_gradient(self, [own])
-                average_gradient_(self, gradient, targets)
+                gradient, targets = mean_gradient(self.meeting.fit, [own])
+                average_gradient_(self.meeting.fit, gradient, targets)
                 (whole,) = data.correction_batches(0, stop=1, sliced=False)
                 expected = torch.autograd.grad(module.training_step(whole), list(module.parameters()))
                 found.extend((gradient, list(expected), [int(targets), own.edge_label.numel(), own.batch_size]))

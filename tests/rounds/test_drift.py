@@ -77,13 +77,13 @@ def test_the_shift_fades_with_the_steps_and_starts_anew_at_an_anchor() -> None:
     weight = torch.zeros(2, requires_grad=True)
     frozen = torch.zeros(2, requires_grad=True)
     optimizer = torch.optim.SGD([weight, frozen], lr=1.0)
-    drift = DriftCorrection(LocalSGDStrategy(), list, Drift(decay=0.5))
+    drift = DriftCorrection(Drift(decay=0.5))
     for _ in range(2):
         drift.anchor_at([weight, frozen], [torch.tensor([3.0, 0.0])] * 2, [torch.tensor([1.0, 1.0])] * 2)
         seen = []
         for _ in range(3):
             weight.grad = torch.zeros(2)
-            drift.shift(optimizer)
+            drift.before_step(optimizer)
             seen.append(weight.grad.tolist())
         assert seen == [[2.0, -1.0], [1.0, -0.5], [0.5, -0.25]]
     assert frozen.grad is None
@@ -93,12 +93,12 @@ def test_the_default_fades_more_slowly_the_more_rounds_agree() -> None:
     weight = torch.zeros(1, requires_grad=True)
     optimizer, agreed = torch.optim.SGD([weight], lr=1.0), [0.0]
     for given, agreement, second in ((None, 0.0, 0.8), (None, 0.5, 0.8125), (None, 1.0, 1.0), (0.8, 1.0, 0.8)):
-        agreed[0], drift = agreement, DriftCorrection(LocalSGDStrategy(), list, Drift(decay=given), lambda: agreed[0])
+        agreed[0], drift = agreement, DriftCorrection(Drift(decay=given), lambda: agreed[0])
         drift.anchor_at([weight], [torch.ones(1)], [torch.zeros(1)])
         agreed[0] = 0.25  # what is measured later is of later rounds
         for expected in (1.0, second):
             weight.grad = torch.zeros(1)
-            drift.shift(optimizer)
+            drift.before_step(optimizer)
             assert weight.grad.item() == pytest.approx(expected)
         assert drift.state()["drift"]["decay"] == pytest.approx(second)
 

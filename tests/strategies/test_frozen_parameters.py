@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_gnn_dist import EverySeconds, EverySteps, LocalSGDStrategy, TMAStrategy
+from lightning_gnn_dist.rounds.part import Fit, Part
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
@@ -130,8 +131,16 @@ class TakesTurns(Frozen):
         self.critic.requires_grad_(self.global_rank == 0)
 
 
+class Gradients(Part):
+    """Would exchange the gradients of what is trained."""
+
+    def sizes(self) -> list[int]:
+        return [sum(each.numel() for each in self.fit.lightning_module.parameters() if each.requires_grad)]
+
+
 class SharesGradients(LocalSGDStrategy):
-    shares_gradients = True
+    def stages(self, fit: Fit) -> list[list[Part]]:
+        return [*super().stages(fit), [Gradients()]]
 
 
 def meet_in_turns(rank: int, world_size: int, strategy: Any) -> State:

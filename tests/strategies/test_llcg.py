@@ -19,6 +19,8 @@ from lightning_gnn_dist import (
     MetisPartitioner,
     NeighborSampler,
 )
+from lightning_gnn_dist.strategies import llcg
+from lightning_gnn_dist.strategies.correction import Correction
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
@@ -43,8 +45,8 @@ def without_correction(rank: int, world_size: int) -> tuple[State, State]:
 
 @pytest.mark.slow
 def test_llcg_without_correction_is_local_sgd() -> None:
-    for local, llcg in run_ranks(without_correction, 2):
-        assert differs(local, llcg) == 0.0
+    for local, corrected in run_ranks(without_correction, 2):
+        assert differs(local, corrected) == 0.0
 
 
 # Law 3: slices of a global batch give the gradient of the whole batch.
@@ -127,12 +129,13 @@ def shares(rank: int, world_size: int, share: float) -> tuple[int, list[int]]:
         def is_over(self, progress: Any) -> bool:
             return progress.local_steps >= 2 + 4 * rank
 
-    class Watch(LLCGStrategy):
+    class Watch(Correction):
         def _correct_together(self, steps: int) -> None:
             counted.append(steps)
             super()._correct_together(steps)
 
-    strategy = Watch(Unequal(), correction_steps=share, **PATIENCE)
+    llcg.Correction = Watch  # type: ignore[misc]
+    strategy = LLCGStrategy(Unequal(), correction_steps=share, **PATIENCE)
     trainer = fit(strategy, model(), data_module(), world_size, max_epochs=2)
     return trainer.global_step, counted
 
@@ -167,14 +170,15 @@ def longest_corrections(
     """The Euclidean length of the longest correction step, and its largest entry."""
     moves: list[Tensor] = []
 
-    class Watch(LLCGStrategy):
-        def _step(self, gradient: list[Tensor]) -> None:
-            parameters = list(self._module().parameters())
+    class Watch(Correction):
+        def _step(self, parameters: list[Tensor], gradient: list[Tensor]) -> None:
             before = torch.nn.utils.parameters_to_vector(parameters).detach()
-            super()._step(gradient)
+            super()._step(parameters, gradient)
             moves.append(torch.nn.utils.parameters_to_vector(parameters).detach() - before)
 
-    strategy = Watch(EverySteps(2), correction_steps=2, drift=None, correction=correction, **PATIENCE)  # type: ignore[arg-type]
+    llcg.Correction = Watch  # type: ignore[misc]
+    options_of: dict[str, Any] = {"correction_steps": 2, "drift": None, "correction": correction}
+    strategy = LLCGStrategy(EverySteps(2), **options_of, **PATIENCE)
     fit(strategy, model(kind), data_module(), world_size, max_epochs=2, **options)
     return max((float(move.norm()) for move in moves), default=0), max((float(m.abs().max()) for m in moves), default=0)
 

@@ -31,7 +31,7 @@ from lightning_gnn_dist.rounds.lightning_internals import (
     set_metrics,
     show_one_bar,
 )
-from lightning_gnn_dist.rounds.rows.owned_embedding import owned_parameters, owned_tables, rows_here_alone
+from lightning_gnn_dist.rounds.rows.owned_embedding import owned_tables, rows_here_alone
 from lightning_gnn_dist.wire import by_value
 from lightning_gnn_dist.wire.by_value import CannotTravelError
 from lightning_gnn_dist.wire.rank_processes import How, InterruptedRankError, Start
@@ -141,7 +141,7 @@ class Keeper(Callback):
         self.is_in_step = not is_alone  # gradients are exchanged: only whole steps leave all ranks alike
         is_new_round = is_alone and self._round != _round_of(trainer)
         # Of a table that no rank holds whole there is nothing to keep that a rank has the memory for.
-        if is_new_round and os.environ["LOCAL_RANK"] == "0" and not owned_parameters(pl_module):
+        if is_new_round and os.environ["LOCAL_RANK"] == "0" and not trainer.strategy.ownership.tables:  # type: ignore[attr-defined]
             self._weights = {name: _copied(value) for name, value in pl_module.state_dict().items()}
             self._round = _round_of(trainer)
 

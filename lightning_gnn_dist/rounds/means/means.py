@@ -59,12 +59,8 @@ class Means:
         """Note the number of the meeting, which decides how numbers are rounded."""
         self._number = round_idx << 16
 
-    def lengths(self, *groups: Sequence[Tensor]) -> list[int]:
-        """Return how many numbers there are in each group of tensors whose mean a meeting takes in fewer bits."""
-        return [] if self._channel is None else [_length(_real(group)) for group in groups]
-
     def agree(self, lengths: Sequence[int]) -> None:
-        """Note, until the next call, that all ranks have groups of these lengths."""
+        """Note, until the next call, that groups of tensors with so many numbers have as many on all ranks."""
         self._agreed = set(lengths)
 
     def average_gradient_(self, gradient: Sequence[Tensor], weight: float) -> None:
@@ -158,8 +154,9 @@ def _real(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [torch.view_as_real(each) if each.is_complex() else each for each in tensors]
 
 
-def _length(tensors: Sequence[Tensor]) -> int:
-    return sum(each.numel() for each in tensors)
+def length_of(tensors: Sequence[Tensor]) -> int:
+    """Return how many real numbers tensors have."""
+    return sum(each.numel() for each in _real(tensors))
 
 
 def is_rounded(moment: Tensor) -> bool:

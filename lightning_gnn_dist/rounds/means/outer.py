@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from lightning.pytorch.strategies import Strategy
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
@@ -29,12 +27,10 @@ from lightning_gnn_dist.checks import (
     shown,
     takes,
 )
-from lightning_gnn_dist.rounds.lightning_internals import module_of
 from lightning_gnn_dist.rounds.means import finite
-from lightning_gnn_dist.rounds.means.means import Means
+from lightning_gnn_dist.rounds.means.means import length_of
 from lightning_gnn_dist.rounds.means.momentum import AgreeingMomentum
-from lightning_gnn_dist.rounds.rows.tables import tables_of
-from lightning_gnn_dist.rounds.walking import parameters_of
+from lightning_gnn_dist.rounds.part import Fit, Part, Share
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.codec import Bits
 
@@ -83,31 +79,23 @@ class Outer:
         make_plain(self)
 
 
-class OuterStep:
-    """Takes the step, alike on all ranks.
+class OuterStep(Part):
+    """Takes the step, alike on all ranks. Not for a rank that is alone.
 
     Args:
-        strategy: The strategy whose module is trained.
-        outer: The settings. With None the mean is the model, and nothing is done.
-        means: Takes the mean of the replicas.
-        measures: Whether ``distance`` is measured, which takes a few bytes more and a copy of the model.
-
-    Attributes:
-        distance: How far replicas were from their mean at the last meeting: the root of the mean over ranks of the
-            squared distance. 0 before the first, and on one rank.
+        outer: The settings.
+        measures: Whether to measure how far replicas were from their mean: the root of the mean over ranks of the
+            squared distance. It takes a few bytes more and a copy of the model.
     """
 
-    def __init__(self, strategy: Strategy, outer: Outer | None, means: Means, *, measures: bool = False) -> None:
-        self._strategy, self._outer, self._means, self._measures = strategy, outer, means, measures
+    def __init__(self, outer: Outer, *, measures: bool = False) -> None:
+        self._outer, self._measures = outer, measures
         self._before: list[Tensor] = []
-        self._optimizer: Optimizer | None = None
-        self.distance = 0.0
+        self._ways: list[Tensor] = []
+        self._own: list[Tensor] = []  # ways of this replica, where distances are measured
 
-    def begin(self) -> None:
-        """Begin a fit on several ranks with the model as it is; called again, it has no effect. Collective."""
-        self._means.begin()
-        if self._outer is None or self._optimizer is not None or not self._parameters():
-            return
+    def begin(self, fit: Fit) -> None:
+        super().begin(fit)
         self._before = [torch.empty_like(each.detach()) for each in self._parameters()]
         self._optimizer = _optimizer_of(self._before, self._outer)
         self.begin_round()
@@ -115,85 +103,64 @@ class OuterStep:
     @torch.no_grad()
     def begin_round(self) -> None:
         """Remember the model that a round begins with."""
-        if self._optimizer is not None:
-            for before, now in zip(self._before, self._parameters(), strict=True):
-                before.copy_(now)
+        for before, now in zip(self._before, self._parameters(), strict=True):
+            before.copy_(now)
 
-    def take_mean(self) -> None:
-        """Step towards the mean, where the model is that already. Not collective."""
-        if self._optimizer is not None:
-            self.step(self.ways())
+    def contribute(self) -> Share:
+        self._ways = self.ways()
+        if self.fit.round.is_left_out:
+            finite.leave_out_(self._ways)
+        self._own = [way.clone() for way in self._ways] if self._measures else []
+        return Share([], ways=self._ways)
+
+    def apply(self) -> None:
+        if self._measures:
+            self.fit.round.distance = _distance(self._own, self._ways, counts=not self.fit.round.is_left_out)
+        self.step(self._ways)
+        self._ways, self._own = [], []
+
+    def sizes(self) -> list[int]:
+        return [length_of([each for each in self._parameters() if each.requires_grad])]
 
     def ways(self) -> list[Tensor]:
         """Return the way of this replica, from where it is back to the model that the round began with."""
         return [before - now for before, now in self._trained()]
 
-    @torch.no_grad()
-    def take(self, average_: Callable[[list[Tensor]], None], *, is_left_out: bool) -> None:
-        """Step towards the mean of the replicas. Collective.
-
-        Args:
-            average_: Replaces ways, in place, by their means over ranks; called also where there are none.
-            is_left_out: Whether this rank's replica must not count, as it is not finite.
-        """
-        ways = [] if self._optimizer is None else self.ways()
-        if is_left_out:
-            finite.leave_out_(ways)
-        own = [way.clone() for way in ways] if self._measures else []
-        average_(ways)
-        if self._optimizer is None:
-            return
-        if self._measures:
-            self.distance = _distance(own, ways, counts=not is_left_out)
-        self.step(ways)
-
-    @property
     def agreement(self) -> float:
-        """How much of the round before the last round did once more, in [0, 1]; 0 if momentum does not follow it."""
+        """Return how much of the round before the last one did once more, in [0, 1]; 0 without such a momentum."""
         return self._optimizer.agreement if isinstance(self._optimizer, AgreeingMomentum) else 0.0
 
-    def forget(self) -> None:
-        """Forget the fit before."""
-        self._optimizer, self.distance = None, 0.0
-        self._means.forget()
-
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold of this rank: nothing, before a fit has begun."""
-        if self._optimizer is None:
-            return {}
         return {
-            "kind": type(self._optimizer).__name__,
-            "optimizer": self._optimizer.state_dict(),
-            "lost": self._means.lost(),
+            "outer": {
+                "kind": type(self._optimizer).__name__,
+                "optimizer": self._optimizer.state_dict(),
+                "lost": self.fit.means.lost(),
+            }
         }
 
     def shared_state(self) -> dict[str, Any]:
         """Return what a rank that joins must know: also the model that the round began with."""
-        return {} if self._optimizer is None else self.state() | {"before": self._before}
+        return {"outer": self.state()["outer"] | {"before": self._before}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on with the state of a checkpoint, or of a rank that was there before."""
-        if not state:
+        self.begin_round()
+        if (saved := state.get("outer")) is None:
             return
-        if self._outer is None:
-            rank_zero_warn("The checkpoint holds the state of outer=Outer(...), which this fit leaves out.")
-            return
-        if self._optimizer is None:  # on one rank
-            return
-        if (kind := type(self._optimizer).__name__) != state["kind"]:
+        if (kind := type(self._optimizer).__name__) != saved["kind"]:
             raise ValueError(
-                f"The optimizer of the meetings was {state['kind']} in the checkpoint, and is {kind} in this fit: "
+                f"The optimizer of the meetings was {saved['kind']} in the checkpoint, and is {kind} in this fit: "
                 "resume with outer= as it was."
             )
-        self._optimizer.load_state_dict(state["optimizer"])
-        for before, saved in zip(self._before, state.get("before", self._before), strict=True):
-            before.copy_(saved)
-        self._means.restore(state["lost"])
+        self._optimizer.load_state_dict(saved["optimizer"])
+        for before, other in zip(self._before, saved.get("before", self._before), strict=True):
+            before.copy_(other)
+        self.fit.means.restore(saved["lost"])
 
     @torch.no_grad()
     def step(self, ways: list[Tensor]) -> None:
         """Step from the model that the round began with against ``ways``, and make that the model."""
-        assert self._optimizer is not None
         for (before, _), way in zip(self._trained(), ways, strict=True):
             before.grad = way
         self._optimizer.step()
@@ -206,10 +173,7 @@ class OuterStep:
         return [(b, p.data) for b, p in zip(self._before, self._parameters(), strict=True) if p.requires_grad]
 
     def _parameters(self) -> list[Tensor]:
-        """All but tables, of which ranks put together the rows that they have touched."""
-        module = module_of(self._strategy)
-        tables = {id(table) for table in tables_of(module, frozen=True).values()}
-        return [each for each in parameters_of(module) if id(each) not in tables]
+        return self.fit.dense_parameters(frozen=True)
 
 
 def _distance(own: list[Tensor], mean: list[Tensor], *, counts: bool) -> float:

@@ -33,8 +33,9 @@ class Replica(Protocol):
     """What a rank that trains copies of rows has of a table."""
 
     held: nn.Parameter
-    is_in_round: bool
 
+    @property
+    def is_in_round(self) -> bool: ...
     def rows(self, ids: Tensor, *, trains: bool) -> Tensor:
         """Return rows as this rank has trained them; ``trains`` says that it is for a gradient."""
 
@@ -316,11 +317,6 @@ def rows_here_alone() -> Iterator[None]:
         yield
     finally:
         _keeps_here.pop()
-
-
-def owned_parameters(module: nn.Module) -> set[int]:
-    """Return the parameters, by ``id()``, of tables whose rows live with one rank each."""
-    return {id(table.parameter) for table in owned_tables(module).values() if table.owners is not None}
 
 
 def owned_tables(module: nn.Module) -> dict[str, OwnedEmbedding]:

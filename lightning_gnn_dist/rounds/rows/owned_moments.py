@@ -5,7 +5,7 @@ What is as long as the table has a row for each of its rows: Adam's moments have
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,18 @@ def own_state(state: dict[str, Any], optimizer: Optimizer, tables: Sequence[Owne
         return whole[first:last].clone() if len(whole) == table.num_embeddings else whole
 
     return _changed(state, optimizer, tables, cut)
+
+
+def without_rows(
+    states: Sequence[dict[str, Any]], optimizers: Sequence[Optimizer], tables: Container[int]
+) -> list[dict[str, Any]]:
+    """Return states without the rows of tables, by ``id()`` of their weights, which a checkpoint has once."""
+
+    def without(parameter: nn.Parameter, entry: Entry) -> Entry:
+        is_rows = id(parameter) in tables
+        return {name: each for name, each in entry.items() if not (is_rows and isinstance(each, Tensor) and each.dim())}
+
+    return [with_entries(state, optimizer, without) for state, optimizer in zip(states, optimizers, strict=False)]
 
 
 def _changed(

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_gnn_dist.rounds.part import RoundState
 from lightning_gnn_dist.rounds.rows.growing_rows import GrowingRows
 from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
 from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding, ask_owners, ask_with_moments, keep_apart
 from lightning_gnn_dist.rounds.rows.owned_exchange import refuse_product
-from lightning_gnn_dist.rounds.rows.tables import of_rows, touched
+from lightning_gnn_dist.rounds.rows.tables import coalesced, of_rows, touched
 from lightning_gnn_dist.rounds.rows.touches import Rows
 
 _ROW, _STEPS = "the row", "local steps that have touched it"  # beside the names of moments
@@ -45,19 +46,24 @@ class ReplicaRows:
         table: The table, whose rows have owners.
         averages: Whether ranks put together the moments of a name. Those go to the owners with the rows; others stay
             with the rank, of all rows that it has touched in the fit.
+        state: Says when this rank trains: from then on, rows that are looked up for a gradient stay here.
 
     Attributes:
         held: The rows that lie here, as of the last meeting, while the parameter has none.
-        is_in_round: Whether this rank trains.
         moments: Those that ranks put together, of the rows that lie here, as of the last meeting.
     """
 
-    def __init__(self, table: OwnedEmbedding, averages: Callable[[str], bool]) -> None:
-        self.table, self._averages = table, averages
+    def __init__(self, table: OwnedEmbedding, averages: Callable[[str], bool], state: RoundState) -> None:
+        self.table, self._averages, self._state = table, averages, state
         self.held = nn.Parameter(torch.empty(0), requires_grad=table.parameter.requires_grad)
         self.moments: dict[str, Tensor] = {}
         self._of_round, self._lasting = GrowingRows(), GrowingRows()
-        self.is_in_round, self._step = False, _NO_STEP
+        self._step = _NO_STEP
+
+    @property
+    def is_in_round(self) -> bool:
+        """Whether this rank trains."""
+        return self._state.is_training
 
     @property
     def parameter(self) -> nn.Parameter:
@@ -86,16 +92,7 @@ class ReplicaRows:
     def end(self) -> None:
         """End the fit."""
         self._of_round.clear()
-        self.is_in_round = False
         self.table.keep_together()
-
-    def begin_round(self) -> None:
-        """From here on, rows that are looked up for a gradient stay here."""
-        self.is_in_round = True
-
-    def end_round(self) -> None:
-        """From here on, rows are those of the owners."""
-        self.is_in_round = False
 
     def rows(self, ids: Tensor, *, trains: bool) -> Tensor:
         """Return rows as this replica has them. Not collective.
@@ -118,7 +115,7 @@ class ReplicaRows:
     def begin_step(self, optimizer: Optimizer) -> None:
         """Give the optimizer the rows that it is about to move, and count them."""
         refuse_product(self.held.grad)
-        if (gradient := self.parameter.grad) is not None:
+        if (gradient := coalesced(self.parameter, "an OwnedEmbedding")) is not None:
             ids, values = touched(gradient)
             self._lend(optimizer, ids.cpu(), values, gradient)
             steps = self._of_round.take(_STEPS, self._step.of_round)
@@ -197,7 +194,8 @@ class ReplicaRows:
             for name in self.moments:
                 state.pop(name, None)
             self.parameter.grad = None
-            self.table.show_none()
+            if self.table.here is self.held:  # else the fit has ended, and the rows stay in the parameter
+                self.table.show_none()
 
     # What a checkpoint has of this rank.
 
@@ -219,12 +217,6 @@ class ReplicaRows:
         for name, start in state["starts"].items():
             self._lasting.declare(name, start.to(device, copy=True))
         self._lasting.add(state["ids"], {name: rows.to(device) for name, rows in state["rows"].items()})
-
-    def whole_moments(self) -> dict[str, Tensor]:
-        """Return the averaged moments of all rows, which it asks for."""
-        owners, number = self.table.owners, self.table.number
-        assert owners is not None
-        return {name: owners.whole(number, each, name) for name, each in self.moments.items()}
 
     def forget_all_moments(self) -> None:
         """Forget all moments: those of a checkpoint follow."""

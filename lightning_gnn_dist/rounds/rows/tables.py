@@ -133,11 +133,10 @@ def _check_group(name: str, optimizer: Optimizer, group: dict[str, Any]) -> None
         )
 
 
-def refuse_other_sparse(parameters: Iterable[Tensor], tables: Iterable[Tensor]) -> None:
-    """Refuse sparse gradients of parameters that are no tables, whose rows nobody counts."""
-    known = {id(table) for table in tables}
+def refuse_other_sparse(parameters: Iterable[Tensor], tables: Container[int]) -> None:
+    """Refuse sparse gradients of parameters whose ``id()`` is no table's, whose rows nobody counts."""
     for parameter in parameters:
-        if parameter.grad is not None and parameter.grad.is_sparse and id(parameter) not in known:
+        if parameter.grad is not None and parameter.grad.is_sparse and id(parameter) not in tables:
             raise ValueError(OTHER_SPARSE.format(f" of shape {tuple(parameter.shape)}"))
 
 

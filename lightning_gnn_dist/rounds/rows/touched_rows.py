@@ -8,81 +8,69 @@ is, on all ranks alike.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
-from lightning.pytorch.strategies import Strategy
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.rounds.lightning_internals import module_of
+from lightning_gnn_dist.rounds.means.averaging import AveragedMoments
+from lightning_gnn_dist.rounds.part import Fit, Part
 from lightning_gnn_dist.rounds.rows.merging import mean_rows, take_rows_, weights_of_ranks
-from lightning_gnn_dist.rounds.rows.owned_embedding import owned_parameters
-from lightning_gnn_dist.rounds.rows.tables import coalesced, refuse_other_sparse, tables_of
+from lightning_gnn_dist.rounds.rows.tables import coalesced, refuse_other_sparse
 from lightning_gnn_dist.wire import collectives
 
 
-class KnowsMoments(Protocol):
-    """Who says which moments are averaged beside a table."""
+class DenseGradients(Part):
+    """Refuses sparse gradients, but of tables whose rows live with one rank each: nobody counts the rows."""
 
-    def of_rows(self, table: Tensor) -> list[Tensor]:
-        """Return the averaged moments that have a row for each of the table's."""
+    def before_step(self, optimizer: Optimizer) -> None:
+        held = (each for group in optimizer.param_groups for each in group["params"])
+        refuse_other_sparse(held, self.fit.ids_of_tables())
 
 
-class TouchedRows:
+class TouchedRows(DenseGradients):
     """Counts touched rows, and puts them together when ranks meet.
 
-    It leaves alone tables whose rows live with one rank each, which
-    :class:`~lightning_gnn_dist.rounds.rows.replica_tables.ReplicaTables` has.
-
     Args:
-        strategy: The strategy whose module has the tables.
-        moments: Says which moments of the optimizers are put together, too.
+        moments: The moments of the optimizers that are put together, too.
     """
 
-    def __init__(self, strategy: Strategy, moments: KnowsMoments) -> None:
-        self._strategy, self._moments = strategy, moments
+    def __init__(self, moments: AveragedMoments | None) -> None:
+        self._moments = moments
+
+    def begin(self, fit: Fit) -> None:
+        super().begin(fit)
         # By the table's name, for each row, how many local steps of this round have touched it.
-        self._steps: dict[str, Tensor] = {}
-        self._has_none = False  # whether the module had no table at the first step of this round
+        self._steps = {
+            name: torch.zeros(len(table), dtype=torch.int32, device=table.device) for name, table in fit.tables.items()
+        }
 
-    def begin(self) -> None:
-        """Begin a fit. No row is touched: checkpoints that can be resumed are of meetings."""
-        self._steps, self._has_none = {}, False
+    def begin_round(self) -> None:
+        for steps in self._steps.values():
+            steps.zero_()
 
-    def count(self, optimizer: Optimizer) -> None:
+    def before_step(self, optimizer: Optimizer) -> None:
         """Note which rows the optimizer is about to move; refuse a table whose gradient has all of them."""
-        held = {id(each): each for group in optimizer.param_groups for each in group["params"]}
-        if self._has_none and not any(each.grad is not None and each.grad.is_sparse for each in held.values()):
-            return
-        module = module_of(self._strategy)
-        tables, owned = tables_of(module), owned_parameters(module)
-        self._has_none = not tables
-        refuse_other_sparse(held.values(), tables.values())
-        for name, table in tables.items():
-            gradient = coalesced(table, name) if id(table) in held else None
-            if gradient is not None and id(table) not in owned:
-                self._counter(name, table)[gradient._indices()[0]] += 1
+        super().before_step(optimizer)
+        held = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        for name, table in self.fit.tables.items():
+            gradient = coalesced(table, name) if id(table) in held and table.requires_grad else None
+            if gradient is not None:
+                self._steps[name][gradient._indices()[0]] += 1
 
     @torch.no_grad()
-    def average_(self, weight: float) -> None:
-        """Replace each touched row, and its averaged moments, by the weighted mean over ranks. Collective.
+    def contribute(self) -> None:
+        """Replace each touched row, and its averaged moments, by the weighted mean over ranks.
 
-        Args:
-            weight: What this rank counts for. With 0, it takes the rows of others. Some rank's must be positive.
+        A rank of weight 0 takes the rows of others. Some rank's weight must be positive.
         """
-        self._has_none = False
-        module = module_of(self._strategy)
-        owned = owned_parameters(module)
-        named = tables_of(module, frozen=True)  # also those that were frozen in this round
-        named = {name: table for name, table in named.items() if id(table) not in owned}
-        if not named or collectives.world_size() == 1:
+        if collectives.world_size() == 1:
             return
-        counters = [self._counter(name, table) for name, table in named.items()]
-        tables = [[table.detach(), *self._moments.of_rows(table)] for table in named.values()]
+        # Also of tables that were frozen in this round.
+        tables = [[table.detach(), *self._moments_of(table)] for table in self.fit.tables.values()]
+        weight = 0.0 if self.fit.round.is_left_out else self.fit.weight_of_rows()
         weights = weights_of_ranks(weight, tables[0][0].device)
         collectives.check_total(sum(weights))
-        found, left = mean_rows(tables, counters, weights)
+        found, left = mean_rows(tables, [*self._steps.values()], weights)
         for tensors, rows in zip(tables, found, strict=True):
             for tensor, mean in zip(tensors, rows.values, strict=True):
                 tensor.index_copy_(0, rows.ids, mean)
@@ -90,10 +78,15 @@ class TouchedRows:
         for tensors, ids in zip(tables, left, strict=True):
             if len(ids):  # on all ranks alike: touched by ranks without weight alone, so the others have it as it was
                 take_rows_(tensors, [ids] * len(tensors), source)
-        for steps in counters:
-            steps.zero_()
 
-    def _counter(self, name: str, table: Tensor) -> Tensor:
-        if name not in self._steps:
-            self._steps[name] = torch.zeros(len(table), dtype=torch.int32, device=table.device)
-        return self._steps[name]
+    def sizes(self) -> list[int]:
+        return [sum(moment.numel() for table in self._trained() for moment in self._moments_of(table))]
+
+    def equal(self) -> list[Tensor]:
+        return [each for table in self._trained() for each in (table.data, *self._moments_of(table))]
+
+    def _trained(self) -> list[Tensor]:
+        return [table for table in self.fit.tables.values() if table.requires_grad]
+
+    def _moments_of(self, table: Tensor) -> list[Tensor]:
+        return [] if self._moments is None else self._moments.of_rows(table)

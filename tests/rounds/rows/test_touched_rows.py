@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightning_gnn_dist import EverySteps, LocalSGDStrategy, Outer, TMAStrategy
+from lightning_gnn_dist.rounds.rows.touched_rows import TouchedRows
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
@@ -124,11 +125,12 @@ class Counted(LocalSGDStrategy):
     """Notes what a meeting sends for rows, and which rows each rank has touched."""
 
     def average_replicas(self) -> None:
-        steps = [each.clone() for each in self.touched_rows._steps.values()]
+        (rows,) = (part for part in self.meeting.parts if isinstance(part, TouchedRows))
         before = collectives.traffic.bytes_sent
-        self.touched_rows.average_(self.weight_of_rows())
+        rows.contribute()
         self.sent = collectives.traffic.bytes_sent - before
-        self.touched = steps[0].nonzero().flatten().tolist()
+        (steps,) = rows._steps.values()
+        self.touched = steps.nonzero().flatten().tolist()
         super().average_replicas()
 
 

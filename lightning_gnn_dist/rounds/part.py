@@ -1,0 +1,173 @@
+"""What a meeting is made of: parts, each of which does one thing that replicas do about each other.
+
+begin         once, when a fit begins
+begin_round   before the first round, and after each meeting: what begins a round on all ranks
+before_step   in each local step: what changes its gradients, without an exchange
+contribute    at a meeting: what goes into the mean over ranks, one exchange for all parts
+apply         after it: what becomes of the mean
+end           once, when the fit is over
+
+A strategy says which parts meet, and in which order. What is off is not among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.plugins.precision import Precision
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_gnn_dist.rounds.means.means import Means
+from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
+from lightning_gnn_dist.rounds.walking import parameters_of
+from lightning_gnn_dist.wire import collectives
+
+
+@dataclass
+class RoundState:
+    """Where a rank is in the rounds of a run, and how the last one was. A checkpoint holds the first two fields."""
+
+    round_idx: int = 0
+    batches_done: int = 0
+    in_round: bool = False
+    is_training: bool = False  # from the first batch of a round to its meeting
+    stop_requested: bool = False  # by this rank, since the last meeting
+    seconds: float = 0.0
+    distance: float = 0.0  # of replicas from their mean, if it was measured
+    batches_of_ranks: list[int] = field(default_factory=list)
+    left_out: list[int] = field(default_factory=list)  # ranks whose weights were not finite
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether this rank's replica must not count at this meeting."""
+        return collectives.rank() in self.left_out
+
+    @property
+    def batches(self) -> int:
+        """The batches of this rank in the round whose ranks meet."""
+        return self.batches_of_ranks[collectives.rank()]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a part may see of a fit; never the strategy.
+
+    Attributes:
+        lightning_module: The module that trains.
+        optimizers: Those of its local steps.
+        precision_plugin: Lightning's, whose ``train_step_context()`` a step outside the loop needs.
+        batch_to_device: Moves a batch to where the module is.
+        device: Where that is.
+        round: Where this rank stands.
+        means: Takes means over ranks.
+        weight: Says what this rank counts for in them.
+        weight_of_rows: Says what a local step of it counts for in the mean of a row that it has touched.
+        nonfinite: What to do with a rank whose weights or gradients are not finite.
+        processors_differ: Whether ranks compute on processors of different kinds, so that last digits may differ.
+        tables: The module's tables that every rank holds, by name, trained or not.
+        owned: Those whose rows live with one rank each.
+    """
+
+    lightning_module: LightningModule
+    optimizers: list[Optimizer]
+    precision_plugin: Precision
+    batch_to_device: Callable[[Any], Any]
+    device: torch.device
+    round: RoundState
+    means: Means
+    weight: Callable[[], float]
+    weight_of_rows: Callable[[], float]
+    nonfinite: str
+    processors_differ: bool
+    tables: Mapping[str, Tensor]
+    owned: Sequence[OwnedEmbedding]
+
+    def trained_parameters(self) -> list[Tensor]:
+        """Return the parameters that require gradients, in the same order on every rank."""
+        return [each for each in parameters_of(self.lightning_module) if each.requires_grad]
+
+    def dense_parameters(self, *, frozen: bool = False) -> list[Tensor]:
+        """Return the parameters that are trained, or also ``frozen`` ones, and are no tables: alike on all ranks."""
+        tables, all_of_them = self.ids_of_tables(), parameters_of(self.lightning_module)
+        return [each for each in all_of_them if (frozen or each.requires_grad) and id(each) not in tables]
+
+    def ids_of_tables(self) -> set[int]:
+        """Return the weights of all tables, by ``id()``."""
+        return {id(each) for each in self.tables.values()} | self.ids_of_owned()
+
+    def ids_of_owned(self) -> set[int]:
+        """Return the weights of tables whose rows live with one rank each, by ``id()``."""
+        return {id(table.parameter) for table in self.owned}
+
+
+class Share(NamedTuple):
+    """What a part brings to a mean over ranks, which takes its place.
+
+    Attributes:
+        whole: Goes as it is. Of integers it is the largest.
+        ways: How far this replica has come; goes in as few bits as asked for.
+        moments: Of optimizers; go in 16 bits, where ways go in fewer than 32.
+    """
+
+    whole: Sequence[Tensor]
+    ways: Sequence[Tensor] = ()
+    moments: Sequence[Tensor] = ()
+
+
+class Part:
+    """One thing that replicas do about each other. All ranks have the same parts, in the same order.
+
+    Every method may be left out. Those that say so are called on all ranks at once, and may exchange.
+    """
+
+    fit: Fit
+
+    def begin(self, fit: Fit) -> None:
+        """Begin a fit, whose module and optimizers are made; refuse one that does not go with it. Collective."""
+        self.fit = fit
+
+    def begin_round(self) -> None:
+        """Begin a round: after each meeting, and before the first. Collective."""
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Change the gradients that an optimizer is about to use, before they are clipped. Not collective."""
+
+    def after_step(self) -> None:
+        """Undo what :meth:`before_step` needs undone, also where the optimizer has not stepped. Not collective."""
+
+    def contribute(self) -> Share | None:
+        """Return what goes into the mean over ranks, if anything. Collective: what does not go there may go before."""
+        return None
+
+    def apply(self) -> None:
+        """Take what the mean has become. Collective."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold of this rank, by names that no other part has."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Begin the round that a checkpoint is of; ``state`` has the states of all parts. Collective."""
+        self.begin_round()
+
+    def end(self) -> None:
+        """End the fit, also after an error. Not collective."""
+
+    # What ranks compare.
+
+    def sizes(self) -> list[int]:
+        """Return how many numbers it sends, in which ranks must agree before they meet."""
+        return []
+
+    def trained(self) -> list[Tensor]:
+        """Return what local steps have moved on this rank, in which there must be no NaN."""
+        return []
+
+    def equal(self) -> list[Tensor]:
+        """Return what all ranks have alike after a meeting, which is checked."""
+        return []
