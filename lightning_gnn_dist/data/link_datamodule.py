@@ -85,6 +85,8 @@ class LinkDataModule(EdgeDataModule, PartDataModule):
         cache_dir: Where partitions are kept. Default: beside a saved graph, else the user's cache directory.
     """
 
+    _way_to_hold = "give split_edges() a share for them, split_edges(graph, {name}=0.1)."
+
     @knows_words_of_pyg
     def __init__(
         self,
@@ -145,9 +147,6 @@ class LinkDataModule(EdgeDataModule, PartDataModule):
     def _held_links(self, name: str) -> HeldLinks:
         arrays = self.split.held_arrays.get(name, {})
         return self._asked.held(self.split.edges[name], self.split.negatives.get(name), arrays)
-
-    def _way_to_hold(self, name: str) -> str:
-        return f"give split_edges() a share for them, split_edges(graph, {name}=0.1)."
 
     def _most_seeds(self, world_size: int) -> int:
         if world_size not in self._most:

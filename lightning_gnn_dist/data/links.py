@@ -22,13 +22,12 @@ from lightning_gnn_dist.checks import (
     shown,
 )
 from lightning_gnn_dist.data.edges.checks import check_apart, check_held, check_rivals
+from lightning_gnn_dist.data.edges.directions import both_ways, is_undirected
 from lightning_gnn_dist.data.edges.labels import check_no_negatives, named_labels, taken_masks
 from lightning_gnn_dist.data.edges.leaks import check_no_copies, check_other_types
-from lightning_gnn_dist.data.edges.plain import is_undirected
 from lightning_gnn_dist.data.edges.saved import names_to_save, saved_names
 from lightning_gnn_dist.data.edges.split import (
     EdgesToSplit,
-    both_ways,
     check_each_mapping,
     check_held_arrays,
     labelled_in_graph,

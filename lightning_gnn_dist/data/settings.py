@@ -181,6 +181,11 @@ class BatchSettings:
                 "WholePartSampler has one batch of all rows: draw with a NeighborSampler, or leave cache_bytes out."
             )
 
+    @property
+    def samplers(self) -> tuple[Sampler, Sampler, Sampler]:
+        """Those of training batches, corrections and evaluation."""
+        return self.of_parts(), self.of_corrections(), self.of_evaluation()
+
     def of_parts(self) -> Sampler:
         """Return the sampler of training batches."""
         return NeighborSampler([15, 10]) if self.sampler is None else self.sampler

@@ -34,10 +34,7 @@ class TargetType(NamedTuple):
 
     def shows(self, graph: Graph, sample: Sample) -> Tensor:
         """Which edges of a sample could give a target away: a bool for each."""
-        return self.is_shown(kinds_of(graph, sample))
-
-    def is_shown(self, kinds: Tensor) -> Tensor:
-        """Which edges could, given their types."""
+        kinds = kinds_of(graph, sample)
         is_shown = kinds == self.number
         return is_shown if self.reverse is None else is_shown | (kinds == self.reverse)
 

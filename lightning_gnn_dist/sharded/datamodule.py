@@ -10,8 +10,7 @@ from torch import Tensor
 from lightning_gnn_dist.batches.global_batches import OwnSeeds
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.batches.placement import device_of, stream_to
-from lightning_gnn_dist.batches.source import BatchSource, GraphSource
+from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Isolated
 from lightning_gnn_dist.boundary.exchange_refusals import check_whole_part
 from lightning_gnn_dist.boundary.halo_seeds import seed_hops, seeds_around
@@ -150,10 +149,7 @@ class ShardedDataModule(ShardDataModule):
             return self._whole_graph().ids_of_own(seeds), self._whole_source(self.sampler)
         if part.types is not None:
             self.sampler.sample_bulk(part, [], [])  # refuses the part, or draws nothing
-        stream = stream_to(device_of(self.trainer))
-        return seeds, GraphSource(
-            part, self.sampler, widen=self._widening(), all_labels=self.loading.all_labels, stream=stream
-        )
+        return seeds, self._part_source(part, self.sampler)
 
     def _seeds_around(self, part: Graph, rank: int, num_ranks: int) -> Tensor:
         if not seed_hops(self.boundary):

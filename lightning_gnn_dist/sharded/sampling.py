@@ -167,27 +167,22 @@ def check_sampler(sampler: object, types: TypedBounds | None = None) -> ShardedS
     if isinstance(sampler, LinkSampler):
         check_sampler(sampler.sampler, types)
         return sampler
+    if isinstance(sampler, NeighborSampler | TemporalSampler):
+        if types is not None:
+            sampler.of_types(types)  # refuses numbers of other types
+        return sampler
     if types is not None:
-        return _of_types(sampler, types)
-    if isinstance(sampler, NeighborSampler | TemporalSampler | LadiesSampler | FastGCNSampler):
+        raise ValueError(
+            f"A typed graph in shards is sampled by NeighborSampler or TemporalSampler, got {shown(sampler)}: choose "
+            "one of these, or give every host the whole graph."
+        )
+    if isinstance(sampler, LadiesSampler | FastGCNSampler):
         return sampler
     raise ValueError(
         "A sharded graph is sampled by NeighborSampler, TemporalSampler, LadiesSampler or FastGCNSampler, got "
         f"{shown(sampler)}: others ask for edges among nodes of several hosts. Choose one of these, or give every host "
         "the whole graph."
     )
-
-
-def _of_types(sampler: object, types: TypedBounds | None = None) -> NeighborSampler | TemporalSampler:
-    """Return the sampler of a typed graph."""
-    if not isinstance(sampler, NeighborSampler | TemporalSampler):
-        raise ValueError(
-            f"A typed graph in shards is sampled by NeighborSampler or TemporalSampler, got {shown(sampler)}: choose "
-            "one of these, or give every host the whole graph."
-        )
-    if types is not None:
-        sampler.of_types(types)  # refuses numbers of other types
-    return sampler
 
 
 def _apart(graph: ShardedGraph, sample: Sample) -> Apart:

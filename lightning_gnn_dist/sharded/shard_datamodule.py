@@ -14,6 +14,7 @@ from torch_geometric.data import Data
 from lightning_gnn_dist.batches.ahead.row_cache import figures_of
 from lightning_gnn_dist.batches.placement import device_of, stream_to
 from lightning_gnn_dist.batches.precision import type_that_stays
+from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Halo, Isolated, check_boundary
 from lightning_gnn_dist.boundary.exchange_plan import Owners
 from lightning_gnn_dist.checks import check_at_least, check_path, check_true_or_false
@@ -250,10 +251,12 @@ class ShardDataModule(ExchangingDataModule):
         if self._exchanges():
             return self._whole_graph().shard.rows
         if self._part is None:
-            self._part, self._part_ids = read_part(
-                self._whole_graph(), self.boundary, self.coverage, self._settings.seed_of_parts
-            )
+            self._part, self._part_ids = self._read_part(self._whole_graph())
         return self._part
+
+    def _read_part(self, graph: ShardedGraph) -> tuple[Graph, Tensor]:
+        """Return the part and the ids of its nodes in the whole graph. Collective."""
+        return read_part(graph, self.boundary, self.coverage, self._settings.seed_of_parts)
 
     def _around(self, part: Graph, num_ranks: int) -> tuple[Graph, Owners]:
         found, ids = read_part(self._whole_graph(), self.boundary, None, self._settings.seed_of_parts)
@@ -275,6 +278,11 @@ class ShardDataModule(ExchangingDataModule):
     def _whole_source(self, sampler: Sampler, num_ids: int | None = None) -> ShardedSource:
         stream, stays = stream_to(device_of(self.trainer)), type_that_stays(self.trainer)
         return ShardedSource(self._whole_graph(), sampler, self.loading, num_ids=num_ids, stream=stream, stays=stays)
+
+    def _part_source(self, part: Graph, sampler: Sampler, num_ids: int | None = None) -> GraphSource:
+        """Return the source of batches of a part in RAM."""
+        how: dict[str, Any] = {"widen": self._widening(), "all_labels": self.loading.all_labels}
+        return GraphSource(part, sampler, num_ids=num_ids, stream=stream_to(device_of(self.trainer)), **how)
 
     def _eval_batch_size(self, evaluated: Evaluated, sampler: Sampler) -> int:
         """Double the training batch as long as the neighbourhood of a batch fits all ranks' budgets. Collective.

@@ -22,6 +22,7 @@ class EdgeDataModule(ExchangingDataModule):
     """Batches around the edges of a graph, and around held ones."""
 
     _has_inputs = False  # nobody lists the training edges
+    _way_to_hold: str  # says how to hold edges of a {name} back
     _asked: AskedEdges
 
     # What a subclass says.
@@ -37,10 +38,6 @@ class EdgeDataModule(ExchangingDataModule):
     @abstractmethod
     def _held_links(self, name: str) -> HeldLinks:
         """Return held edges, at least this rank's share of them. Collective, the first time."""
-
-    @abstractmethod
-    def _way_to_hold(self, name: str) -> str:
-        """Return how to hold edges back that are missing."""
 
     def _first_edge(self) -> int:
         """Return the number that asks for the edge at position 0 of these rows."""
@@ -74,7 +71,7 @@ class EdgeDataModule(ExchangingDataModule):
 
     def _judging_loader(self, name: str) -> BatchLoader:
         """Return the loader of this rank's share of the held edges. Collective, the first time, of shards."""
-        check_held_back(name, self._asked.links.held, self._way_to_hold(name))
+        check_held_back(name, self._asked.links.held, self._way_to_hold.format(name=name))
         held, count = self._held_links(name), int(self._asked.links.held[name][-1])
 
         def sampler_of(more_hops: int) -> Sampler:

@@ -65,7 +65,7 @@ def held_pairs(
     return held
 
 
-def numbers_of(links: Tensor, num_nodes: int, *, undirected: bool) -> Tensor:
+def numbers_of(links: Tensor, num_nodes: int, *, undirected: bool = False) -> Tensor:
     """A number for each edge; if ``undirected``, that of both directions."""
     first, last = (links.amin(0), links.amax(0)) if undirected else links
     return first * num_nodes + last

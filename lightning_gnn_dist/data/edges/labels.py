@@ -84,17 +84,23 @@ def named_labels(graph: Graph, edge_type: EdgeType | None, labels: str | Tensor 
     return with_edge_arrays(graph, edge_type, {**arrays, _GIVEN: labels.detach()[places]}), _GIVEN
 
 
-def checked_labels(graph: Graph, edge_type: EdgeType | None, name: str) -> Tensor:
-    """The array ``name`` of the edges of a type; one that holds no labels is refused."""
+def array_of_edges(graph: Graph, edge_type: EdgeType | None, argument: str, name: str) -> Tensor:
+    """The array of the edges of a type that an argument names; refused if they have none of that name."""
     arrays = arrays_of_edges(graph, edge_type)
     if name not in arrays:
         whose = "edges" if edge_type is None else f"edges of type {edge_type}"
         raise ValueError(
-            f"labels names {shown(name)}, and {whose} carry no array of that name (they have: "
+            f"{argument} names {shown(name)}, and {whose} carry no array of that name (they have: "
             f"{shown(sorted(arrays))}): set it in the data before Graph.from_pyg(data)."
         )
-    check_labels(name, arrays[name])
     return arrays[name]
+
+
+def checked_labels(graph: Graph, edge_type: EdgeType | None, name: str) -> Tensor:
+    """The array ``name`` of the edges of a type; one that holds no labels is refused."""
+    labels = array_of_edges(graph, edge_type, "labels", name)
+    check_labels(name, labels)
+    return labels
 
 
 def check_labels(name: str, labels: Tensor) -> None:

@@ -58,7 +58,7 @@ def check_no_copies(graph: Graph, edge_type: EdgeType | None, reverse: EdgeType 
 def _copies_turned_round(graph: Graph, reverse: EdgeType, name: str, links: Tensor, labels: Tensor) -> list[str]:
     """The arrays of the reverse type that have every label at an edge that turns its own round."""
     back, size = links_of(graph, reverse)[1].flip(0), graph.num_nodes
-    pairs = numbers_of(torch.cat([links, back], 1), size, undirected=False).unique(return_inverse=True)[1]
+    pairs = numbers_of(torch.cat([links, back], 1), size).unique(return_inverse=True)[1]
     found = []
     for array, rows in arrays_of_edges(graph, reverse).items():
         if array == name or not _is_as_wide(rows, labels):  # batches leave out the one of that name

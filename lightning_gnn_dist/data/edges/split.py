@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_arrays, shown
 from lightning_gnn_dist.data.edges.dealing import FALSE_ENDS, Pairs, held_pairs, numbers_of
+from lightning_gnn_dist.data.edges.directions import both_ways, settled
 from lightning_gnn_dist.data.edges.labels import (
     arrays_of_edges,
     check_classes,
@@ -20,15 +21,12 @@ from lightning_gnn_dist.data.edges.labels import (
     with_edge_arrays,
     without_labels,
 )
-from lightning_gnn_dist.data.edges.plain import settled
-from lightning_gnn_dist.data.edges.rows import counts_of_rows, is_same
 from lightning_gnn_dist.data.temporal.events import by_time, check_same_times, times_of_receivers
 from lightning_gnn_dist.data.temporal.split import is_labelled
 from lightning_gnn_dist.data.typed.links import ends_of, links_of, without_edges
 from lightning_gnn_dist.engine.rng import Purpose, key
 from lightning_gnn_dist.engine.temporal.order import time_order
 from lightning_gnn_dist.engine.temporal.times import as_integers
-from lightning_gnn_dist.graph.convert import EDGE_IDS
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import degrees_of, edge_positions
 from lightning_gnn_dist.graph.typed.types import EdgeType
@@ -258,23 +256,3 @@ def labelled_in_graph(graph: Graph, edge_type: EdgeType | None, labels: str, edg
     known = is_labelled(arrays_of_edges(graph, edge_type)[labels][places])
     there = graph.indices[at].to(torch.int64) * graph.num_nodes + receivers
     return torch.isin(edges[0] * graph.num_nodes + edges[1], there[known])
-
-
-def both_ways(graph: Graph, edge_type: EdgeType | None, undirected: bool | None) -> bool:
-    """Whether each edge is there as often in both directions, with the same rows; not if that was denied."""
-    if undirected is False or (edge_type is not None and edge_type[0] != edge_type[2]):
-        return False
-    arrays = {name: array for name, array in arrays_of_edges(graph, edge_type).items() if name != EDGE_IDS}
-    links = links_of(graph, edge_type)[1]
-    there, back = (numbers_of(ends, graph.num_nodes, undirected=False) for ends in (links, links.flip(0)))
-    if torch.equal(*counts_of_rows(there, back, [(array, array) for array in arrays.values()])):
-        return True
-    if undirected:
-        differs = [name for name, array in arrays.items() if not is_same(there, back, array, array)]
-        if not torch.equal(*counts_of_rows(there, back, [])):
-            differs.append("how often they are there")
-        raise ValueError(
-            f"undirected=True, but the two directions of some edge differ in {shown(differs or sorted(arrays))}: add "
-            "what is missing, or leave undirected out, and each direction is asked for by itself."
-        )
-    return False

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 def check_temporal(graph: Graph, settings: BatchSettings, boundary: Boundary) -> None:
     """Refuse a graph without the times that samplers draw by, and a boundary that does not know times."""
-    for sampler in (settings.of_parts(), settings.of_corrections(), settings.of_evaluation()):
+    for sampler in settings.samplers:
         if not isinstance(sampler, TemporalSampler):
             continue
         sampler.check_graph(graph)
@@ -63,7 +63,7 @@ def check_event_samplers(graph: Graph, settings: BatchSettings, time: str | None
     """Refuse samplers that do not suit a graph of events; say what is always seen."""
     if time is None:
         return
-    for sampler in (settings.of_parts(), settings.of_corrections(), settings.of_evaluation()):
+    for sampler in settings.samplers:
         if not isinstance(sampler, TemporalSampler):
             continue
         if sampler.seed_time is not None:

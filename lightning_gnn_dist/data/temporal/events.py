@@ -9,8 +9,9 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_word, shown
 from lightning_gnn_dist.data.edges.dealing import numbers_of
-from lightning_gnn_dist.data.edges.labels import arrays_of_edges
+from lightning_gnn_dist.data.edges.labels import array_of_edges, arrays_of_edges
 from lightning_gnn_dist.data.edges.rows import is_same
+from lightning_gnn_dist.data.temporal.split import parted_by_time
 from lightning_gnn_dist.data.typed.links import between, links_of
 from lightning_gnn_dist.engine.temporal.times import check_times, node_times
 from lightning_gnn_dist.graph.graph import Graph
@@ -34,13 +35,7 @@ def check_times_of_edges(
             f"labels and time both name {shown(time)}, and a target shows its time: to predict when edges are there, "
             "give the labels an array of their own."
         )
-    arrays, whose = arrays_of_edges(graph, edge_type), "edges" if edge_type is None else f"edges of type {edge_type}"
-    if time not in arrays:
-        raise ValueError(
-            f"time names {shown(time)}, and {whose} carry no array of that name (they have: {shown(sorted(arrays))}): "
-            "set it in the data before Graph.from_pyg(data)."
-        )
-    check_times(time, arrays[time], "edge")
+    check_times(time, array_of_edges(graph, edge_type, "time", time), "edge")
     if not hide:
         raise ValueError(
             "hide=False is for splits without time: with time an event is not seen before it has happened, and "
@@ -73,7 +68,7 @@ def check_reverse_times(
 def check_same_times(graph: Graph, edge_type: EdgeType | None, reverse: EdgeType, time: str) -> None:
     """Refuse a reverse type that shows events at other times."""
     links, turned = links_of(graph, edge_type)[1], links_of(graph, reverse)[1].flip(0)
-    numbers = [numbers_of(ends, graph.num_nodes, undirected=False) for ends in (links, turned)]
+    numbers = [numbers_of(ends, graph.num_nodes) for ends in (links, turned)]
     times = [arrays_of_edges(graph, kind)[time] for kind in (edge_type, reverse)]
     if not is_same(*numbers, *times):
         raise ValueError(
@@ -85,20 +80,17 @@ def check_same_times(graph: Graph, edge_type: EdgeType | None, reverse: EdgeType
 def _turns_round(graph: Graph, edge_type: EdgeType, kind: EdgeType) -> bool:
     """Whether most edges of a type are those of another turned round."""
     links, turned = links_of(graph, edge_type)[1], links_of(graph, kind)[1].flip(0)
-    there, back = (numbers_of(ends, graph.num_nodes, undirected=False) for ends in (links, turned))
+    there, back = (numbers_of(ends, graph.num_nodes) for ends in (links, turned))
     return 2 * int(torch.isin(back, there).sum()) > back.numel()
 
 
 def by_time(when: Tensor, chosen: Tensor, shares: Mapping[str, float]) -> dict[str, Tensor]:
     """The positions of the events of each split, of those that are chosen."""
-    in_order = when[chosen].sort().values
-    count = in_order.numel()
-    begins = [in_order[count - round(share * count) :][:1] for share in (sum(shares.values()), shares["test"])]
-    later = [when >= begin if begin.numel() else torch.zeros_like(chosen) for begin in begins]
-    found = {"val": chosen & later[0] & ~later[1], "test": chosen & later[1]}
+    found = parted_by_time(when, chosen, shares["val"], shares["test"])
+    count, is_left = int(chosen.sum()), bool(found.pop("train").any())
     for name, share in shares.items():
         if share and not bool(found[name].any()):
             raise ValueError(f"No event is left for {name}: {name}={share} of {count} is none, or all are of one time.")
-    if not bool((chosen & ~later[0]).any()):
+    if not is_left:
         raise ValueError(f"val and test would hold all {count} events, and none is left to train on: give less.")
     return {name: mask.nonzero().view(-1) for name, mask in found.items() if bool(mask.any())}

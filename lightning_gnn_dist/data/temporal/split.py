@@ -65,22 +65,23 @@ def _masks(arrays: Mapping[str, Tensor], times: Tensor, val: float, test: float)
     when = as_integers(times)
     y = arrays.get("y")
     has_label = torch.ones_like(when, dtype=torch.bool) if y is None else is_labelled(y)
-    in_order = when[has_label].sort().values
-    count = in_order.numel()
-    begins = [in_order[count - round(share * count) :][:1] for share in (val + test, test)]
-    later = [when >= int(begin) if begin.numel() else torch.zeros_like(has_label) for begin in begins]
-    masks = {
-        "train_mask": has_label & ~later[0],
-        "val_mask": has_label & later[0] & ~later[1],
-        "test_mask": has_label & later[1],
-    }
+    parts = parted_by_time(when, has_label, val, test)
+    masks = {f"{name}_mask": mask for name, mask in parts.items()}
     for name, share in (("train", 1.0), ("val", val), ("test", test)):
         if share and not bool(masks[f"{name}_mask"].any()):
             raise ValueError(
-                f"No node is left for {name}: with val={val} and test={test}, {count} labelled nodes of "
-                f"{in_order.unique().numel()} different times are too few, as those of one time stay together."
+                f"No node is left for {name}: with val={val} and test={test}, {int(has_label.sum())} labelled nodes of "
+                f"{when[has_label].unique().numel()} different times are too few, as those of one time stay together."
             )
     return masks
+
+
+def parted_by_time(when: Tensor, chosen: Tensor, val: float, test: float) -> dict[str, Tensor]:
+    """Which of those that are chosen are learned, and which are validated and tested on: the later ones."""
+    in_order, count = when[chosen].sort().values, int(chosen.sum())
+    begins = [in_order[count - round(share * count) :][:1] for share in (val + test, test)]
+    later = [when >= begin if begin.numel() else torch.zeros_like(chosen) for begin in begins]
+    return {"train": chosen & ~later[0], "val": chosen & later[0] & ~later[1], "test": chosen & later[1]}
 
 
 def is_labelled(y: Tensor) -> Tensor:

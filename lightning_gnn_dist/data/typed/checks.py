@@ -21,7 +21,7 @@ def check_typed(graph: Graph, settings: BatchSettings, boundary: Boundary) -> No
     """Refuse samplers, boundaries and places that do not take a typed graph, if this is one."""
     if graph.types is None:
         return
-    for sampler in (settings.of_parts(), settings.of_corrections(), settings.of_evaluation()):
+    for sampler in settings.samplers:
         if isinstance(sampler, NeighborSampler):
             sampler.of_types(graph.types)
         sampler.sample_bulk(graph, [], [])  # refuses the graph, or draws nothing

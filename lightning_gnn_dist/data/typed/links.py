@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.data.edges.dealing import numbers_of
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
@@ -215,10 +216,10 @@ def _found(graph: Graph, types: GraphTypes, edge_type: EdgeType, held: Sequence[
     others = [kind for kind in types.edge_types if (kind[0], kind[2]) == (target, source) and kind != edge_type]
     named = name.removeprefix(_PREFIX) if name.startswith(_PREFIX) else _PREFIX + name
     found = {kind for kind in others if kind[1] == named}
-    links = _numbers(graph, links_of(graph, edge_type)[1]).unique() if others else torch.empty(0)
-    all_links = torch.cat([links, *(_numbers(graph, some) for some in held)]).unique()
+    links = numbers_of(links_of(graph, edge_type)[1], graph.num_nodes).unique() if others else torch.empty(0)
+    all_links = torch.cat([links, *(numbers_of(some, graph.num_nodes) for some in held)]).unique()
     for kind in others:
-        turned = _numbers(graph, links_of(graph, kind)[1].flip(0)).unique()
+        turned = numbers_of(links_of(graph, kind)[1].flip(0), graph.num_nodes).unique()
         if turned.numel() and (torch.equal(turned, links) or torch.equal(turned, all_links)):
             found.add(kind)
         elif kind not in found:
@@ -234,8 +235,8 @@ def _found(graph: Graph, types: GraphTypes, edge_type: EdgeType, held: Sequence[
 def _check_turned(graph: Graph, edge_type: EdgeType, kind: EdgeType, held: Sequence[Tensor]) -> None:
     """Refuse a type that was named as the reverse and has none of the links."""
     links, turned = links_of(graph, edge_type)[1], links_of(graph, kind)[1].flip(0)
-    numbers = torch.cat([_numbers(graph, some) for some in (links, *held)])
-    if numbers.numel() and turned.numel() and not bool(torch.isin(_numbers(graph, turned), numbers).any()):
+    numbers = torch.cat([numbers_of(some, graph.num_nodes) for some in (links, *held)])
+    if numbers.numel() and turned.numel() and not bool(torch.isin(numbers_of(turned, graph.num_nodes), numbers).any()):
         raise ValueError(
             f"reverse={kind} has none of the links of {edge_type} turned round: name the type that has them, or "
             "reverse=None if there is none."
@@ -250,8 +251,3 @@ def _refuse_if_alike(edge_type: EdgeType, kind: EdgeType, links: Tensor, turned:
             f"{kind} has {count} of the {links.numel()} links of {edge_type} turned round, and would show a model what "
             f"it is asked for: reverse={kind} hides held ones there, too, and reverse=None says that they are others."
         )
-
-
-def _numbers(graph: Graph, edges: Tensor) -> Tensor:
-    """A number for each edge, the same for the same ends."""
-    return edges[0] * graph.num_nodes + edges[1]

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.global_batches import OwnSeeds
 from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.batches.placement import device_of, stream_to
-from lightning_gnn_dist.batches.source import BatchSource, GraphSource
+from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Isolated
 from lightning_gnn_dist.checks import check_path
 from lightning_gnn_dist.data.edges.asked import AskedEdges, check_settings_of_edges
@@ -30,7 +29,7 @@ from lightning_gnn_dist.sampling.negatives import Candidates
 from lightning_gnn_dist.sampling.targets.tables import HeldLinks
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.sharded.links.held import held_of_shard, own_share
-from lightning_gnn_dist.sharded.part import read_part
+from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.shard_datamodule import ShardDataModule
 from lightning_gnn_dist.sharded.temporal.times import prepare_times, times_of_all_nodes
 
@@ -67,6 +66,8 @@ class ShardedLinkDataModule(EdgeDataModule, ShardDataModule):
         global_batching: How the whole graph is sampled for corrections. Each rank deals the edges into its own shard,
             ``deal="own"``: no rank lists those of all.
     """
+
+    _way_to_hold = "divide split_edges(graph, {name}=0.1), which holds some back."
 
     @knows_words_of_pyg
     def __init__(
@@ -121,24 +122,20 @@ class ShardedLinkDataModule(EdgeDataModule, ShardDataModule):
         check_event_samplers(rows, self._settings, self._links.time, self._links.edge_type)
 
     def _running_part(self) -> Graph:
-        if isinstance(self.boundary, Fetch):
-            return self._whole_graph().shard.rows
-        if self._part is None:
-            self._part = self._read_part()
-        return self._part
+        return self._whole_graph().shard.rows if isinstance(self.boundary, Fetch) else super()._running_part()
 
-    def _read_part(self) -> Graph:
-        """Return the part in RAM, with the labels of its edges. Collective."""
+    def _read_part(self, graph: ShardedGraph) -> tuple[Graph, Tensor]:
+        """Return the part, with the labels of its edges, and the ids of its nodes in the whole graph. Collective."""
         if self._links.labels is None:
-            return read_part(self._whole_graph(), self.boundary, None, self._settings.seed_of_parts)[0]
+            return super()._read_part(graph)
         graph = self._opened(self._with_labels())  # for this once, as no batch may ask for labels
         try:
-            part, _ = read_part(graph, self.boundary, None, self._settings.seed_of_parts)
+            found = super()._read_part(graph)
         except BaseException:
             graph.abort()  # its threads would wait for ranks that never answer
             raise
         graph.close()
-        return part
+        return found
 
     def _own_seeds(self) -> Tensor:
         """Return the positions of what this rank learns: in the whole graph, or without ``Fetch()`` in its part."""
@@ -224,11 +221,7 @@ class ShardedLinkDataModule(EdgeDataModule, ShardDataModule):
         self._values.of_arrays(shown)
         if isinstance(self.boundary, Fetch):
             return seeds, self._whole_source(self._across(self.sampler), int(self.bounds.edges[-1]))
-        links = self._around_part(part, self._is_own(part))
-        stream, count = stream_to(device_of(self.trainer)), part.num_edges
-        return seeds, GraphSource(
-            shown, links, widen=self._widening(), all_labels=self.loading.all_labels, num_ids=count, stream=stream
-        )
+        return seeds, self._part_source(shown, self._around_part(part, self._is_own(part)), part.num_edges)
 
     def _held_links(self, name: str) -> HeldLinks:
         if name not in self._held:
@@ -237,9 +230,6 @@ class ShardedLinkDataModule(EdgeDataModule, ShardDataModule):
             share, numbers = own_share(held_of_shard(shard, self._links, name), starts, channel, copy, num_copies)
             self._held[name] = self._asked.held(*share, numbers.start)
         return self._held[name]
-
-    def _way_to_hold(self, name: str) -> str:
-        return f"divide split_edges(graph, {name}=0.1), which holds some back."
 
 
 def _bounds_with_links(path: Path) -> tuple[Bounds, LinkBounds]:
