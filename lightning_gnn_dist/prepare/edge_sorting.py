@@ -135,7 +135,7 @@ class EdgeSorting:
         folder = self._folder(edge_type) / "gathered"
         if journal.get("is_gathered"):
             return
-        told = [blake2b(digest_size=16) for _ in range(1 if self.inputs.have_names else 2)]
+        told = [blake2b(digest_size=16) for _ in range(1 if self.inputs.have_names else 2) if self.is_shard]
         shutil.rmtree(folder, ignore_errors=True)
         counts = gather(
             self._pieces(edge_type, as_read, flip, parts),

@@ -136,25 +136,27 @@ def gather(
     told: Sequence[Any],
     progress: Progress,
 ) -> Column:
-    """Write the edges into the nodes of a part as arrays, and return how many edges lead into each part.
+    """Write the edges into the nodes of a part as arrays; with one hash, return how many lead into each part.
 
     Args:
         edges: All edges of a type.
         part: Whose edges to write. Receivers are numbered in the part, senders as they are.
         num_senders: The number of nodes of the source type.
-        both_ways: Whether the reverse of every edge counts, too. Then nothing is counted, and edges carry nothing.
+        both_ways: Whether the reverse of every edge counts, too. Then edges carry nothing.
         folder: Gets ``edge_index.npy`` and what the edges carry.
         source: Where the edges come from, for errors.
-        told: A hash that is updated with the ends of all edges, or two, of all senders and all receivers.
+        told: Of a shard, a hash that is updated with the ends of all edges, or two, of all senders and all receivers.
         progress: Called with the share of the edges that was read.
     """
     arrays, counts = GrowingArrays(folder, source), np.zeros(len(part.numbering.bounds) - 1, np.int64)
     dtype = torch.empty(0, dtype=convert.index_dtype(max(num_senders, part.num_all))).numpy().dtype
     for senders, receivers, carried, share in edges:
-        pairs = [np.stack([senders, receivers], 1).astype(np.int64)] if len(told) == 1 else [senders, receivers]
-        for digest, ends in zip(told, pairs, strict=True):
-            digest.update(ends.data)
-        counts += 0 if both_ways else part.numbering.count(receivers)
+        if len(told) == 1:
+            told[0].update(np.stack([senders, receivers], 1).astype(np.int64).data)
+            counts += part.numbering.count(receivers)
+        elif told:
+            for digest, ends in zip(told, (senders, receivers), strict=True):
+                digest.update(ends.data)
         for sender, receiver in [(senders, receivers), (receivers, senders)][: 1 + both_ways]:
             at, rows = part.rows(receiver)
             ends = np.stack([sender[at], rows], 1).astype(dtype)
