@@ -28,23 +28,25 @@ import torch
 from accuracy import Method, run
 from frontier import GENERATED, METIS, RANKS, STEPS, Enough, around, graph_of, rows_of
 from lightning.pytorch.strategies import Strategy
+from torch import Tensor
 
 from lightning_gnn_dist import Drift, EverySteps, Launch, LLCGStrategy
-from lightning_gnn_dist.rounds.meeting import Votes
+from lightning_gnn_dist.rounds.means.averaging import AveragedMoments
+from lightning_gnn_dist.rounds.part import Fit, Part
 
 GRAPHS = [name for name in GENERATED if name != "few edges inside"]
 LOCAL_STEPS = 10
 
 
+class MomentsEveryFourth(AveragedMoments):
+    def equal(self) -> list[Tensor]:
+        return [] if (self.fit.round.round_idx + 1) % 4 else super().equal()
+
+
 class EveryFourth(LLCGStrategy):
-    def meet(self, batches: int) -> list[Votes]:
-        averaged = self.averaging._moments
-        if (self.state.round_idx + 1) % 4:
-            self.averaging._moments = False
-        try:
-            return super().meet(batches)
-        finally:
-            self.averaging._moments = averaged
+    def stages(self, fit: Fit) -> list[list[Part]]:
+        means, *further = super().stages(fit)
+        return [[MomentsEveryFourth(True) if isinstance(each, AveragedMoments) else each for each in means], *further]
 
 
 def strategy(kind: type[LLCGStrategy], settings: dict[str, Any], steps: int) -> Strategy:

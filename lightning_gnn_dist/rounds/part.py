@@ -62,7 +62,6 @@ class Fit:
         optimizers: Those of its local steps.
         precision_plugin: Lightning's, whose ``train_step_context()`` a step outside the loop needs.
         batch_to_device: Moves a batch to where the module is.
-        device: Where that is.
         round: Where this rank stands.
         means: Takes means over ranks.
         weight: Says what this rank counts for in them.
@@ -77,7 +76,6 @@ class Fit:
     optimizers: list[Optimizer]
     precision_plugin: Precision
     batch_to_device: Callable[[Any], Any]
-    device: torch.device
     round: RoundState
     means: Means
     weight: Callable[[], float]
@@ -86,6 +84,11 @@ class Fit:
     processors_differ: bool
     tables: Mapping[str, Tensor]
     owned: Sequence[OwnedEmbedding]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module is."""
+        return self.lightning_module.device
 
     def trained_parameters(self) -> list[Tensor]:
         """Return the parameters that require gradients, in the same order on every rank."""

@@ -329,7 +329,6 @@ class RoundStrategy(PartitionedStrategy):
             optimizers=self.optimizers,
             precision_plugin=self.precision_plugin,
             batch_to_device=self.batch_to_device,
-            device=self.root_device,
             round=self.state,
             means=self.means,
             weight=self.own_weight,

@@ -16,11 +16,11 @@ from zlib import crc32
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from lightning_gnn_dist.checks import check_at_least, check_positive, check_seed, holds_integers, shown
 from lightning_gnn_dist.rounds.rows.initial_rows import initial_rows_
-from lightning_gnn_dist.rounds.rows.looked_up import looked_up
 from lightning_gnn_dist.rounds.rows.row_owners import RowOwners, bounds_of, send_from_first
 from lightning_gnn_dist.rounds.walking import modules_of
 from lightning_gnn_dist.wire import collectives
@@ -118,7 +118,7 @@ class OwnedEmbedding(nn.Module):
         trains = torch.is_grad_enabled() and self.parameter.requires_grad
         if self._replica is not None:
             rows = self._replica.rows(unique.long().cpu(), trains=trains)
-            return looked_up(self.parameter, rows, places, ids) if trains else functional.embedding(places, rows)
+            return _looked_up(self.parameter, rows, places, ids) if trains else functional.embedding(places, rows)
         rows = ask_owners(self, unique.long().cpu())
         if trains:
             rows.requires_grad_()
@@ -304,6 +304,30 @@ def keep_apart(table: OwnedEmbedding, replica: Replica) -> None:
     table._replica = replica
     table.owners.answer_from(table.number, replica.held)
     table.show_none()
+
+
+class _LookedUp(torch.autograd.Function):
+    """An embedding with sparse gradients, whose rows lie elsewhere than its parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: nn.Parameter, rows: Tensor, places: Tensor, ids: Tensor) -> Tensor:
+        ctx.shape = parameter.shape
+        ctx.save_for_backward(ids)
+        return functional.embedding(places, rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (ids,) = ctx.saved_tensors
+        values = gradient.reshape(-1, ctx.shape[1])  # as torch's own: a row for each id, though some may be there twice
+        indices = ids.long().reshape(1, -1)
+        return torch.sparse_coo_tensor(indices, values, ctx.shape, check_invariants=False), None, None, None
+
+
+def _looked_up(parameter: nn.Parameter, rows: Tensor, places: Tensor, ids: Tensor) -> Tensor:
+    """Return ``rows[places]``, which are the rows of ``ids`` in the table that ``parameter`` stands for."""
+    found: Tensor = _LookedUp.apply(parameter, rows, places, ids)  # type: ignore[no-untyped-call]
+    return found
 
 
 _keeps_here = [False]  # whether state_dict() asks nobody
