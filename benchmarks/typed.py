@@ -23,11 +23,12 @@ import torch
 from torch_geometric.loader import NeighborLoader
 
 from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.engine.apart import take_apart
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.engine.typed.apart import take_apart
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.large_pages import enlarge_pages
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 COUNTS = {"a": 400_000, "b": 300_000, "c": 200_000, "d": 100_000}
@@ -77,13 +78,13 @@ def works_of(graph: Graph, numbers: list[int]) -> dict[str, Callable[[torch.Tens
 
     def by_types(seeds: torch.Tensor, key: BatchKey) -> int:
         sample = sampler.sample_bulk(graph, [seeds], [key])[0]
-        if graph.types is not None:
+        if have_names(graph.types):
             take_apart(graph, sample)
         return sample.indices.numel()
 
     def whole(seeds: torch.Tensor, key: BatchKey) -> int:
         (batch,) = source.make([seeds], [key])
-        stores = batch.edge_stores if graph.types is not None else [batch]
+        stores = batch.edge_stores if have_names(graph.types) else [batch]
         return sum(store.num_edges for store in stores)
 
     return {"draw": draw, "draw, apart": by_types, "whole batch": whole}
@@ -115,7 +116,6 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     graph = random_graph(options.num_types, options.num_edges)
-    assert graph.types is not None
     rows = torch.cat([arrays["x"] for arrays in graph.types.node_arrays.values()])
     plain = Graph(graph.indptr, graph.indices, {"x": rows})
     for each in (graph, plain):

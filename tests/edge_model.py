@@ -13,7 +13,7 @@ from torch_geometric.nn import SAGEConv
 from torchmetrics import MeanSquaredError
 
 from lightning_gnn_dist import Graph
-from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.graph.typed.names import EdgeType
 
 RATES: EdgeType = ("user", "rates", "film")
 BACK: EdgeType = ("film", "rev_rates", "user")

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.nn import HeteroConv, SAGEConv
 
 from lightning_gnn_dist import Graph, LinkRanking, citations, coverage_mean
-from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.graph.typed.names import EdgeType
 
 WIDTHS = {"paper": 32, "author": 16, "word": 8, "venue": 4}
 

@@ -14,11 +14,11 @@ from torch import Tensor
 from lightning_gnn_dist.batches.batch import LABELS, PoolOf, SampledData, blocks_of, gathered
 from lightning_gnn_dist.batches.hetero import ENDS, LABELS_OF_LINKS, SampledHeteroData, ends_of
 from lightning_gnn_dist.batches.pool import Widen
+from lightning_gnn_dist.engine.apart import Apart, in_types, of_one_type, places_of, take_apart
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.engine.temporal.hops import SEED_TIME
-from lightning_gnn_dist.engine.typed.apart import Apart, in_types, of_one_type, places_of, take_apart
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.types import EdgeType, OneType, TypeNames, have_names
+from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, TypeNames, have_names
 
 
 class Taken(NamedTuple):
@@ -57,7 +57,7 @@ class Content(NamedTuple):
     @classmethod
     def of(cls, graph: Graph, sample: Sample) -> Content:
         """Return the content of a sample of a graph."""
-        types, of_nodes, of_edges = graph.types or OneType(), graph.arrays_of_nodes, graph.arrays_of_edges
+        types, of_nodes, of_edges = graph.types, graph.types.node_arrays, graph.types.edge_arrays
         apart = take_apart(graph, sample, with_ids=any(of_edges.values()))
         nodes = [Taken(of_nodes[kind], ids) for kind, ids in zip(types.node_types, apart.nodes, strict=True)]
         edges = [
@@ -67,7 +67,7 @@ class Content(NamedTuple):
             for number, (kind, rows) in enumerate(zip(types.edge_types, apart.rows, strict=True))
         ]
         content = cls.by_types(types, apart, sample, nodes, edges)
-        of_part = {} if graph.types is None else vars(graph).get("node_arrays", {})  # beside the arrays of the types
+        of_part = {} if not have_names(types) else vars(graph).get("node_arrays", {})  # beside the arrays of the types
         if "coverage" not in of_part:
             return content
         return content._replace(coverage=of_part["coverage"][sample.nodes[: sample.num_sampled_nodes[0]]])

@@ -11,7 +11,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import EdgeStorage, NodeStorage
 
 from lightning_gnn_dist.batches.batch import LABELS, Promising
-from lightning_gnn_dist.graph.typed.types import EdgeType, TypeNames
+from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames
 from lightning_gnn_dist.sampling.block import Block
 
 ENDS, LABELS_OF_LINKS = "edge_label_index", "edge_label"

@@ -12,6 +12,7 @@ from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Halo, Histo
 from lightning_gnn_dist.checks import brief
 from lightning_gnn_dist.evaluation.reach import Neighbourhoods, Reach
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition.advice import bytes_of_part, bytes_per_part
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.partition_report import PartitionReport
@@ -62,7 +63,7 @@ def prices(graph: Graph, partition: Partition, report: PartitionReport, num_laye
         if is_exact:
             break
         rows_before = rows
-    if graph.types is not None:  # whose rows are not exchanged
+    if have_names(graph.types):  # whose rows are not exchanged
         return
     rows, held = halos[0]
     between = _rows_between(graph, partition, num_layers)

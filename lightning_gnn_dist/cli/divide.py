@@ -8,6 +8,7 @@ from lightning_gnn_dist.cli.partitioners import partitioner_of
 from lightning_gnn_dist.data.edges.saved import holds_split
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.prepare.shard import Bounds, save_shards
 
@@ -30,7 +31,7 @@ def run(options: argparse.Namespace) -> None:
     sizes = partition.counts()
     print(f"{options.output}: {options.parts} shards of {int(sizes.min()):,} to {int(sizes.max()):,} nodes.")
     bounds, name = Bounds.read(options.output), "ShardedDataModule" if split is None else "ShardedLinkDataModule"
-    for about in (bounds.types, bounds.links):
+    for about in (bounds.types if have_names(bounds.types) else None, bounds.links):
         if about is not None:
             print(about)
     print(f"Copy shares.json and shard r to the host of rank r, and train on {name}(path).")

@@ -38,7 +38,7 @@ def make_batch(path: Path) -> None:
     from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
     graph = Graph.open(path)
-    of_one_type = graph.num_nodes if graph.types is None else graph.types.offsets[1]
+    of_one_type = graph.types.offsets[1]
     source = GraphSource(graph, NeighborSampler([15, 10]))
     next(source.make([torch.arange(min(_BATCH, of_one_type))], [BatchKey(0, 0, 0)]))
 

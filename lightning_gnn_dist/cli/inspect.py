@@ -18,6 +18,7 @@ from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import report_of
 from lightning_gnn_dist.graph.storage import store
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition.advice import advise, bytes_per_part, peak_bytes
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
@@ -40,7 +41,7 @@ def run(options: argparse.Namespace) -> None:
             held = LinkSplit.open(options.graph).edges.items()
             counts = ", ".join(f"{edges.shape[1]:,} {name}" for name, edges in held)
             print(f"The edges are those to train on; held back beside them: {counts}")
-        if options.cache and graph.types is not None:
+        if options.cache and have_names(graph.types):
             raise ValueError(f"--cache is for graphs without types, and {options.graph} has types: leave it out.")
         if options.cache:
             print(_moved().moved_from_files(graph, options))
@@ -60,7 +61,7 @@ def _tell_of_shards(path: Path, *, asks: bool) -> None:
     bounds = Bounds.read(path)
     sizes = bounds.nodes.diff()
     print(f"{path}: {bounds.num_shards} shards of {int(sizes.min()):,} to {int(sizes.max()):,} nodes.")
-    for about in (bounds.types, bounds.links):
+    for about in (bounds.types if have_names(bounds.types) else None, bounds.links):
         if about is not None:
             print(about)
 

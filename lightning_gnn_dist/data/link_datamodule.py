@@ -107,7 +107,7 @@ class LinkDataModule(EdgeDataModule, PartDataModule):
         boundary = _default_boundary(holding, sampler) if boundary is None else boundary
         self.split = _as_split(split)
         links, graph = _links_of(self.split), _with_seeds(self.split)
-        self._asked = AskedEdges.of(links, graph.types, graph.num_nodes, num_negatives)
+        self._asked = AskedEdges.of(links, graph.types, num_negatives)
         sampler = sampler_of_events(sampler, links.time)
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
         if global_batching.deal != "any":
@@ -218,7 +218,7 @@ def _default_boundary(holding: object, sampler: Sampler | None) -> Boundary:
 def _with_seeds(split: LinkSplit) -> Graph:
     """Return the graph; one with types predicts nodes of one type: the one chosen, or the receivers'."""
     graph, kind = split.graph, split.edge_type
-    if kind is None or graph.types is None or graph.types.seeds is not None:
+    if kind is None or graph.types.seeds is not None:
         return graph
     return graph.with_seeds(kind[2])
 

@@ -46,7 +46,7 @@ from lightning_gnn_dist.data.typed.links import (
 )
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage import store
-from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.sampling.negatives import has_edges
 
 _EDGES_TO_CHECK = 1000  # evenly spread over the graph

@@ -40,6 +40,7 @@ from lightning_gnn_dist.evaluation.whole_nodes import WholeNodes
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layerwise.layers import Layer, with_arrays
 from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
@@ -96,18 +97,17 @@ class PartDataModule(ExchangingDataModule):
     def num_nodes(self) -> int:
         """The number of nodes of the whole graph; of a typed one, those of the type that is learned from."""
         types = self.graph.types
-        return self.graph.num_nodes if types is None else len(types.nodes_of(types.seed_type()))
+        return len(types.nodes_of(types.seed_type()))
 
     def _nodes_to_predict(self) -> Tensor:
         types = self.graph.types
-        nodes = super()._nodes_to_predict()
-        return nodes if types is None else nodes + types.nodes_of(types.seed_type()).start
+        return super()._nodes_to_predict() + types.nodes_of(types.seed_type()).start
 
     def _title(self) -> str:
         return f"{self.graph}, {self.partitioner}"
 
     def _features(self) -> Tensor | None:
-        return None if self.graph.types is not None else self.graph.node_arrays.get("x")
+        return None if have_names(self.graph.types) else self.graph.node_arrays.get("x")
 
     # What Lightning calls.
 
@@ -192,8 +192,7 @@ class PartDataModule(ExchangingDataModule):
 
     def counts_of_nodes(self) -> frozenset[int]:
         """Return how many nodes the graph has, and how many there are of each type."""
-        of_types = {} if self.graph.types is None else self.graph.types.num_nodes
-        return frozenset({self.graph.num_nodes, *of_types.values()})
+        return frozenset({self.graph.num_nodes, *self.graph.types.num_nodes.values()})
 
     @property
     def uncovered(self) -> tuple[int, int]:
@@ -261,7 +260,7 @@ class PartDataModule(ExchangingDataModule):
 
     def _shown(self, part: Graph) -> Graph:
         """Return a part as batches show it: its own mask marks the rank's seeds, theirs all training nodes."""
-        if self.graph.types is not None:
+        if have_names(self.graph.types):
             return part  # the masks of its types are those of the whole graph
         mask = self.graph.node_arrays.get("train_mask")
         if part is self.graph or mask is None:
@@ -305,7 +304,7 @@ class PartDataModule(ExchangingDataModule):
         return self._counter().batch_size(evaluated, self.batch_size, self._eval_bytes)
 
     def _ready_rows(self, evaluated: Evaluated, batch_size: int) -> ReadyRows | None:
-        model = None if self.graph.types is not None else self._model_layers()
+        model = None if have_names(self.graph.types) else self._model_layers()
         if model is None or not (model.are_better or self._counter().is_cheaper_by_layer(evaluated, batch_size)):
             return None
         seeds, num_ranks = evaluated.nodes, evaluated.num_ranks
@@ -339,7 +338,7 @@ class PartDataModule(ExchangingDataModule):
 
     def _rows_in_files(self, graph: Graph) -> DiskRows | None:
         """Return what reads a graph's rows from files, if ``cache_bytes`` says so and does not hold all of them."""
-        if self.loading.cache_bytes is None or graph.types is not None:
+        if self.loading.cache_bytes is None or have_names(graph.types):
             return None
         if self._disk_rows is None:
             self._disk_rows = DiskRows.of(self.graph, self.loading.cache_bytes)
@@ -357,7 +356,7 @@ class PartDataModule(ExchangingDataModule):
             )
         # The part takes device memory first, though it may be loaded later; it is no larger than the whole graph.
         waits = graph is self.graph and is_fit and self._is_cut() and draws_anywhere(self.sampler)
-        sample_on = self.loading.sample_on if graph.types is None else "cpu"
+        sample_on = "cpu" if have_names(graph.types) else self.loading.sample_on
         placement = Placement(device, sample_on, expected_bytes=graph.num_bytes if waits else 0)
         return GraphSource(
             graph,

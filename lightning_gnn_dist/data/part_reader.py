@@ -26,6 +26,7 @@ from lightning_gnn_dist.graph.rows import (
     take_edges,
     take_rows,
 )
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition.base import Partition
 
 
@@ -94,7 +95,7 @@ class PartReader:
         # A memory map for this call alone, so that the pages it reads are freed after the copy.
         graph = Graph.open(self.graph.path) if self.graph.path else self.graph
         residents, num_own = self.residents(super_epoch)
-        if graph.types is not None:
+        if have_names(graph.types):
             ways = learned_from(self.graph), self.boundary, self.coverage, self.seed
             typed = read_typed(graph, residents, residents[:num_own], *ways)
             return Part(typed, None, typed.num_bytes, time.perf_counter() - started, residents.numel())

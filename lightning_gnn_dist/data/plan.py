@@ -20,6 +20,7 @@ from lightning_gnn_dist.data.part_reader import PartReader
 from lightning_gnn_dist.data.residency import Fixed, Holding, Residency, held_by_all
 from lightning_gnn_dist.graph.digest import sampled_digest, sketches
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.default import default_partitioner
@@ -65,7 +66,7 @@ class PartPlan:
         if isinstance(self.boundary, Fetch | Exchange) and self.holding != Holding():
             name = type(self.boundary).__name__
             raise ValueError(f"holding says what a part holds, and boundary={name}() sees the whole graph: choose one.")
-        check_seed_hops(self.boundary, is_typed=self.graph.types is not None)
+        check_seed_hops(self.boundary, is_typed=have_names(self.graph.types))
         if seed_hops(self.boundary) and self.holding != Holding():
             raise ValueError(
                 f"boundary={brief(self.boundary)} is for parts for good, without extra nodes: leave seed_hops out, or "

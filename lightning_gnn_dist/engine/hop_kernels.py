@@ -29,12 +29,13 @@ from lightning_gnn_dist.engine.kernels import (
     Table,
     Work,
     draw_row,
+    end_of_piece,
     open_rows,
     place,
     place_seeds,
+    prefetch_types,
     read_senders,
 )
-from lightning_gnn_dist.engine.typed.kernels import end_of_piece, prefetch_types
 from lightning_gnn_dist.engine.weighted.draws import Aside, aside_for, prefetch_weights
 
 NOTES = 256  # pieces that may wait to be drawn from

@@ -9,10 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.kernels import DAMAGED, REPEATED_SEED, Work
-from lightning_gnn_dist.engine.sample import MAX_ENTRIES, Sample, refuse_repeated
+from lightning_gnn_dist.engine.hop_kernels import ONE_TYPE, Draws, sample
+from lightning_gnn_dist.engine.kernels import DAMAGED, REPEATED_SEED, Array, Rule, Work
+from lightning_gnn_dist.engine.rng import typed_keys
+from lightning_gnn_dist.engine.sample import MAX_ENTRIES, BatchKey, Sample, refuse_repeated
 from lightning_gnn_dist.engine.scratch import Scratch, scratch_of_thread
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 # (indptr, indices, seeds, *settings, work, table, num_nodes, num_edges) -> needed entries of ``work``, or an error
 Kernel = Callable[..., Any]
@@ -44,7 +48,7 @@ def sample_hops(
         with_kinds: Whether it has ``edge_kinds``.
         num_names: The kernel calls nodes by names of its own, int64, below this number. Default: by their ids.
     """
-    kinds = np.dtype(np.uint8) if graph.types is None else graph.types.edge_type.numpy().dtype
+    kinds = graph.types.edge_type.numpy().dtype
     scratch = scratch_of_thread(graph.indices.numpy().dtype if num_names is None else np.int64, kinds)
     reserve(scratch, seeds.numel())
     num_nodes, num_edges = np.zeros((2, num_hops + 1), np.int64)
@@ -66,7 +70,7 @@ def sample_hops(
 
 def has_ids(graph: Graph) -> bool:
     """Whether batches of the graph need to know where their edges stand in it."""
-    return graph.types is not None or bool(graph.edge_arrays)
+    return have_names(graph.types) or bool(graph.edge_arrays)
 
 
 def graph_is_damaged(graph: Graph) -> Exception:
@@ -95,7 +99,7 @@ def _copied(work: Work, num_nodes: list[int], num_edges: list[int], *, with_ids:
 
 def _kinds_of(graph: Graph, work: Work, drawn: Sample) -> Tensor:
     kinds = work.kinds[: drawn.indices.numel()].copy()
-    if graph.types is None or len(graph.types.edge_types) == 1:
+    if len(graph.types.edge_types) == 1:
         kinds[:] = 0  # a kernel notes none
     return torch.from_numpy(kinds)
 
@@ -109,3 +113,17 @@ def reserve(scratch: Scratch, entries: int) -> None:
         )
     if entries > scratch.capacity:
         scratch.reserve(entries)
+
+
+def edge_types_of(types: GraphTypes) -> Array:
+    """The type of each edge, as kernels take it: empty where there is one type alone."""
+    if len(types.edge_types) == 1:
+        return ONE_TYPE
+    numbers: Array = types.edge_type.numpy()
+    return numbers
+
+
+def sample_neighbors(graph: Graph, seeds: Tensor, fanouts: Array, batch_key: BatchKey, rule: Rule) -> Sample:
+    """Draw so many neighbours of each edge type at each hop, ``fanouts[hop, type]``."""
+    draws = Draws(edge_types_of(graph.types), fanouts, typed_keys(*batch_key, *fanouts.shape), rule)
+    return sample_hops(graph, seeds, len(fanouts), sample, draws, with_kinds=have_names(graph.types))

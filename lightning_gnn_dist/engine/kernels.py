@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_gnn_dist.engine.compiling import inlined, part
-from lightning_gnn_dist.engine.intrinsics import prefetch
+from lightning_gnn_dist.engine.intrinsics import RUN, prefetch, run_length
 from lightning_gnn_dist.engine.rng import below, draw
 from lightning_gnn_dist.engine.weighted.draws import Aside, Weights, draw_by_weight, prefetch_weights
 
@@ -235,3 +235,28 @@ def place(low: int, high: int, work: Work, table: Table, found: Any) -> Any:
         work.columns[_U(edge)] = at
         found += np.int64(is_new)
     return found
+
+
+@inlined
+def prefetch_types(edge_type: Array, first: int, degree: int) -> None:
+    """Ask for what :func:`end_of_piece` reads of a short row."""
+    prefetch(edge_type, first)
+    prefetch(edge_type, first + degree + RUN - 1)
+
+
+@inlined
+def end_of_piece(edge_type: Array, first: int, last: int) -> Any:
+    """Where the edges of the type of edge ``first`` end in a row that ends at ``last``: past ``first`` in any case."""
+    low = first + 1
+    if first + RUN <= len(edge_type):
+        low = first + run_length(edge_type, first)
+        if low < first + RUN or low >= last:
+            return min(low, last)
+    kind, high = edge_type[_U(first)], last
+    while low < high:
+        middle = (low + high) // 2
+        if edge_type[_U(middle)] == kind:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -30,7 +30,8 @@ from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.typed import hetero
 from lightning_gnn_dist.graph.typed.build import build
 from lightning_gnn_dist.graph.typed.induced import induced
-from lightning_gnn_dist.graph.typed.types import UNTYPED_ONLY, EdgeType, GraphTypes
+from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.graph.typed.types import UNTYPED_ONLY, GraphTypes
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
@@ -44,8 +45,8 @@ class Graph:
     The arrays are tensors in RAM or over a memory map. Do not change them: results are remembered. Most users call
     :meth:`from_pyg` or :meth:`open`.
 
-    A typed graph, made of a ``HeteroData``, has :class:`GraphTypes` as its ``types``, with the arrays of each type, and
-    neither ``node_arrays`` nor ``edge_arrays``: what needs these refuses it. The ``types`` of other graphs are None.
+    Its ``types`` are :class:`GraphTypes`, with the arrays of each type. A typed graph, made of a ``HeteroData``, has
+    neither ``node_arrays`` nor ``edge_arrays``: what needs these refuses it. Another graph is of one type without name.
 
     Args:
         indptr: Where each row starts, int64, shape ``(N + 1,)``.
@@ -92,18 +93,18 @@ class Graph:
         num_senders: int | None,
         types: GraphTypes | None = None,
     ) -> None:
+        check_form(indptr, indices)
         self.indptr = indptr
         self.indices = indices
-        self.types = types
         if types is None:
             self.edge_arrays = dict(edge_arrays or {})
         if types is None or node_arrays is not None:
             self.node_arrays = dict(node_arrays or {})
         self.path = None if path is None else check_path("path", path)
         self._fingerprint = fingerprint
-        self._check_lengths()
-        known = self.num_nodes if types is None else types.num_senders
-        self.num_senders = known if num_senders is None else num_senders
+        sizes = self.num_nodes, self.num_edges
+        self.types = types or GraphTypes.of_one(*sizes, self.node_arrays, self.edge_arrays, num_senders)
+        self.types.check_fits(*sizes)
 
     if not TYPE_CHECKING:  # mypy would believe in any attribute
 
@@ -171,7 +172,7 @@ class Graph:
         Edges come in the order of the graph: by receiver, then by time in a typed graph that has one, then by sender.
         """
         self.check_whole()
-        if self.types is not None:
+        if have_names(self.types):
             return hetero.to_hetero(self.indptr, self.indices, self.types)
         return convert.to_data(self.indptr, self.indices, self.node_arrays | self.edge_arrays)
 
@@ -197,13 +198,14 @@ class Graph:
         check_true_or_false(overwrite=overwrite)
         arrays = self.arrays
         check_arrays(beside=beside, arrays=arrays)  # they may have changed
-        self._check_lengths()
+        check_form(self.indptr, self.indices)
+        self.types.check_fits(self.num_nodes, self.num_edges)
         self.check_edges()
         if self.path is not None and path.resolve() == self.path:
             raise ValueError(f"The graph is read from {path} itself: save it to another path.")
         if twice := sorted(arrays.keys() & beside.keys()):
             raise ValueError(f"beside holds {twice}, which are arrays of the graph itself: call them links/...")
-        about = None if self.types is None else self.types.about
+        about = self.types.about if have_names(self.types) else None
         store.write(path, arrays | dict(beside), self.fingerprint, overwrite=overwrite, types=about)
 
     @property
@@ -217,21 +219,12 @@ class Graph:
     @property
     def arrays(self) -> dict[str, Tensor]:
         """All arrays by the names of their files: ``indptr``, ``indices``, ``nodes/x``, ``nodes/paper/x``, ..."""
-        arrays = {"indptr": self.indptr, "indices": self.indices}
-        if self.types is not None:
-            return arrays | self.types.arrays
-        arrays |= {f"nodes/{name}": array for name, array in self.node_arrays.items()}
-        return arrays | {f"edges/{name}": array for name, array in self.edge_arrays.items()}
+        return {"indptr": self.indptr, "indices": self.indices} | self.types.arrays
 
     @property
-    def arrays_of_nodes(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """The arrays of each node type. A graph without types counts as one of one type, whose name is empty."""
-        return {"": self.node_arrays} if self.types is None else self.types.node_arrays
-
-    @property
-    def arrays_of_edges(self) -> Mapping[EdgeType, Mapping[str, Tensor]]:
-        """The arrays of each edge type, as :attr:`arrays_of_nodes`."""
-        return {("", "", ""): self.edge_arrays} if self.types is None else self.types.edge_arrays
+    def num_senders(self) -> int:
+        """The entries of ``indices`` lie below this: the number of nodes, but for some rows of a larger graph."""
+        return self.types.num_senders
 
     @property
     def num_bytes(self) -> int:
@@ -242,8 +235,7 @@ class Graph:
     def fingerprint(self) -> str:
         """A hash of the edges and of every array whose name ends in ``_mask``."""
         if self._fingerprint is None:
-            masks = convert.masks_of(self.node_arrays) if self.types is None else self.types.masks
-            arrays = {"indptr": self.indptr, "indices": self.indices, **masks}
+            arrays = {"indptr": self.indptr, "indices": self.indices, **self.types.masks}
             self._fingerprint = fingerprint_of(
                 (name, tensor.dtype, tensor.shape, tensor.split(EDGES_AT_ONCE)) for name, tensor in arrays.items()
             )
@@ -256,7 +248,7 @@ class Graph:
     def split(self, name: str) -> Tensor:
         """The ids of the nodes that ``<name>_mask`` marks, in increasing order."""
         check_word("name", name, "train")
-        if self.types is not None and "node_arrays" not in vars(self):
+        if "node_arrays" not in vars(self):
             return self.types.split(name)
         return convert.split_of(name, self.node_arrays, self.num_nodes)
 
@@ -267,7 +259,7 @@ class Graph:
         ``n_id`` where it has one. Takes memory in proportion to the result, also when this graph is a memory map.
         """
         nodes = self._checked(nodes)
-        if self.types is not None:
+        if have_names(self.types):
             return typed_graph(*induced(self.indptr, self.indices, self.types, nodes))
         dtype = convert.index_dtype(nodes.numel())
         indptr, indices, edges = induced_rows(self.indptr, self.indices, self.edge_arrays, nodes, Lookup(nodes), dtype)
@@ -277,7 +269,7 @@ class Graph:
 
     def with_seeds(self, node_type: str) -> Graph:
         """The same typed graph, of which nodes of this type alone are learned from and evaluated."""
-        if self.types is None:
+        if not have_names(self.types):
             raise ValueError(f"with_seeds({shown(node_type)}) is for a graph with types, and this one has none.")
         rows = self.indptr, self.indices
         return typed_graph(*rows, self.types.with_seeds(node_type), self.path, self._fingerprint)
@@ -292,8 +284,7 @@ class Graph:
         Reads all of ``indptr`` and ``indices`` once, also from disk.
         """
         check_csr(self.indptr, self.indices, self.num_senders, EDGES_AT_ONCE)
-        if self.types is not None:
-            self.types.check_edges(self.indptr, self.indices)
+        self.types.check_edges(self.indptr, self.indices)
 
     def check_whole(self) -> None:
         """Refuse some rows of a larger graph, where every sender must have a row of its own."""
@@ -305,7 +296,7 @@ class Graph:
 
     def check_untyped(self) -> None:
         """Refuse a typed graph, where all nodes and edges must be of one type."""
-        if self.types is not None:
+        if have_names(self.types):
             raise ValueError(UNTYPED_ONLY)
 
     def _checked(self, nodes: Tensor) -> Tensor:
@@ -318,19 +309,9 @@ class Graph:
             )
         return nodes
 
-    def _check_lengths(self) -> None:
-        check_form(self.indptr, self.indices)
-        if self.types is not None:
-            self.types.check_fits(self.num_nodes, self.num_edges)
-            return
-        convert.check_rows("node", self.node_arrays, self.num_nodes)
-        convert.check_rows("edge", self.edge_arrays, self.num_edges)
-        convert.check_masks(self.node_arrays)
-        convert.check_scales(self.node_arrays)
-
     def __repr__(self) -> str:
         where = f", path={str(self.path)!r}" if self.path else ""
-        if self.types is not None:
+        if have_names(self.types):
             held = f"node_types={list(self.types.node_types)}, edge_types={len(self.types.edge_types)}"
         else:
             held = f"arrays={[*self.node_arrays, *self.edge_arrays]}"
@@ -340,9 +321,9 @@ class Graph:
         # A memory map travels between processes as its path, never as its bytes.
         others = None if self.num_senders == self.num_nodes else self.num_senders
         if self.path is not None:
-            return open_rows, (self.path, others, self.types and self.types.seeds)
+            return open_rows, (self.path, others, self.types.seeds)
         arrays = self.__dict__.get("node_arrays"), self.__dict__.get("edge_arrays")
-        return _built, (self.indptr, self.indices, *arrays, others, self.types)
+        return _built, (self.indptr, self.indices, *arrays, others, self.types if have_names(self.types) else None)
 
 
 def checked_graph(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.report import TypesReport, as_labels
 
 
@@ -84,7 +85,7 @@ class GraphReport:
 
 def report_of(graph: Graph) -> GraphReport | TypesReport:
     """Measure a graph, a typed one by type."""
-    if graph.types is None:
+    if not have_names(graph.types):
         return GraphReport.of(graph)
     graph.check_edges()
     return TypesReport.of(graph.indptr, graph.indices, graph.types)
@@ -97,7 +98,7 @@ def labels_of(graph: Graph) -> Tensor | None:
     before, and a node without a label has -1. Where a type was chosen to learn from, others have none.
     """
     types = graph.types
-    if types is None:
+    if not have_names(types):
         return as_labels(graph.node_arrays.get("y"))
     labels, num_classes = torch.full((graph.num_nodes,), -1), 0
     for kind in types.node_types if types.seeds is None else (types.seeds,):

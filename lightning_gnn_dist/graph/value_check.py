@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.graph.typed.names import have_names
 
 NODE_ARRAYS, EDGE_ARRAYS = ("x", "x_scale"), ("edge_weight", "edge_attr")  # what models read
 IGNORED = -100  # the label that cross_entropy leaves out
@@ -37,10 +37,7 @@ class ValueCheck:
         """Refuse NaN and infinity in the arrays that models read: one pass over them, in pieces."""
         if not self.is_on or self._has_seen(graph):
             return
-        if graph.types is not None:
-            _check_types(graph.types)
-        else:
-            _check_arrays(graph)
+        _check_arrays(graph)
         self._seen = weakref.ref(graph)
 
     def _has_seen(self, graph: Graph) -> bool:
@@ -75,32 +72,27 @@ class ValueCheck:
 
 
 def _check_arrays(graph: Graph) -> None:
-    for name in NODE_ARRAYS:
-        if (row := _first_bad(graph.node_arrays.get(name))) is not None:
-            raise ValueError(f"{name} of node {_name(graph, row)} is NaN or infinite. {_WAY_OUT}")
-    for name in EDGE_ARRAYS:
-        if (row := _first_bad(graph.edge_arrays.get(name))) is not None:
-            receiver = int(torch.searchsorted(graph.indptr, torch.tensor(row), right=True)) - 1
-            ends = f"{_name(graph, int(graph.indices[row]))} to {_name(graph, receiver)}"
-            raise ValueError(f"{name} of the edge from {ends} is NaN or infinite. {_WAY_OUT}")
-
-
-def _check_types(types: GraphTypes) -> None:
-    for kind, arrays in types.node_arrays.items():
+    is_typed = have_names(graph.types)
+    for kind, arrays in graph.types.node_arrays.items():
         for name in NODE_ARRAYS:
             if (row := _first_bad(arrays.get(name))) is not None:
                 node = row if "n_id" not in arrays else int(arrays["n_id"][row])
-                raise ValueError(f"{name} of node {node} of type {kind!r} is NaN or infinite. {_WAY_OUT}")
-    for edge_type, arrays in types.edge_arrays.items():
+                of_type = f" of type {kind!r}" if is_typed else ""
+                raise ValueError(f"{name} of node {node}{of_type} is NaN or infinite. {_WAY_OUT}")
+    for edge_type, arrays in graph.types.edge_arrays.items():
         for name in EDGE_ARRAYS:
-            if _first_bad(arrays.get(name)) is not None:
-                raise ValueError(f"{name} of an edge of type {edge_type} is NaN or infinite. {_WAY_OUT}")
+            if (row := _first_bad(arrays.get(name))) is not None:
+                which = f"an edge of type {edge_type}" if is_typed else f"the edge {_ends(graph, row)}"
+                raise ValueError(f"{name} of {which} is NaN or infinite. {_WAY_OUT}")
+
+
+def _ends(graph: Graph, position: int) -> str:
+    receiver = int(torch.searchsorted(graph.indptr, torch.tensor(position), right=True)) - 1
+    return f"from {_name(graph, int(graph.indices[position]))} to {_name(graph, receiver)}"
 
 
 def _labels_of(graph: Graph, nodes: Tensor) -> tuple[Tensor | None, Tensor]:
     """The labels of a graph, or of the type of some of its nodes, and the rows of these."""
-    if graph.types is None:
-        return graph.node_arrays.get("y"), nodes
     kind = graph.types.node_types[int(graph.types.type_of(nodes[:1]))]
     return graph.types.node_arrays[kind].get("y"), nodes - graph.types.nodes_of(kind).start
 
@@ -121,10 +113,7 @@ def _first_bad(array: Tensor | None) -> int | None:
 
 def _name(graph: Graph, row: int) -> int:
     """The node's id in the whole graph, or in its type there: a part numbers its nodes from 0."""
-    if graph.types is not None:
-        number, local = graph.types.to_local(torch.tensor([row]))
-        ids = graph.types.node_arrays[graph.types.node_types[int(number)]].get("n_id")
-        row = int(local)
-    else:
-        ids = graph.node_arrays.get("n_id")
-    return row if ids is None else int(ids[row])
+    number = int(graph.types.type_of(torch.tensor(row)))
+    local = row - graph.types.offsets[number]
+    ids = graph.types.node_arrays[graph.types.node_types[number]].get("n_id")
+    return local if ids is None else int(ids[local])

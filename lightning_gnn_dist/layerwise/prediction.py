@@ -31,6 +31,7 @@ from lightning_gnn_dist.checks import (
     shown,
 )
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.joint import HoldsShards
 from lightning_gnn_dist.layerwise.layers import Layer, LayerWork, OnRows, has_layers, with_arrays, with_x
 from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
@@ -105,7 +106,7 @@ def predict_by_layer(
 def _check_untyped(graph: Graph | HoldsShards) -> None:
     if isinstance(graph, Graph):
         graph.check_untyped()
-    elif Bounds.read(graph.shards_path).types is not None:
+    elif have_names(Bounds.read(graph.shards_path).types):
         raise ValueError(
             "predict_by_layer takes shards of a graph without types, and this one has some: use trainer.predict(model, "
             'data) with PredictionWriter("rows.npy"), which samples all neighbours of each batch.'

@@ -17,6 +17,7 @@ from torch import Tensor
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import labels_of
 from lightning_gnn_dist.graph.sizes import bytes_per_edge, bytes_per_node
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.partition_report import PartitionReport, label_skew, train_mask_of, train_nodes_of
 
@@ -56,7 +57,7 @@ def advise(graph: Graph, report: PartitionReport) -> Finding:
         f"{report.cut_ratio:.0%} of the edges are cut. {isolated:.1%} of the nodes lost all their neighbours, "
         + ("too many to ignore." if edges_lost else "which are few."),
         _strategy(parts_differ, edges_lost, report.cut_ratio, are_known=excess is not None),
-        *([_fanout(graph, report)] if graph.types is None else []),  # it has one for each edge type
+        *([] if have_names(graph.types) else [_fanout(graph, report)]),  # it has one for each edge type
     ]
     return Finding(parts_differ, edges_lost, [*sentences, *_about_training_nodes(report)])
 
@@ -89,7 +90,7 @@ def bytes_per_part(graph: Graph, report: PartitionReport) -> Tensor:
 def bytes_of_part(graph: Graph, num_nodes: Tensor, num_edges: Tensor) -> Tensor:
     """Bytes that parts with so many nodes and edges take in RAM, the same shape."""
     per_node = bytes_per_node(graph)
-    per_node += 8 if graph.types is not None or "n_id" not in graph.node_arrays else 0  # a part knows its nodes' ids,
+    per_node += 8 if have_names(graph.types) or "n_id" not in graph.node_arrays else 0  # a part knows its nodes' ids,
     per_node += 4  # and how much of their neighbourhoods it covers
     per_edge = 4 + bytes_per_edge(graph)
     return num_nodes * (per_node + 8) + 8 + num_edges * per_edge

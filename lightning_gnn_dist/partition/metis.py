@@ -16,6 +16,7 @@ import torch
 
 from lightning_gnn_dist.checks import check_choice, is_number, shown
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition import kernels
 from lightning_gnn_dist.partition.base import MAX_SHARE, Partition, check_request, part_capacity
 from lightning_gnn_dist.partition.kernels import Array
@@ -83,7 +84,7 @@ class MetisPartitioner:
                 f"num_parts ({num_parts}) must not exceed the training nodes ({train_nodes.numel()}) with "
                 'balance="train": every part needs one. Ask for fewer parts or use balance="nodes".'
             )
-        groups = [train_nodes] if graph.types is None else graph.types.splits("train").values()
+        groups = [train_nodes] if not have_names(graph.types) else graph.types.splits("train").values()
         masks = [np.zeros(graph.num_nodes, np.bool_) for _ in groups]
         for mask, nodes in zip(masks, groups, strict=True):
             mask[nodes.numpy()] = True

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import labels_of
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition import kernels
 
 MAX_ROWS = 64  # parts that str() lists; a partition into super-nodes can have thousands
@@ -59,7 +60,7 @@ class PartitionReport:
             num_edges=graph.num_edges,
             train_of_types={
                 kind: torch.bincount(assignment[nodes], minlength=num_parts)
-                for kind, nodes in ({} if graph.types is None else graph.types.splits("train")).items()
+                for kind, nodes in (graph.types.splits("train") if have_names(graph.types) else {}).items()
             },
         )
 
@@ -113,7 +114,7 @@ class PartitionReport:
 
 def train_mask_of(graph: Graph) -> Tensor | None:
     """``train_mask``, if it is one bool per node; of a typed graph, for nodes of all types. ``None`` without one."""
-    if graph.types is not None:
+    if have_names(graph.types):
         found = graph.types.splits("train").values()
         return (
             torch.zeros(graph.num_nodes, dtype=torch.bool).index_fill_(0, torch.cat(list(found)), True)

@@ -13,7 +13,7 @@ import torch
 
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.typed.build import check_time
-from lightning_gnn_dist.graph.typed.types import EdgeType, folder_of
+from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
 from lightning_gnn_dist.prepare.edges import EdgesOfType, SomeEdges, edges_of_arrays, edges_of_table, gather
 from lightning_gnn_dist.prepare.external_sort import ExternalSort
 from lightning_gnn_dist.prepare.files.graph_files import GraphFiles

@@ -12,7 +12,7 @@ import torch
 
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save
-from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.prepare.external_plan import edges_at_once
 from lightning_gnn_dist.prepare.external_sort import check_ends
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles, Piece

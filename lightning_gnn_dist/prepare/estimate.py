@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.prepare.files.inputs import Inputs
 from lightning_gnn_dist.prepare.files.table_files import columns_of, count_columns, count_rows
 

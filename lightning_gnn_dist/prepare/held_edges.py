@@ -23,7 +23,7 @@ from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import take_rows
 from lightning_gnn_dist.graph.storage.files import check_entries
-from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 
 NAMES = ("val", "test")
@@ -93,9 +93,7 @@ class LinkBounds:
     until: int | None = None
 
     @classmethod
-    def read(
-        cls, about: Mapping[str, Any], num_shards: int, types: TypedBounds | None, file: Path
-    ) -> LinkBounds | None:
+    def read(cls, about: Mapping[str, Any], num_shards: int, types: TypedBounds, file: Path) -> LinkBounds | None:
         """Check and return what the index of shards says of held edges; None if there are none."""
         if "links" not in about:
             return None
@@ -103,7 +101,7 @@ class LinkBounds:
         kinds: dict[str, Any] = {"undirected": bool, "edge_type": kind, "reverse": kind, "labels": str | None}
         kinds |= {"hide": bool, "held": dict[str, list[int]], "time": str | None, "until": int | None}
         check_entries(links, kinds, file, _WAY_OUT)
-        known = {None} if types is None else {*types.edge_types}
+        known: set[EdgeType | None] = {*types.edge_types} if have_names(types) else {None}
         named = [None if links[name] is None else tuple(links[name]) for name in ("edge_type", "reverse")]
         if named[0] not in known or named[1] not in {*known, None}:
             raise ValueError(f"{file} is damaged (links: the graph has no edges of type {shown(named)}). {_WAY_OUT}")
@@ -142,7 +140,7 @@ class HeldEdges:
     def __init__(self, split: SplitOfEdges, owners: Tensor, num_shards: int, number: Tensor) -> None:
         self._split, self._number, types = split, number, split.graph.types
         sender, _, receiver = split.edge_type or ("", "", "")
-        self._first = (0, 0) if types is None else (types.nodes_of(sender).start, types.nodes_of(receiver).start)
+        self._first = types.nodes_of(sender).start, types.nodes_of(receiver).start
         of_edges = {name: owners[edges[1].to(torch.int64) + self._first[1]] for name, edges in split.edges.items()}
         self._order = {name: of.argsort(stable=True) for name, of in of_edges.items()}
         counts = {name: torch.bincount(of.to(torch.int64), minlength=num_shards) for name, of in of_edges.items()}

@@ -14,7 +14,8 @@ from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.rows import row_slices
 from lightning_gnn_dist.graph.storage.npy import Column, append, save, write_header
 from lightning_gnn_dist.graph.storage.store import map_npy
-from lightning_gnn_dist.graph.typed.types import EdgeType, edge_type_dtype, folder_of, offsets_of
+from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
+from lightning_gnn_dist.graph.typed.types import edge_type_dtype, offsets_of
 from lightning_gnn_dist.prepare.files.text_tables import Progress
 from lightning_gnn_dist.prepare.numbering import Part
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from lightning_gnn_dist.checks import check_at_least, check_below, check_file, check_path, shown
-from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes
+from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.prepare.journal import Journal
 from lightning_gnn_dist.prepare.nodes import NodesOfType
 from lightning_gnn_dist.prepare.numbering import Numbering

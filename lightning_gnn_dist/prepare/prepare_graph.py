@@ -34,7 +34,8 @@ from lightning_gnn_dist.checks import (
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import FULL
-from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, offsets_of, within
+from lightning_gnn_dist.graph.typed.names import EdgeType, within
+from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
 from lightning_gnn_dist.prepare.describe import Prepared, describe, map_arrays
 from lightning_gnn_dist.prepare.edge_sorting import EdgeSorting, check_times
 from lightning_gnn_dist.prepare.estimate import Estimate, estimate_of

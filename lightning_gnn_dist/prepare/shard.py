@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from lightning_gnn_dist.graph.storage import drafts
 from lightning_gnn_dist.graph.storage.files import check_entries, read_json
 from lightning_gnn_dist.graph.storage.store import SHARD, SHARDS
 from lightning_gnn_dist.graph.typed.induced import types_of
-from lightning_gnn_dist.graph.typed.types import OneType
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare.held_edges import HeldEdges, LinkBounds, SplitOfEdges
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds, bounds_of, order_of_types, typed_about
@@ -46,14 +45,14 @@ class Bounds:
         edges: The same for edges; empty if every host made its own shard, as nobody counted all edges.
         fingerprint: A hash that identifies the whole graph.
         division: A hash of which node is in which shard; empty if every host made its own shard.
-        types: Of a typed graph, where the nodes and edges of each type begin. Then ``nodes`` and ``edges`` count those
-            of all types, and ids are as ``types`` says.
+        types: Where the nodes and edges of each type begin; a graph without types is one of one type. ``nodes`` and
+            ``edges`` count those of all types, and ids are as ``types`` says.
     """
 
     nodes: Tensor
     edges: Tensor
     fingerprint: str
-    types: TypedBounds | None = None
+    types: TypedBounds
     division: str = ""
     links: LinkBounds | None = None
 
@@ -62,10 +61,10 @@ class Bounds:
         """Read the bounds of a folder of shards."""
         about = _read_index(Path(folder))
         nodes, edges = (torch.tensor(about.get(name, []), dtype=torch.int64) for name in ("nodes", "edges"))
-        types = typed_about(about, nodes.numel() - 1, Path(folder) / INDEX)
+        types = typed_about(about, nodes.numel() - 1, Path(folder) / INDEX) or TypedBounds.of_one(nodes, edges)
         links = LinkBounds.read(about, nodes.numel() - 1, types, Path(folder) / INDEX)
         found = cls(nodes, edges, about["fingerprint"], types, about.get("division", ""), links)
-        if types is not None and not (types.nodes.sum(0).equal(nodes) and types.edges.sum(0).equal(edges)):
+        if not (types.nodes.sum(0).equal(nodes) and types.edges.sum(0).equal(edges)):
             raise ValueError(f"{Path(folder) / INDEX} is damaged (types do not add up to all nodes). {_WAY_OUT}")
         return found
 
@@ -78,14 +77,6 @@ class Bounds:
     @property
     def num_shards(self) -> int:
         return self.nodes.numel() - 1
-
-    @cached_property
-    def of_types(self) -> TypedBounds:
-        """The same by types; a graph without types counts as one of one type, which has no name."""
-        if self.types is not None:
-            return self.types
-        one = OneType()
-        return TypedBounds(one.node_types, one.edge_types, self.nodes[None], self.edges[None], one.seed_type())
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,12 +107,10 @@ class Shard:
             )
         shard = cls(open_rows(path, int(bounds.nodes[-1])), index, bounds)
         shard._check(path)
-        seeds = None if bounds.types is None else bounds.types.seeds
-        return shard if seeds is None else shard.with_seeds(seeds)
+        return shard.with_seeds(bounds.types.seeds) if bounds.types.seeds else shard
 
     def with_seeds(self, node_type: str) -> Shard:
         """The same shard of a typed graph, of which nodes of this type alone are learned from and evaluated."""
-        assert self.bounds.types is not None
         bounds = replace(self.bounds, types=self.bounds.types.with_seeds(node_type))
         return Shard(self.rows.with_seeds(node_type), self.index, bounds)
 
@@ -164,11 +153,11 @@ class Shard:
                 f"{path} holds {self.rows.num_nodes} nodes and {self.rows.num_edges} edges, but {INDEX} says {nodes} "
                 f"and {edges}: they come from two divisions. Copy both from the same one."
             )
-        if self.bounds.types is not None:
+        if have_names(self.bounds.types):
             self.bounds.types.check_rows(self.rows.types, self.index, path)
-        elif self.rows.types is not None:
+        elif have_names(self.rows.types):
             raise ValueError(f"{path} has types, and {INDEX} knows of none: copy both from the same division.")
-        for kind, arrays in self.rows.arrays_of_nodes.items():
+        for kind, arrays in self.rows.types.node_arrays.items():
             if "n_id" in arrays:
                 _check_ids(arrays["n_id"], path / "nodes" / kind / "n_id.npy")
 
@@ -232,7 +221,7 @@ def check_same(marks: list[int]) -> None:
 
 def _write(graph: Graph, partition: Partition, folder: Path, split: SplitOfEdges | None) -> None:
     by_part = partition.assignment.argsort(stable=True)
-    order = by_part if graph.types is None else order_of_types(graph.types, partition)
+    order = order_of_types(graph.types, partition)
     number = torch.empty(graph.num_nodes, dtype=index_dtype(graph.num_nodes))
     number[order] = torch.arange(graph.num_nodes, dtype=number.dtype)
     held = None if split is None else HeldEdges(split, partition.assignment, partition.num_parts, number)
@@ -241,12 +230,11 @@ def _write(graph: Graph, partition: Partition, folder: Path, split: SplitOfEdges
         rows = _rows_of(graph, nodes, number)
         rows.save(folder / shard_name(index), beside={} if held is None else held.of_shard(index))
         edges.append(edges[-1] + rows.num_edges)
-        if rows.types is not None:
-            of_types.append((list(rows.types.num_nodes.values()), rows.types.num_edges))
+        of_types.append((list(rows.types.num_nodes.values()), rows.types.num_edges))
     fingerprint = graph.fingerprint if split is None else split.fingerprint
     about: dict[str, Any] = {"fingerprint": fingerprint, "division": _division_of(partition)}
     about |= {"nodes": [0, *counts.cumsum(0).tolist()], "edges": edges}
-    if graph.types is not None:
+    if have_names(graph.types):
         about["types"] = bounds_of(graph.types, of_types).about
     if held is not None:
         about["links"] = held.bounds.about
@@ -269,7 +257,7 @@ def _rows_of(graph: Graph, nodes: Tensor, number: Tensor) -> Graph:
     positions = edge_positions(graph.indptr, nodes)
     pieces = [number[graph.indices[at].to(torch.int64)] for at in positions.split(EDGES_AT_ONCE)]
     senders = torch.cat([number[:0], *pieces])
-    if graph.types is not None:
+    if have_names(graph.types):
         return typed_graph(indptr, senders, types_of(graph.types, nodes, positions, graph.types.offsets))
     arrays = {name: take_rows(array, nodes) for name, array in graph.node_arrays.items()}
     arrays.setdefault("n_id", nodes)

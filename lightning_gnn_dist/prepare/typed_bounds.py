@@ -20,8 +20,9 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import shown, without_way_out
 from lightning_gnn_dist.graph.storage.files import check_entries
+from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names
 from lightning_gnn_dist.graph.typed.report import aligned
-from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, check_names, offsets_of
+from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
 from lightning_gnn_dist.partition.base import Partition
 
 _WAY_OUT = "Copy it again."
@@ -45,6 +46,11 @@ class TypedBounds:
     nodes: Tensor
     edges: Tensor
     seeds: str | None = None
+
+    @classmethod
+    def of_one(cls, nodes: Tensor, edges: Tensor) -> TypedBounds:
+        """The bounds of a graph without types, given where each shard begins."""
+        return cls(OneType.node_types, OneType.edge_types, nodes[None], edges[None], OneType.node_types[0])
 
     @classmethod
     def read(cls, about: Any, num_shards: int, file: Path) -> TypedBounds:
@@ -122,13 +128,12 @@ class TypedBounds:
             )
         return self.seeds
 
-    def check_rows(self, types: GraphTypes | None, shard: int, path: Path) -> None:
+    def check_rows(self, types: GraphTypes, shard: int, path: Path) -> None:
         """Refuse a shard of other types, or of other nodes or edges of a type."""
         wanted = self.nodes.diff()[:, shard].tolist(), self.edges.diff()[:, shard].tolist()
-        found = None if types is None else (list(types.num_nodes.values()), list(types.num_edges))
-        if types is not None and (types.node_types, types.edge_types) != (self.node_types, self.edge_types):
-            found = None
-        if found != wanted or (types is not None and types.sender_offsets != self.offsets):
+        found = list(types.num_nodes.values()), list(types.num_edges)
+        names = types.node_types, types.edge_types
+        if (found, names, types.sender_offsets) != (wanted, (self.node_types, self.edge_types), self.offsets):
             raise ValueError(
                 f"{path} does not hold the types, or the nodes and edges of each, that the index of the shards says: "
                 "they come from two divisions. Copy both from the same one."

@@ -12,6 +12,7 @@ from torch import Tensor
 from lightning_gnn_dist.checks import MAX_HOPS, check_at_least, check_ids, check_instance, check_list, is_integer, shown
 from lightning_gnn_dist.engine.sample import MAX_ENTRIES, BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.names import have_names
 
 
 @runtime_checkable
@@ -50,7 +51,7 @@ def check_bulk(
     """
     check_instance("graph", graph, Graph, "a Graph, made by Graph.from_pyg(data)")
     graph.check_whole()
-    if graph.types is not None and untyped is not None:
+    if have_names(graph.types) and untyped is not None:
         raise ValueError(
             f"{untyped} draws from graphs without types, and this one has {len(graph.types.node_types)} node types: "
             "use NeighborSampler, ShadowSampler, PageRankSampler, RandomWalkSampler(num_hops, visits=0) or "

@@ -10,9 +10,9 @@ from torch import Tensor
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.stack import Edges, Stack
-from lightning_gnn_dist.engine.tensor_layers import LayerRule, column_norms, drawn_layer
-from lightning_gnn_dist.engine.tensor_rows import TensorWeights, drawn_edges, rows_of
-from lightning_gnn_dist.engine.torch_rng import keys_of
+from lightning_gnn_dist.engine.tensors.layers import LayerRule, column_norms, drawn_layer
+from lightning_gnn_dist.engine.tensors.rng import keys_of
+from lightning_gnn_dist.engine.tensors.rows import TensorWeights, drawn_edges, rows_of
 from lightning_gnn_dist.engine.weights import alias_table, checked_weights
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered

@@ -83,7 +83,7 @@ def positions_where(
     found = [torch.empty(0, dtype=torch.int64)]
     for start in range(0, graph.num_edges, EDGES_AT_ONCE):
         positions = torch.arange(start, min(start + EDGES_AT_ONCE, graph.num_edges))
-        if target_type is not None and graph.types is not None:
+        if target_type is not None:
             positions = positions[graph.types.edge_type[positions] == target_type.number]
         found.append(positions[is_chosen(*edges_at(graph, positions))])
     return torch.cat(found)
@@ -106,7 +106,7 @@ def kinds_of(graph: Graph, sample: Sample) -> Tensor:
     """The type of each edge of a sample of a typed graph."""
     if sample.edge_kinds is not None:
         return sample.edge_kinds
-    assert graph.types is not None and sample.edge_ids is not None
+    assert sample.edge_ids is not None
     return graph.types.edge_type[sample.edge_ids]
 
 

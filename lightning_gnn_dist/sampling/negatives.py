@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.compiling import compiled, inlined
+from lightning_gnn_dist.engine.hop_kernels import ONE_TYPE
+from lightning_gnn_dist.engine.hops import edge_types_of
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.rng import below, draw
 from lightning_gnn_dist.engine.temporal.order import TimeOrder
 from lightning_gnn_dist.engine.temporal.times import as_integers
-from lightning_gnn_dist.engine.typed.hops import edge_types_of
 from lightning_gnn_dist.graph.graph import Graph
 
 RANDOM_TRIES = 16  # after these, nodes are tried one after the other
@@ -164,7 +165,7 @@ def _times(at: Moments | None) -> Array:
 
 def _rows(graph: Graph, edge_type: int | None, at: Moments | None) -> _Rows:
     """The graph as kernels take it."""
-    kinds = edge_types_of(None if edge_type is None else graph.types)
+    kinds = ONE_TYPE if edge_type is None else edge_types_of(graph.types)
     by_time = (np.empty(0, np.int64), np.empty(0, np.int32)) if at is None else (at.order.times, at.order.places)
     return _Rows(graph.indptr.numpy(), graph.indices.numpy(), kinds, edge_type or 0, *by_time)
 

@@ -16,12 +16,12 @@ import numpy as np
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_true_or_false, shown
+from lightning_gnn_dist.engine.hops import sample_neighbors
 from lightning_gnn_dist.engine.kernels import Array, Rule
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.engine.typed.hops import sample_neighbors
 from lightning_gnn_dist.engine.weights import check_weight, weights_of
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.types import EdgeType, TypeNames
+from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, have_names
 from lightning_gnn_dist.sampling.base import check_bulk, check_numbers
 
 _EXAMPLE = "NeighborSampler([15, 10])"
@@ -95,12 +95,12 @@ class NeighborSampler:
         rule = Rule(weights_of(graph, self.weight, draws=bool((fanouts >= 0).any())), self.replace)
         return sample_neighbors(graph, seeds, fanouts, batch_key, rule)
 
-    def of_types(self, types: TypeNames | None) -> Array:
+    def of_types(self, types: TypeNames) -> Array:
         """The numbers of each hop and edge type, int64, shape (hops, types); those of other types are refused.
 
         A graph without types counts as one of one type.
         """
-        if types is None:
+        if not have_names(types):
             return np.array(self.per_hop, np.int64).reshape(-1, 1)
         if self.weight is not None:
             raise ValueError(f"weight ({self.weight!r}) draws from graphs without types: leave it out for this one.")

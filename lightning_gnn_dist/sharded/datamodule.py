@@ -21,6 +21,7 @@ from lightning_gnn_dist.data.temporal.checks import check_temporal, check_units,
 from lightning_gnn_dist.engine.temporal.times import sources_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.prepare.shard import Bounds
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
@@ -142,12 +143,12 @@ class ShardedDataModule(ShardDataModule):
 
     def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, BatchSource]:
         seeds = self._own_seeds()
-        if part.types is not None:  # nodes of other shards stand between the own ones
+        if have_names(part.types):  # nodes of other shards stand between the own ones
             seeds, _ = Lookup(part.node_arrays["n_id"])(self._whole_graph().ids_of_own(seeds))
         self._values.of_training(part, seeds)
         if isinstance(self.boundary, Fetch):
             return self._whole_graph().ids_of_own(seeds), self._whole_source(self.sampler)
-        if part.types is not None:
+        if have_names(part.types):
             self.sampler.sample_bulk(part, [], [])  # refuses the part, or draws nothing
         return seeds, self._part_source(part, self.sampler)
 

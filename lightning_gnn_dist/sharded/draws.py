@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.sampling.turns import Steps
 from lightning_gnn_dist.sharded.growing import GrowingBatch
 from lightning_gnn_dist.sharded.messages import DRAW, Message, letters_of
@@ -143,7 +144,7 @@ def draw(
     if graph.has_edge_arrays:
         firsts = [of_rank[kind.to(torch.int64)] for of_rank, kind in zip(graph.types.edges.T, kinds, strict=False)]
         edge_ids = join([of[0].to(torch.int64) + first for of, first in zip(rest, firsts, strict=True)])
-    if graph.shard.bounds.types is None:
+    if not have_names(graph.types):
         return Drawn(counts, senders, None, edge_ids)
     return Drawn(counts, senders, join(kinds) if len(fanouts) > 1 else kinds[0].expand(len(senders)), edge_ids)
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.pool import Pool
+from lightning_gnn_dist.engine.apart import places_of
+from lightning_gnn_dist.engine.asked_rows import NO_ORDER, Asked, draw_from_rows
 from lightning_gnn_dist.engine.hops import graph_is_damaged
 from lightning_gnn_dist.engine.kernels import Rule
 from lightning_gnn_dist.engine.rng import first_words
 from lightning_gnn_dist.engine.temporal.order import TimeOrder
-from lightning_gnn_dist.engine.typed.apart import places_of
-from lightning_gnn_dist.engine.typed.rows import NO_ORDER, Asked, draw_from_rows
 from lightning_gnn_dist.engine.weights import edge_weights, weights_of
 from lightning_gnn_dist.graph.rows import edge_positions
 from lightning_gnn_dist.prepare.shard import Shard
@@ -50,9 +50,9 @@ class Owner:
 
     def __init__(self, shard: Shard, pool: Pool, orders: Mapping[str, TimeOrder]) -> None:
         self._shard, self._rows, self._pool, self._orders = shard, shard.rows, pool, orders
-        self._types = shard.bounds.of_types
+        self._types = shard.bounds.types
         self._with_arrays = [
-            number for number, kind in enumerate(self._types.edge_types) if self._rows.arrays_of_edges[kind]
+            number for number, kind in enumerate(self._types.edge_types) if self._rows.types.edge_arrays[kind]
         ]
 
     def answer(self, kind: int, question: Message) -> Message:
@@ -88,7 +88,7 @@ class Owner:
         nodes = self._types.to_whole(self._shard.index, local)
         given = local.numpy(), nodes.numpy(), groups.numpy(), words, fanouts.numpy()
         drawn = draw_from_rows(self._rows, Asked(*given, rule, latest, after, upto, order))
-        kinds = [] if self._rows.types is None or len(fanouts) == 1 else [self._rows.types.edge_type[drawn.positions]]
+        kinds = [] if len(fanouts) == 1 else [self._rows.types.edge_type[drawn.positions]]
         places = [self._places(drawn.positions, *kinds)] if self._with_arrays else []
         most = int(drawn.counts.max()) if len(drawn.counts) else 0
         return [narrow(drawn.counts, most), drawn.senders, *kinds, *places]
@@ -145,10 +145,10 @@ class Owner:
         return [self._edges_of(number)[name_of(name)][places.to(torch.int64)]]
 
     def _nodes_of(self, number: Tensor) -> Mapping[str, Tensor]:
-        return self._rows.arrays_of_nodes[self._types.node_types[int(number)]]
+        return self._rows.types.node_arrays[self._types.node_types[int(number)]]
 
     def _edges_of(self, number: Tensor) -> Mapping[str, Tensor]:
-        return self._rows.arrays_of_edges[self._types.edge_types[int(number)]]
+        return self._rows.types.edge_arrays[self._types.edge_types[int(number)]]
 
     def _lengths(self, local: Tensor) -> Tensor:
         """Return the lengths of own rows; refuse rows that reach beyond the shard."""

@@ -12,6 +12,7 @@ from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.part_reader import PartRows, RowReading, induced, joined
 from lightning_gnn_dist.graph.graph import Graph, checked_graph
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.typed.part import read_typed_part
 
@@ -27,7 +28,7 @@ def read_part(graph: ShardedGraph, boundary: Boundary, coverage: Coverage | None
         coverage: Writes each node's weight to ``node_arrays["coverage"]``. With None there are no weights.
         seed: Decides everything random.
     """
-    if graph.shard.bounds.types is not None:
+    if have_names(graph.types):
         return read_typed_part(graph, boundary, coverage, seed)
     own, first = graph.shard.rows, graph.shard.first_node
     residents, counted = torch.arange(first, first + own.num_nodes), _without_ids(own)

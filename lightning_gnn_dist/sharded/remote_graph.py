@@ -122,7 +122,7 @@ class ShardedGraph:
                 f"{shard.index} of {shard.bounds.num_shards}: divide the graph into as many shards as ranks hold it "
                 "together."
             )
-        self.shard, self.channel, self.types = shard, channel, shard.bounds.of_types
+        self.shard, self.channel, self.types = shard, channel, shard.bounds.types
         self.orders: dict[str, TimeOrder] = {}
         pool = BufferPool(2 * channel.size)  # for rows on their way, so that the system need not clear new memory
         self._owner = Owner(shard, pool, self.orders)
@@ -308,7 +308,7 @@ class ShardedGraph:
 
     def _tables_of_nodes(self, cache_bytes: int) -> list[Table]:
         """Each type's cache has the share of its rows in the bytes of all rows of others."""
-        arrays = [dict(self.shard.rows.arrays_of_nodes[kind]) for kind in self.types.node_types]
+        arrays = [dict(self.shard.rows.types.node_arrays[kind]) for kind in self.types.node_types]
         others = self.types.nodes[:, -1] - self.types.nodes.diff()[:, self.shard.index]
         sizes = [int(count) * bytes_per_row(own) for count, own in zip(others, arrays, strict=True)]
         of_types = zip(arrays, self.types.nodes, self.types.offsets, sizes, strict=False)
@@ -319,7 +319,7 @@ class ShardedGraph:
 
     def _tables_of_edges(self) -> dict[int, Table]:
         """Where no edge has arrays, nobody may have counted the edges of shards."""
-        arrays = [dict(self.shard.rows.arrays_of_edges[kind]) for kind in self.types.edge_types]
+        arrays = [dict(self.shard.rows.types.edge_arrays[kind]) for kind in self.types.edge_types]
         return {
             number: self._table(EDGES, number, own, self.types.edges[number])
             for number, own in enumerate(arrays)

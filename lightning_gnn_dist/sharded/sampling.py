@@ -17,11 +17,11 @@ from lightning_gnn_dist.batches.assembling import Content, Taken, made_of
 from lightning_gnn_dist.batches.batch import LABELS, PoolOf
 from lightning_gnn_dist.batches.pool import Widen, gather_joined
 from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.engine.apart import Apart, by_types, of_one_type
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.engine.typed.apart import Apart, by_types, of_one_type
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
+from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
@@ -118,7 +118,7 @@ def sample_bulk(
         return (yield from sample_layer_wise(graph, sampler, seeds, keys))
     if isinstance(sampler, TemporalSampler):
         return (yield from sample_timed(graph, sampler, seeds, keys))
-    fanouts = torch.from_numpy(sampler.of_types(graph.shard.bounds.types))  # (hops, types)
+    fanouts = torch.from_numpy(sampler.of_types(graph.types))  # (hops, types)
     words = np.stack([typed_keys(*key, *fanouts.shape).view(np.int64) for key in keys])
     growing = [GrowingBatch(ids, graph.num_nodes) for ids in seeds]
     how = How(sampler.replace, sampler.weight)
@@ -148,7 +148,7 @@ class Shards:
         return self.graph.ids_of_own(rows)
 
     def draw(self, sampler: Sampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[list[Sample]]:
-        return sample_bulk(self.graph, check_sampler(sampler, self.graph.shard.bounds.types), seeds, keys)
+        return sample_bulk(self.graph, check_sampler(sampler, self.graph.types), seeds, keys)
 
     def draw_at(
         self, sampler: TemporalSampler, seeds: Sequence[Tensor], times: Sequence[Tensor], keys: Sequence[BatchKey]
@@ -162,16 +162,15 @@ class Shards:
         return times_of_edges(self.graph, number, name, ids)
 
 
-def check_sampler(sampler: object, types: TypedBounds | None = None) -> ShardedSampler:
+def check_sampler(sampler: object, types: TypeNames) -> ShardedSampler:
     """Return the sampler; refuse one that needs the whole graph on one host, or that knows none of the types."""
     if isinstance(sampler, LinkSampler):
         check_sampler(sampler.sampler, types)
         return sampler
     if isinstance(sampler, NeighborSampler | TemporalSampler):
-        if types is not None:
-            sampler.of_types(types)  # refuses numbers of other types
+        sampler.of_types(types)  # refuses numbers of other types
         return sampler
-    if types is not None:
+    if have_names(types):
         raise ValueError(
             f"A typed graph in shards is sampled by NeighborSampler or TemporalSampler, got {shown(sampler)}: choose "
             "one of these, or give every host the whole graph."
@@ -187,7 +186,7 @@ def check_sampler(sampler: object, types: TypedBounds | None = None) -> ShardedS
 
 def _apart(graph: ShardedGraph, sample: Sample) -> Apart:
     """Return what was drawn for a batch by types."""
-    if graph.shard.bounds.types is None:
+    if not have_names(graph.types):
         return of_one_type(sample)
     apart = by_types(graph.types, sample)
     if apart is None:

@@ -27,6 +27,7 @@ from lightning_gnn_dist.evaluation.layered_loader import ReadyRows
 from lightning_gnn_dist.evaluation.model_layers import ModelLayers
 from lightning_gnn_dist.evaluation.shard_nodes import ShardNodes
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.layerwise.layers import Layer
 from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, check_same
@@ -112,7 +113,7 @@ class ShardDataModule(ExchangingDataModule):
 
     def _ids(self) -> range:
         types = self.bounds.types
-        return range(int(self.bounds.nodes[-1])) if types is None else types.nodes_of(types.seed_type())
+        return types.nodes_of(types.seed_type())
 
     def _nodes_to_predict(self) -> Tensor:
         return torch.arange(self._ids().start, self._ids().stop)
@@ -121,7 +122,7 @@ class ShardDataModule(ExchangingDataModule):
         return repr(str(self.path))
 
     def _features(self) -> Tensor | None:
-        is_known = self._graph is not None and self.bounds.types is None
+        is_known = self._graph is not None and not have_names(self.bounds.types)
         return self._whole_graph().shard.rows.node_arrays.get("x") if is_known else None
 
     # What Lightning calls.
@@ -201,7 +202,7 @@ class ShardDataModule(ExchangingDataModule):
         check_typed_shards(self.bounds, self.sampler, self.boundary)
         types = self.bounds.types
         check_sampler(self._settings.of_corrections(), types)
-        if types is not None:
+        if have_names(types):
             check_sampler(self._settings.of_evaluation(), types)
         if isinstance(self.boundary, Fetch):
             check_sampler(self.sampler, types)
@@ -221,7 +222,7 @@ class ShardDataModule(ExchangingDataModule):
         check_ranks(self.path, self.bounds, self._world_size())
         shard, types = Shard.open(self.path, self._rank() % num_shards), self.bounds.types
         check_same(all_gather_rows(torch.tensor([self.bounds.mark])).view(-1).tolist())
-        return self._opened(self._shown_in_batches(shard if types is None else shard.with_seeds(types.seed_type())))
+        return self._opened(self._shown_in_batches(shard.with_seeds(types.seed_type()) if have_names(types) else shard))
 
     def _shown_in_batches(self, shard: Shard) -> Shard:
         """Return the own shard as batches show it."""
@@ -326,7 +327,7 @@ class ShardDataModule(ExchangingDataModule):
         return [sizes.get(at) for at in range(len(some))]
 
     def _ready_rows(self, evaluated: Evaluated, batch_size: int) -> ReadyRows | None:
-        model = None if self.bounds.types is not None else self._model_layers()
+        model = None if have_names(self.bounds.types) else self._model_layers()
         if model is None:
             return None
         world_size = evaluated.num_ranks

@@ -53,7 +53,7 @@ class ShardedSource(AheadSource[Bulk]):
         stays: torch.dtype | None = None,
     ) -> None:
         super().__init__(graph.cache, loading, stream, stays)
-        self._graph, self._sampler = graph, check_sampler(sampler, graph.shard.bounds.types)
+        self._graph, self._sampler = graph, check_sampler(sampler, graph.types)
         if isinstance(self._sampler, LayerWise):
             importance_of(graph, self._sampler)  # now, as all ranks are here, and not in the background
         elif isinstance(self._sampler, TemporalSampler):

@@ -45,7 +45,6 @@ STRATEGIES = every_strategy()
 
 def module_of(graph: Graph) -> HeteroSAGE:
     torch.manual_seed(0)
-    assert graph.types is not None
     return HeteroSAGE(list(graph.types.edge_types))
 
 
@@ -67,7 +66,6 @@ def test_it_learns_and_is_judged_on_the_whole_graph(tmp_path: Path) -> None:
     fit = trainer(1, max_epochs=6)
     fit.fit(module, data)
     fit.test(module, data, verbose=False)
-    assert graph.types is not None
     papers = graph.types.node_arrays["paper"]
     is_right = (whole_rows(module, graph).argmax(1) == papers["y"])[papers["test_mask"]]
     assert float(fit.callback_metrics["test_acc"]) == pytest.approx(float(is_right.float().mean()), abs=1e-6)
@@ -114,7 +112,6 @@ NAMES = [["llcg"], pytest.param(["grappa", "local_sgd", "tma"], marks=pytest.mar
 @pytest.mark.parametrize("names", NAMES)
 def test_every_strategy_trains_equal_replicas_judged_exactly(names: list[str]) -> None:
     graph = typed_graph_of_papers()
-    assert graph.types is not None
     papers = graph.types.node_arrays["paper"]
     first, second = run_ranks(states_after, 2, names)
     for (weights, accuracy), (others, other) in zip(first, second, strict=True):
@@ -147,7 +144,7 @@ def test_parts_are_those_of_the_graph_without_types(boundary: Boundary, holding:
         for name in ("train_mask", "coverage"):
             torch.testing.assert_close(part.node_arrays[name], other.node_arrays[name][order])
         assert part.num_edges == other.num_edges and part.degrees().equal(other.degrees()[order])
-        assert part.types is not None and typed.types is not None
+        assert typed.types is not None
         part.check_edges()
         kinds = typed.types.edge_type[other.edge_arrays["edge_place"]]
         assert part.types.num_edges == tuple(torch.bincount(kinds.long(), minlength=8).tolist())
@@ -166,13 +163,11 @@ def test_batches_of_a_part_bring_its_weights() -> None:
     assert batch.coverage.equal(part.node_arrays["coverage"][seeds[:5]]) and bool((batch.coverage < 1).any())
     assert graph.split("train")[batch["paper"].input_id].equal(part.node_arrays["n_id"][seeds[:5]])
     assert batch["paper"].n_id[:5].equal(part.node_arrays["n_id"][seeds[:5]])
-    assert graph.types is not None  # the masks of a batch are those of the whole graph
     assert batch["paper"].train_mask.equal(graph.types.node_arrays["paper"]["train_mask"][batch["paper"].n_id])
 
 
 def test_types_that_are_left_out_are_left_out_everywhere() -> None:
     graph = typed_graph_of_papers()
-    assert graph.types is not None
     numbers = {kind: [2, 2] if kind[0] == "paper" else [0, 0] for kind in graph.types.edge_types}
     data = data_of(graph, sampler=NeighborSampler(numbers))
     loaders = [iter(data.train_dataloader()), iter(data.val_dataloader()), data.correction_batches(0, stop=1)]
@@ -280,7 +275,6 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
 
 def test_bad_labels_are_refused() -> None:
     graph = Graph.from_pyg(small())
-    assert graph.types is not None
     graph.types.node_arrays["paper"]["y"][4] = -3
     with pytest.raises(ValueError, match=r"y of node 4 is -3, and classes are counted from 0 .* but train_mask marks"):
         next(iter(PartitionedDataModule(graph).train_dataloader()))
@@ -300,7 +294,6 @@ def test_labels_of_all_nodes_are_explained() -> None:
             return torch.nn.functional.cross_entropy(self(batch), batch["paper"].y)
 
     graph = typed_graph_of_papers()
-    assert graph.types is not None
     with pytest.raises(ValueError, match=r"batch\['paper'\]\.y holds the labels of the \d+ seeds, the first nodes"):
         trainer(1).fit(Careless(list(graph.types.edge_types)), data_of(graph))
 

@@ -34,7 +34,7 @@ from lightning_gnn_dist import (
     WholePartSampler,
     split_edges,
 )
-from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.graph.typed.names import EdgeType
 from tests.data_fitting import trainer
 from tests.every_strategy import every_strategy
 from tests.ranks import run_ranks
@@ -69,7 +69,7 @@ def data_of(split: LinkSplit | Path, **options: Any) -> LinkDataModule:
 
 def module_of(split: LinkSplit) -> LinkHetero:
     torch.manual_seed(0)
-    assert split.graph.types is not None and split.edge_type is not None
+    assert split.edge_type is not None
     return LinkHetero(list(split.graph.types.edge_types), split.edge_type)
 
 
@@ -126,7 +126,6 @@ def edges_of_batch(batch: Any) -> Edges:
 
 def nodes_of(part: Graph) -> dict[str, set[int]]:
     """The nodes of each type, by their ids in the whole graph."""
-    assert part.types is not None
     whole = {kind: torch.arange(count) for kind, count in part.types.num_nodes.items()}
     return {k: set(arrays.get("n_id", whole[k]).tolist()) for k, arrays in part.types.node_arrays.items()}
 
@@ -248,7 +247,6 @@ def test_a_part_with_few_links_repeats_them_with_weight_zero() -> None:
 
 def unequal(graph: Graph) -> Partition:
     """The second of two parts has two links of authors and papers."""
-    assert graph.types is not None
     (a, b), starts = pairs(graph.to_pyg()[WRITES].edge_index[:, :200:199].flip(0)), graph.types
     assignment = torch.zeros(graph.num_nodes, dtype=torch.int32)
     for paper, author in (a, b):
@@ -377,7 +375,6 @@ def test_what_cannot_work_is_refused(case: str) -> None:
 
 def test_a_rank_without_links_is_refused_by_name() -> None:
     split = split_of()
-    assert split.graph.types is not None
     apart = torch.zeros(split.graph.num_nodes, dtype=torch.int32)
     apart[split.graph.types.nodes_of("venue").start :] = 1  # venues and words have links of other types
     with pytest.raises(ValueError, match=r"rank 1 of 2 hold none of the .* training edges"):

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist import Graph, LinkSplit, citations, communities, split_edges
-from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
 
 WRITES: EdgeType = ("author", "writes", "paper")
 CITES: EdgeType = ("paper", "cites", "paper")
@@ -131,7 +131,7 @@ def test_a_saved_split_is_the_same(kind: EdgeType, tmp_path: Path) -> None:
     assert opened.fingerprint == split.fingerprint != split_edges(graph(), 0.1, 0.0, 1, edge_type=kind).fingerprint
     assert opened.edges["val"].equal(split.edges["val"]) and opened.negatives["val"].equal(split.negatives["val"])
     assert repr(opened) == f"LinkSplit({opened.graph}, {kind}, val={split.edges['val'].shape[1]})"
-    assert Graph.open(tmp_path / "split").types is not None
+    assert have_names(Graph.open(tmp_path / "split").types)
     np.save(tmp_path / "split" / "links" / "edge_types.npy", np.array([99, -1]))
     with pytest.raises(ValueError, match="edge_types"):
         LinkSplit.open(tmp_path / "split")

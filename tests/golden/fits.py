@@ -189,7 +189,6 @@ def of_links(make: Make, split: str, tally: Tally, place: Place, *, store: str =
 def edge_types(*, mutual: bool = False) -> Any:
     from tests.golden.graphs import PEERS, typed
 
-    assert typed().types is not None
     return [*typed().types.edge_types, *[PEERS] * mutual]
 
 

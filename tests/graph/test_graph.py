@@ -127,5 +127,5 @@ def test_what_is_no_list_of_rows_is_refused(indptr, indices, message):
 
 
 def test_a_graph_without_types_counts_as_one_of_one_type(graph: Graph) -> None:
-    assert list(graph.arrays_of_nodes) == [""] and graph.arrays_of_nodes[""] is graph.node_arrays
-    assert list(graph.arrays_of_edges) == [("", "", "")] and graph.arrays_of_edges["", "", ""] is graph.edge_arrays
+    assert list(graph.types.node_arrays) == [""] and graph.types.node_arrays[""] is graph.node_arrays
+    assert list(graph.types.edge_arrays) == [("", "", "")] and graph.types.edge_arrays["", "", ""] is graph.edge_arrays

@@ -147,7 +147,7 @@ def test_a_graph_with_types_is_that_of_the_hetero_data() -> None:
     for kind in data.edge_types:
         ordered[kind].update(data[kind].to_dict())
     expected = Graph.from_pyg(ordered)
-    assert found.types is not None and expected.types is not None
+    assert expected.types is not None
     assert found.types.num_nodes == expected.types.num_nodes
     check_same(found, expected)
     check_same(Graph.from_pyg((data, data)), Graph.from_pyg(data))

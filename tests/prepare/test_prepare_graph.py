@@ -250,7 +250,7 @@ def test_too_little_memory_in_between_does_no_harm(source: Path, tmp_path: Path)
 
 def test_a_bucket_that_lost_bytes_is_not_sorted(source: Path, tmp_path: Path) -> None:
     interrupted(source, tmp_path / "graph", "sorting edges", memory_bytes=TINY)
-    bucket = tmp_path / ".graph.preparing" / "edges" / "____" / "buckets" / "7"
+    bucket = tmp_path / ".graph.preparing" / "edges" / "buckets" / "7"
     os.truncate(bucket, bucket.stat().st_size - 8)
     with pytest.raises(ValueError, match=r"7 has .* bytes, and .* were written: delete .* to begin anew"):
         prepare_graph(source, tmp_path / "graph", memory_bytes=TINY)

@@ -38,7 +38,7 @@ def in_memory(folder: Path, time: str | None, **options: Any) -> Graph:
 
 def check_equal(path: Path, expected: Graph) -> None:
     found = Graph.open(path)
-    assert found.types is not None and expected.types is not None and found.types.about == expected.types.about
+    assert found.types.about == expected.types.about
     assert found.fingerprint == expected.fingerprint and found.arrays.keys() == expected.arrays.keys()
     for name, array in expected.arrays.items():
         assert found.arrays[name].dtype == array.dtype, name
@@ -96,7 +96,7 @@ def test_an_array_in_several_files_and_a_split(folder: Path, capsys: pytest.Capt
     assert "22 nodes, 99 edges" in said.out and "6 paper train" in said.out
     assert "There is no train_mask" not in said.out and "sorting author writes paper" in said.err
     opened = Graph.open(folder.parent / "graph")
-    assert opened.types is not None and torch.equal(opened.types.node_arrays["author"]["x"], torch.from_numpy(whole))
+    assert torch.equal(opened.types.node_arrays["author"]["x"], torch.from_numpy(whole))
     np.save(x, whole)
     for file in (x.parent / "x").iterdir():
         file.unlink()
@@ -115,7 +115,6 @@ def test_a_label_that_is_nan_is_no_label(
     settings: dict[str, Any] = {"float_labels": True}
     expected = in_memory(folder, None, **settings)
     assert "2 nodes of train_mask of type 'paper' have NaN for a label, and are left out of it" in caplog.text
-    assert expected.types is not None
     assert expected.types.node_arrays["paper"]["train_mask"].nonzero().view(-1).tolist() == [2, 6, 8, 10]
     prepare_graph(folder, folder.parent / "graph", **settings)
     check_equal(folder.parent / "graph", expected)

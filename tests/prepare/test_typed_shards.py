@@ -43,7 +43,6 @@ def test_shards_together_are_the_graph(folder: Path) -> None:
         for row, node in enumerate(ids.tolist()):
             ours, theirs = (slice(*g.indptr[i : i + 2].tolist()) for g, i in ((shard.rows, row), (whole, node)))
             assert shard.rows.indices[ours].equal(whole.indices[theirs])
-            assert shard.rows.types is not None
             assert shard.rows.types.edge_type[ours].equal(whole.types.edge_type[theirs])
         seen.append(ids)
     assert torch.cat(seen).sort().values.equal(torch.arange(whole.num_nodes))

@@ -22,7 +22,7 @@ from lightning_gnn_dist import (
     ShadowSampler,
 )
 from lightning_gnn_dist.batches.assembling import assemble
-from lightning_gnn_dist.engine import tensor_rows
+from lightning_gnn_dist.engine.tensors import rows as tensor_rows
 from lightning_gnn_dist.graph.graph import checked_graph
 from lightning_gnn_dist.sampling import device as module
 from lightning_gnn_dist.sampling.device import drawn_there, draws_anywhere

@@ -17,7 +17,8 @@ from lightning_gnn_dist import (
     Sample,
     Sampler,
 )
-from lightning_gnn_dist.engine import rng, torch_rng
+from lightning_gnn_dist.engine import rng
+from lightning_gnn_dist.engine.tensors import rng as torch_rng
 from lightning_gnn_dist.graph.graph import checked_graph
 from lightning_gnn_dist.sampling.matrix import adjacency
 from tests.sampling import reference

@@ -17,6 +17,7 @@ from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.engine.temporal import order
 from lightning_gnn_dist.engine.temporal.order import time_order
 from lightning_gnn_dist.graph import rows
+from lightning_gnn_dist.graph.typed.names import have_names
 from tests.conftest import module_of
 from tests.sampling.temporal_graphs import GRAPHS, KEY, plain, typed
 
@@ -40,14 +41,14 @@ def events_into(graph: Graph, name: str) -> dict[int, list[Event]]:
     for receiver in range(graph.num_nodes):
         for position in range(int(graph.indptr[receiver]), int(graph.indptr[receiver + 1])):
             sender = int(graph.indices[position])
-            kind = 0 if types is None else int(types.edge_type[position])
-            if types is None:
+            kind = int(types.edge_type[position])
+            if not have_names(types):
                 of_edges, of_nodes, local = graph.edge_arrays, graph.node_arrays, sender
             else:
                 of_edges = types.edge_arrays[types.edge_types[kind]]
                 source = types.edge_types[kind][0]
                 of_nodes, local = types.node_arrays[source], sender - types.nodes_of(source).start
-            place = position if types is None else seen[kind]
+            place = seen[kind]
             time = of_edges[name][place] if name in of_edges else of_nodes[name][local] if name in of_nodes else None
             found[receiver].append(Event(position, sender, kind, None if time is None else float(time)))
             seen[kind] += 1
@@ -66,7 +67,7 @@ def in_order(event: Event) -> tuple[float, int]:
 
 def seeds_of(graph: Graph) -> tuple[Tensor, list[float]]:
     """All nodes of the first type, in some order, and their times."""
-    times = graph.node_arrays["time"] if graph.types is None else graph.types.node_arrays["a"]["time"]
+    times = graph.node_arrays["time"] if not have_names(graph.types) else graph.types.node_arrays["a"]["time"]
     seeds = torch.randperm(len(times), generator=torch.Generator().manual_seed(0))
     return seeds, times[seeds].tolist()
 
@@ -145,7 +146,6 @@ def test_on_real_graphs_a_tree_is_what_was_there(shared_data: Path, name: str) -
         pytest.skip("the folder of typed graphs (../shared/data/typed) is not there")
     data = module_of(shared_data / "typed" / "read_typed.py").to_hetero(name, reverse=True)
     graph, kind = Graph.from_pyg(data), data.meta["target"]
-    assert graph.types is not None
     seeds = graph.types.to_global(kind, torch.arange(0, data[kind].num_nodes, data[kind].num_nodes // 12))
     (sample,) = TemporalSampler([-1, 8], "time").sample_bulk(graph, [seeds], [KEY])
     batch, times = assemble(graph, sample), data[kind].time
@@ -223,7 +223,7 @@ def test_times_that_change_give_another_order(name: str) -> None:
 
 def all_arrays(graph: Graph) -> list[dict[str, Tensor]]:
     types = graph.types
-    if types is None:
+    if not have_names(types):
         return [graph.edge_arrays, graph.node_arrays]  # type: ignore[list-item]
     return [*types.edge_arrays.values(), *types.node_arrays.values()]  # type: ignore[list-item]
 
@@ -239,7 +239,7 @@ def test_a_tree_does_not_depend_on_the_other_seeds_of_its_batch(graph: Graph) ->
     """So the slices of a correction batch draw what the whole batch draws, also if that needs more room."""
     seeds, _ = seeds_of(graph)
     num_neighbors = [3, 2] if graph.num_edges < 1000 else [-1, -1]
-    sampler = TemporalSampler(num_neighbors, "edge_time" if graph.types is None else "time", "time")
+    sampler = TemporalSampler(num_neighbors, "time" if have_names(graph.types) else "edge_time", "time")
     (whole,) = sampler.sample_bulk(graph, [seeds], [KEY])
     slices = sampler.sample_bulk(graph, seeds.tensor_split(9), [KEY] * 9)
     assert trees_of(whole) == [tree for sample in slices for tree in trees_of(sample)]

@@ -26,7 +26,7 @@ from lightning_gnn_dist import (
     WholePartSampler,
     citations,
 )
-from lightning_gnn_dist.engine.typed.apart import places_of, take_apart
+from lightning_gnn_dist.engine.apart import places_of, take_apart
 from tests.conftest import module_of
 from tests.graph.typed.graphs import EDGES, small
 from tests.sampling import reference
@@ -54,7 +54,6 @@ def draw(graph: Graph, seeds: torch.Tensor, numbers: Any, key: BatchKey = PLACE,
 
 def by_hand(graph: Graph, seeds: list[int], fanouts: np.ndarray, batch_key: BatchKey, replace: bool) -> Any:
     """The sampler as it could be written on one page: a node draws from each piece of its row as if it were a row."""
-    assert graph.types is not None
     kinds, nodes, edges, columns, begin = graph.types.edge_type, list(seeds), [], [], 0
     place = {node: i for i, node in enumerate(seeds)}
     for hop in range(len(fanouts)):
@@ -89,7 +88,7 @@ def test_it_is_the_one_page_sampler(num_types, numbers, replace):
     assert sample.nodes.tolist() == nodes
     assert sample.edge_ids is not None and sample.edge_ids.tolist() == edges
     assert sample.indices.tolist() == columns
-    assert graph.types is not None and sample.edge_kinds is not None
+    assert sample.edge_kinds is not None
     assert sample.edge_kinds.equal(graph.types.edge_type[sample.edge_ids])
 
 
@@ -100,7 +99,7 @@ def test_long_pieces_are_the_one_page_samplers_too(replace):
     nodes, edges, columns = by_hand(graph, [0, 1, 2], np.array([[45] * 4, [9] * 4]), PLACE, replace)
     assert sample.nodes.tolist() == nodes and sample.indices.tolist() == columns
     assert sample.edge_ids is not None and sample.edge_ids.tolist() == edges
-    assert graph.types is not None and sample.edge_kinds is not None
+    assert sample.edge_kinds is not None
     assert sample.edge_kinds.equal(graph.types.edge_type[sample.edge_ids])
 
 
@@ -192,7 +191,6 @@ def test_every_edge_of_a_type_is_equally_likely():
         sample = draw(graph, torch.tensor([40]), [4], BatchKey(0, 0, batch))
         assert sample.edge_ids is not None and sample.edge_ids.unique().numel() == 4 + 4 + 3
         hits.update(sample.edge_ids.tolist())
-    assert graph.types is not None
     for name, count in sizes.items():
         of_type = np.array([hits[at] for at in graph.types.edges_of(("a", name, "b")).tolist()])
         share = min(1, 4 / count)
@@ -225,7 +223,6 @@ def test_a_batch_larger_than_any_before_is_sampled_anew():
 @pytest.mark.parametrize("num_types", [1, 3, 300])
 def test_places_are_those_among_the_edges_of_a_type(num_types):
     graph = many_types(num_types)
-    assert graph.types is not None
     for number, kind in enumerate(graph.types.edge_types):
         at = graph.types.edges_of(kind)
         order = torch.randperm(at.numel())
@@ -240,7 +237,7 @@ def test_samplers_of_subgraphs_come_apart_too(sampler):
     graph = Graph.from_pyg(small())
     sample = sampler.sample_bulk(graph, [torch.arange(4)], [PLACE])[0]
     apart = take_apart(graph, sample)
-    assert graph.types is not None and sample.edge_ids is not None
+    assert sample.edge_ids is not None
     flat = [graph.types.edge_types[kind] for kind in graph.types.edge_type[sample.edge_ids].tolist()]
     for kind, rows in zip(graph.types.edge_types, apart.rows, strict=True):
         assert rows.indices.numel() == flat.count(kind)
@@ -254,7 +251,6 @@ def test_samplers_of_subgraphs_come_apart_too(sampler):
 
 def test_a_graph_that_was_damaged_is_refused():
     graph = Graph.from_pyg(small())
-    assert graph.types is not None
     graph.types.edge_type[:] = 0
     with pytest.raises(ValueError, match="changed after the graph was checked"):
         take_apart(graph, draw(graph, torch.arange(4), [-1, -1]))

@@ -24,6 +24,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
+from lightning_gnn_dist.graph.typed.names import OneType
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import ShardedSampler, check_sampler
@@ -97,8 +98,8 @@ def drawn(rank: int, world_size: int, folder: str, shards: int, sampler: Sharded
 def test_samplers_that_look_for_edges_among_nodes_are_refused() -> None:
     for sampler in (ClusterSampler(2), ShadowSampler([5], num_hops=1), PageRankSampler(5, num_hops=1)):
         with pytest.raises(ValueError, match="NeighborSampler, TemporalSampler, LadiesSampler or FastGCNSampler"):
-            check_sampler(sampler)
-    assert check_sampler(NeighborSampler([5])) == NeighborSampler([5])
+            check_sampler(sampler, OneType())
+    assert check_sampler(NeighborSampler([5]), OneType()) == NeighborSampler([5])
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import bytes_per_row, degrees_of
 from lightning_gnn_dist.graph.storage.mapped import file_of
 from lightning_gnn_dist.graph.storage.maps import Map, all_maps
+from lightning_gnn_dist.graph.typed.names import have_names
 
 LEAST_WIDTH = 32  # bytes; of narrower rows a page holds so many that the system's own cache does better
 
@@ -119,7 +120,7 @@ def check_rows_in_files(graph: Graph, cache_bytes: int | None) -> None:
     """Refuse a cache for rows of files where no rows come from files."""
     if cache_bytes is None:
         return
-    if graph.types is not None:
+    if have_names(graph.types):
         raise ValueError(
             f"Loading(cache_bytes={cache_bytes}) reads rows of graphs without types, and this one has types: leave "
             "cache_bytes out, and the system reads its files."

@@ -20,8 +20,8 @@ from lightning_gnn_dist.data.settings import BatchSettings
 from lightning_gnn_dist.data.temporal.events import times_of_receivers
 from lightning_gnn_dist.data.temporal.split import is_labelled
 from lightning_gnn_dist.data.typed.links import LinkEnds, ends_among
+from lightning_gnn_dist.engine.apart import places_of
 from lightning_gnn_dist.engine.temporal.times import as_integers
-from lightning_gnn_dist.engine.typed.apart import places_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.typed.types import GraphTypes
@@ -55,21 +55,19 @@ class AskedEdges:
     num_negatives: int
 
     @classmethod
-    def of(
-        cls, links: LinkBounds, types: GraphTypes | TypedBounds | None, num_nodes: int, num_negatives: int | None
-    ) -> AskedEdges:
-        """The edges of a graph of such types and so many nodes; by default with 1 negative, and none beside labels."""
+    def of(cls, links: LinkBounds, types: GraphTypes | TypedBounds, num_negatives: int | None) -> AskedEdges:
+        """The edges of a graph of such types; by default with 1 negative, and none beside labels."""
         check_at_least_if_given(1, num_negatives=num_negatives)
         if links.labels is not None and num_negatives is not None:
             raise ValueError("num_negatives is for splits without labels: leave it out.")
         default = 1 if links.labels is None else 0
-        ends = ends_among(types, num_nodes, links.edge_type, links.reverse)
+        ends = ends_among(types, links.edge_type, links.reverse)
         return cls(links, ends, default if num_negatives is None else num_negatives)
 
     @property
-    def receiver_type(self) -> str | None:
-        """The node type that edges lead to, if the graph has types."""
-        return None if self.links.edge_type is None else self.links.edge_type[2]
+    def receiver_type(self) -> str:
+        """The node type that edges lead to; without a name in a graph without types."""
+        return "" if self.links.edge_type is None else self.links.edge_type[2]
 
     def positions(self, graph: Graph, owner: Tensor, *, across: bool) -> Tensor:
         """Return where the edges to learn are whose ends, or with ``across`` whose receivers, have one owner."""
@@ -104,7 +102,7 @@ class AskedEdges:
 
     def receivers(self, part: Graph, own: Tensor) -> range | Tensor:
         """Return the nodes of a part that false receivers are drawn from: the rank's own, if they may receive."""
-        if part.types is None or self.links.edge_type is None:
+        if self.links.edge_type is None:
             return range(int(own.sum()))  # they come first
         nodes = part.types.nodes_of(self.links.edge_type[2])
         return own[nodes.start : nodes.stop].nonzero().view(-1) + nodes.start
@@ -114,7 +112,7 @@ class AskedEdges:
         if self.links.time is None:
             return Candidates(nodes)
         kind = self.receiver_type
-        first = 0 if graph.types is None or kind is None else graph.types.nodes_of(kind).start
+        first = graph.types.nodes_of(kind).start
         return Candidates.of(nodes, times_of_receivers(graph, self.links.time, kind), first)
 
     def around_own(self, sampler: Sampler, graph: Graph, candidates: Candidates, first: int = 0) -> LinkSampler:

@@ -11,7 +11,7 @@ from lightning_gnn_dist.data.edges.rows import counts_of_rows, is_same
 from lightning_gnn_dist.data.typed.links import links_of
 from lightning_gnn_dist.graph.convert import EDGE_IDS
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.graph.typed.names import EdgeType
 
 _FEW = 0.1  # of the links of a graph that was meant to be undirected
 

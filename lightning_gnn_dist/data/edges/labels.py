@@ -13,7 +13,7 @@ from lightning_gnn_dist.checks import check_word, shown
 from lightning_gnn_dist.data.temporal.split import is_labelled
 from lightning_gnn_dist.graph.convert import EDGE_IDS
 from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
-from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.sampling.targets.tables import LABEL, name_of_targets
 
 _GIVEN = "edge_given_labels"  # of labels that came as a tensor
@@ -21,14 +21,12 @@ _GIVEN = "edge_given_labels"  # of labels that came as a tensor
 
 def arrays_of_edges(graph: Graph, edge_type: EdgeType | None) -> Mapping[str, Tensor]:
     """What the edges of a type carry; without types what all carry."""
-    if graph.types is None or edge_type is None:
-        return graph.edge_arrays
-    return graph.types.edge_arrays[edge_type]
+    return graph.types.edge_arrays[edge_type or graph.types.edge_types[0]]
 
 
 def with_edge_arrays(graph: Graph, edge_type: EdgeType | None, arrays: Mapping[str, Tensor]) -> Graph:
     """The same graph, in RAM, whose edges of a type carry these arrays and no others."""
-    if graph.types is None or edge_type is None:
+    if edge_type is None:
         return checked_graph(graph.indptr, graph.indices, graph.node_arrays, arrays, num_senders=graph.num_senders)
     types = replace(graph.types, edge_arrays={**graph.types.edge_arrays, edge_type: arrays})
     return typed_graph(graph.indptr, graph.indices, types, node_arrays=vars(graph).get("node_arrays"))

@@ -12,12 +12,12 @@ from lightning_gnn_dist.data.edges.rows import numbered_rows
 from lightning_gnn_dist.data.temporal.split import is_labelled
 from lightning_gnn_dist.data.typed.links import between, links_of
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.graph.typed.names import EdgeType
 
 
 def check_other_types(graph: Graph, edge_type: EdgeType | None, reverse: EdgeType | None, name: str) -> None:
     """Refuse labels on edges of other types between the same types of nodes, which may be the same links."""
-    if graph.types is None or edge_type is None:
+    if edge_type is None:
         return
     for kind in between(graph.types, edge_type[0], edge_type[2], edge_type, reverse):
         if name in arrays_of_edges(graph, kind):

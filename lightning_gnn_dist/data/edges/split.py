@@ -29,7 +29,7 @@ from lightning_gnn_dist.engine.temporal.order import time_order
 from lightning_gnn_dist.engine.temporal.times import as_integers
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import degrees_of, edge_positions
-from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.sampling.negatives import Candidates, Moments, draw_receivers
 
 Arrays = Mapping[str, Tensor]
@@ -176,7 +176,7 @@ class EdgesToSplit:
 
     def _false_ends(self, edges: Tensor, ids: Tensor, times: Tensor | None, count: int, seed: int) -> Tensor:
         """False receivers for each edge, by their ids in their type."""
-        ends, kind = ends_of(self.graph, self.edge_type), None if self.edge_type is None else self.edge_type[2]
+        ends, kind = ends_of(self.graph, self.edge_type), "" if self.edge_type is None else self.edge_type[2]
         number, false_key = ends.target_type and ends.target_type.number, key(seed + Purpose.LINKS, 0, 0, FALSE_ENDS)
         avoided, candidates, at = edges[:1], Candidates(ends.receivers), None
         if self.time is not None and times is not None:
@@ -247,7 +247,7 @@ def labelled_in_graph(graph: Graph, edge_type: EdgeType | None, labels: str, edg
     rows = edges[1].unique()
     at = edge_positions(graph.indptr, rows)
     receivers = rows.repeat_interleave(degrees_of(graph.indptr, rows))
-    if graph.types is not None and edge_type is not None:
+    if edge_type is not None:
         is_of = graph.types.edge_type[at] == graph.types.edge_types.index(edge_type)
         at, receivers = at[is_of], receivers[is_of]
         places = torch.searchsorted(graph.types.edges_of(edge_type), at)

@@ -13,7 +13,7 @@ from lightning_gnn_dist.data.settings import BatchSettings
 from lightning_gnn_dist.data.temporal.events import times_of_receivers
 from lightning_gnn_dist.engine.temporal.times import Span, node_times, sources_of, span_of, spans_of_types
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler, check_event_graph
 
@@ -81,8 +81,7 @@ def check_event_samplers(graph: Graph, settings: BatchSettings, time: str | None
 
 def spans_of(graph: Graph, sampler: TemporalSampler) -> tuple[Span | None, dict[str, Span | None]]:
     """Return the first and the last time of seeds, and of the events of each edge type; None where there are none."""
-    kind = None if graph.types is None else graph.types.seed_type()
-    seeds = node_times(graph, sampler.seed_time or sampler.time, kind)
+    seeds = node_times(graph, sampler.seed_time or sampler.time, graph.types.seed_type())
     return span_of(seeds), _by_type(graph, sampler.time)
 
 
@@ -123,7 +122,7 @@ def _tell_of_units(sampler: TemporalSampler, seeds: Span | None, events: Mapping
             )
 
 
-def check_rows_of_nodes(graph: Graph, settings: BatchSettings, kind: str | None) -> None:
+def check_rows_of_nodes(graph: Graph, settings: BatchSettings, kind: str) -> None:
     """Refuse to predict rows of nodes at times that they do not have."""
     sampler = settings.of_evaluation()
     if isinstance(sampler, TemporalSampler) and times_of_receivers(graph, sampler.time, kind) is None:
@@ -150,4 +149,4 @@ def _by_type(graph: Graph, name: str) -> dict[str, Span | None]:
 
 
 def _kinds(graph: Graph) -> list[str]:
-    return ["all edges"] if graph.types is None else ["__".join(kind) for kind in graph.types.edge_types]
+    return [folder_of(kind) or "all edges" for kind in graph.types.edge_types]

@@ -15,13 +15,12 @@ from lightning_gnn_dist.data.temporal.split import parted_by_time
 from lightning_gnn_dist.data.typed.links import between, links_of
 from lightning_gnn_dist.engine.temporal.times import check_times, node_times
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.graph.typed.names import EdgeType
 
 
-def times_of_receivers(graph: Graph, time: str, kind: str | None) -> Tensor | None:
+def times_of_receivers(graph: Graph, time: str, kind: str) -> Tensor | None:
     """Since when each node that may receive is there, if nodes have an array of that name."""
-    arrays = graph.node_arrays if graph.types is None or kind is None else graph.types.node_arrays[kind]
-    return node_times(graph, time, kind, "time") if time in arrays else None
+    return node_times(graph, time, kind, "time") if time in graph.types.node_arrays[kind] else None
 
 
 def check_times_of_edges(
@@ -50,7 +49,7 @@ def check_reverse_times(
 
     These are those of the reverse type, and unless the user named it also of types most of whose edges do.
     """
-    if graph.types is None or edge_type is None:
+    if edge_type is None:
         return
     others = [] if is_sure else between(graph.types, edge_type[0], edge_type[2], edge_type, reverse)
     timeless = [kind for kind in others if time not in arrays_of_edges(graph, kind)]

@@ -11,6 +11,7 @@ from torch import Tensor
 from lightning_gnn_dist.checks import check_instance, check_word, is_number, shown
 from lightning_gnn_dist.engine.temporal.times import as_integers, node_times
 from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 
@@ -37,8 +38,9 @@ def split_by_time(graph: Graph, time: str = "time", *, val: float = 0.15, test: 
             f"{shown(val)} and {shown(test)}."
         )
     graph.check_whole()
-    if (types := graph.types) is None:
-        masks = _masks(graph.node_arrays, node_times(graph, time, None, "time"), val, test)
+    types = graph.types
+    if not have_names(types):
+        masks = _masks(graph.node_arrays, node_times(graph, time, types.seed_type(), "time"), val, test)
         return checked_graph(graph.indptr, graph.indices, graph.node_arrays | masks, graph.edge_arrays)
     kind = types.seeds or _labelled_type(types, time)
     masks = _masks(types.node_arrays[kind], node_times(graph, time, kind, "time"), val, test)

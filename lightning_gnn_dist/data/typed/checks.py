@@ -7,19 +7,20 @@ from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, History
 from lightning_gnn_dist.boundary.prices import short_name
 from lightning_gnn_dist.data.settings import BatchSettings
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 
 def with_one_type_of_seeds(graph: Graph) -> Graph:
     """Return the graph, of which a typed one has chosen the type of its seeds: that with a ``train_mask``."""
-    if graph.types is None or graph.types.seeds is not None:
+    if not have_names(graph.types) or graph.types.seeds is not None:
         return graph
     return graph.with_seeds(graph.types.seed_type())
 
 
 def check_typed(graph: Graph, settings: BatchSettings, boundary: Boundary) -> None:
     """Refuse samplers, boundaries and places that do not take a typed graph, if this is one."""
-    if graph.types is None:
+    if not have_names(graph.types):
         return
     for sampler in settings.samplers:
         if isinstance(sampler, NeighborSampler):

@@ -13,7 +13,8 @@ from torch import Tensor
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.data.edges.dealing import numbers_of
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
-from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes
+from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
+from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 from lightning_gnn_dist.sampling.links import TargetType, edges_at
 
@@ -66,15 +67,14 @@ class LinkEnds(NamedTuple):
 
 def ends_of(graph: Graph, edge_type: EdgeType | None, reverse: Reverse = None) -> LinkEnds:
     """The ends of the links of an edge type; without types of all links."""
-    return ends_among(graph.types, graph.num_nodes, edge_type, reverse)
+    return ends_among(graph.types, edge_type, reverse)
 
 
-def ends_among(
-    types: GraphTypes | TypedBounds | None, num_nodes: int, edge_type: EdgeType | None, reverse: Reverse = None
-) -> LinkEnds:
-    """Do as :func:`ends_of` for the types of a graph with so many nodes."""
-    if types is None or edge_type is None:
-        return LinkEnds(range(num_nodes), range(num_nodes), None)
+def ends_among(types: GraphTypes | TypedBounds, edge_type: EdgeType | None, reverse: Reverse = None) -> LinkEnds:
+    """Do as :func:`ends_of` for the types of a graph."""
+    if edge_type is None:
+        nodes = types.nodes_of(types.node_types[0])
+        return LinkEnds(nodes, nodes, None)
     number = types.edge_types.index(edge_type)
     target_type = TargetType(number, types.edge_types.index(reverse) if isinstance(reverse, tuple) else None)
     return LinkEnds(types.nodes_of(edge_type[0]), types.nodes_of(edge_type[2]), target_type)
@@ -82,7 +82,7 @@ def ends_among(
 
 def links_of(graph: Graph, edge_type: EdgeType | None) -> tuple[Tensor, Tensor]:
     """Positions in ``indices`` of the edges of a type, or without types of all, and their ends, shape ``(2, n)``."""
-    if graph.types is None or edge_type is None:
+    if edge_type is None:
         return torch.arange(graph.num_edges), torch.stack(edges_of(graph))
     at = graph.types.edges_of(edge_type)
     return at, edges_at(graph, at)
@@ -90,7 +90,7 @@ def links_of(graph: Graph, edge_type: EdgeType | None) -> tuple[Tensor, Tensor]:
 
 def some_links_of(graph: Graph, edge_type: EdgeType | None, about: int) -> Tensor:
     """The ends of about so many edges of a type, evenly spread over the graph."""
-    if graph.types is None or edge_type is None:
+    if edge_type is None:
         return edges_at(graph, torch.arange(0, graph.num_edges, max(1, graph.num_edges // about)))
     at = graph.types.edges_of(edge_type)
     return edges_at(graph, at[:: max(1, at.numel() // about)].contiguous())
@@ -104,8 +104,8 @@ def edges_of(graph: Graph) -> tuple[Tensor, Tensor]:
 
 def types_at(graph: Graph, kinds: Tensor | None, path: Path) -> tuple[EdgeType | None, EdgeType | None]:
     """The edge type of a saved split and its reverse."""
-    of_graph = () if graph.types is None else graph.types.edge_types
-    if (kinds is None) != (graph.types is None) or (
+    of_graph = graph.types.edge_types
+    if (kinds is None) == have_names(graph.types) or (
         kinds is not None and (kinds.shape != (2,) or not -1 <= int(kinds.min()) <= int(kinds.max()) < len(of_graph))
     ):
         raise ValueError(f"{path / 'links' / 'edge_types.npy'} must name two edge types. Copy or save it again.")
@@ -131,7 +131,7 @@ def check_directions(edge_type: EdgeType | None, undirected: bool | None) -> Non
 
 def checked_edge_type(graph: Graph, edge_type: object) -> EdgeType | None:
     """The edge type whose links are predicted. A graph with types needs one, any other has none."""
-    if graph.types is None:
+    if not have_names(graph.types):
         if edge_type is not None:
             raise ValueError(f"edge_type={shown(edge_type)} is for a graph with types, and this one has none.")
         return None
@@ -156,7 +156,7 @@ def checked_reverse(
         held: Links of the type that are not among the graph's edges, by ids in the graph.
     """
     is_open = isinstance(reverse, str) and reverse == "auto"
-    if graph.types is None or edge_type is None:
+    if edge_type is None:
         if not is_open and reverse is not None:
             raise ValueError(f"reverse={shown(reverse)} is for a graph with types, and this one has none.")
         return None
@@ -182,7 +182,7 @@ def without_edges(graph: Graph, kept: Tensor) -> Graph:
     """The graph of the edges that ``kept`` marks, a boolean for each, without the masks of its nodes."""
     upto = torch.cat([graph.indptr[:1], kept.cumsum(0)])
     indptr, indices, types = upto[graph.indptr], graph.indices[kept], graph.types
-    if types is None:
+    if not have_names(types):
         edges = {name: array[kept] for name, array in graph.edge_arrays.items()}
         return Graph(indptr, indices, _without_masks(graph.node_arrays), edges)
     at = {kind: kept[types.edges_of(kind)] for kind in types.edge_types}

@@ -17,7 +17,6 @@ from lightning_gnn_dist.graph.typed.induced import induced
 
 def learned_from(graph: Graph) -> Tensor:
     """The training nodes of a graph with types; all nodes where no mask tells, as in a graph whose edges are split."""
-    assert graph.types is not None
     is_marked = any("train_mask" in arrays for arrays in graph.types.node_arrays.values())
     return graph.split("train") if is_marked else torch.arange(graph.num_nodes)
 
@@ -42,7 +41,6 @@ def read_typed(
         coverage: Weighs the nodes. With None there are no weights.
         seed: Decides everything random.
     """
-    assert graph.types is not None
     hops = boundary.around(graph, residents, lambda nodes: _edges_into(graph, nodes), seed)
     nodes = torch.cat([residents, *hops]).sort().values
     receives = ~Lookup(hops[-1]).contains(nodes) if hops else None

@@ -7,14 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.hops import sample_hops
+from lightning_gnn_dist.engine.hops import edge_types_of, sample_hops
 from lightning_gnn_dist.engine.kernels import Array, Rule
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.temporal.kernels import TimedDraws, Trees, sample_trees
 from lightning_gnn_dist.engine.temporal.order import time_order
 from lightning_gnn_dist.engine.temporal.times import BEFORE_ALL, as_integers, earlier_by, sources_of, times_of_seeds
-from lightning_gnn_dist.engine.typed.hops import edge_types_of
 from lightning_gnn_dist.engine.weighted.draws import EVEN
 from lightning_gnn_dist.graph.graph import Graph
 

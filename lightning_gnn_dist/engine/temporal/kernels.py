@@ -25,16 +25,17 @@ from lightning_gnn_dist.engine.kernels import (
     Table,
     Work,
     draw_row,
+    end_of_piece,
     is_whole,
     open_rows,
     place,
     place_seeds,
+    prefetch_types,
     slot_of,
     take_row,
 )
 from lightning_gnn_dist.engine.rng import draw
 from lightning_gnn_dist.engine.temporal.order import TimeOrder
-from lightning_gnn_dist.engine.typed.kernels import end_of_piece, prefetch_types
 from lightning_gnn_dist.engine.weighted.draws import aside_for
 
 _U = np.uint64

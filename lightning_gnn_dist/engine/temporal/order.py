@@ -45,7 +45,7 @@ def _ordered(graph: Graph, name: str) -> TimeOrder:
 def ordered(graph: Graph, name: str, times: Tensor) -> TimeOrder:
     """The order of a graph's edges, whose times called ``name`` are these integers, which it writes into."""
     has_time = np.array([source is not None for source in sources_of(graph, name)])
-    kinds = None if graph.types is None or len(has_time) == 1 else graph.types.edge_type
+    kinds = None if len(has_time) == 1 else graph.types.edge_type
     if all(bool(_follows(graph.indptr, kinds, times, rows)[1].all()) for rows in row_slices(graph.indptr)):
         return TimeOrder(times.numpy(), np.empty(0, np.int32), has_time)
     places = torch.empty(times.numel(), dtype=index_dtype(int(graph.degrees().max())))
@@ -72,7 +72,7 @@ def _times_of_edges(graph: Graph, name: str) -> Tensor:
 
 def _pieces(graph: Graph, number: int) -> Iterator[slice | Tensor]:
     """Yield the positions of the edges of a type, ``EDGES_AT_ONCE`` at a time."""
-    if graph.types is not None:
+    if len(graph.types.edge_types) > 1:
         yield from graph.types.edges_of(graph.types.edge_types[number]).split(EDGES_AT_ONCE)
         return
     for first in range(0, graph.num_edges, EDGES_AT_ONCE):

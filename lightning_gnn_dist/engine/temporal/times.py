@@ -17,7 +17,7 @@ from lightning_gnn_dist.graph.convert import without_time
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered_of
 from lightning_gnn_dist.graph.typed.build import check_time
-from lightning_gnn_dist.graph.typed.types import within
+from lightning_gnn_dist.graph.typed.names import within
 
 BEFORE_ALL = -(2**63)  # before every time
 _TURNED = 2**63 - 1
@@ -45,7 +45,7 @@ class Source(NamedTuple):
 def sources_of(graph: Graph, name: str) -> list[Source | None]:
     """For each edge type, the times called ``name``: of its edges, else of the nodes that send, else None.
 
-    A graph without types counts as one type. A name that nobody has is refused, and so are times that are no numbers.
+    A name that nobody has is refused, and so are times that are no numbers.
     """
     return remembered_of(graph, ("times", name), arrays_of(graph, name), lambda: _checked_sources(graph, name))
 
@@ -66,21 +66,16 @@ def span_of(times: Tensor) -> Span | None:
 
 def arrays_of(graph: Graph, name: str) -> list[Tensor | None]:
     """The arrays of all edges and nodes that are called ``name``, None where there is none."""
-    types = graph.types
-    if types is None:
-        return [graph.edge_arrays.get(name), graph.node_arrays.get(name)]
-    return [arrays.get(name) for of in (types.edge_arrays, types.node_arrays) for arrays in of.values()]
+    kinds = graph.types.edge_arrays, graph.types.node_arrays
+    return [arrays.get(name) for of in kinds for arrays in of.values()]
 
 
 def _checked_sources(graph: Graph, name: str) -> list[Source | None]:
     types, found = graph.types, list[Source | None]()
-    if types is None:
-        found.append(_source(name, graph.edge_arrays.get(name), graph.node_arrays.get(name), 0))
-    else:
-        for kind in types.edge_types:
-            of_edges, of_senders = types.edge_arrays[kind].get(name), types.node_arrays[kind[0]].get(name)
-            with within(kind if of_edges is not None else kind[0]):
-                found.append(_source(name, of_edges, of_senders, types.nodes_of(kind[0]).start))
+    for kind in types.edge_types:
+        of_edges, of_senders = types.edge_arrays[kind].get(name), types.node_arrays[kind[0]].get(name)
+        with within(kind if of_edges is not None else kind[0]):
+            found.append(_source(name, of_edges, of_senders, types.nodes_of(kind[0]).start))
     floating = {source.times.is_floating_point() for source in found if source is not None}
     if not floating:
         raise ValueError(
@@ -116,8 +111,6 @@ def check_times(name: str, times: Tensor, row: str) -> None:
 def times_of_seeds(graph: Graph, name: str, seeds: Tensor) -> Tensor:
     """The time of each seed, of the node array ``name``."""
     types = graph.types
-    if types is None:
-        return node_times(graph, name, None)[seeds]
     numbers, local = types.to_local(seeds)
     kinds = [types.node_types[int(number)] for number in numbers.unique()]
     if len(kinds) > 1:
@@ -125,16 +118,16 @@ def times_of_seeds(graph: Graph, name: str, seeds: Tensor) -> Tensor:
     return node_times(graph, name, kinds[0] if kinds else types.seed_type())[local]
 
 
-def node_times(graph: Graph, name: str, kind: str | None, argument: str = "seed_time") -> Tensor:
-    """The times called ``name`` of all nodes of a type, or of a graph without types; ``argument`` gave this name."""
-    arrays = graph.node_arrays if graph.types is None or kind is None else graph.types.node_arrays[kind]
+def node_times(graph: Graph, name: str, kind: str, argument: str = "seed_time") -> Tensor:
+    """The times called ``name`` of all nodes of a type; ``argument`` gave this name."""
+    arrays = graph.types.node_arrays[kind]
     key = "times of nodes", name, kind
     return remembered_of(graph, key, [arrays.get(name)], lambda: _checked_node_times(arrays, name, kind, argument))
 
 
-def _checked_node_times(arrays: Mapping[str, Tensor], name: str, kind: str | None, argument: str) -> Tensor:
+def _checked_node_times(arrays: Mapping[str, Tensor], name: str, kind: str, argument: str) -> Tensor:
     if name not in arrays:
-        whose, place = ("Nodes", "data") if kind is None else (f"Nodes of type {kind!r}", f"data[{kind!r}]")
+        whose, place = ("Nodes", "data") if not kind else (f"Nodes of type {kind!r}", f"data[{kind!r}]")
         raise ValueError(
             f"{whose} have no {shown(name)} to say at what time each of them is a seed (they have: "
             f"{shown(sorted(arrays))}): set it in {place} as a tensor of numbers, or name another array of "
@@ -163,6 +156,4 @@ def earlier_by(times: Tensor, span: float) -> Tensor:
 
 def _names(graph: Graph) -> list[str]:
     types = graph.types
-    if types is None:
-        return sorted([*graph.edge_arrays, *graph.node_arrays])
     return sorted({name for arrays in (*types.node_arrays.values(), *types.edge_arrays.values()) for name in arrays})

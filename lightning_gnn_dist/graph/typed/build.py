@@ -10,7 +10,8 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_word, shown
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, check_names, edge_type_dtype, offsets_of, within
+from lightning_gnn_dist.graph.typed.names import EdgeType, check_names, within
+from lightning_gnn_dist.graph.typed.types import GraphTypes, edge_type_dtype, offsets_of
 
 
 class NodeTable(NamedTuple):

@@ -11,7 +11,8 @@ from torch import Tensor
 from lightning_gnn_dist.checks import check_at_least, check_tensor
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable
-from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, check_names, within
+from lightning_gnn_dist.graph.typed.names import EdgeType, check_names, within
+from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 if TYPE_CHECKING:
     from torch_geometric.data import HeteroData

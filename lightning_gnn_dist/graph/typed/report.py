@@ -10,7 +10,8 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import holds_integers
 from lightning_gnn_dist.graph.rows import row_slices
-from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes
+from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 
 @dataclass(frozen=True)

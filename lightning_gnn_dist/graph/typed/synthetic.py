@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_gnn_dist.checks import MAX_NUMBER, check_at_least, check_between, check_fits, check_seed
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build
-from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.graph.typed.names import EdgeType
 
 MAX_PAPERS = 10**9
 DAYS = 3650  # over which papers appear

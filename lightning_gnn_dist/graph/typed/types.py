@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,49 +14,12 @@ from torch import Tensor
 from lightning_gnn_dist.checks import check_ids, shown
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, row_slices
+from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, folder_of, have_names, within
 
-EdgeType = tuple[str, str, str]
-MAX_EDGE_TYPES = 2**15  # torch can do little with numbers of 16 bits without a sign
-MAX_NAME = 200  # bytes: a type is the name of a folder
 UNTYPED_ONLY = (
     "This needs a graph without types: the arrays of a typed one are in graph.types, and "
     "Graph.from_pyg(data.to_homogeneous()) has none, but node_type and edge_type as arrays like any other."
 )
-_NAME = re.compile(r"\w[^/\\\0\n]*")
-
-
-class TypeNames(Protocol):
-    """The names of a graph's types."""
-
-    @property
-    def node_types(self) -> tuple[str, ...]: ...
-
-    @property
-    def edge_types(self) -> tuple[EdgeType, ...]: ...
-
-    def seed_type(self) -> str: ...
-
-
-class TypeOffsets(TypeNames, Protocol):
-    """The types of a graph, without its edges and arrays, which nobody may have."""
-
-    @property
-    def offsets(self) -> tuple[int, ...]: ...
-
-
-class OneType:
-    """The types of a graph without any: one of nodes and one of edges, whose names are empty."""
-
-    node_types: tuple[str, ...] = ("",)
-    edge_types: tuple[EdgeType, ...] = (("", "", ""),)
-
-    def seed_type(self) -> str:
-        return ""
-
-
-def have_names(types: TypeNames) -> bool:
-    """Whether a graph has types. They decide the class of its batches, ``Data`` or ``HeteroData``."""
-    return types.node_types != OneType.node_types
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +27,7 @@ class GraphTypes:
     """Which nodes and edges of a graph are of which type, and what each type carries: ``graph.types``.
 
     The nodes of a type have consecutive ids in the graph. In the row of a node, edges are in the order of their types.
+    A graph without types is one of one type, whose names are empty: :func:`have_names` tells which it is.
 
     Attributes:
         node_types: The names of the node types.
@@ -93,8 +55,25 @@ class GraphTypes:
     seeds: str | None = None
     sender_offsets: tuple[int, ...] | None = None
 
+    @classmethod
+    def of_one(
+        cls,
+        num_nodes: int,
+        num_edges: int,
+        node_arrays: Mapping[str, Tensor],
+        edge_arrays: Mapping[str, Tensor],
+        num_senders: int | None = None,
+    ) -> GraphTypes:
+        """The types of a graph without any. The arrays stay the same objects."""
+        nodes, edges = OneType.node_types, OneType.edge_types
+        senders = None if num_senders in (None, num_nodes) else (0, num_senders)
+        kinds = torch.zeros(1, dtype=torch.uint8).expand(num_edges)
+        arrays = {nodes[0]: node_arrays}, {edges[0]: edge_arrays}
+        return cls(nodes, (0, num_nodes), edges, (num_edges,), kinds, *arrays, sender_offsets=senders)
+
     def __post_init__(self) -> None:
-        check_names(self.node_types, self.edge_types)
+        if have_names(self):
+            check_names(self.node_types, self.edge_types)
         if min(*self.num_nodes.values(), *self.num_edges) < 0:
             raise ValueError(f"No type has fewer than 0 nodes or edges: {self.num_nodes}, {self.num_edges}.")
         if self.sender_offsets is not None:
@@ -181,8 +160,8 @@ class GraphTypes:
 
     def seed_type(self) -> str:
         """The node type that is learned from: the one chosen, or else the one with a ``train_mask`` and labels."""
-        if self.seeds is not None:
-            return self.seeds
+        if self.seeds is not None or not have_names(self):
+            return self.seeds or self.node_types[0]
         marked = [kind for kind, arrays in self.node_arrays.items() if "train_mask" in arrays]
         if not marked:
             self.split("train")  # refuses
@@ -201,14 +180,16 @@ class GraphTypes:
         """All arrays by the names of their files. There is no number per edge where all edges are of one type."""
         found = {"edge_type": self.edge_type} if len(self.edge_types) > 1 else {}
         for kind, arrays in self.node_arrays.items():
-            found |= {f"nodes/{kind}/{name}": array for name, array in arrays.items()}
+            found |= {f"nodes/{_below_kind(kind)}{name}": array for name, array in arrays.items()}
         for edge_type, arrays in self.edge_arrays.items():
-            found |= {f"edges/{folder_of(edge_type)}/{name}": array for name, array in arrays.items()}
+            found |= {f"edges/{_below_kind(folder_of(edge_type))}{name}": array for name, array in arrays.items()}
         return found
 
     @property
     def masks(self) -> dict[str, Tensor]:
         """What a fingerprint covers beside the edges."""
+        if not have_names(self):
+            return convert.masks_of(self.node_arrays[self.node_types[0]])
         return {f"types {json.dumps(self.about)}": self.edge_type} | convert.masks_of(self.arrays)
 
     @property
@@ -251,13 +232,15 @@ class GraphTypes:
             )
         for kind, arrays in self.node_arrays.items():
             with within(kind):
-                convert.check_each_name(arrays, allowed=("n_id",))
+                if kind:  # others have been checked together with those of edges
+                    convert.check_each_name(arrays, allowed=("n_id",))
                 convert.check_rows("node", arrays, len(self.nodes_of(kind)))
                 convert.check_masks(arrays)
                 convert.check_scales(arrays)
         for edge_type, count in zip(self.edge_types, self.num_edges, strict=True):
             with within(edge_type):
-                convert.check_each_name(self.edge_arrays[edge_type], allowed=())
+                if any(edge_type):
+                    convert.check_each_name(self.edge_arrays[edge_type], allowed=())
                 convert.check_rows("edge", self.edge_arrays[edge_type], count)
 
     def check_fits(self, num_nodes: int, num_edges: int) -> None:
@@ -272,8 +255,10 @@ class GraphTypes:
     def check_edges(self, indptr: Tensor, indices: Tensor) -> None:
         """Refuse edges whose ends are not of the types that theirs says, and rows that are not in order of types.
 
-        Reads all edges once, in pieces.
+        Reads all edges once, in pieces, if there are several types.
         """
+        if not have_names(self):
+            return
         places = {name: number for number, name in enumerate(self.node_types)}
         ends = torch.tensor([[places[source], places[target]] for source, _, target in self.edge_types]).T
         counts = torch.zeros(len(self.edge_types), dtype=torch.int64)
@@ -307,49 +292,9 @@ class GraphTypes:
         return torch.tensor(self.offsets[:-1])
 
 
-def check_names(node_types: tuple[str, ...], edge_types: tuple[EdgeType, ...]) -> None:
-    """Refuse types without a name, with one that no folder can have, or twice, and edges between unknown types."""
-    if not node_types or not edge_types:
-        raise ValueError("A typed graph needs a node type and an edge type at least: a type may have no edges.")
-    for name in (*node_types, *(word for edge_type in edge_types for word in edge_type)):
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise ValueError(
-                f"{shown(name)} cannot be the name of a type, nor of its folder: start it with a letter, and use "
-                "neither slashes nor line ends."
-            )
-    for edge_type in edge_types:
-        for end in (edge_type[0], edge_type[2]):
-            if end not in node_types:
-                raise ValueError(
-                    f"The edge type {edge_type} names the node type {end!r}, which is not there (there are: "
-                    f"{shown(list(node_types))}): say how many nodes it has, data[{end!r}].num_nodes = ..."
-                )
-    if len(edge_types) > MAX_EDGE_TYPES:
-        raise ValueError(f"There may be up to {MAX_EDGE_TYPES} edge types, got {len(edge_types)}.")
-    _check_folders(node_types)
-    _check_folders(edge_types)
-
-
 def _check_senders(offsets: tuple[int, ...], num_types: int) -> None:
     if len(offsets) != num_types + 1 or offsets[0] != 0 or list(offsets) != sorted(offsets):
         raise ValueError(f"senders must begin at 0 and not fall, with one more than node types, got {shown(offsets)}.")
-
-
-def _check_folders(kinds: Sequence[str | EdgeType]) -> None:
-    """Refuse types whose arrays would have one folder, or one whose name is too long."""
-    known: dict[str, str | EdgeType] = {}
-    for kind in kinds:
-        folder = kind if isinstance(kind, str) else folder_of(kind)
-        if folder in known:
-            raise ValueError(f"{kind!r} and {known[folder]!r} would have one folder, {folder}: rename one of them.")
-        if len(folder.encode(errors="surrogatepass")) > MAX_NAME:
-            raise ValueError(f"The name of the type {shown(kind)} has more than {MAX_NAME} bytes: shorten it.")
-        known[folder] = kind
-
-
-def folder_of(edge_type: EdgeType) -> str:
-    """The folder of an edge type's arrays in a saved graph."""
-    return "__".join(edge_type)
 
 
 def edge_type_dtype(count: int) -> torch.dtype:
@@ -360,18 +305,6 @@ def edge_type_dtype(count: int) -> torch.dtype:
 def offsets_of(counts: list[int]) -> tuple[int, ...]:
     """Where each of several runs of so many things begins, and where the last one ends."""
     return (0, *torch.tensor(counts, dtype=torch.int64).cumsum(0).tolist())
-
-
-@contextmanager
-def within(kind: str | EdgeType) -> Iterator[None]:
-    """Let refusals of arrays say of which type they are, as PyG writes it: ``data['paper']``."""
-    place = f"data[{', '.join(map(repr, (kind,) if isinstance(kind, str) else kind))}]"
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        kind_of_error = TypeError if isinstance(error, TypeError) else ValueError
-        said = str(error).replace("data.", f"{place}.")
-        raise kind_of_error(said if said.startswith(f"{place}.") else f"{place}: {said}") from error
 
 
 def _sizes(rows: Sequence[Sequence[Any]], num_words: int) -> list[tuple[tuple[str, ...], int]]:
@@ -389,6 +322,10 @@ def _number(kind: Any, kinds: tuple[Any, ...], of: str) -> int:
     if not isinstance(kind, str | tuple) or kind not in kinds:
         raise ValueError(f"{of}_type must be one of {shown(list(kinds))}, got {shown(kind)}.")
     return kinds.index(kind)
+
+
+def _below_kind(folder: str) -> str:
+    return f"{folder}/" if folder else ""
 
 
 def _below(folder: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from lightning_gnn_dist.graph.typed.types import EdgeType, OneType
+from lightning_gnn_dist.graph.typed.names import EdgeType, OneType
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
 from lightning_gnn_dist.prepare.files.from_arrays import ALIASES, purpose_of
 from lightning_gnn_dist.prepare.files.graph_files import GraphFiles, entries

@@ -14,7 +14,7 @@ from torch_geometric.data import Data, HeteroData
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.typed.build import build
 from lightning_gnn_dist.graph.typed.hetero import Content, contents_of, tables_of
-from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.prepare.files.from_arrays import load_pyg
 from lightning_gnn_dist.prepare.files.raw import RAM_PER_EDGE, RawGraph, check_drop
 from lightning_gnn_dist.prepare.files.text_tables import Progress

@@ -17,7 +17,7 @@ from torch import Tensor
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
 from lightning_gnn_dist.graph.typed.hetero import Content
-from lightning_gnn_dist.graph.typed.types import EdgeType, check_names
+from lightning_gnn_dist.graph.typed.names import EdgeType, check_names
 from lightning_gnn_dist.prepare.files.from_arrays import ALIASES, node_tensors, num_nodes_of, purpose_of, told
 from lightning_gnn_dist.prepare.files.from_tables import carried_of, id_of, node_columns, places_of, times_of
 from lightning_gnn_dist.prepare.files.raw import check_drop, check_purposes

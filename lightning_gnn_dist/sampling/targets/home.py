@@ -8,10 +8,10 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from lightning_gnn_dist.engine.apart import places_of
 from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.temporal.order import time_order
-from lightning_gnn_dist.engine.typed.apart import places_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.links import FALSE_ENDS
@@ -110,7 +110,7 @@ class WholeGraph:
         return at_once([self._drawn(wanted, batch) for batch in range(len(wanted.keys))])
 
     def times_of_edges(self, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
-        times = list(self.rows.arrays_of_edges.values())[number][name]
+        times = list(self.rows.types.edge_arrays.values())[number][name]
         return at_once(times[places_of(self.rows, number, ids)])
 
     def _drawn(self, wanted: FalseEnds, batch: int) -> Tensor:

@@ -12,9 +12,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.engine.apart import places_of
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.engine.temporal.times import as_integers
-from lightning_gnn_dist.engine.typed.apart import places_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.links import TargetType, directed, edges_at
 from lightning_gnn_dist.sampling.negatives import Candidates

@@ -30,7 +30,7 @@ from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
 from lightning_gnn_dist.engine.temporal.hops import View, check_span, checked_times, sample_by_time
 from lightning_gnn_dist.engine.temporal.times import sources_of
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.types import TypeNames
+from lightning_gnn_dist.graph.typed.names import TypeNames
 from lightning_gnn_dist.sampling.base import check_bulk
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
@@ -114,8 +114,8 @@ class TemporalSampler:
         self.of_types(graph.types)
         checked_times(graph, torch.empty(0, dtype=torch.int64), self.view)
 
-    def of_types(self, types: TypeNames | None) -> Array:
-        """The numbers of each hop and edge type, as :meth:`NeighborSampler.of_types` gives them; None has one type."""
+    def of_types(self, types: TypeNames) -> Array:
+        """The numbers of each hop and edge type, as :meth:`NeighborSampler.of_types` gives them."""
         return self._numbers.of_types(types)
 
     def of_all(self) -> TemporalSampler:

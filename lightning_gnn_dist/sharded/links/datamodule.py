@@ -21,6 +21,7 @@ from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBa
 from lightning_gnn_dist.data.temporal.checks import check_event_samplers, sampler_of_events
 from lightning_gnn_dist.data.temporal.events import times_of_receivers
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.prepare.held_edges import LinkBounds
 from lightning_gnn_dist.prepare.shard import Bounds, Shard
 from lightning_gnn_dist.sampling.base import Sampler
@@ -87,7 +88,7 @@ class ShardedLinkDataModule(EdgeDataModule, ShardDataModule):
         if boundary is None:
             boundary = Isolated() if isinstance(sampler, WholePartSampler) else Fetch()
         bounds, self._links = _bounds_with_links(check_path("path", path))
-        self._asked = AskedEdges.of(self._links, bounds.types, int(bounds.nodes[-1]), num_negatives)
+        self._asked = AskedEdges.of(self._links, bounds.types, num_negatives)
         sampler = sampler_of_events(sampler, self._links.time)
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
         _check_settings_of_links(settings, boundary)
@@ -162,7 +163,7 @@ class ShardedLinkDataModule(EdgeDataModule, ShardDataModule):
 
     def _is_own(self, part: Graph) -> Tensor:
         """Return which nodes of a part are the shard's own."""
-        if part.types is not None:
+        if have_names(part.types):
             return part.node_arrays["train_mask"]
         return torch.arange(part.num_nodes) < self._with_labels().rows.num_nodes
 
@@ -172,7 +173,7 @@ class ShardedLinkDataModule(EdgeDataModule, ShardDataModule):
         Of a graph with types, the rows of each node type follow each other in the whole graph, shard after shard.
         """
         shard, types = self._with_labels(), self.bounds.types
-        if types is None or self._links.edge_type is None or shard.rows.types is None:
+        if self._links.edge_type is None:
             return shard.first_edge
         kind = self._links.edge_type[2]
         before = types.node_types[: types.node_types.index(kind)]
@@ -212,7 +213,7 @@ class ShardedLinkDataModule(EdgeDataModule, ShardDataModule):
         if (time := self._links.time) is not None:
             prepare_times(self._whole_graph(), time)
             if times_of_receivers(rows, time, kind) is not None:
-                number = 0 if self.bounds.types is None or kind is None else self.bounds.types.node_types.index(kind)
+                number = rows.types.node_types.index(kind)
                 times = times_of_all_nodes(self._whole_graph(), number, time)
         return Candidates.of(receivers, times, receivers.start)
 
@@ -241,7 +242,7 @@ def _bounds_with_links(path: Path) -> tuple[Bounds, LinkBounds]:
             "save_shards(split_edges(graph), partition, path), or learn from its nodes with ShardedDataModule."
         )
     kind, types = bounds.links.edge_type, bounds.types
-    if types is not None and kind is not None and types.seeds is None:
+    if kind is not None and types.seeds is None:
         bounds = replace(bounds, types=types.with_seeds(kind[2]))
     assert bounds.links is not None
     return bounds, bounds.links

@@ -47,7 +47,7 @@ def sample_at_times(
 
     The graph's :func:`prepare_times` has run.
     """
-    fanouts = torch.from_numpy(sampler.of_types(graph.shard.bounds.types))  # (hops, types)
+    fanouts = torch.from_numpy(sampler.of_types(graph.types))  # (hops, types)
     words = np.stack([typed_keys(*key, *fanouts.shape).view(np.int64) for key in keys])
     bits = max(1, (graph.num_nodes - 1).bit_length())
     names = Names(bits, torch.tensor([0, *map(len, seeds)]).cumsum(0).tolist())
@@ -62,11 +62,9 @@ def _times_of(graph: ShardedGraph, seeds: Sequence[Tensor], view: View) -> Steps
     for ids in seeds:
         check_seeds(ids, graph.num_nodes)
         refuse_repeated(ids, "To ask for a node at several times, give it a copy for each")
-    types, rows, ids = graph.shard.bounds.types, graph.shard.rows, torch.cat(list(seeds))
-    kind = None if types is None else types.seed_type()
-    number, of_type = 0, range(graph.num_nodes)
-    if types is not None and kind is not None:
-        number, of_type = types.node_types.index(kind), types.nodes_of(kind)
+    types, rows, ids = graph.types, graph.shard.rows, torch.cat(list(seeds))
+    kind = types.seed_type()
+    number, of_type = types.node_types.index(kind), types.nodes_of(kind)
     if ids.numel() and not of_type.start <= int(ids.min()) <= int(ids.max()) < of_type.stop:
         raise ValueError(f"The seeds of a batch by time must be nodes of type {kind!r}, which the shards learn from.")
     node_times(rows, view.seed_time, kind)  # refuses an array that is not there

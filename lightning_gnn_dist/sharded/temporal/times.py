@@ -28,11 +28,11 @@ def prepare_times(graph: ShardedGraph, name: str) -> None:
     rows, types = graph.shard.rows, graph.shard.rows.types
     times = torch.full((rows.num_edges,), BEFORE_ALL)
     for number, source in enumerate(sources_of(rows, name)):
-        at = torch.arange(rows.num_edges) if types is None else types.edges_of(types.edge_types[number])
+        at = types.edges_of(types.edge_types[number])
         if source is not None and source.first_sender is None:
             times[at] = as_integers(source.times)
         elif source is not None:
-            sender = 0 if types is None else types.node_types.index(types.edge_types[number][0])
+            sender = types.node_types.index(types.edge_types[number][0])
             ids, inverse = (rows.indices[at].to(torch.int64) - graph.types.offsets[sender]).unique(return_inverse=True)
             found = graph.answered(times_of_nodes(graph, sender, name, ids))
             times[at] = as_integers(found)[inverse]
@@ -52,7 +52,7 @@ def times_of_edges(graph: ShardedGraph, number: int, name: str, ids: Tensor) -> 
 
 def times_of_all_nodes(graph: ShardedGraph, number: int, name: str) -> Tensor:
     """Return the times called ``name`` of all nodes of a type. Collective."""
-    own = graph.shard.rows.arrays_of_nodes[graph.types.node_types[number]][name]
+    own = graph.shard.rows.types.node_arrays[graph.types.node_types[number]][name]
     return torch.cat(graph.channel.exchange([own[:]] * graph.channel.size))
 
 

@@ -16,7 +16,8 @@ from lightning_gnn_dist.data.typed.part import learned_from, weights_of_part
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.rows import Lookup, edge_positions, senders_by_row
-from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, offsets_of
+from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
 from lightning_gnn_dist.sampling.turns import together
 from lightning_gnn_dist.sharded.draws import Drawn, whole_rows
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
@@ -101,7 +102,6 @@ def _types(graph: ShardedGraph, nodes: Tensor, kinds: Tensor, edge_ids: Tensor |
     }
     num_edges = torch.bincount(kinds, minlength=len(whole.edge_types)).tolist()
     own = graph.shard.rows.types
-    assert own is not None
     sizes = offsets_of(list(map(len, local)))
     made = whole.node_types, sizes, whole.edge_types, tuple(num_edges), kinds, node_arrays, edge_arrays
     return GraphTypes(*made, own.time, whole.seeds)
@@ -113,7 +113,6 @@ def _sizes_of_whole(graph: ShardedGraph) -> Graph:
     A budget of bytes is counted by it. It has no edges, and no ``n_id``, which whole graphs do not have.
     """
     whole, own = graph.types, graph.shard.rows.types
-    assert own is not None
     arrays = {
         kind: {
             name: array.new_zeros(1, *array.shape[1:]).expand(len(whole.nodes_of(kind)), *array.shape[1:])

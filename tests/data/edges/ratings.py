@@ -19,7 +19,7 @@ from lightning_gnn_dist import (
     RandomPartitioner,
     split_edges,
 )
-from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.graph.typed.names import EdgeType
 from tests.edge_model import RATES, rated, typed_ratings
 
 ALL = NeighborSampler([-1, -1])

@@ -23,7 +23,7 @@ from lightning_gnn_dist import (
     Rotate,
     split_edges,
 )
-from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.graph.typed.names import EdgeType
 from tests.data.edges.ratings import KINDS, data_of, held_of, labelled, split_of, store_of
 from tests.data_fitting import trainer
 from tests.edge_model import KNOWS, USERS, Rater, flat, rated

@@ -11,7 +11,7 @@ import torch
 from torch_geometric.data import Data
 
 from lightning_gnn_dist import Graph, LinkSplit, Partition, WholePartSampler, split_edges
-from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.graph.typed.names import EdgeType
 from tests.data.edges.ratings import KINDS, data_of, graph_of, held_of, labelled, split_of, store_of
 from tests.edge_model import BACK, NODES, RATES, Rater, rated, typed_ratings
 
@@ -219,7 +219,6 @@ def test_copies_of_labels_are_refused_where_edges_are_shown(width: int | None) -
 
 def test_copies_of_labels_in_the_reverse_type_are_refused_where_edges_are_shown() -> None:
     graph = typed_ratings()
-    assert graph.types is not None
     back = graph.types.edge_arrays[BACK]
     back["stars"] = back.pop("rating")  # type: ignore[attr-defined,index]
     with pytest.raises(ValueError, match=r'\["stars of .*rev_rates.*are their labels'):

@@ -29,7 +29,7 @@ from lightning_gnn_dist import (
     TemporalSampler,
     split_edges,
 )
-from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.graph.typed.names import EdgeType
 from tests.data_fitting import trainer
 from tests.every_strategy import every_strategy
 from tests.ranks import run_ranks

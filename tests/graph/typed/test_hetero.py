@@ -204,7 +204,7 @@ def test_labels_that_are_missing_leave_the_masks() -> None:
     data = small()
     data["author"].y = torch.tensor([0.5, NAN, 1.0, 2.0, NAN, 0.0, 1.0])
     graph = Graph.from_pyg(data, float_labels=True)  # the papers' classes stay what they are
-    assert graph.types is not None and graph.types.node_arrays["author"]["train_mask"].tolist() == [True] + [False] * 6
+    assert graph.types.node_arrays["author"]["train_mask"].tolist() == [True] + [False] * 6
 
 
 def test_ids_of_a_split_become_the_mask_of_its_type() -> None:

@@ -27,7 +27,7 @@ def test_everything_comes_back(graph: Graph, tmp_path: Path) -> None:
     opened = Graph.open(tmp_path / "graph")
     check_same(opened.to_pyg(), small())
     assert opened.fingerprint == graph.fingerprint and opened.num_bytes == graph.num_bytes
-    assert opened.types is not None and graph.types is not None and opened.types.about == graph.types.about
+    assert opened.types.about == graph.types.about
     assert len(pickle.dumps(opened)) < 500 and store.verify(tmp_path / "graph") == []
     assert (tmp_path / "graph" / "nodes" / "author" / "x.npy").exists()
     assert (tmp_path / "graph" / "edges" / "paper__cites__paper" / "time.npy").exists()
@@ -71,7 +71,6 @@ def test_a_graph_without_types_is_saved_as_older_releases_read_it(tmp_path: Path
 
 
 def write(graph: Graph, path: Path, arrays: dict[str, torch.Tensor], **about: Any) -> None:
-    assert graph.types is not None
     store.write(path, graph.arrays | arrays, graph.fingerprint, overwrite=True, types=graph.types.about | about)
 
 
@@ -116,7 +115,6 @@ def test_a_row_that_is_not_in_order_of_types_is_refused(graph: Graph) -> None:
 
 
 def test_a_changed_array_is_not_saved(graph: Graph, tmp_path: Path) -> None:
-    assert graph.types is not None
     graph.types.node_arrays["paper"]["x"] = torch.ones(3)  # type: ignore[index]
     with pytest.raises(ValueError, match=r"data\['paper'\]: x has shape \(3,\)"):
         graph.save(tmp_path / "graph")

@@ -16,7 +16,6 @@ from tests.graph.typed.graphs import check_same, small
 
 
 def types_of(graph: Graph) -> GraphTypes:
-    assert graph.types is not None
     return graph.types
 
 

@@ -61,7 +61,7 @@ def prepare(folder: Path, *options: str) -> Graph:
 
 
 def check_equal(found: Graph, expected: Graph) -> None:
-    assert found.types is not None and expected.types is not None and found.types.about == expected.types.about
+    assert found.types.about == expected.types.about
     assert found.arrays.keys() == expected.arrays.keys() and found.fingerprint == expected.fingerprint
     for name, array in expected.arrays.items():
         assert found.arrays[name].dtype == array.dtype and torch.equal(found.arrays[name], array), name
@@ -100,7 +100,7 @@ def test_labelled_nodes_are_dealt_and_columns_left_out(folder: Path) -> None:
     (folder / "nodes" / "paper.csv").write_text("id,label,words\n" + "".join(f"{i},{i % 2},1\n" for i in (10, 20, 30)))
     graph = prepare(folder, "--split", "0.4", "0.3", "0.3", "--drop", "words", "share")
     assert [graph.split(name).numel() for name in ("train", "val", "test")] == [1, 1, 1]
-    assert graph.types is not None and "x" not in graph.types.node_arrays["paper"]
+    assert "x" not in graph.types.node_arrays["paper"]
     assert graph.types.edge_arrays["author", "writes", "paper"] == {}
 
 
@@ -124,7 +124,7 @@ def test_parquet_and_archives_are_read_too(folder: Path) -> None:
 def test_a_built_in_graph_comes_back_from_arrays(tmp_path: Path) -> None:
     graph = citations(600)
     data = graph.to_pyg()
-    assert graph.types is not None and isinstance(data, HeteroData)
+    assert isinstance(data, HeteroData)
     for kind in data.node_types:
         save(tmp_path / "tables" / "nodes" / kind, data[kind].to_dict())
     for edge_type in data.edge_types:

@@ -20,7 +20,7 @@ from lightning_gnn_dist import (
     communities,
     split_edges,
 )
-from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
 from tests.data.temporal.test_events import SENT, events
 from tests.sharded.graphs import in_order_of_parts, small_graph
 from tests.sharded.typed.graphs import contents, in_order_of_shards
@@ -97,11 +97,11 @@ def unequal(graph: Graph, num_parts: int) -> Partition:
 def as_shards_have_it(split: LinkSplit, partition: Partition) -> tuple[LinkSplit, Partition]:
     """The split with the numbers of the shards, held edges in the order of the shards of their receivers."""
     types = split.graph.types
-    kinds = torch.zeros(split.graph.num_nodes) if types is None else types.type_of(torch.arange(split.graph.num_nodes))
+    kinds = types.type_of(torch.arange(split.graph.num_nodes))
     order = (kinds * partition.num_parts + partition.assignment).argsort(stable=True)
     number = order.argsort()
     first = [0, 0]
-    if types is not None and split.edge_type is not None:
+    if split.edge_type is not None:
         first = [types.nodes_of(split.edge_type[end]).start for end in (0, 2)]
     edges, negatives, arrays = {}, {}, {}
     for name, ends in split.edges.items():
@@ -111,7 +111,7 @@ def as_shards_have_it(split: LinkSplit, partition: Partition) -> tuple[LinkSplit
             negatives[name] = number[split.negatives[name].long() + first[1]][at] - first[1]
         arrays[name] = {array: rows[at] for array, rows in split.held_arrays.get(name, {}).items()}
     held = {} if split.labels is None and split.time is None else arrays
-    renumber = in_order_of_parts if types is None else in_order_of_shards
+    renumber = in_order_of_shards if have_names(types) else in_order_of_parts
     whole = replace(split, graph=renumber(split.graph, partition), edges=edges, negatives=negatives, held_arrays=held)
     return whole, Partition(partition.assignment[order], partition.num_parts)
 
@@ -140,7 +140,7 @@ class OneHost(LinkDataModule):
             return found
         sender, receiver = graph.indices.long(), torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
         is_asked = torch.where((sender + receiver) % 2 == 1, sender > receiver, sender < receiver)
-        if graph.types is not None and self.split.edge_type is not None:
+        if self.split.edge_type is not None:
             is_asked &= graph.types.edge_type == graph.types.edge_types.index(self.split.edge_type)
         at = self._asked.of_labels_and_times(graph, is_asked.nonzero().view(-1))
         assert at.numel() == super()._positions(graph, owner * 0).numel()

@@ -27,6 +27,7 @@ from lightning_gnn_dist import (
     save_shards,
 )
 from lightning_gnn_dist.batches.global_batches import OwnSeeds, batches_of
+from lightning_gnn_dist.graph.typed.names import have_names
 from tests.ranks import run_ranks
 from tests.sharded.links.splits import (
     CITES,
@@ -149,7 +150,7 @@ def by_one_host(split: LinkSplit, parts: Partition, rank: int, num_ranks: int, o
     data = of_whole(split, parts, rank, num_ranks, **(others | {"boundary": boundary}))
     made = made_by(data, own_corrections(data, rank, num_ranks))
     if (
-        not isinstance(boundary, Fetch) and num_ranks > 1 and split.graph.types is None
+        not isinstance(boundary, Fetch) and num_ranks > 1 and not have_names(split.graph.types)
     ):  # a part calls nodes by its own ids
         n_id = split.graph.node_arrays["n_id"]
         for batch in (*made["train"], *made["anchors"]):

@@ -124,7 +124,6 @@ def typed_fit(rank: int, world_size: int, folder: str | None) -> tuple[State, di
     split, data = typed_split(WRITES), ShardedLinkDataModule(folder, **options) if folder else None
     whole, parts = as_shards_have_it(split, unequal(split.graph, world_size))
     torch.manual_seed(0)
-    assert split.graph.types is not None
     module = LinkHetero(list(split.graph.types.edge_types), WRITES)
     fitting = trainer(world_size, GrappaStrategy(find_unused_parameters=True, **PATIENCE))
     fitting.fit(module, data or OneHost(whole, partitioner=parts, **options))

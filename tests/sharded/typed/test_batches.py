@@ -110,7 +110,6 @@ def test_batches_are_those_of_the_whole_graph(
 
 def pair_of(graph: Graph, num_parts: int) -> tuple[Graph, Graph, Partition]:
     """The graph, the same with its nodes in the order of their types and parts, and the parts."""
-    assert graph.types is not None
     kind = max(graph.types.num_nodes.items(), key=lambda item: item[1])[0]
     partition = some_partition(graph, num_parts)
     kinds = graph.types.type_of(torch.arange(graph.num_nodes))

@@ -73,7 +73,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     whole = in_order_of_shards(graph, partition)
     whole.save(folder / "whole")
     save_shards(graph, Partition(torch.zeros(graph.num_nodes).int(), 1), folder / "one")
-    assert whole.types is not None
     before = [array["n_id"] + whole.types.nodes_of(kind).start for kind, array in whole.types.node_arrays.items()]
     torch.save(partition.assignment[torch.cat(before)], folder / "owners.pt")
     return folder
@@ -253,7 +252,6 @@ def test_nodes_of_one_type_are_learned_from(tmp_path: Path) -> None:
 
 def test_features_that_are_nan_are_found_before_the_first_step(tmp_path: Path) -> None:
     graph = some_graph().with_seeds("paper")
-    assert graph.types is not None
     graph.types.node_arrays["author"]["x"][3] = torch.nan
     save_shards(graph, Partition(torch.zeros(22).int(), 1), tmp_path / "shards")
     data = ShardedDataModule(tmp_path / "shards", batch_size=4, sampler=NeighborSampler([2]))
@@ -288,7 +286,6 @@ def test_times_that_are_not_there_are_refused(saved: Path, more: dict[str, Any],
 def test_all_that_trees_see_is_evaluated_as_on_the_whole_graph(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where nothing is said of how: in batches as large as those of training, or smaller."""
     graph, found, sizes = typed_graph_of_papers(300), [], []
-    assert graph.types is not None
     options: dict[str, Any] = {"sampler": TemporalSampler([4, 3], "time"), "batch_size": 16}
     for most in (None, 5, "whole"):
         data: Any = ShardedDataModule(saved / "one", **options)

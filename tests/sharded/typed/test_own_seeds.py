@@ -66,9 +66,7 @@ def test_owners_deal_their_own_seeds(tmp_path: Path) -> None:
     save_shards(graph, partition, tmp_path / "shards")
     whole = in_order_of_shards(graph, partition)
     whole.save(tmp_path / "whole")
-    assert whole.types is not None
     of_type, papers = whole.types.nodes_of("paper"), whole.types.node_arrays["paper"]
-    assert graph.types is not None
     owner = partition.assignment[papers["n_id"] + graph.types.nodes_of("paper").start]
     own = [(papers["train_mask"] & (owner == rank)).nonzero().view(-1) for rank in range(2)]
     num_all = sum(map(len, own))

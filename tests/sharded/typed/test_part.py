@@ -41,7 +41,6 @@ def parts(rank: int, world_size: int, folder: Path) -> list[dict[str, Any]]:
 
 
 def contents(part: Graph) -> dict[str, Any]:
-    assert part.types is not None
     of_all = {f"all {name}": array for name, array in part.node_arrays.items()}
     sizes = {"nodes": part.types.num_nodes, "edges": part.types.num_edges}
     return {"indptr": part.indptr, "indices": part.indices} | part.types.arrays | of_all | sizes
@@ -52,7 +51,6 @@ def test_it_is_the_part_of_the_whole_graph(tmp_path: Path) -> None:
     partition = some_partition(graph, 3)
     save_shards(graph, partition, tmp_path / "shards")
     whole = in_order_of_shards(graph, partition)
-    assert whole.types is not None
     owner = torch.cat(  # by new ids; an old id is that in the type, behind the types before
         [
             partition.assignment[whole.types.node_arrays[kind].pop("n_id") + whole.types.nodes_of(kind).start]  # type: ignore[attr-defined]

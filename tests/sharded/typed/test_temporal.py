@@ -53,7 +53,6 @@ def drawn(rank: int, world_size: int, folders: list[str], samplers: list[Tempora
 
 def check_no_leak(batch: dict[str, Any], graph: Graph, *, equal: bool, last: float | None) -> int:
     """At no hop is there an event that the seed of its tree must not see; return how many there were."""
-    assert graph.types is not None
     times, checked = batch["a seed_time"], 0
     for kind in graph.types.edge_types:
         source, _, target = kind
@@ -82,7 +81,6 @@ def test_batches_are_those_of_the_whole_graph_and_nothing_leaks(tmp_path: Path, 
     for number, (_, whole, _) in enumerate(pairs):
         for rank, of_rank in enumerate(results):
             found, checked = iter(of_rank[number]), 0
-            assert whole.types is not None
             bulk = bulk_of(rank, world_size, whole.types.nodes_of("a"))
             for sampler in samplers:
                 for sample in sampler.sample_bulk(whole, *bulk):

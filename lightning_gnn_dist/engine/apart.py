@@ -12,15 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.engine.apart_kernels import Layout, count, fill
 from lightning_gnn_dist.engine.compiling import compiled
-from lightning_gnn_dist.engine.hops import graph_is_damaged
+from lightning_gnn_dist.engine.hops import edge_types_of, graph_is_damaged
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.sample import Sample
-from lightning_gnn_dist.engine.typed.apart_kernels import Layout, count, fill
-from lightning_gnn_dist.engine.typed.hops import edge_types_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
-from lightning_gnn_dist.graph.typed.types import TypeOffsets
+from lightning_gnn_dist.graph.typed.names import TypeOffsets
 
 _U = np.uint64
 _LEAST_EDGES = 64  # between two marks of an edge's place
@@ -63,7 +62,7 @@ class Apart(NamedTuple):
 def take_apart(graph: Graph, sample: Sample, *, with_ids: bool = True) -> Apart:
     """Return the batch of a sample of a graph by types; without ids, the edges are not told apart."""
     types = graph.types
-    if types is None:
+    if len(types.node_types) == len(types.edge_types) == 1:
         return of_one_type(sample)
     if sample.edge_kinds is None:
         sample = sample._replace(edge_kinds=types.edge_type[sample.edge_ids])
@@ -106,7 +105,7 @@ def by_types(types: TypeOffsets, sample: Sample) -> Apart | None:
 
 
 def of_one_type(sample: Sample) -> Apart:
-    """Return the batch of a graph without types as one of one type."""
+    """Return the batch of a graph of one type."""
     edge_ids = _NO_IDS if sample.edge_ids is None else sample.edge_ids
     rows = Rows(sample.indptr, sample.indices, edge_ids, sample.num_sampled_edges)
     return Apart([sample.nodes], [sample.num_sampled_nodes], _NO_IDS, [rows])
@@ -127,7 +126,7 @@ def in_types(apart: Apart, ends: Tensor) -> Tensor:
 def places_of(graph: Graph, number: int, positions: Tensor) -> Tensor:
     """Where edges of type ``number``, given by their positions in the graph, stand among all edges of that type."""
     types = graph.types
-    if types is None or len(types.edge_types) == 1:
+    if len(types.edge_types) == 1:
         return positions
     edge_type, step = edge_types_of(types), max(_LEAST_EDGES, _EDGES_PER_TYPE * len(types.edge_types))
 

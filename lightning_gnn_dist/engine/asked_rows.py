@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.compiling import compiled, inlined
-from lightning_gnn_dist.engine.hops import graph_is_damaged
+from lightning_gnn_dist.engine.hops import edge_types_of, graph_is_damaged
 from lightning_gnn_dist.engine.intrinsics import prefetch
 from lightning_gnn_dist.engine.kernels import (
     BLOCK,
@@ -21,15 +21,15 @@ from lightning_gnn_dist.engine.kernels import (
     Array,
     Rule,
     draw_row,
+    end_of_piece,
     is_no_row,
     is_whole,
     prefetch_row,
+    prefetch_types,
     take_row,
 )
 from lightning_gnn_dist.engine.temporal.kernels import BEFORE_ALL, first_later
 from lightning_gnn_dist.engine.temporal.order import TimeOrder
-from lightning_gnn_dist.engine.typed.hops import edge_types_of
-from lightning_gnn_dist.engine.typed.kernels import end_of_piece, prefetch_types
 from lightning_gnn_dist.engine.weighted.draws import aside_for
 from lightning_gnn_dist.graph.graph import Graph
 
@@ -83,8 +83,7 @@ NO_ORDER = TimeOrder(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, n
 
 def draw_from_rows(graph: Graph, asked: Asked) -> Drawn:
     """Draw edges of each type that leads to a row; a graph without types counts as one of one type."""
-    kinds = np.empty(0, np.uint8) if graph.types is None else edge_types_of(graph.types)
-    csr = graph.indptr.numpy(), graph.indices.numpy(), kinds
+    csr = graph.indptr.numpy(), graph.indices.numpy(), edge_types_of(graph.types)
     counts = np.empty(len(asked.rows), np.int64)
     longest = _count(*csr, asked, counts)
     if longest < 0:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.stack import Edges, Stack
-from lightning_gnn_dist.engine.tensor_rows import every_edge, rows_of
-from lightning_gnn_dist.engine.torch_rng import draw, unit
+from lightning_gnn_dist.engine.tensors.rng import draw, unit
+from lightning_gnn_dist.engine.tensors.rows import every_edge, rows_of
 
 
 class LayerRule(NamedTuple):

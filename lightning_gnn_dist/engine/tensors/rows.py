@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.torch_rng import below, draw, minus_log, unit
+from lightning_gnn_dist.engine.tensors.rng import below, draw, minus_log, unit
 from lightning_gnn_dist.engine.weighted.alias import LEAST_WEIGHT, OTHER
 from lightning_gnn_dist.engine.weighted.draws import SHORT
 

@@ -1,0 +1,1 @@
+"""The same draws in torch operators, for graphs on a device."""

@@ -1,0 +1,104 @@
+"""The names of the types of a graph, and what they may be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from lightning_gnn_dist.checks import shown
+
+EdgeType = tuple[str, str, str]
+MAX_EDGE_TYPES = 2**15  # torch can do little with numbers of 16 bits without a sign
+MAX_NAME = 200  # bytes: a type is the name of a folder
+_NAME = re.compile(r"\w[^/\\\0\n]*")
+
+
+class TypeNames(Protocol):
+    """The names of a graph's types."""
+
+    @property
+    def node_types(self) -> tuple[str, ...]: ...
+
+    @property
+    def edge_types(self) -> tuple[EdgeType, ...]: ...
+
+    def seed_type(self) -> str: ...
+
+
+class TypeOffsets(TypeNames, Protocol):
+    """The types of a graph, without its edges and arrays, which nobody may have."""
+
+    @property
+    def offsets(self) -> tuple[int, ...]: ...
+
+
+class OneType:
+    """The types of a graph without any: one of nodes and one of edges, whose names are empty."""
+
+    node_types: tuple[str, ...] = ("",)
+    edge_types: tuple[EdgeType, ...] = (("", "", ""),)
+
+    def seed_type(self) -> str:
+        return ""
+
+
+def have_names(types: TypeNames) -> bool:
+    """Whether a graph has types. They decide the class of its batches, ``Data`` or ``HeteroData``."""
+    return types.node_types != OneType.node_types
+
+
+def check_names(node_types: tuple[str, ...], edge_types: tuple[EdgeType, ...]) -> None:
+    """Refuse types without a name, with one that no folder can have, or twice, and edges between unknown types."""
+    if not node_types or not edge_types:
+        raise ValueError("A typed graph needs a node type and an edge type at least: a type may have no edges.")
+    for name in (*node_types, *(word for edge_type in edge_types for word in edge_type)):
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ValueError(
+                f"{shown(name)} cannot be the name of a type, nor of its folder: start it with a letter, and use "
+                "neither slashes nor line ends."
+            )
+    for edge_type in edge_types:
+        for end in (edge_type[0], edge_type[2]):
+            if end not in node_types:
+                raise ValueError(
+                    f"The edge type {edge_type} names the node type {end!r}, which is not there (there are: "
+                    f"{shown(list(node_types))}): say how many nodes it has, data[{end!r}].num_nodes = ..."
+                )
+    if len(edge_types) > MAX_EDGE_TYPES:
+        raise ValueError(f"There may be up to {MAX_EDGE_TYPES} edge types, got {len(edge_types)}.")
+    _check_folders(node_types)
+    _check_folders(edge_types)
+
+
+def _check_folders(kinds: Sequence[str | EdgeType]) -> None:
+    """Refuse types whose arrays would have one folder, or one whose name is too long."""
+    known: dict[str, str | EdgeType] = {}
+    for kind in kinds:
+        folder = kind if isinstance(kind, str) else folder_of(kind)
+        if folder in known:
+            raise ValueError(f"{kind!r} and {known[folder]!r} would have one folder, {folder}: rename one of them.")
+        if len(folder.encode(errors="surrogatepass")) > MAX_NAME:
+            raise ValueError(f"The name of the type {shown(kind)} has more than {MAX_NAME} bytes: shorten it.")
+        known[folder] = kind
+
+
+def folder_of(edge_type: EdgeType) -> str:
+    """The folder of an edge type's arrays in a saved graph; nothing where types have no names."""
+    return "__".join(edge_type) if any(edge_type) else ""
+
+
+@contextmanager
+def within(kind: str | EdgeType) -> Iterator[None]:
+    """Let refusals of arrays say of which type they are, as PyG writes it: ``data['paper']``."""
+    if not any(kind):
+        yield
+        return
+    place = f"data[{', '.join(map(repr, (kind,) if isinstance(kind, str) else kind))}]"
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        kind_of_error = TypeError if isinstance(error, TypeError) else ValueError
+        said = str(error).replace("data.", f"{place}.")
+        raise kind_of_error(said if said.startswith(f"{place}.") else f"{place}: {said}") from error
