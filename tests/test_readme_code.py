@@ -61,7 +61,16 @@ every = NeighborSampler([-1, -1]).sample_bulk(graph, seeds, keys)
 assert sum(EdgeSampler(1.0).sample_bulk(graph, seeds, keys)[0].num_sampled_edges) == sum(every[0].num_sampled_edges)
 """,
     "class RangePartitioner": "assert RangePartitioner()(graph, 4, seed=0).counts().tolist() == [75] * 4",
-    "class SlowMomentum": "assert all(velocity.abs().max() > 0 for velocity in trainer.strategy.velocity)",
+    "class SlowMomentum": """
+class Watched(SlowMomentum):
+    def end(self):
+        assert all(velocity.abs().max() > 0 for velocity in self.velocity)
+        ends.append(self)
+
+SlowMomentum, ends = Watched, []
+pl.Trainer(strategy=SlowMomentumStrategy(EverySteps(16))).fit(model, data)
+assert len(ends) == 1
+""",
     "class Halving": "assert trainer.global_step == 64",
     "holding=Holding(Rotate())": "trainer.fit(model, data)",
     "torch.cat(rows)": "assert sum(map(len, rows)) > 0\ntrainer.validate(model, data)",
