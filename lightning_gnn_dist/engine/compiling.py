@@ -11,12 +11,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import IO, Any, TypeVar, cast
 
 from numba import njit
 from numba.core import event
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.misc.appdirs import AppDirs
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -57,7 +62,7 @@ event.register("numba:compile", Notice())  # type: ignore[no-untyped-call]
 
 _DAY = 86_400.0
 _DAYS_KEPT = 30
-_END_OF_NAME = re.compile(r"(\.\d+)?\.nb[ic](\.tmp\..*)?$")  # of an index, or of a numbered file of data
+_END_OF_NAME = re.compile(r"(\.\d+)?\.nb[ic](\.tmp\..*|\.lock)?$")  # of an index, or of a numbered file of data
 _PLACES: list[Any] = CompileResultCacheImpl._locator_classes  # the first: where NUMBA_CACHE_DIR says
 (_OfUser,) = (place for place in _PLACES if place.__name__.strip("_") == "UserWideCacheLocator")
 
@@ -85,21 +90,61 @@ class _KeptByContent(CompileResultCacheImpl):
 
 
 class KernelCache(FunctionCache):
-    """What numba keeps of a kernel on disk. When one is added, those that nobody has used for long are removed."""
+    """What numba keeps of a kernel on disk. When one is added, those that nobody has used for long are removed.
+
+    Of the ranks of a host one compiles a kernel, and the others wait for it: compiling takes whole cores.
+    """
 
     _impl_class = _KeptByContent
+    _lock: IO[bytes] | None = None  # while this process compiles the kernel
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        if found is None and self._lock is None:
+            self._lock = locked(self._path_of_lock())
+            found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         if found is not None:
+            self._unlock()
             _note_use(Path(self._cache_file._index_path))
         return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
         with suppress(FileNotFoundError):  # another process has removed the folder: the kernel runs all the same
             super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+        self._unlock()
         if isinstance(self._impl.locator, InUsersFolder):
             remove_unused(Path(self._impl.locator.get_cache_path()).parent)
+
+    def _path_of_lock(self) -> Path:
+        return Path(f"{self._cache_file._index_path}.lock")
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def locked(path: Path, seconds: float = 60.0) -> IO[bytes] | None:
+    """Return a file that this process alone has locked, until it is closed or the process ends.
+
+    None after so many seconds, or where files cannot be locked: every process goes its own way then.
+    """
+    if fcntl is None:
+        return None
+    end = time.monotonic() + seconds
+    with suppress(OSError):  # a folder that nobody may write to, a file system without locks
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab")
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return file
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    file.close()
+                    return None
+                time.sleep(0.05)
+    return None
 
 
 def _note_use(index: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,26 @@ def test_kernels_are_kept_for_every_environment_of_the_user(tmp_path: Path, monk
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["lightning_gnn_dist"]
 
 
+def test_one_process_compiles_a_kernel_and_the_others_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kernel = installed(tmp_path / "one", 1, monkeypatch)
+    assert compiled_anew(kernel, 2)
+    index = Path(kernel._cache._cache_file._index_path)
+    lock: Any = compiling.locked(index.with_name(f"{index.name}.lock"), seconds=0.0)
+    assert lock is not None, "free again once the kernel is there"
+    assert compiling.locked(Path(lock.name), seconds=0.0) is None, "taken"
+    index.rename(index.with_suffix(".there"))
+
+    def compile_slowly() -> None:
+        index.with_suffix(".there").rename(index)
+        lock.close()
+
+    waiting = threading.Timer(0.3, compile_slowly)
+    waiting.start()
+    assert not compiled_anew(installed(tmp_path / "other", 1, monkeypatch), 2)
+    waiting.join()
+
+
 def aged(folder: Path, days: float) -> list[Path]:
     """Make all files in a folder so many days older; return them."""
     files = [path for path in folder.rglob("*") if path.is_file()]
@@ -138,9 +159,9 @@ def test_a_kernel_is_kept_for_as_long_as_one_of_its_files_is_new(
     assert compiled_anew(kernel, 2)
     aged(tmp_path / "lightning_gnn_dist", 40)
     kernel(1.5)  # for other types
-    assert len(aged(tmp_path / "lightning_gnn_dist", 29)) == 3
+    assert len(aged(tmp_path / "lightning_gnn_dist", 29)) == 4, "an index, its lock, two files of data"
     compiling.remove_unused.__wrapped__(Path(kernel.stats.cache_path).parent)
-    assert len(aged(tmp_path / "lightning_gnn_dist", 2)) == 3
+    assert len(aged(tmp_path / "lightning_gnn_dist", 2)) == 4
     compiling.remove_unused.__wrapped__(Path(kernel.stats.cache_path).parent)
     assert not aged(tmp_path / "lightning_gnn_dist", 0)
 
