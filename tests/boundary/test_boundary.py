@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import pytest
 from torch import Tensor
 
 from lightning_gnn_dist import (
     Boundary,
-    Exchange,
     Graph,
-    Halo,
     Isolated,
     PartitionedDataModule,
     RandomPartitioner,
     communities,
 )
 from lightning_gnn_dist.boundary.boundary import EdgesInto
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        *(({"hops": hops}, "hops must be an integer of at least 1") for hops in (0, -1, 1.5, True, None, "2")),
-        *(({"bytes": limit}, "bytes must be an integer of at least 1") for limit in (0, 1e6, float("nan"), "1MB")),
-        *(({"neighbors": limit}, "neighbors must be an integer of at least 1") for limit in (0, 2.5, "2")),
-    ],
-)
-def test_a_halo_that_cannot_be_is_refused(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Halo(**wrong)
-
-
-@pytest.mark.parametrize("bits", [0, 4, 32, 8.0, "8", True])
-def test_bits_that_nobody_packs_are_refused(bits: Any) -> None:
-    with pytest.raises(ValueError, match=r"bits must be one of \[8, 16, None\]"):
-        Exchange(bits=bits)
 
 
 @dataclass(frozen=True)

@@ -145,12 +145,6 @@ def test_shards_have_no_rows_of_meetings(tmp_path: Path) -> None:
         ShardedDataModule(tmp_path, boundary=History())
 
 
-@pytest.mark.parametrize("every", ["epoch", 2, None, True])
-def test_rows_are_computed_once_a_round(every: Any) -> None:
-    with pytest.raises(ValueError, match=r"every must be one of"):
-        History(every=every)
-
-
 class Faulty(Model):
     """Rank 1 raises in its second layer when rows are computed at the second meeting."""
 

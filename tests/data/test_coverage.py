@@ -104,20 +104,6 @@ def test_a_mean_or_too_many_losses_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"level": "edge"},
-        *({"hops": hops} for hops in (0, 1.5, None, True)),
-        *({"shrinkage": shrinkage} for shrinkage in (-1.0, float("inf"), float("nan"), "1", None)),
-        *({"prior": prior} for prior in (1.5, "x", float("nan"))),
-    ],
-)
-def test_arguments_are_checked(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        Coverage(**wrong)
-
-
-@pytest.mark.parametrize(
     ("coverage", "message"),
     [
         (torch.ones(1), "a vector of a weight for each seed"),

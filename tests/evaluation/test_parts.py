@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import Evaluation, Graph
+from lightning_gnn_dist import Graph
 from lightning_gnn_dist.evaluation import budget as memory
 from lightning_gnn_dist.evaluation import whole_nodes
 from lightning_gnn_dist.evaluation.budget import LEAST_BYTES, budget, free_bytes, ranks_here
@@ -231,9 +231,3 @@ def test_ranks_of_a_host(monkeypatch):
     for given, ranks in (("2", 2), ("0", 8), ("9", 8), ("x", 8), ("", 8)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", given)
         assert ranks_here(8) == ranks
-
-
-@pytest.mark.parametrize("wrong", [0, -1, LEAST_BYTES - 1, 1.5, True, "4 GiB", float("nan"), 1 << 70])
-def test_bytes_that_mean_nothing_are_refused(wrong):
-    with pytest.raises((ValueError, TypeError), match="bytes"):
-        Evaluation(bytes=wrong)

@@ -120,9 +120,3 @@ def test_labels_that_are_judged_by_are_looked_at() -> None:
     with pytest.raises(ValueError, match=f"y of node {node} is -1, .* val_mask"):
         of(graph).val_dataloader()
     of(graph, loading=Loading(check_values=False)).val_dataloader()
-
-
-@pytest.mark.parametrize("value", [None, 1, "yes"])
-def test_the_word_that_switches_it_off_is_checked(value: Any) -> None:
-    with pytest.raises(ValueError, match="check_values must be True or False"):
-        of(communities(60, 4), loading=Loading(check_values=value))

@@ -110,19 +110,6 @@ def test_metis_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"balance": "edges"}, r"\['nodes', 'train'\], got 'edges'"),
-        ({"imbalance": -0.03}, "imbalance must be a share of the average part, 0 or more, got -0.03"),
-        ({"imbalance": float("inf")}, "got inf"),
-    ],
-)
-def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        MetisPartitioner(**settings)  # type: ignore[arg-type]
-
-
 def test_cora(to_pyg: Callable[..., Data]) -> None:
     graph = Graph.from_pyg(to_pyg("cora.npz"))
     assert MetisPartitioner()(graph, 8, seed=0).report(graph).cut_ratio < 0.2

@@ -77,18 +77,3 @@ def by_the_formula(graph: Graph, num_parts: int, slack: float, passes: int, *, f
 def test_natural_order_takes_no_notice_of_the_seed() -> None:
     first, second = (StreamingPartitioner()(GRAPH, 4, seed).assignment for seed in (0, 1))
     assert torch.equal(first, second)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"method": "metis"}, r"\['ldg', 'fennel'\], got 'metis'"),
-        ({"order": "backwards"}, r"\['natural', 'random'\], got 'backwards'"),
-        ({"passes": 0}, "passes must be an integer of at least 1, got 0"),
-        ({"slack": -0.1}, "slack must be a share of the average part, 0 or more, got -0.1"),
-        ({"slack": float("nan")}, "got nan"),
-    ],
-)
-def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        StreamingPartitioner(**settings)  # type: ignore[arg-type]

@@ -77,8 +77,3 @@ def test_one_supernode_per_node_is_random() -> None:
 def test_impossible_numbers_are_refused(num_supernodes: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SuperNodePartitioner(num_supernodes)(path_graph(10), 4, seed=0)
-
-
-def test_no_supernode_at_all_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="num_supernodes must be an integer of at least 1, got 0"):
-        SuperNodePartitioner(0)

@@ -8,7 +8,6 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import Data
 from torch_geometric.utils import k_hop_subgraph
 
 from lightning_gnn_dist import BatchKey, Graph, NeighborSampler, Sampler
@@ -129,16 +128,6 @@ def test_useless_weights_are_refused(weights, message):
     graph = Graph(graph.indptr, graph.indices, {}, graph.edge_arrays | arrays)
     with pytest.raises(ValueError, match=message):
         NeighborSampler([2], weight="edge_weight").sample_bulk(graph, [torch.tensor([1])], [PLACE])
-
-
-def test_weight_is_a_name():
-    with pytest.raises(ValueError, match=r'weight is the name of an edge array, such as "edge_weight", or None, got 3'):
-        NeighborSampler([2], weight=3)
-
-
-def test_replace_is_yes_or_no():
-    with pytest.raises(ValueError, match="replace must be True or False, got 'yes'"):
-        NeighborSampler([2], replace="yes")  # type: ignore[arg-type]
 
 
 def test_a_node_draws_the_same_neighbours_in_whatever_company():
@@ -309,8 +298,3 @@ def test_a_key_is_three_numbers():
     graph, seeds = random_graph(), torch.tensor([1, 2])
     sample = NeighborSampler([2]).sample_bulk(graph, [seeds], [(0, 1, 2)])[0]
     assert sample.nodes.equal(one(graph, [1, 2], 2).nodes)
-
-
-def test_a_pyg_graph_is_refused():
-    with pytest.raises(TypeError, match=r"graph must be a Graph, made by Graph.from_pyg"):
-        NeighborSampler([2]).sample_bulk(Data(num_nodes=3), [torch.tensor([1])], [PLACE])

@@ -158,9 +158,3 @@ def test_draws_differ_between_seeds_epochs_and_batches():
     graph = star(1000)
     drawn = {tuple(one(graph, [0], 10, place=BatchKey(*place)).nodes.tolist()) for place in np.ndindex(3, 3, 3)}
     assert len(drawn) == 27
-
-
-@pytest.mark.parametrize("replace", [True, False])
-def test_more_neighbours_than_a_batch_can_have_are_refused(replace):
-    with pytest.raises(ValueError, match=f"num_neighbors may hold numbers up to 2147483647, got {2**62}"):
-        NeighborSampler([2**62], replace=replace)

@@ -213,7 +213,6 @@ def test_one_rank_cannot_make_a_global_batch(saved: Path) -> None:
     [
         ({"sampler": ShadowSampler([4, 4], num_hops=2)}, "got ShadowSampler"),
         ({"global_batching": GlobalBatching(sampler=ShadowSampler([4, 4], num_hops=2))}, "got ShadowSampler"),
-        ({"cache_bytes": -1}, "cache_bytes must be an integer of at least 0"),
         ({"boundary": Fetch(), "sampler": WholePartSampler(2)}, "got WholePartSampler"),
         ({"loading": Loading(sample_on="auto")}, 'sample_on must be "cpu" for shards'),
     ],

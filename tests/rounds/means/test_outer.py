@@ -152,12 +152,7 @@ def test_other_optimizers_of_the_meetings_are_told_apart(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lr": 0}, "lr must be"),
-        ({"momentum": 2}, "momentum must be a finite number between 0 and 1, got 2"),
-        ({"bits": 4}, "bits must be one of"),
-        ({"optimizer": "adam"}, "optimizer must be a function such as lambda parameters"),
         ({"optimizer": slow_adam, "lr": 0.5}, "nesterov and adaptive are those of the optimizer that Outer makes"),
-        ({"adaptive": 1}, "adaptive must be True or False, got 1"),
         ({"adaptive": True, "momentum": 0}, "adapts momentum, and momentum=0.0 is none: set momentum=0.8"),
     ],
 )

@@ -100,17 +100,3 @@ def test_a_damaged_graph_is_refused() -> None:
     wrong[:] = 1 << 20
     with pytest.raises(ValueError, match="changed after the graph was checked"):
         PageRankSampler(5, 2).sample_bulk(damaged, [SEEDS], [KEY])
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"num_neighbors": 0}, "num_neighbors must be an integer of at least 1, got 0"),
-        ({"num_hops": 0}, "num_hops must be"),
-        ({"alpha": 1}, "alpha must be a finite number between 0.01 and 0.99, got 1"),
-        ({"eps": 0}, "eps must be a finite number between 1e-09 and 1, got 0"),
-    ],
-)
-def test_useless_arguments_are_refused(options: dict[str, float], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        PageRankSampler(**({"num_neighbors": 5, "num_hops": 2} | options))  # type: ignore[arg-type]

@@ -250,7 +250,6 @@ def test_embeddings_of_the_receivers_type_can_be_predicted(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_negatives": 0}, "num_negatives must be an integer of at least 1, got 0"),
         ({"boundary": Exchange()}, r"boundary must be Isolated\(\), Halo\(\) or Fetch\(\) for edges, got Exchange"),
         ({"boundary": "auto"}, "boundary must be Isolated"),
         ({"sampler": ShadowSampler([4, 4], num_hops=2)}, "got ShadowSampler"),
@@ -258,8 +257,6 @@ def test_embeddings_of_the_receivers_type_can_be_predicted(tmp_path: Path) -> No
         ({"sampler": TemporalSampler([4, 4], "time")}, "holds them back at random.*or take NeighborSampler"),
         ({"sampler": WholePartSampler(2), "boundary": Fetch()}, r"take NeighborSampler, or boundary=Isolated\(\)"),
         ({"global_batching": GlobalBatching()}, r'write GlobalBatching\(deal="own", ...\)'),
-        ({"cache_bytes": -1}, "cache_bytes must be an integer of at least 0"),
-        ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
     ],
 )
 def test_what_cannot_work_is_refused(saved: Path, options: dict[str, Any], message: str) -> None:
