@@ -19,20 +19,29 @@ class FileRows:
     """
 
     def __init__(self, graph: Graph) -> None:
-        maps = all_maps()
-        self._structure = [MappedRows(graph.indptr, maps), MappedRows(graph.indices, maps)]
-        self._nodes = {name: MappedRows(array, maps) for name, array in graph.node_arrays.items()}
-        self._edges = {name: MappedRows(array, maps) for name, array in graph.edge_arrays.items()}
+        self._graph, types, maps = graph, graph.types, all_maps()
+        self._structure = [MappedRows(array, maps) for array in (graph.indptr, graph.indices, types.edge_type)]
+        of_types = [*types.node_arrays.values(), *types.edge_arrays.values()]
+        self._files = {id(array): MappedRows(array, maps) for arrays in of_types for array in arrays.values()}
 
     def assemble(self, sample: Sample, *, widen: Widen = True, all_labels: bool = True) -> SampledData:
         """Make a batch, as :func:`~lightning_gnn_dist.batches.assembling.assemble` does."""
-        seeds, edge_ids = sample.nodes[: sample.num_sampled_nodes[0]], sample.edge_ids
-        nodes = {
-            name: array.take(seeds if name == LABELS and not all_labels else sample.nodes)
-            for name, array in self._nodes.items()
+        content = Content.of(self._graph, sample)
+        num_labels = [None if all_labels else per_hop[0] for per_hop in content.apart.num_sampled]
+        nodes = [self._read(*taken) for taken in zip(content.nodes, num_labels, strict=True)]
+        content = content._replace(nodes=nodes, edges=[self._read(taken) for taken in content.edges])
+        return made_of(content, widen=widen, all_labels=all_labels)
+
+    def _read(self, taken: Taken, num_labels: int | None = None) -> Taken:
+        """Return the rows that a batch takes of the arrays of a type."""
+        rows = taken.rows
+        if rows is None:
+            return taken
+        read = {
+            name: self._files[id(array)].take(rows[:num_labels] if name == LABELS else rows)
+            for name, array in taken.arrays.items()
         }
-        edges = {} if edge_ids is None else {name: array.take(edge_ids) for name, array in self._edges.items()}
-        return made_of(Content.of_one_type(sample, Taken(nodes), Taken(edges)), widen=widen)
+        return Taken(read)
 
     def release(self) -> None:
         """Release the pages of edges that sampling has read."""

@@ -26,7 +26,6 @@ from lightning_gnn_dist.batches.pool import BufferPool, Pool, Widen
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.large_pages import enlarge_pages
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
 
 WRITTEN = (
@@ -150,8 +149,7 @@ class GraphSource:
         return ((len(asked[0]), self.make(*asked)) for asked in bulks)
 
     def spare_memory(self) -> None:
-        if not have_names(self._graph.types):  # of a typed one the system frees pages as it needs them
-            self._files = FileRows(self._graph)
+        self._files = FileRows(self._graph)
 
     def close(self) -> None:
         self._pools.clear()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_gnn_dist import Graph, NeighborSampler, communities, quantize_rows
+from lightning_gnn_dist import Graph, NeighborSampler, citations, communities, quantize_rows
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.source import GraphSource
 
@@ -48,3 +48,29 @@ def test_batches_are_the_same(is_saved: bool, form: Callable[..., Any], num_thre
         for name, value in expected.items():
             assert torch.equal(found[name], value) if isinstance(value, torch.Tensor) else found[name] == value, name
         assert torch.equal(other.blocks[0].weighted_adj.values(), batch.blocks[0].weighted_adj.values())
+
+
+@pytest.mark.parametrize("all_labels", [True, False])
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_typed_batches_are_the_same(is_saved: bool, all_labels: bool, tmp_path: Path) -> None:
+    data = citations(400, 2, mean_degree=3).to_pyg()
+    for kind in data.edge_types:
+        data[kind].edge_weight = torch.rand(data[kind].num_edges)
+    graph = Graph.from_pyg(data)
+    if is_saved:
+        graph.save(tmp_path / "graph")
+        graph = Graph.open(tmp_path / "graph")
+    plain, sparing = (
+        BatchLoader(GraphSource(graph, NeighborSampler([-1, -1]), all_labels=all_labels), torch.arange(400), 7, seed=0)
+        for _ in range(2)
+    )
+    sparing.spare_memory()
+    for batch, other in zip(plain, sparing, strict=True):
+        found, expected = other.to_dict(), batch.to_dict()
+        assert found.keys() == expected.keys()
+        for kind in expected:
+            of_type = expected[kind] if isinstance(expected[kind], dict) else {}
+            assert of_type.keys() == (found[kind] if of_type else {}).keys()
+            for name, value in of_type.items():
+                same = torch.equal if isinstance(value, torch.Tensor) else value.__class__.__eq__
+                assert same(found[kind][name], value), (kind, name)
