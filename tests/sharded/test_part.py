@@ -22,7 +22,7 @@ from lightning_gnn_dist import (
     save_shards,
 )
 from lightning_gnn_dist.prepare.shard import Shard
-from lightning_gnn_dist.sharded import remote_graph
+from lightning_gnn_dist.sharded import part as sharded_part
 from lightning_gnn_dist.sharded.part import read_part
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.wire.channel import open_channel
@@ -59,7 +59,7 @@ def some_graph() -> Graph:
 
 
 def parts(rank: int, world_size: int, folder: Path) -> list[tuple[dict[str, Any], list[int]]]:
-    remote_graph._BYTES_OF_A_ROUND = 2000  # several rounds
+    sharded_part._BYTES_OF_A_ROUND = 2000  # several rounds
     dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
     graph, found = ShardedGraph(Shard.open(folder, rank), open_channel(world_size)), []
     for boundary in BOUNDARIES:
