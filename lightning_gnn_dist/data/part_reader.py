@@ -187,15 +187,14 @@ def _read_arrays(graph: Graph, nodes: Tensor, previous: Part | None) -> tuple[di
 
     def merged(array: Tensor, copy: Tensor | None) -> Tensor:
         if copy is None or not old.numel():
-            return take_rows(array, nodes[new])
+            return take_rows(array, nodes)
         out = array.new_empty((nodes.numel(), *array.shape[1:]))
         out[new], out[old] = take_rows(array, nodes[new]), copy[at]
         return out
 
     # The mask of the copy leaves out training nodes that were not the rank's own.
-    of_mask = {"train_mask"} & graph.node_arrays.keys()
-    arrays = {name: merged(array, had.get(name)) for name, array in graph.node_arrays.items() if name not in of_mask}
-    arrays |= {name: take_rows(graph.node_arrays[name], nodes) for name in of_mask}
+    copies = {name: copy for name, copy in had.items() if name != "train_mask"}
+    arrays = {name: merged(array, copies.get(name)) for name, array in graph.node_arrays.items()}
     return arrays, new.numel() * bytes_per_row(graph.node_arrays)
 
 
