@@ -3,46 +3,30 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edges_among, learned_from, starts_of
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.residency import Holding
-from lightning_gnn_dist.data.typed.part import learned_from, read_typed
-from lightning_gnn_dist.graph.convert import index_dtype
-from lightning_gnn_dist.graph.graph import Graph, checked_graph
+from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
 from lightning_gnn_dist.graph.rows import (
     Lookup,
     bytes_per_row,
     count_edges,
     degrees_of,
-    induced_rows,
-    senders_by_row,
+    row_pieces,
     take_edges,
     take_rows,
 )
+from lightning_gnn_dist.graph.sizes import bytes_per_edge, bytes_per_node
+from lightning_gnn_dist.graph.typed.induced import induced
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition.base import Partition
-
-
-@dataclass(frozen=True, eq=False)
-class PartRows:
-    """The in-neighbours of some nodes, as the whole graph has them.
-
-    Attributes:
-        indptr: Where each node's row starts in ``senders``, and where the last one ends.
-        senders: The in-neighbours, row after row, by their ids in the whole graph.
-        edge_arrays: The graph's edge arrays, one row for each entry of ``senders``.
-    """
-
-    indptr: Tensor
-    senders: Tensor
-    edge_arrays: dict[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,21 +79,13 @@ class PartReader:
         # A memory map for this call alone, so that the pages it reads are freed after the copy.
         graph = Graph.open(self.graph.path) if self.graph.path else self.graph
         residents, num_own = self.residents(super_epoch)
-        if have_names(graph.types):
-            ways = learned_from(self.graph), self.boundary, self.coverage, self.seed
-            typed = read_typed(graph, residents, residents[:num_own], *ways)
-            return Part(typed, None, typed.num_bytes, time.perf_counter() - started, residents.numel())
-        reading = _GraphRows(graph, previous)
-        hops = self.boundary.around(graph, residents, reading.edges_into, self.seed)
-        if not hops and self.holding.residency.sweep(self.world_size) == 1:
-            part, rows, num_bytes = _read_once(graph, residents)
-        else:
-            part, rows, num_bytes = _read_new(graph, [residents, *hops], reading, previous)
-        nodes = part.node_arrays["n_id"]
-        part.node_arrays["train_mask"][num_own:] = False  # a copy: the graph's own mask stays
+        changes = self.holding.residency.sweep(self.world_size) > 1 and not have_names(graph.types)
+        source = _Copies(graph, previous) if changes else _InPlace(graph)
+        part, nodes, is_own = around(source, residents, residents[:num_own], self.boundary, self.seed)
+        part.node_arrays |= {"n_id": nodes, "train_mask": is_own & learned_from(part, self.graph.types.seeds)}
         if self.coverage is not None:
-            part.node_arrays["coverage"] = self.coverage.of(part, degrees_of(graph.indptr, nodes), num_own)
-        return Part(part, rows, num_bytes, time.perf_counter() - started, residents.numel())
+            part.node_arrays["coverage"] = self.coverage.weights(part, degrees_of(graph.indptr, nodes), is_own)
+        return Part(part, source.kept, source.bytes_read, time.perf_counter() - started, residents.numel())
 
     def residents(self, super_epoch: int) -> tuple[Tensor, int]:
         """Return the nodes of the part without its halo, the rank's own first, and how many are its own."""
@@ -128,82 +104,68 @@ def nodes_of(partition: Partition, chunks: Iterable[int]) -> Tensor:
     return chosen[partition.assignment].nonzero().view(-1)
 
 
-def _read_once(graph: Graph, nodes: Tensor) -> tuple[Graph, None, int]:
-    """Return the part of ``nodes`` when it never changes, and the bytes read: whole rows are not kept."""
-    part = graph.induced(nodes)
-    part.node_arrays |= {"n_id": nodes, "train_mask": _train_mask(graph, nodes)}
-    num_edges = count_edges(graph.indptr, nodes)
-    num_bytes = nodes.numel() * bytes_per_row(graph.node_arrays) + num_edges * _bytes_per_edge(graph)
-    return part, None, num_bytes
-
-
-def _read_new(
-    graph: Graph, hops: list[Tensor], reading: _GraphRows, previous: Part | None
-) -> tuple[Graph, PartRows, int]:
-    """Return the part of the nodes of some hops, the whole rows of all but the last hop, and the bytes read."""
-    nodes = torch.cat(hops)
-    rows = joined([reading.rows_of(hop) for hop in hops[: max(1, len(hops) - 1)]])
-    arrays, new_bytes = _read_arrays(graph, nodes, previous)
-    return induced(rows, nodes, arrays), rows, new_bytes + reading.new_edges * _bytes_per_edge(graph)
-
-
-class RowReading(ABC):
-    """Reads whole rows, and remembers them: a boundary asks for them first."""
-
-    def __init__(self) -> None:
-        self._known: list[tuple[Tensor, PartRows]] = []
-
-    @abstractmethod
-    def read(self, nodes: Tensor) -> PartRows:
-        """Return the whole rows of some nodes."""
-
-    def rows_of(self, nodes: Tensor) -> PartRows:
-        for known, rows in self._known:
-            if known is nodes:
-                return rows
-        self._known.append((nodes, self.read(nodes)))
-        return self._known[-1][1]
-
-    def edges_into(self, nodes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield, for each edge into some nodes, the number of the node among them, and the sender, piece by piece."""
-        rows = self.rows_of(nodes)
-        return senders_by_row(rows.indptr, rows.senders)
-
-
-class _GraphRows(RowReading):
-    """Reads rows of the whole graph.
+class _InPlace:
+    """Rows of a graph on this host, read where they are, twice if a boundary looks at them: nothing is held.
 
     Args:
         graph: The whole graph.
-        previous: The part before, of which rows are copied.
+    """
+
+    kept: PartRows | None = None
+
+    def __init__(self, graph: Graph) -> None:
+        self.sizes, self.bytes_read = graph, 0
+
+    def edges_into(self, nodes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        graph, done = self.sizes, 0
+        for some, at in row_pieces(graph.indptr, nodes):
+            rows = torch.arange(done, done + some.numel()).repeat_interleave(degrees_of(graph.indptr, some))
+            yield rows, graph.indices[at].to(torch.int64)
+            done += some.numel()
+
+    def among(self, nodes: Tensor, hops: list[Tensor]) -> Graph:
+        graph, receives = self.sizes, Lookup(torch.cat(hops)).contains(nodes)
+        num_edges = count_edges(graph.indptr, nodes[receives])
+        self.bytes_read = nodes.numel() * bytes_per_node(graph) + num_edges * _bytes_per_edge(graph)
+        if have_names(graph.types):
+            return typed_graph(*induced(graph.indptr, graph.indices, graph.types, nodes, receives), node_arrays={})
+        rows = PartRows(graph.indptr, graph.indices, graph.edge_arrays)
+        indptr, senders, edges = edges_among(rows, nodes[receives], nodes, receives)
+        arrays = {name: take_rows(array, nodes) for name, array in graph.node_arrays.items()}
+        return checked_graph(indptr, senders, arrays, edges)
+
+
+class _Copies(RowReading):
+    """Whole rows of a graph on this host, copied for the next part, and from the part before where that has them.
+
+    Args:
+        graph: The whole graph.
+        previous: The part before.
     """
 
     def __init__(self, graph: Graph, previous: Part | None) -> None:
         super().__init__()
-        self._graph, self._previous = graph, previous
-        self.new_edges = 0  # edges that were read from the whole graph
+        self.sizes, self._previous, self.bytes_read = graph, previous, 0
+        self.kept: PartRows | None = None
 
     def read(self, nodes: Tensor) -> PartRows:
-        rows, new_edges = _read_rows(self._graph, nodes, self._previous)
-        self.new_edges += new_edges
+        rows, new_edges = _read_rows(self.sizes, nodes, self._previous)
+        self.bytes_read += new_edges * _bytes_per_edge(self.sizes)
         return rows
 
-
-def joined(pieces: list[PartRows]) -> PartRows:
-    """Return the rows of several pieces, one after the other."""
-    if len(pieces) == 1:
-        return pieces[0]
-    degrees = torch.cat([piece.indptr.diff() for piece in pieces])
-    indptr = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
-    names = pieces[0].edge_arrays
-    edges = {name: torch.cat([piece.edge_arrays[name] for piece in pieces]) for name in names}
-    return PartRows(indptr, torch.cat([piece.senders for piece in pieces]), edges)
+    def among(self, nodes: Tensor, hops: list[Tensor]) -> Graph:
+        self.kept = self.rows_of_hops(hops)
+        at, receives = Lookup(torch.cat(hops))(nodes)
+        arrays, num_bytes = _read_arrays(self.sizes, nodes, self._previous)
+        self.bytes_read += num_bytes
+        indptr, senders, edges = edges_among(self.kept, at, nodes, receives)
+        return checked_graph(indptr, senders, arrays, edges)
 
 
 def _read_rows(graph: Graph, nodes: Tensor, previous: Part | None) -> tuple[PartRows, int]:
     """Return the whole rows of ``nodes``, and how many of their edges had to be read."""
     degrees = graph.indptr[nodes + 1] - graph.indptr[nodes]
-    indptr = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
+    indptr = starts_of(degrees)
     had, kept = nodes[:0], PartRows(graph.indptr[:1], graph.indices[:0], {})
     if previous is not None and previous.rows is not None:
         kept = previous.rows
@@ -225,32 +187,16 @@ def _read_arrays(graph: Graph, nodes: Tensor, previous: Part | None) -> tuple[di
 
     def merged(array: Tensor, copy: Tensor | None) -> Tensor:
         if copy is None or not old.numel():
-            return take_rows(array, nodes[new])
+            return take_rows(array, nodes)
         out = array.new_empty((nodes.numel(), *array.shape[1:]))
         out[new], out[old] = take_rows(array, nodes[new]), copy[at]
         return out
 
-    arrays = {name: merged(array, had.get(name)) for name, array in graph.node_arrays.items()}
-    # Not from the copy, whose mask leaves out training nodes that were not the rank's own.
-    arrays |= {"n_id": nodes, "train_mask": _train_mask(graph, nodes)}
+    # The mask of the copy leaves out training nodes that were not the rank's own.
+    copies = {name: copy for name, copy in had.items() if name != "train_mask"}
+    arrays = {name: merged(array, copies.get(name)) for name, array in graph.node_arrays.items()}
     return arrays, new.numel() * bytes_per_row(graph.node_arrays)
 
 
-def _train_mask(graph: Graph, nodes: Tensor) -> Tensor:
-    """Return the training mask of ``nodes``, all True without one: link prediction marks own nodes by it."""
-    mask = graph.node_arrays.get("train_mask")
-    return torch.ones(nodes.numel(), dtype=torch.bool) if mask is None else take_rows(mask, nodes)
-
-
-def induced(rows: PartRows, nodes: Tensor, arrays: dict[str, Tensor]) -> Graph:
-    """Return the graph among ``nodes``, with local ids. Nodes without a row are leaves, which receive nothing."""
-    receivers = torch.arange(rows.indptr.numel() - 1)
-    indptr, senders, edges = induced_rows(
-        rows.indptr, rows.senders, rows.edge_arrays, receivers, Lookup(nodes), index_dtype(nodes.numel())
-    )
-    leaves = nodes.numel() - receivers.numel()
-    return checked_graph(torch.cat([indptr, indptr[-1:].expand(leaves)]), senders, arrays, edges)
-
-
 def _bytes_per_edge(graph: Graph) -> int:
-    return graph.indices.element_size() + bytes_per_row(graph.edge_arrays)
+    return graph.indices.element_size() + bytes_per_edge(graph)

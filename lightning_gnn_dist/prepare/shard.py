@@ -20,7 +20,7 @@ from lightning_gnn_dist.checks import check_folder, check_instance
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.digest import fingerprint_of
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, checked_graph, open_rows, typed_graph
-from lightning_gnn_dist.graph.rows import edge_positions, row_slices, take_rows
+from lightning_gnn_dist.graph.rows import edge_positions, take_rows
 from lightning_gnn_dist.graph.storage import drafts
 from lightning_gnn_dist.graph.storage.files import check_entries, read_json
 from lightning_gnn_dist.graph.storage.store import SHARD, SHARDS
@@ -122,27 +122,6 @@ class Shard:
     def first_edge(self) -> int:
         """The number of its first edge among all; 0 where nobody counted them, as edges carry nothing."""
         return int(self.bounds.edges[self.index]) if self.bounds.edges.numel() else 0
-
-    def part(self) -> Graph:
-        """The nodes of the shard and the edges among them, copied into RAM, with ids from 0."""
-        rows, first, filled = self.rows, self.first_node, 0
-        indptr = torch.zeros(rows.num_nodes + 1, dtype=torch.int64)
-        # Room for all edges: memory that is never written to takes no RAM.
-        indices = torch.empty(rows.num_edges, dtype=index_dtype(rows.num_nodes))
-        edges = {name: torch.empty_like(array) for name, array in rows.edge_arrays.items()}
-        for some in row_slices(rows.indptr):
-            offsets = rows.indptr[some.start : some.stop + 1]
-            at = slice(int(offsets[0]), int(offsets[-1]))
-            found = (rows.indices[at] >= first) & (rows.indices[at] < first + rows.num_nodes)
-            upto = torch.cat([offsets[:1] * 0, found.cumsum(0)])[offsets - offsets[0]]
-            indptr[some.start + 1 : some.stop + 1] = filled + upto[1:]
-            place = slice(filled, filled + int(upto[-1]))
-            indices[place] = rows.indices[at][found] - first
-            for name, array in rows.edge_arrays.items():
-                edges[name][place] = array[at][found]
-            filled = place.stop
-        arrays = {name: array.clone() for name, array in rows.node_arrays.items()}
-        return checked_graph(indptr, indices[:filled], arrays, {name: array[:filled] for name, array in edges.items()})
 
     def _check(self, path: Path) -> None:
         nodes, edges = int(self.bounds.nodes[self.index + 1]) - self.first_node, self.rows.num_edges

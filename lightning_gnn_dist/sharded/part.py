@@ -5,20 +5,27 @@ own rows -> nodes of the first hop -> their rows, asked for -> nodes of the seco
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edges_among, learned_from, starts_of
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.data.coverage import Coverage
-from lightning_gnn_dist.data.part_reader import PartRows, RowReading, induced, joined
-from lightning_gnn_dist.graph.graph import Graph, checked_graph
-from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
+from lightning_gnn_dist.graph.rows import Lookup, bytes_per_row
+from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
+from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
+from lightning_gnn_dist.sharded.draws import whole_rows
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
-from lightning_gnn_dist.sharded.typed.part import read_typed_part
+from lightning_gnn_dist.sharded.tables import Table
+
+_BYTES_OF_A_ROUND = 1 << 26
 
 
 def read_part(graph: ShardedGraph, boundary: Boundary, coverage: Coverage | None, seed: int) -> tuple[Graph, Tensor]:
-    """Return the part in RAM, and the ids of its nodes in the whole graph: those of the shard first. Collective.
+    """Return the part in RAM, and the ids of its nodes in the whole graph: those of the shard first.
 
     Of a typed graph, the nodes are in the order of their ids.
 
@@ -28,25 +35,18 @@ def read_part(graph: ShardedGraph, boundary: Boundary, coverage: Coverage | None
         coverage: Writes each node's weight to ``node_arrays["coverage"]``. With None there are no weights.
         seed: Decides everything random.
     """
+    residents = graph.ids_of_own(torch.arange(graph.shard.rows.num_nodes))
+    source = _Shards(graph, residents)
+    boundary.check_fits(source.sizes)
+    part, nodes, is_own = around(source, residents, residents, boundary, seed)
     if have_names(graph.types):
-        return read_typed_part(graph, boundary, coverage, seed)
-    own, first = graph.shard.rows, graph.shard.first_node
-    residents, counted = torch.arange(first, first + own.num_nodes), _without_ids(own)
-    boundary.check_fits(counted)
-    reading = _ShardRows(graph, residents)
-    hops = boundary.around(counted, residents, reading.edges_into, seed)
-    receiving = [reading.rows_of(hop) for hop in [residents, *hops][: len(hops)]]
-    outside = torch.cat([residents[:0], *hops])
-    nodes = torch.cat([residents, outside])
-    arrays = graph.extended(own.node_arrays, outside) if hops else {}
-    part = induced(joined(receiving), nodes, arrays) if hops else graph.shard.part()
+        part.node_arrays |= {"n_id": nodes, "train_mask": is_own & learned_from(part, graph.types.seeds)}
     if coverage is not None:
-        degrees = graph.extended({"degrees": own.degrees()}, outside)["degrees"]
-        part.node_arrays["coverage"] = coverage.of(part, degrees, own.num_nodes)
+        part.node_arrays["coverage"] = coverage.weights(part, graph.answered(graph.degrees(nodes)), is_own)
     return part, nodes
 
 
-class _ShardRows(RowReading):
+class _Shards(RowReading):
     """Has the rows of the own nodes, and asks other ranks for theirs.
 
     Args:
@@ -56,20 +56,84 @@ class _ShardRows(RowReading):
 
     def __init__(self, graph: ShardedGraph, residents: Tensor) -> None:
         super().__init__()
-        self._graph, self._residents = graph, residents
+        self._graph, self._residents, self.sizes = graph, residents, _sizes_of_whole(graph)
 
     def read(self, nodes: Tensor) -> PartRows:
+        graph, own = self._graph, self._graph.shard.rows
+        if have_names(graph.types):
+            drawn = whole_rows(graph, nodes)
+            columns = {"kinds": drawn.kinds, "ids": drawn.edge_ids}
+            found = {name: column for name, column in columns.items() if column is not None}
+            return PartRows(starts_of(drawn.counts), drawn.senders, found)
         if nodes is self._residents:
-            own = self._graph.shard.rows
             return PartRows(own.indptr, own.indices, own.edge_arrays)
-        rows, edges = self._graph.answered(self._graph.rows(nodes, weight=None)), dict[str, Tensor]()
-        if self._graph.has_edge_arrays:
-            ids = rows.edge_ids(torch.arange(rows.senders.numel()))
-            edges = self._graph.answered(self._graph.of_edges[0].fetch(ids))
-        return PartRows(rows.starts, rows.senders, edges)
+        rows, arrays = graph.answered(graph.rows(nodes, weight=None)), dict[str, Tensor]()
+        if graph.has_edge_arrays:
+            arrays = graph.answered(graph.of_edges[0].fetch(rows.edge_ids(torch.arange(rows.senders.numel()))))
+        return PartRows(rows.starts, rows.senders, arrays)
+
+    def among(self, nodes: Tensor, hops: list[Tensor]) -> Graph:
+        graph, (at, receives) = self._graph, Lookup(torch.cat(hops))(nodes)
+        indptr, senders, edges = edges_among(self.rows_of_hops(hops), at, nodes, receives)
+        spans = pairwise(graph.types.offsets)
+        local = [nodes[(nodes >= first) & (nodes < end)] - first for first, end in spans]
+        arrays = [_rows_of_all(graph, table, ids) for table, ids in zip(graph.of_nodes, local, strict=True)]
+        if not have_names(graph.types):
+            return checked_graph(indptr, senders, arrays[0], edges)
+        return typed_graph(indptr, senders, _types(graph, list(map(len, local)), arrays, edges), node_arrays={})
 
 
-def _without_ids(rows: Graph) -> Graph:
-    """Return the shard's rows without ``n_id``, which whole graphs do not have: a budget of bytes counts the others."""
-    arrays = {name: array for name, array in rows.node_arrays.items() if name != "n_id"}
-    return checked_graph(rows.indptr, rows.indices, arrays, rows.edge_arrays, num_senders=rows.num_senders)
+def _rows_of_all(graph: ShardedGraph, table: Table, ids: Tensor) -> dict[str, Tensor]:
+    """Return the rows of all own nodes of a type, which increase, and of some of others, by their ids in the type.
+
+    Those of others come in rounds that bound what else is held. A round takes every so-manieth node: consecutive ones
+    are mostly of one rank, which would answer all ranks while the others wait.
+    """
+    is_other = table.seek(ids).is_other
+    full = {name: own.new_empty((len(ids), *own.shape[1:])) for name, own in table.own.items()}
+    for name, own in table.own.items():
+        full[name][~is_other] = own
+    others = is_other.nonzero().view(-1)
+    rounds = -(-len(others) * bytes_per_row(table.own) // _BYTES_OF_A_ROUND)
+    for at in (others[start::rounds].contiguous() for start in range(rounds)):
+        for name, rows in graph.answered(table.take(ids[at])).items():
+            full[name][at] = rows
+    return full
+
+
+def _types(
+    graph: ShardedGraph, sizes: list[int], node_arrays: list[dict[str, Tensor]], edges: dict[str, Tensor]
+) -> GraphTypes:
+    """Return the types of a part, with the rows of all arrays."""
+    whole, kinds = graph.types, edges["kinds"]
+    edge_arrays: dict[EdgeType, dict[str, Tensor]] = {kind: {} for kind in whole.edge_types}
+    for number, table in graph.of_edges.items():
+        edge_arrays[whole.edge_types[number]] = graph.answered(table.take(edges["ids"][kinds == number]))
+    num_edges = tuple(torch.bincount(kinds, minlength=len(whole.edge_types)).tolist())
+    arrays = dict(zip(whole.node_types, node_arrays, strict=True)), edge_arrays
+    time = graph.shard.rows.types.time
+    return GraphTypes(
+        whole.node_types, offsets_of(sizes), whole.edge_types, num_edges, kinds, *arrays, time, whole.seeds
+    )
+
+
+def _sizes_of_whole(graph: ShardedGraph) -> Graph:
+    """Return a graph with as many nodes of each type as the whole one, and arrays as wide, that takes no memory.
+
+    A budget of bytes is counted by it. It has no edges, and no ``n_id``, which whole graphs do not have.
+    """
+    whole, own = graph.types, graph.shard.rows.types
+    arrays = {
+        kind: {
+            name: array.new_zeros(1, *array.shape[1:]).expand(len(whole.nodes_of(kind)), *array.shape[1:])
+            for name, array in own.node_arrays[kind].items()
+            if name != "n_id"
+        }
+        for kind in whole.node_types
+    }
+    none, nothing = torch.empty(0, dtype=torch.int64), dict[str, Tensor]()
+    indptr = none.new_zeros(1).expand(whole.offsets[-1] + 1)
+    if not have_names(whole):
+        return checked_graph(indptr, none, arrays[whole.node_types[0]], nothing)
+    of_edges = tuple(0 for _ in whole.edge_types), own.edge_type[:0], arrays, dict.fromkeys(whole.edge_types, nothing)
+    return typed_graph(indptr, none, GraphTypes(whole.node_types, whole.offsets, whole.edge_types, *of_edges))

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from lightning_gnn_dist import Graph, Partition, save_shards
-from lightning_gnn_dist.graph import rows as rows_module
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.wire.channel import Channel
@@ -37,22 +36,6 @@ def test_shards_together_are_the_graph(folder: Path) -> None:
         assert torch.equal(torch.cat([shard.rows.edge_arrays[name] for shard in shards]), array)
     assert [shard.first_node for shard in shards] == shards[0].bounds.nodes[:-1].tolist()
     assert shards[0].bounds.fingerprint == graph.fingerprint
-
-
-@pytest.mark.parametrize("edges_per_piece", [1, 100, 10**6])
-def test_a_part_is_what_is_inside_of_a_shard(
-    folder: Path, edges_per_piece: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rows_module, "EDGES_PER_PIECE", edges_per_piece)
-    graph = small_graph(edge_arrays=True)
-    whole = in_order_of_parts(graph, some_partition(graph, 3))
-    for index in range(3):
-        shard = Shard.open(folder, index)
-        part, expected = shard.part(), whole.induced(torch.arange(*shard.bounds.nodes[index : index + 2].tolist()))
-        assert torch.equal(part.indptr, expected.indptr)
-        assert torch.equal(part.indices, expected.indices)
-        assert torch.equal(part.edge_arrays["edge_attr"], expected.edge_arrays["edge_attr"])
-        assert torch.equal(part.node_arrays["x"], expected.node_arrays["x"])
 
 
 def test_a_host_needs_its_own_shard_only(folder: Path) -> None:

@@ -22,6 +22,7 @@ from lightning_gnn_dist import (
     save_shards,
 )
 from lightning_gnn_dist.prepare.shard import Shard
+from lightning_gnn_dist.sharded import part as part_module
 from lightning_gnn_dist.sharded import remote_graph
 from lightning_gnn_dist.sharded.part import read_part
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
@@ -59,13 +60,16 @@ def some_graph() -> Graph:
 
 
 def parts(rank: int, world_size: int, folder: Path) -> list[tuple[dict[str, Any], list[int]]]:
-    remote_graph._BYTES_OF_A_ROUND = 2000  # several rounds
+    part_module._BYTES_OF_A_ROUND = remote_graph._BYTES_OF_A_ROUND = 2000  # several rounds
     dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
     graph, found = ShardedGraph(Shard.open(folder, rank), open_channel(world_size)), []
     for boundary in BOUNDARIES:
         coverage = None if isinstance(boundary, Exchange) else COVERAGE
         part, ids = read_part(graph, boundary, coverage, 5)
         found.append((contents(part), ids.tolist()))
+        own = ids[: graph.shard.rows.num_nodes]
+        wide = graph.extended({"ids": own[:, None].repeat(1, 9)}, ids[len(own) :])["ids"]
+        assert torch.equal(wide, ids[:, None].repeat(1, 9))
     graph.close()
     dist.destroy_process_group()
     return found
