@@ -9,6 +9,7 @@ from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.batch import SampledData, gathered, with_x
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.evaluation.ids import Ids, edges_before, ids_of
 from lightning_gnn_dist.evaluation.layer_pass import Bring
 from lightning_gnn_dist.evaluation.row_table import RowTable
 from lightning_gnn_dist.evaluation.whole_nodes import FEATURES
@@ -45,17 +46,17 @@ class PartNodes:
         owner = self._owner_of(nodes)
         return [nodes[owner == rank] for rank in range(self._num_ranks)]
 
-    def senders(self, nodes: Tensor) -> Tensor:
+    def senders(self, nodes: Ids) -> Tensor:
+        nodes = ids_of(nodes)
         edges = edge_positions(self._part.indptr, self._at(nodes))
         senders = self._part.indices[edges].to(torch.int64).unique()
         found: Tensor = torch.cat([nodes, self._ids[senders]]).unique()
         return found
 
-    def degrees(self, nodes: Tensor) -> Tensor:
-        indptr, at = self._part.indptr, self._at(nodes)
-        return indptr[at + 1] - indptr[at]
+    def edges_before(self, nodes: Ids) -> Tensor:
+        return edges_before(self._part.indptr, self._at(ids_of(nodes)))
 
-    def prepare(self, nodes: Tensor, seeds: Tensor) -> int:
+    def prepare(self, nodes: Ids, seeds: Tensor) -> int:
         row = gathered(self._features, torch.arange(min(1, len(self._ids))), widen=self._widen)
         return bytes_per_row(row) + bytes_per_row(self._part.node_arrays)
 

@@ -32,10 +32,9 @@ from lightning_gnn_dist.data.plan import PartPlan
 from lightning_gnn_dist.data.residency import Holding, default_period
 from lightning_gnn_dist.data.settings import BatchSettings
 from lightning_gnn_dist.data.switcher import PartSwitcher
-from lightning_gnn_dist.evaluation.choice import Counter, Evaluated
+from lightning_gnn_dist.evaluation.choice import Counter, Evaluated, seeds_at_once
 from lightning_gnn_dist.evaluation.layered_loader import ReadyRows
 from lightning_gnn_dist.evaluation.model_layers import ModelLayers
-from lightning_gnn_dist.evaluation.trees import seeds_at_once
 from lightning_gnn_dist.evaluation.whole_nodes import WholeNodes
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered

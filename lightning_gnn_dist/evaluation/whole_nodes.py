@@ -10,12 +10,13 @@ from lightning_gnn_dist.batches.batch import SampledData, gathered, names_in_bat
 from lightning_gnn_dist.batches.file_rows import FileRows
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.evaluation.ids import Ids, edges_before, ids_of
 from lightning_gnn_dist.evaluation.layer_pass import Bring
 from lightning_gnn_dist.evaluation.reach import EDGES_OF_A_NODE, Neighbourhoods
 from lightning_gnn_dist.evaluation.row_table import RowTable
 from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.graph import Graph, checked_graph
-from lightning_gnn_dist.graph.rows import bytes_per_row
+from lightning_gnn_dist.graph.rows import bytes_per_row, degrees_of
 from lightning_gnn_dist.graph.storage.mapped import MappedRows
 from lightning_gnn_dist.graph.storage.maps import all_maps
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
@@ -24,11 +25,11 @@ FEATURES = ("x", "x" + SUFFIX)
 
 
 class WholeNodes:
-    """Cuts the nodes that seeds need into ranges of equal work, one for each rank.
+    """Cuts the nodes into ranges, one for each rank: of equal work for some seeds, of equal length for all nodes.
 
     Args:
         graph: The graph, which all ranks have alike.
-        seeds: The seeds of all ranks.
+        seeds: The seeds of all ranks, or None for all nodes.
         num_layers: Layers of the model.
         num_ranks: How many ranks share the work.
         budget_bytes: Bytes that the work may take. Of a graph in files that takes more than half of them, no pages
@@ -40,7 +41,7 @@ class WholeNodes:
     def __init__(
         self,
         graph: Graph,
-        seeds: Tensor,
+        seeds: Tensor | None,
         num_layers: int,
         num_ranks: int,
         budget_bytes: int,
@@ -49,8 +50,8 @@ class WholeNodes:
         more: dict[str, Tensor] | None = None,
     ) -> None:
         self._graph, self._widen = graph, widen
-        self._hop = Neighbourhoods(graph, 1)
-        self._starts = self._divided(seeds, num_layers, num_ranks)
+        equal = torch.arange(num_ranks + 1) * graph.num_nodes // num_ranks
+        self._starts = equal if seeds is None or num_ranks == 1 else self._divided(seeds, num_layers, num_ranks)
         self._features = {name: array for name, array in graph.node_arrays.items() if name in FEATURES}
         others = {name: array for name, array in graph.node_arrays.items() if name not in FEATURES} | (more or {})
         self._others = checked_graph(graph.indptr, graph.indices, others, graph.edge_arrays)
@@ -61,17 +62,21 @@ class WholeNodes:
             self._files = FileRows(self._others)
             self._mapped = {name: MappedRows(array, maps) for name, array in graph.node_arrays.items()}
 
+    def own(self, rank: int) -> range:
+        """Return the nodes that a rank owns."""
+        return range(int(self._starts[rank]), int(self._starts[rank + 1]))
+
     def by_owner(self, nodes: Tensor) -> list[Tensor]:
         return list(nodes.split(torch.searchsorted(nodes, self._starts).diff().tolist()))
 
-    def senders(self, nodes: Tensor) -> Tensor:
-        return self._hop.senders(nodes)
+    def senders(self, nodes: Ids) -> Tensor:
+        return Neighbourhoods(self._graph, 1).senders(ids_of(nodes))
 
-    def degrees(self, nodes: Tensor) -> Tensor:
-        return self._graph.indptr[nodes + 1] - self._graph.indptr[nodes]
+    def edges_before(self, nodes: Ids) -> Tensor:
+        return edges_before(self._graph.indptr, nodes)
 
-    def prepare(self, nodes: Tensor, seeds: Tensor) -> int:
-        row = gathered(self._features, nodes[:1], widen=self._widen)
+    def prepare(self, nodes: Ids, seeds: Tensor) -> int:
+        row = gathered(self._features, ids_of(nodes[:1]), widen=self._widen)
         return bytes_per_row(row) + bytes_per_row(self._others.node_arrays)
 
     def one_hop(self, nodes: Tensor, rows: RowTable | None, bring: Bring) -> SampledData:
@@ -110,11 +115,9 @@ class WholeNodes:
     def _divided(self, seeds: Tensor, num_layers: int, num_ranks: int) -> Tensor:
         """The first node of each rank's range, and the number of nodes: ranges that cost the layers the same."""
         graph = self._graph
-        if num_ranks == 1:
-            return torch.tensor([0, graph.num_nodes])
         work, needed = torch.zeros(graph.num_nodes, dtype=torch.int64), seeds.unique()
         for _ in range(num_layers):
-            work[needed] += self.degrees(needed) + EDGES_OF_A_NODE
+            work[needed] += degrees_of(graph.indptr, needed) + EDGES_OF_A_NODE
             needed = self.senders(needed)
         upto = work.cumsum(0)
         shares = torch.arange(1, num_ranks) * int(upto[-1]) // num_ranks

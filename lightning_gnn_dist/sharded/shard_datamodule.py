@@ -25,7 +25,7 @@ from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.evaluation.choice import Evaluated, bytes_of_batch, widest_row
 from lightning_gnn_dist.evaluation.layered_loader import ReadyRows
 from lightning_gnn_dist.evaluation.model_layers import ModelLayers
-from lightning_gnn_dist.evaluation.shard_nodes import ShardNodes
+from lightning_gnn_dist.evaluation.shard_nodes import SHARE_OF_INPUTS, ShardNodes
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.layerwise.layers import Layer
@@ -340,7 +340,7 @@ class ShardDataModule(ExchangingDataModule):
         def nodes_of_rank(model: ModelLayers, channel: Channel) -> ShardNodes:
             shard = self._whole_graph().shard
             more = whole_graph_arrays(model.layers, shard.rows, shard.first_node)
-            most = self._eval_bytes // 4
+            most = self._eval_bytes // SHARE_OF_INPUTS
             return ShardNodes(shard, channel, most, self.path.resolve().parent, widen=self._widening(), more=more)
 
         assert self.trainer is not None
