@@ -311,9 +311,8 @@ class PartDataModule(ExchangingDataModule):
             seeds, num_ranks = torch.arange(self.num_nodes), 1
 
         def nodes_of_rank(model: ModelLayers, channel: Channel) -> WholeNodes:
-            more = whole_graph_arrays(model.layers, self.graph)
-            sizes = len(model.layers), channel.size, self._eval_bytes
-            return WholeNodes(self.graph, seeds, *sizes, widen=self._widening(), more=more)
+            sizes = channel.size, self._eval_bytes
+            return WholeNodes(self.graph, seeds, model.layers, *sizes, widen=self._widening())
 
         assert self.trainer is not None
         return ReadyRows(self.trainer, nodes_of_rank, num_ranks, self._eval_bytes, self._folder(), self._dtype())

@@ -40,7 +40,6 @@ from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.joint import HoldsShards
 from lightning_gnn_dist.layerwise.layers import HasLayers, Layer, has_layers, layers_in
-from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
 from lightning_gnn_dist.layerwise.shared_rows import SharedRows
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks
 from lightning_gnn_dist.wire import collectives
@@ -191,16 +190,14 @@ class Work:
         if self.path is not None:
             folder = self.path.parent
             folder.mkdir(parents=True, exist_ok=True)
-        sizes = len(layers), channel.size, self.budget_bytes
-        nodes = WholeNodes(graph, None, *sizes, more=whole_graph_arrays(layers, graph))
+        nodes = WholeNodes(graph, None, layers, channel.size, self.budget_bytes)
         return _OfAll(nodes, nodes.own(channel.rank), graph.num_nodes, None, folder)
 
     def _of_shards(self, path: Path, layers: list[Layer], channel: Channel) -> _OfAll:
         bounds, folder = Bounds.read(path), path.resolve().parent
         check_ranks(path, bounds, channel.size)
         shard, num_nodes = Shard.open(path, channel.rank % bounds.num_shards), int(bounds.nodes[-1])
-        more = whole_graph_arrays(layers, shard.rows, shard.first_node)
-        nodes = ShardNodes(shard, channel, self.budget_bytes // SHARE_OF_INPUTS, folder, more=more)
+        nodes = ShardNodes(shard, layers, channel, self.budget_bytes // SHARE_OF_INPUTS, folder)
         own, rows = nodes.own(channel.rank), None
         if self.path is not None:
             n_id = shard.rows.node_arrays["n_id"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from lightning_gnn_dist.evaluation.row_table import RowTable, fetch_rows
 from lightning_gnn_dist.evaluation.whole_nodes import FEATURES
 from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, bytes_per_row, edge_positions, row_pieces, take_rows
+from lightning_gnn_dist.layerwise.layers import Layer
+from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
 from lightning_gnn_dist.prepare.shard import Bounds, Shard
 from lightning_gnn_dist.wire.channel import Channel
 
@@ -65,27 +67,27 @@ class ShardNodes:
 
     Args:
         shard: The rank's shard.
+        layers: The layers of the model.
         channel: All ranks.
         budget_bytes: Bytes that input rows may take in RAM; others are in a file.
         folder: Where such a file is made.
         widen: Make float32 of narrower features, of all or of all but one type.
-        more: Further arrays with a row for each node of the shard.
     """
 
     def __init__(
         self,
         shard: Shard,
+        layers: Sequence[Layer],
         channel: Channel,
         budget_bytes: int,
         folder: Path,
         *,
         widen: Widen = True,
-        more: dict[str, Tensor] | None = None,
     ) -> None:
         self._shard, self._channel, self._widen = shard, channel, widen
         self._division = Division(shard.bounds, channel.size)
         self._budget_bytes, self._folder = budget_bytes, folder
-        self._own = shard.rows.node_arrays | (more or {})
+        self._own = shard.rows.node_arrays | whole_graph_arrays(layers, shard.rows, shard.first_node)
         self._tables: dict[str, RowTable] = {}
         self.bytes_per_edge = bytes_per_row(shard.rows.edge_arrays)
         self.most_rows = int(shard.bounds.nodes[-1])
