@@ -111,12 +111,13 @@ class Forecast:
 
     def __init__(self, most_bytes: float) -> None:
         self._most, self._factor, self._is_first = most_bytes, 1.0, True
+        self.more_bytes = 0.0  # that a batch may take while tables of rows take none
         self._base = held_bytes()
 
     @property
     def allowed(self) -> float:
         """The bytes that may be foreseen for the next batch."""
-        return self._most / self._factor / (_FIRST if self._is_first else 1)
+        return (self._most + self.more_bytes) / self._factor / (_FIRST if self._is_first else 1)
 
     def begin(self) -> None:
         """Note that a batch begins."""
