@@ -32,6 +32,7 @@ from lightning_gnn_dist import (
     through_layers,
 )
 from lightning_gnn_dist.graph.storage import store
+from lightning_gnn_dist.graph.storage.checksum import checksum_of
 
 NUM_FEATURES, NEIGHBOURS, ROWS_AT_ONCE = 64, 3, 1 << 20
 
@@ -69,7 +70,8 @@ def generate(options: argparse.Namespace) -> None:
         "indices": (torch.int32, (nodes * NEIGHBOURS,)),
         "nodes/x": (torch.float32, shape),
     }
-    store.describe(folder, arrays, "random")
+    sums = {name: checksum_of(folder / f"{name}.npy") for name in arrays}
+    store.describe(folder, arrays, "random", sums)
 
 
 def by_layer(options: argparse.Namespace) -> None:

@@ -18,7 +18,7 @@ ladies         the same with about 2048 nodes a layer: f are counted once a bulk
 corrections    slices of 256 of a batch around training nodes of the whole graph, fan-out 15 and 10, as in LLCG
 
 And for all nodes by two layers of GraphSAGE with hidden size 64 (predict_by_layer): nodes of a rank's halo, megabytes
-that it sends, and seconds. The formula: for each node of the halo 4 and the row, of every array and of the inner layer.
+that it sends, and seconds. The formula: for each node of the halo 16 and the rows, of every array and the inner layer.
 
 caches         two METIS parts, fan-out 15 and 10, bulks of four: the share of the other part's rows that a cache holds
                when a bulk needs them. It has room for a tenth, a quarter or half of them, and keeps what is needed
@@ -60,7 +60,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.batches.ahead.row_cache import RowCache
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.layerwise.sharded_layers import ShardedWork
+from lightning_gnn_dist.evaluation.prediction import Work
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.messages import Message
 from lightning_gnn_dist.sharded.questions import Question
@@ -188,8 +188,8 @@ def predict(rank: int, folder: str, file: str) -> None:
     widths = [array[:1].numel() * array.element_size() for array in shard.rows.node_arrays.values()]
     model = Layered(shard.rows.node_arrays["x"].shape[1])
     before, start = traffic.bytes_sent, time.perf_counter()
-    ShardedWork(model, None, 1 << 30, lambda batch, rows: None, folder=Path(folder)).step(torch.zeros(1))
-    formula = halo * sum(4 + width for width in [*widths, 4 * 64])
+    Work(model, Path(folder), None, 1 << 30, lambda batch, rows: None).step(torch.zeros(1))
+    formula = halo * (2 * 8 + sum([*widths, 4 * 64]))
     seen = torch.tensor([traffic.bytes_sent - before, formula, time.perf_counter() - start, halo])
     dist.all_reduce(seen)
     if rank == 0:

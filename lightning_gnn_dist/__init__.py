@@ -48,13 +48,13 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
     from lightning_gnn_dist.data.temporal.split import split_by_time
     from lightning_gnn_dist.engine.sample import BatchKey, Sample
+    from lightning_gnn_dist.evaluation.prediction import predict_by_layer
     from lightning_gnn_dist.graph.graph import Graph
     from lightning_gnn_dist.graph.quantize import quantize_rows
     from lightning_gnn_dist.graph.synthetic import communities
     from lightning_gnn_dist.graph.typed.synthetic import citations
     from lightning_gnn_dist.graph.typed.types import GraphTypes
     from lightning_gnn_dist.layerwise.on_blocks import on_blocks
-    from lightning_gnn_dist.layerwise.prediction import predict_by_layer
     from lightning_gnn_dist.layerwise.ready_made import layers_of
     from lightning_gnn_dist.layerwise.through_layers import through_layers
     from lightning_gnn_dist.partition.base import Partition, Partitioner
@@ -258,7 +258,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "coverage_mean": "data.coverage",
     "layers_of": "layerwise.ready_made",
     "on_blocks": "layerwise.on_blocks",
-    "predict_by_layer": "layerwise.prediction",
+    "predict_by_layer": "evaluation.prediction",
     "prepare_graph": "prepare.prepare_graph",
     "quantize_rows": "graph.quantize",
     "save_shards": "prepare.shard",

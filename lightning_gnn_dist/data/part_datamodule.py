@@ -32,10 +32,9 @@ from lightning_gnn_dist.data.plan import PartPlan
 from lightning_gnn_dist.data.residency import Holding, default_period
 from lightning_gnn_dist.data.settings import BatchSettings
 from lightning_gnn_dist.data.switcher import PartSwitcher
-from lightning_gnn_dist.evaluation.choice import Counter, Evaluated
+from lightning_gnn_dist.evaluation.choice import Counter, Evaluated, seeds_at_once
 from lightning_gnn_dist.evaluation.layered_loader import ReadyRows
 from lightning_gnn_dist.evaluation.model_layers import ModelLayers
-from lightning_gnn_dist.evaluation.trees import seeds_at_once
 from lightning_gnn_dist.evaluation.whole_nodes import WholeNodes
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
@@ -312,9 +311,8 @@ class PartDataModule(ExchangingDataModule):
             seeds, num_ranks = torch.arange(self.num_nodes), 1
 
         def nodes_of_rank(model: ModelLayers, channel: Channel) -> WholeNodes:
-            more = whole_graph_arrays(model.layers, self.graph)
-            sizes = len(model.layers), channel.size, self._eval_bytes
-            return WholeNodes(self.graph, seeds, *sizes, widen=self._widening(), more=more)
+            sizes = channel.size, self._eval_bytes
+            return WholeNodes(self.graph, seeds, model.layers, *sizes, widen=self._widening())
 
         assert self.trainer is not None
         return ReadyRows(self.trainer, nodes_of_rank, num_ranks, self._eval_bytes, self._folder(), self._dtype())

@@ -20,13 +20,17 @@ from torch.nn.parameter import is_lazy
 
 from lightning_gnn_dist.batches.loader import batches_of_ranks, slice_of
 from lightning_gnn_dist.checks import is_limit
+from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.evaluation.reach import Neighbourhoods, Reach
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.sizes import bytes_per_edge, numbers_per_node
 from lightning_gnn_dist.layerwise.layers import BYTES_OF_AN_EDGE, COPIES
+from lightning_gnn_dist.sampling.base import Sampler
 
 _LOOKS = 5  # batches whose neighbourhoods are counted, spread over all
 _MARGIN = 1.1  # a batch may reach further than those, and a pass has work of its own
+_TREES = 64  # trees by time that are measured, spread over all seeds
+_TREES_MARGIN = 2.0  # those of a batch may be larger than these
 
 NodesOf = Callable[[Tensor], Tensor]
 
@@ -142,6 +146,22 @@ class Counter:
         works = [self._reached.of(nodes).work for nodes in seeds.some(num_batches)]
         together = self._reached.of(seeds.nodes).work / seeds.num_ranks
         return _MARGIN * together < num_batches * sum(works) / len(works)
+
+
+def seeds_at_once(
+    graph: Graph, sampler: Sampler, seeds: Evaluated, counter: Counter, most: int, budget_bytes: int
+) -> int:
+    """Return how many seeds a batch of trees by time should have: up to ``most``, if their trees keep to the budget.
+
+    Trees share nothing, so each takes memory of its own. The number depends on the graph and the seeds alone, so that
+    it is the same on all ranks that have one budget.
+    """
+    count = len(seeds.ids)
+    looks = torch.linspace(0, count - 1, min(_TREES, count)).round().to(torch.int64)
+    some = list(seeds.at(looks).split(1))
+    samples = sampler.sample_bulk(graph, some, [BatchKey(0, 0, 0)] * len(some))
+    num_bytes = sum(counter.bytes_of(sample.nodes.numel(), sample.indices.numel()) for sample in samples)
+    return min(most, max(1, int(budget_bytes * len(some) / (_TREES_MARGIN * max(1, num_bytes)))))
 
 
 def bytes_of_batch(rows: Graph, bytes_out: int, nodes: int, edges: int) -> int:

@@ -3,7 +3,8 @@
     plan:     seeds -> nodes that the last layer computes -> their senders -> nodes that the layer before computes ...
     compute:  layer l of the own nodes -> rows that other ranks named in the plan are sent there -> layer l + 1
 
-A rank computes the nodes that it owns, so that no row is computed twice, and holds rows of those that it needs.
+A rank computes the nodes that it owns, so that no row is computed twice, and holds rows of those that it needs. It is
+the one engine of evaluations, of predictions of all nodes, and of the rows that parts keep of nodes outside them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, in_type
-from lightning_gnn_dist.evaluation.forecast import Forecast
+from lightning_gnn_dist.evaluation.budget import Forecast
+from lightning_gnn_dist.evaluation.ids import Ids, ids_of, kept
 from lightning_gnn_dist.evaluation.row_table import RowTable, fetch_rows
 from lightning_gnn_dist.graph.storage.row_file import has_rows
 from lightning_gnn_dist.layerwise.layers import BYTES_OF_AN_EDGE, COPIES, Layer
@@ -27,6 +29,7 @@ from lightning_gnn_dist.wire.channel import Channel
 
 _FOR_A_BATCH = 0.4  # of the budget; pages of files and what an allocator keeps come on top
 _FOR_A_TABLE = 0.2  # of the budget: a layer's rows in RAM, beside those of the layer before
+_FOR_A_LIST = 0.02  # of the budget: the ids of nodes
 _MESSAGES = 2  # rows that a layer makes for each edge: a sender's, and what attention makes of it
 _FORM = 8  # numbers that tell the type and shape of a row
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
@@ -34,6 +37,7 @@ _SHORT = ("can't allocate memory", "not enough memory")  # what torch says where
 
 Progress = Callable[[int], object]
 Bring = Callable[[Tensor], Tensor]
+OnRows = Callable[[SampledData, Tensor], object]
 
 
 class NodesOfRank(Protocol):
@@ -51,15 +55,15 @@ class NodesOfRank(Protocol):
         """Divide increasing nodes by the rank that owns them."""
         ...
 
-    def senders(self, nodes: Tensor) -> Tensor:
+    def senders(self, nodes: Ids) -> Tensor:
         """Some own nodes and all that send to them, in increasing order."""
         ...
 
-    def degrees(self, nodes: Tensor) -> Tensor:
-        """How many edges lead to each of some own nodes."""
+    def edges_before(self, nodes: Ids) -> Tensor:
+        """How many edges lead to the own nodes before each of these, and before the end of them, but for a constant."""
         ...
 
-    def prepare(self, nodes: Tensor, seeds: Tensor) -> int:
+    def prepare(self, nodes: Ids, seeds: Tensor) -> int:
         """Have the input rows of these nodes and seeds at hand; return the bytes of one. Collective."""
         ...
 
@@ -81,10 +85,10 @@ class Step(NamedTuple):
         held: The nodes whose rows it has in the end, computed or received.
     """
 
-    nodes: Tensor
+    nodes: Ids
     wanted: Tensor
     told: list[Tensor]
-    held: Tensor
+    held: Ids
 
 
 @dataclass
@@ -130,6 +134,23 @@ class LayerPass:
         self.bytes_in = self.nodes.prepare(wanted, wanted_of_layers[-1])
         return steps
 
+    def plan_of_own(self, own: range, num_layers: int) -> list[Step]:
+        """Return the steps that lead to the last layer's rows of all nodes, each on the rank that owns it. Collective.
+
+        They are alike, so nodes are listed once: as a range, or where they take much memory in a file.
+        """
+        held: Ids = own
+        wanted, told = ids_of(own[:0]), list[Tensor]()
+        if self.channel.size > 1:
+            held = self._kept(self.nodes.senders(own))
+            wanted = self._kept(held[(held < own.start) | (held >= own.stop)])
+            told = [self._kept(nodes) for nodes in self.channel.exchange(self.nodes.by_owner(wanted))]
+        self.bytes_in = self.nodes.prepare(held, wanted[:0])
+        return [Step(own, wanted, told, held)] * num_layers
+
+    def _kept(self, nodes: Tensor) -> Tensor:
+        return kept(nodes, int(_FOR_A_LIST * self.budget_bytes), self.folder)
+
     def rows(self, layers: Sequence[Layer], steps: Sequence[Step], progress: Progress = lambda _: None) -> RowTable:
         """Compute the layers; return the rows of the last one for the nodes that the last step wants. Collective.
 
@@ -151,26 +172,39 @@ class LayerPass:
             steps: What :meth:`plan` has returned for as many layers.
             progress: Called with the number of nodes whose rows were computed.
         """
-        table, bytes_in = None, self.bytes_in
+        table = None
         self._forecast = Forecast(_FOR_A_BATCH * self.budget_bytes)
         for layer, step in zip(layers, steps, strict=True):
-            table = self._computed(layer, step, table, bytes_in, progress)
-            bytes_in = table.bytes_of_row
+            table = self._computed(layer, step, table, progress)
             yield table
+
+    def last_rows(
+        self, layers: Sequence[Layer], steps: Sequence[Step], on_rows: OnRows | None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Compute the layers; yield nodes and rows of each batch of the last one, which nobody keeps. Collective.
+
+        Args:
+            layers: The layers, each a function of a batch of one hop.
+            steps: What a plan has returned for as many layers.
+            on_rows: Called with each batch of the last layer and the rows of its seeds, on the device.
+        """
+        table = None
+        for found in self.tables(layers[:-1], steps[:-1]):
+            table = found
+        yield from self._batches(layers[-1], steps[-1].nodes, table, on_rows)
 
     def try_one(self, layer: Layer, step: Step) -> None:
         """Compute the first layer for one node, if this rank has some."""
         if len(step.nodes):
-            self._rows_of_batch(layer, step.nodes[:1], None)
+            self._outputs(layer, ids_of(step.nodes[:1]), None)
 
-    def _computed(
-        self, layer: Layer, step: Step, before: RowTable | None, bytes_in: int, progress: Progress
-    ) -> RowTable:
+    def _computed(self, layer: Layer, step: Step, before: RowTable | None, progress: Progress) -> RowTable:
         """Compute a layer for the own nodes of a step, and fetch the rows of the others. Collective."""
         table = None
-        self._held = 0 if before is None else before.bytes_in_ram
-        for nodes, rows in self._batches(layer, step.nodes, before, bytes_in):
-            table = self._table(step, rows) if table is None else table
+        for nodes, rows in self._batches(layer, step.nodes, before):
+            if table is None:
+                table = self._table(step, rows)
+                self._leave_room(table)
             table.write(nodes, rows)
             self._held += 0 if table.is_file else rows.nbytes
             progress(len(nodes))
@@ -185,11 +219,12 @@ class LayerPass:
         return RowTable(step.held, like, int(_FOR_A_TABLE * self.budget_bytes), self.folder)
 
     def _batches(
-        self, layer: Layer, nodes: Tensor, before: RowTable | None, bytes_in: int
+        self, layer: Layer, nodes: Ids, before: RowTable | None, on_rows: OnRows | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the nodes of each batch of a layer, and their rows."""
-        start, bytes_out = 0, bytes_in
-        edges = torch.cat([nodes.new_zeros(1), self.nodes.degrees(nodes).cumsum(0)])
+        bytes_in, self._held = (self.bytes_in, 0) if before is None else (before.bytes_of_row, before.bytes_in_ram)
+        start, bytes_out, edges = 0, bytes_in, self.nodes.edges_before(nodes)
+        self._leave_room(before)
         while start < len(nodes):
             foreseen = partial(self._foreseen, edges, start, bytes_in, bytes_out)
             fitting = bisect_right(range(start + 1, len(nodes) + 1), self._forecast.allowed, key=foreseen)
@@ -197,18 +232,27 @@ class LayerPass:
             if self.whole is not None:
                 stop = self._all_of(nodes, foreseen(len(nodes)))
             self._forecast.begin()
+            some = ids_of(nodes[start:stop])
             try:
-                rows = self._rows_of_batch(layer, nodes[start:stop], before)
+                batch, outputs = self._outputs(layer, some, before)
             except (MemoryError, RuntimeError) as error:
                 if stop - start == 1 or self.whole is not None or not _is_short_of_memory(error):
                     raise
                 self._forecast.was_too_much(foreseen(stop))
                 continue
-            yield nodes[start:stop], rows
+            if on_rows is not None:
+                on_rows(batch, outputs)
+            rows = outputs.cpu()
+            del batch, outputs  # otherwise two batches would be held while the next is made
+            yield some, rows
             self._forecast.end(foreseen(stop), self._held)
             start, bytes_out = stop, rows[:1].nbytes
 
-    def _all_of(self, nodes: Tensor, num_bytes: float) -> int:
+    def _leave_room(self, table: RowTable | None) -> None:
+        """Let batches take what a table leaves that is in a file."""
+        self._forecast.more_bytes = _FOR_A_TABLE * self.budget_bytes if table is not None and table.is_file else 0.0
+
+    def _all_of(self, nodes: Ids, num_bytes: float) -> int:
         """Return the number of all nodes; refuse them if they take too much memory for one batch."""
         if num_bytes > self.budget_bytes:
             raise ValueError(
@@ -225,7 +269,8 @@ class LayerPass:
         per_edge = BYTES_OF_AN_EDGE + self.nodes.bytes_per_edge + _MESSAGES * max(bytes_in, bytes_out)
         return COPIES * (senders * bytes_in + num_nodes * bytes_out) + num_edges * per_edge
 
-    def _rows_of_batch(self, layer: Layer, nodes: Tensor, before: RowTable | None) -> Tensor:
+    def _outputs(self, layer: Layer, nodes: Tensor, before: RowTable | None) -> tuple[SampledData, Tensor]:
+        """A batch of a layer, and the rows of its seeds."""
         batch = self.nodes.one_hop(nodes, before, self._brought)
         batch = in_type(batch, self.dtype).to(self.device)
         outputs = layer(batch)
@@ -237,7 +282,7 @@ class LayerPass:
             )
         if outputs.dtype not in _DTYPES:
             raise TypeError(f"A layer returned rows of {outputs.dtype}, and may return {', '.join(map(str, _DTYPES))}.")
-        return outputs[: len(nodes)].detach().cpu()
+        return batch, outputs[: len(nodes)].detach()
 
     def _brought(self, rows: Tensor) -> Tensor:
         """Rows in the type and on the device that compute."""

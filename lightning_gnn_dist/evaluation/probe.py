@@ -28,9 +28,9 @@ from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.evaluation.choice import Evaluated
 from lightning_gnn_dist.evaluation.layered_loader import for_layers
-from lightning_gnn_dist.evaluation.model_depth import DepthCheck
 from lightning_gnn_dist.evaluation.model_layers import is_compiled, is_in_training, is_watched
 from lightning_gnn_dist.evaluation.module_state import bytes_of_state, untouched
+from lightning_gnn_dist.evaluation.sight import check_depth
 from lightning_gnn_dist.joint import RowsOfRanks
 from lightning_gnn_dist.sampling.base import Sampler
 
@@ -71,13 +71,17 @@ class Exactness:
 
     def __init__(self, sampler: Sampler, estimating: Sampler | None, *, probes: bool) -> None:
         self._sampler, self._estimating, self.probes = sampler, estimating, probes
-        self._depth, self._is_told = DepthCheck(), False
+        self._is_told = False
+        self._checked: object = None  # the model whose depth was checked last, however many loaders evaluate it
         self._seen: object = None  # the model that was looked at last
         self.difference: float | None = None  # what one hop more makes of the outputs of the last model, in parts of 1
 
     def check(self, trainer: Trainer | None) -> None:
         """Refuse a model that is certainly deeper than its batches, and tell once that neighbours are drawn."""
-        self._depth.check(trainer, self._sampler)
+        module: Any = getattr(trainer, "lightning_module", None)
+        if module is not None and module is not self._checked:
+            self._checked = module
+            check_depth(module, self._sampler.num_hops, self._sampler)
         if self._estimating is not None and not self._is_told:
             log.info("Evaluation draws neighbours with %s: figures are estimates.", self._estimating)
             self._is_told = True

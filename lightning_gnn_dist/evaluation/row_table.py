@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.pool import gather_rows
+from lightning_gnn_dist.evaluation.ids import Ids, ids_of
 from lightning_gnn_dist.graph.storage.mapped import MappedRows
 from lightning_gnn_dist.graph.storage.row_file import RowFile, make
 from lightning_gnn_dist.graph.storage.store import map_npy
@@ -30,18 +31,18 @@ class RowTable:
         folder: Where the file is made. It has no name any more once it is open, so nothing stays of it.
     """
 
-    def __init__(self, ids: Tensor, like: Tensor, most_bytes: int, folder: Path | None) -> None:
+    def __init__(self, ids: Ids, like: Tensor, most_bytes: int, folder: Path | None) -> None:
         self.ids, self.like = ids, like[:0].clone()
         self.bytes_of_row = like.element_size() * prod(like.shape[1:])
-        self._is_range = ids.numel() > 0 and int(ids[-1]) - int(ids[0]) + 1 == ids.numel()
+        self._is_range = len(ids) > 0 and int(ids[-1]) - int(ids[0]) + 1 == len(ids)
         self._rows: Tensor | None = None
-        self.is_file = ids.numel() * self.bytes_of_row > most_bytes
+        self.is_file = len(ids) * self.bytes_of_row > most_bytes
         if not self.is_file:
-            self._rows = torch.empty((ids.numel(), *like.shape[1:]), dtype=like.dtype)
+            self._rows = torch.empty((len(ids), *like.shape[1:]), dtype=like.dtype)
             return
         with tempfile.TemporaryDirectory(dir=folder) as draft:
             path = Path(draft) / "rows.npy"
-            make(path, ids.numel(), _bits(self.like).numpy())
+            make(path, len(ids), _bits(self.like).numpy())
             self._file = RowFile(path, "a layer")
             self._mapped = MappedRows(torch.from_numpy(map_npy(path)))
         weakref.finalize(self, self._file.abandon)
@@ -67,7 +68,7 @@ class RowTable:
         return self._mapped.take(at).view(self.like.dtype)
 
     def _positions(self, nodes: Tensor) -> Tensor:
-        return nodes - self.ids[0] if self._is_range else torch.searchsorted(self.ids, nodes)
+        return nodes - self.ids[0] if self._is_range else torch.searchsorted(ids_of(self.ids), nodes)
 
 
 def fetch_rows(

@@ -73,8 +73,7 @@ class SharedRows:
         if not self.draft.exists():
             raise FileNotFoundError(
                 f"Rank {collectives.rank()} does not see {self.draft}, which rank 0 has made: write to storage that "
-                "all hosts share. Of a sharded graph, predict_by_layer(on_rows=...) gives every rank its own rows, "
-                "without a file."
+                "all hosts share. predict_by_layer(on_rows=...) gives every rank its own rows, without a file."
             )
         return RowFile(self.draft, self._says)
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
 from lightning_gnn_dist.batches.batch import SampledData, one_hop
 from lightning_gnn_dist.batches.part_batch import PartBatch
+from lightning_gnn_dist.batches.seed_batch import SeedBatch
 from lightning_gnn_dist.checks import check_instance
 from lightning_gnn_dist.layerwise.layers import HasLayers, Layer, layers_in
-from lightning_gnn_dist.layerwise.ready_rows import ready_rows
 from lightning_gnn_dist.sampling.block import Block
 
 
@@ -38,11 +39,22 @@ def through_layers(module: HasLayers, batch: Data) -> Tensor:
     check_instance("batch", batch, Data, "a batch of a loader, or a torch_geometric.data.Data")
     if isinstance(batch, PartBatch):
         return batch.through(layers_in(module))
-    rows: Tensor | None = ready_rows(module, batch)
+    rows: Tensor | None = _ready_rows(module, batch)
     if rows is None:
         layers = layers_in(module)
         has_blocks = isinstance(batch, SampledData) and batch.has_blocks
         rows = layers_on_blocks(layers, batch, batch.blocks) if has_blocks else _on_all_nodes(layers, batch)
+    return rows
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _ready_rows(module: HasLayers, batch: Data) -> Tensor | None:
+    """The rows of the batch's seeds, if they were computed before it came; None where they are still to be."""
+    if not isinstance(batch, SeedBatch):
+        return None
+    rows = batch.rows_of(module)
+    if rows is None:
+        batch.read()
     return rows
 
 

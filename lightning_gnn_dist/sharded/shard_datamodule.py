@@ -25,7 +25,7 @@ from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.evaluation.choice import Evaluated, bytes_of_batch, widest_row
 from lightning_gnn_dist.evaluation.layered_loader import ReadyRows
 from lightning_gnn_dist.evaluation.model_layers import ModelLayers
-from lightning_gnn_dist.evaluation.shard_nodes import ShardNodes
+from lightning_gnn_dist.evaluation.shard_nodes import SHARE_OF_INPUTS, ShardNodes
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.layerwise.layers import Layer
@@ -330,7 +330,7 @@ class ShardDataModule(ExchangingDataModule):
         model = None if have_names(self.bounds.types) else self._model_layers()
         if model is None:
             return None
-        world_size = evaluated.num_ranks
+        world_size, folder = evaluated.num_ranks, self.path.resolve().parent
         if model.norm is not None and world_size > 1:
             raise ValueError(
                 f"{model.norm} takes the rows of all nodes at once, and no rank has those of a sharded graph: choose a "
@@ -338,13 +338,10 @@ class ShardDataModule(ExchangingDataModule):
             )
 
         def nodes_of_rank(model: ModelLayers, channel: Channel) -> ShardNodes:
-            shard = self._whole_graph().shard
-            more = whole_graph_arrays(model.layers, shard.rows, shard.first_node)
-            most = self._eval_bytes // 4
-            return ShardNodes(shard, channel, most, self.path.resolve().parent, widen=self._widening(), more=more)
+            most = self._eval_bytes // SHARE_OF_INPUTS
+            return ShardNodes(self._whole_graph().shard, model.layers, channel, most, folder, widen=self._widening())
 
         assert self.trainer is not None
-        folder = self.path.resolve().parent
         return ReadyRows(self.trainer, nodes_of_rank, world_size, self._eval_bytes, folder, self._dtype())
 
     def _eval_place(self) -> int:

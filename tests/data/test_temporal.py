@@ -42,8 +42,7 @@ from lightning_gnn_dist import (
     through_layers,
 )
 from lightning_gnn_dist.data.temporal import checks
-from lightning_gnn_dist.evaluation.choice import Counter, Evaluated
-from lightning_gnn_dist.evaluation.trees import seeds_at_once
+from lightning_gnn_dist.evaluation.choice import Counter, Evaluated, seeds_at_once
 from tests.data_fitting import trainer
 from tests.every_strategy import every_strategy
 from tests.graph.typed.graphs import small

@@ -114,7 +114,7 @@ def test_no_file_stays_open_of_many_tables(tmp_path):
 
 
 def rows_of(layers: Any, seeds: Tensor, budget_bytes: int, folder: Path | None = None, graph: Graph = GRAPH) -> Tensor:
-    nodes = WholeNodes(graph, seeds, len(layers), 1, budget_bytes)
+    nodes = WholeNodes(graph, seeds, layers, 1, budget_bytes)
     work = LayerPass(nodes, open_channel(1), CPU, budget_bytes, folder)
     with torch.no_grad():
         return work.rows(layers, work.plan(seeds, len(layers))).take(seeds)

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import GCN, GATv2Conv, GCNConv, GINEConv, SAGEConv
+from torch_geometric.nn import GCN, GATv2Conv, GCNConv, GINEConv, GraphNorm, SAGEConv
 
 from lightning_gnn_dist import Graph, GrappaStrategy, LocalSGDStrategy, layers_of, predict_by_layer, quantize_rows
-from lightning_gnn_dist.layerwise import layers
+from lightning_gnn_dist.evaluation.layer_pass import LayerPass
 from lightning_gnn_dist.layerwise.layers import has_layers
 from tests.memory import Peak, give_back_at_once, reads_memory
 from tests.ranks import RankError, run_ranks
@@ -79,9 +79,14 @@ def quiet(world_size: int = 1, **options: Any) -> pl.Trainer:
     return pl.Trainer(accelerator="cpu", devices=world_size, **(off | options))
 
 
+def at_most(size: int) -> Callable[..., float]:
+    """Foresees that batches of more nodes would take too much."""
+    return lambda work, edges, start, bytes_in, bytes_out, stop: float("inf") if stop - start > size else 0.0
+
+
 @pytest.mark.parametrize("kind", ["sage", "sage-max", "attention", "edges"])
 def test_every_kind_of_layer_is_exact(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "end_of_batch", lambda graph, start, end, *_: min(start + 100, end))
+    monkeypatch.setattr(LayerPass, "_foreseen", at_most(100))
     model = model_of(kind)
     predict_by_layer(quiet(), model, graph(), tmp_path / "logits.npy")
     assert len(model.num_seeds) == 3 * 16  # each layer once for each node, a hundred at a time
@@ -116,7 +121,7 @@ class Residual(pl.LightningModule):
 def test_layers_see_input_rows_and_the_degrees_of_the_whole_graph(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "end_of_batch", lambda graph, start, end, *_: min(start + 100, end))
+    monkeypatch.setattr(LayerPass, "_foreseen", at_most(100))
     model, edges = Residual(), graph()
     x, scale = quantize_rows(edges.node_arrays["x"])
     edges.node_arrays |= {"x": x, "x_scale": scale}
@@ -166,20 +171,6 @@ def test_a_checkpoint_and_the_precision_hold(tmp_path: Path) -> None:
     assert half.dtype == np.float32 and 0 < np.abs(half - expected).max() < 0.05 * np.abs(expected).max()
 
 
-def test_a_batch_stays_within_the_budget() -> None:
-    many, bytes_in = graph(200_000), 4 * NUM_FEATURES
-    start, sizes = 0, []
-    while start < many.num_nodes:
-        stop = layers.end_of_batch(many, start, many.num_nodes, 16 << 20, bytes_in)
-        edges = int(many.indptr[stop] - many.indptr[start])
-        sizes.append(stop - start)
-        rows = min(edges + stop - start, many.num_nodes) + stop - start
-        assert 3 * rows * bytes_in + edges * (120 + 64) <= 16 << 20 or stop == start + 1
-        start = stop
-    assert 1 in sizes and max(sizes) > 1000  # the hub is alone; nodes that nobody sends to are many
-    assert start == many.num_nodes
-
-
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     class Listed(pl.LightningModule):
         def __init__(self) -> None:
@@ -203,17 +194,39 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     assert np.load(path).shape == (NUM_NODES, 5)
 
 
+class Normalised(Deep):
+    """With a layer that takes the rows of all nodes at once."""
+
+    def __init__(self) -> None:
+        super().__init__(SAGEConv)
+        self.norm = GraphNorm(16)
+
+    def layers(self) -> Sequence[Callable[[Any], Tensor]]:
+        first, *others = super().layers()
+        return [lambda batch: self.norm(first(batch)[: batch.batch_size]), *others]
+
+
+def test_a_layer_of_all_rows_gets_them_in_one_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LayerPass, "_foreseen", lambda work, edges, start, bytes_in, bytes_out, stop: stop - start)
+    torch.manual_seed(0)
+    model = Normalised()
+    predict_by_layer(quiet(), model, graph(), tmp_path / "rows.npy")
+    assert model.num_seeds == [NUM_NODES] * 3
+
+
 class Breaks(Deep):
     def layers(self) -> Sequence[Callable[[Any], Tensor]]:
         return [*super().layers()[:2], lambda batch: batch.x[:3]]
 
 
 def break_on_ranks(rank: int, world_size: int, path: Path) -> None:
+    with pytest.raises(ValueError, match=r"norm \(GraphNorm\) takes the rows of all nodes at once: predict with"):
+        predict_by_layer(quiet(world_size, strategy="ddp"), Normalised(), graph(), path)
     predict_by_layer(quiet(world_size, strategy="ddp"), Breaks(SAGEConv), graph(), path)
 
 
 def test_a_layer_that_says_too_little_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(RankError, match=r"What a layer returns .* it returned a tensor of \(3, 16\)"):
+    with pytest.raises(RankError, match=r"A layer must return .* it returned a tensor of \(3, 16\)"):
         run_ranks(break_on_ranks, 2, tmp_path / "rows.npy")
     assert not list(tmp_path.iterdir())
 

@@ -20,14 +20,18 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GATv2Conv, GCNConv, SAGEConv
 
 from lightning_gnn_dist import Graph, Partition, ShardedDataModule, layers_of, predict_by_layer, save_shards
-from lightning_gnn_dist.layerwise import layers, remote_rows
-from lightning_gnn_dist.layerwise.remote_rows import Division, RemoteRows
+from lightning_gnn_dist.evaluation import row_table
+from lightning_gnn_dist.evaluation.layer_pass import LayerPass
+from lightning_gnn_dist.evaluation.prediction import Work
+from lightning_gnn_dist.evaluation.shard_nodes import Division, ShardNodes
+from lightning_gnn_dist.graph.rows import bytes_per_row
 from lightning_gnn_dist.prepare.shard import Bounds, Shard
-from lightning_gnn_dist.wire.channel import open_channel
+from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.collectives import traffic
+from tests.layerwise.test_prediction import at_most
 from tests.memory import Peak, give_back_at_once, reads_memory
 from tests.ranks import RankError, run_ranks
-from tests.sharded.graphs import in_order_of_parts, small_graph, some_partition
+from tests.sharded.graphs import small_graph, some_partition
 
 CONVS: dict[str, Callable[[int, int], torch.nn.Module]] = {
     "sage": SAGEConv,
@@ -100,8 +104,8 @@ def quiet(world_size: int) -> pl.Trainer:
 
 def in_small_pieces() -> None:
     """Batches of 7 nodes, and rounds of a few rows."""
-    layers.end_of_batch = lambda graph, start, end, *_: min(start + 7, end)
-    remote_rows._COPIES = 1 << 15
+    LayerPass._foreseen = at_most(7)  # type: ignore[method-assign, assignment]
+    row_table._COPIES_SENT = 1 << 15
 
 
 def predict(rank: int, world_size: int, folder: Path, kind: str) -> list[Tensor]:
@@ -137,36 +141,32 @@ def test_layers_of_shards_are_those_of_the_whole(tmp_path: Path, world_size: int
     assert {file.name for file in tmp_path.iterdir()} == {"shares", "alone.npy", "rows.npy"}
 
 
+@torch.inference_mode()
 def count(rank: int, world_size: int, folder: Path, shards: int) -> tuple[float, float, int]:
-    """Bytes sent for a layer, what the formula says, and rounds."""
+    """Bytes sent for three layers, what the formula says, and exchanges."""
     dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
-    channel, bounds = open_channel(world_size), Bounds.read(folder / "shares")
-    shard, division = Shard.open(folder / "shares", rank % shards), Division(bounds, world_size)
-    own = RemoteRows(shard, division, channel, _made(folder / f"{rank}"), 1 << 14)
-    rows = np.zeros((own.num_nodes, 16), np.float32)
-    nodes = division.nodes(rank)
-    rows[: own.num_own] = np.arange(nodes.start, nodes.stop)[:, None]
-    np.save(folder / f"{rank}.npy", rows)
-    before, rounds = traffic.bytes_sent, len(list(own._rounds(64)))
-    own.complete(folder / f"{rank}.npy")
+    row_table._COPIES_SENT, exchanges = 1 << 15, []
+    exchange = Channel.exchange
+    Channel.exchange = lambda self, *args: exchanges.append(0) or exchange(self, *args)  # type: ignore[func-returns-value, method-assign]
+    shard = Shard.open(folder / "shares", rank % shards)
+    own = Division(shard.bounds, world_size).nodes(rank)
+    ends = shard.rows.indptr[[own.start - shard.first_node, own.stop - shard.first_node]].tolist()
+    senders = shard.rows.indices[slice(*ends)].unique()
+    halo = int(((senders < own.start) | (senders >= own.stop)).sum())
+    before = traffic.bytes_sent
+    Work(Deep("sage"), folder / "shares", None, 1 << 24, None).step(torch.zeros(1))
     spent = traffic.bytes_sent - before
-    assert np.array_equal(np.load(folder / f"{rank}.npy")[own.num_own :, 0], own.ids.numpy())
     dist.destroy_process_group()
-    return spent, own.ids.numel() * (4 + 64), rounds
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
+    return spent, halo * (2 * 8 + bytes_per_row(shard.rows.node_arrays) + 2 * 4 * 8), len(exchanges)
 
 
 @pytest.mark.parametrize("shards", [pytest.param(4, marks=pytest.mark.slow), 2], ids=["one copy", "two copies"])
 def test_a_halo_is_sent_once(tmp_path: Path, shards: int) -> None:
     graph = small_graph(4000, 20_000)
     save_shards(graph, some_partition(graph, shards), tmp_path / "shares")
-    spent, formula, rounds = zip(*run_ranks(count, 4, tmp_path, shards), strict=True)
+    spent, formula, exchanges = zip(*run_ranks(count, 4, tmp_path, shards), strict=True)
     assert abs(sum(spent) / sum(formula) - 1) < 0.1
-    assert len(set(rounds)) == 1 and rounds[0] > 10
+    assert len(set(exchanges)) == 1 and exchanges[0] > 100
 
 
 def test_every_node_is_computed_once(tmp_path: Path) -> None:
@@ -180,18 +180,6 @@ def test_every_node_is_computed_once(tmp_path: Path) -> None:
         assert bounds.nodes[rank % 2] <= own.start and own.stop <= bounds.nodes[rank % 2 + 1]
     with pytest.raises(ValueError, match=r"Shard 0 has .* nodes, which 400 ranks are to compute"):
         Division(bounds, 800)
-
-
-def test_a_part_with_halo_is_a_graph(tmp_path: Path) -> None:
-    graph = small_graph(edge_arrays=True)
-    graph.node_arrays["half"] = graph.node_arrays["x"].bfloat16()
-    save_shards(graph, some_partition(graph, 1), tmp_path / "shares")
-    shard = Shard.open(tmp_path / "shares", 0)
-    whole = in_order_of_parts(graph, some_partition(graph, 1))
-    own = RemoteRows(shard, Division(shard.bounds, 1), open_channel(1), _made(tmp_path / "0"), 1 << 20).graph()
-    assert torch.equal(own.indptr, whole.indptr) and torch.equal(own.indices, whole.indices)
-    assert all(torch.equal(own.node_arrays[name], array) for name, array in whole.node_arrays.items())
-    assert all(torch.equal(own.edge_arrays[name], array) for name, array in whole.edge_arrays.items())
 
 
 def predict_on_three(rank: int, world_size: int, folder: Path) -> None:
@@ -208,8 +196,9 @@ def test_what_keeps_nothing_is_refused(tmp_path: Path) -> None:
     save_shards(weighted_graph(), uneven(2), tmp_path / "shares")
     with pytest.raises(ValueError, match="path=None keeps nothing: name a file"):
         predict_by_layer(quiet(1), Deep("sage"), ShardedDataModule(tmp_path / "shares"), None)
-    with pytest.raises(ValueError, match="Only with on_rows, and of a sharded graph"):
-        predict_by_layer(quiet(1), Deep("sage"), weighted_graph(), None, on_rows=lambda batch, rows: None)
+    seen = list[int]()
+    predict_by_layer(quiet(1), Deep("sage"), weighted_graph(), None, on_rows=lambda batch, rows: seen.append(len(rows)))
+    assert sum(seen) == 310
 
 
 class Bipartite(Deep):
@@ -226,13 +215,12 @@ def most_memory(rank: int, world_size: int, folder: Path, budget_bytes: int) -> 
     give_back_at_once()
     model, trainer = Bipartite("sage"), quiet(world_size)
     predict_by_layer(trainer, model, ShardedDataModule(folder / "small"), folder / "small.npy")
-    halos, graph = [], RemoteRows.graph
-    RemoteRows.graph = lambda self: halos.append(self.ids.numel()) or graph(self)  # type: ignore[func-returns-value]
-
+    held, prepare = [], ShardNodes.prepare
+    ShardNodes.prepare = lambda self, nodes, seeds: held.append(len(nodes)) or prepare(self, nodes, seeds)  # type: ignore[func-returns-value, method-assign]
     with Peak("RssAnon") as peak:
         shards = ShardedDataModule(folder / "shares")
         predict_by_layer(trainer, model, shards, folder / "rows.npy", budget_bytes=budget_bytes)
-    return peak.added_bytes, halos[0]
+    return peak.added_bytes, held[0] - Bounds.read(folder / "shares").nodes.diff()[rank]
 
 
 @pytest.mark.slow

@@ -1,0 +1,261 @@
+"""Predictions of a model for every node, computed one layer at a time.
+
+    h_0 = x,   h_l[v] = layer_l(h_(l-1)[v], {h_(l-1)[u] : u -> v}) for all v, before any h_(l+1)
+
+It is the pass over the layers that an evaluation makes, for all nodes: a layer is computed once for each, and the last
+layer's rows go to the file batch by batch, so that nobody holds them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from lightning_gnn_dist.batches.precision import type_of_model
+from lightning_gnn_dist.checks import (
+    MAX_INTEGER,
+    check_callable,
+    check_instance,
+    check_npy,
+    check_true_or_false,
+    is_integer,
+    is_limit,
+    shown,
+)
+from lightning_gnn_dist.evaluation.budget import LEAST_BYTES
+from lightning_gnn_dist.evaluation.layer_pass import LayerPass, NodesOfRank, OnRows
+from lightning_gnn_dist.evaluation.model_layers import norm_of_all_rows
+from lightning_gnn_dist.evaluation.shard_nodes import SHARE_OF_INPUTS, ShardNodes
+from lightning_gnn_dist.evaluation.whole_nodes import WholeNodes
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.storage.row_file import rows_of
+from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.joint import HoldsShards
+from lightning_gnn_dist.layerwise.layers import HasLayers, Layer, has_layers, layers_in
+from lightning_gnn_dist.layerwise.shared_rows import SharedRows
+from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks
+from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire.channel import Channel, open_channel
+
+BUDGET_BYTES = 1 << 30
+
+
+def predict_by_layer(
+    trainer: Trainer,
+    model: LightningModule,
+    graph: Graph | HoldsShards,
+    path: str | Path | None,
+    *,
+    on_rows: OnRows | None = None,
+    budget_bytes: int = BUDGET_BYTES,
+    overwrite: bool = False,
+    **options: Any,
+) -> None:
+    """Write the model's rows of all nodes to one ``.npy``, row ``v`` for node ``v``; all ranks share the work.
+
+        class SAGE(pl.LightningModule):
+            def layers(self):
+                return [lambda batch: self.conv1(batch.x, batch.edge_index).relu(), self.last]
+
+    Every rank computes a layer for its own nodes, of a sharded graph for nodes of its shard. Before the next layer it
+    receives the rows of the nodes of other ranks that send to these. Rows of inner layers that take more than a share
+    of the budget lie in a file without a name: beside ``path``, or beside the shards. The file of a sharded graph is in
+    the order of ``n_id``, that of the graph before it was divided.
+
+    Args:
+        trainer: Starts the ranks, places the model and sets the precision.
+        model: A module with a method ``layers``, see :class:`HasLayers`.
+        graph: The graph, on every rank, or the data module of a sharded graph.
+        path: The file. It appears when it is complete. Ranks on several hosts need storage that they share. With
+            ``on_rows``, None writes no file.
+        on_rows: Called on each rank with the batches of the last layer and the rows of their ``batch_size`` seeds. Over
+            all ranks, every node is a seed once: ``metric.update(rows[mask], batch.y[:batch.batch_size][mask])`` with
+            ``mask = batch.test_mask[:batch.batch_size]`` is an exact evaluation.
+        budget_bytes: Bytes that prediction may take on each rank, beside what the process takes anyway. Pages of mapped
+            files come on top where there is no ``/proc``. A node with more neighbours than the budget allows is a batch
+            of its own.
+        overwrite: Replace an existing file.
+        options: Passed to ``trainer.predict``: ``ckpt_path``, ``weights_only``.
+    """
+    path = None if path is None else check_npy("path", path)
+    check_instance("graph", graph, Graph | HoldsShards, "a Graph or a ShardedDataModule")
+    _check_untyped(graph)
+    check_true_or_false(overwrite=overwrite)
+    _check_options(options)
+    if on_rows is not None:
+        check_callable("on_rows", on_rows, "a function of a batch and its rows, such as lambda batch, rows: ...", 0, 0)
+    _check(trainer, model, budget_bytes)
+    _check_path(path, on_rows, overwrite=overwrite)
+    where = graph if isinstance(graph, Graph) else graph.shards_path
+    work = Work(model, where, path, budget_bytes, on_rows, type_of_model(trainer))
+    # Run as a step of Lightning's loop, which starts ranks, loads the checkpoint and sets the precision.
+    model.predict_step = work.step  # type: ignore[method-assign]
+    try:
+        trainer.predict(model, dataloaders=_Once(), return_predictions=False, **options)
+    finally:
+        del model.predict_step
+
+
+def _check_untyped(graph: Graph | HoldsShards) -> None:
+    if isinstance(graph, Graph):
+        graph.check_untyped()
+    elif have_names(Bounds.read(graph.shards_path).types):
+        raise ValueError(
+            "predict_by_layer takes shards of a graph without types, and this one has some: use trainer.predict(model, "
+            'data) with PredictionWriter("rows.npy"), which samples all neighbours of each batch.'
+        )
+
+
+class _Once:
+    """A loader of one batch, so that Lightning runs one step, which does all the work."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield torch.zeros(1)
+
+
+class _OfAll(NamedTuple):
+    """All nodes of a graph, divided among the ranks.
+
+    Attributes:
+        nodes: The part of the graph that this rank computes rows for.
+        own: Its nodes.
+        num_nodes: The nodes of all ranks.
+        rows: The places of its nodes in the file, if they have others there.
+        folder: Where rows of inner layers go that take too much memory.
+    """
+
+    nodes: NodesOfRank
+    own: range
+    num_nodes: int
+    rows: Tensor | None
+    folder: Path | None
+
+
+@dataclass
+class Work:
+    """The work of one rank: a pass over the layers, for its own nodes. All ranks do it together.
+
+    Attributes:
+        model: A module with a method ``layers``.
+        where: The graph, or the folder of its shards.
+        path: The file for the rows of the last layer, which all ranks share, or None to write none.
+        budget_bytes: Bytes that the pass may take.
+        on_rows: Called with each batch of the last layer and the rows of its seeds.
+        dtype: The type of the model's numbers, if batches are brought to it.
+    """
+
+    model: LightningModule
+    where: Graph | Path
+    path: Path | None
+    budget_bytes: int
+    on_rows: OnRows | None
+    dtype: torch.dtype | None = None
+
+    def step(self, batch: Tensor) -> Tensor:
+        """Take the place of the module's ``predict_step``."""
+        layers = layers_in(cast(HasLayers, self.model))
+        channel = open_channel(collectives.world_size())
+        try:
+            of_all = self._of_all(layers, channel)
+            rank_zero_info(f"{len(layers)} layers, one after the other, for {of_all.num_nodes:,} nodes.")
+            norm = norm_of_all_rows(self.model)
+            options = channel, self.model.device, self.budget_bytes, of_all.folder, norm, self.dtype
+            if norm is not None and channel.size > 1:
+                raise ValueError(
+                    f"{norm} takes the rows of all nodes at once: predict with Trainer(devices=1), or choose a norm of "
+                    "single rows such as BatchNorm."
+                )
+            self._write(LayerPass(of_all.nodes, *options), layers, of_all)
+        finally:
+            channel.close()
+        return batch
+
+    def _of_all(self, layers: list[Layer], channel: Channel) -> _OfAll:
+        if isinstance(self.where, Path):
+            return self._of_shards(self.where, layers, channel)
+        graph, folder = self.where, None if self.where.path is None else self.where.path.parent
+        if graph.num_nodes < channel.size:
+            raise ValueError(f"{graph.num_nodes} nodes are too few for {channel.size} ranks to share.")
+        if self.path is not None:
+            folder = self.path.parent
+            folder.mkdir(parents=True, exist_ok=True)
+        nodes = WholeNodes(graph, None, layers, channel.size, self.budget_bytes)
+        return _OfAll(nodes, nodes.own(channel.rank), graph.num_nodes, None, folder)
+
+    def _of_shards(self, path: Path, layers: list[Layer], channel: Channel) -> _OfAll:
+        bounds, folder = Bounds.read(path), path.resolve().parent
+        check_ranks(path, bounds, channel.size)
+        shard, num_nodes = Shard.open(path, channel.rank % bounds.num_shards), int(bounds.nodes[-1])
+        nodes = ShardNodes(shard, layers, channel, self.budget_bytes // SHARE_OF_INPUTS, folder)
+        own, rows = nodes.own(channel.rank), None
+        if self.path is not None:
+            n_id = shard.rows.node_arrays["n_id"]
+            rows = _checked(n_id[own.start - shard.first_node : own.stop - shard.first_node], num_nodes)
+        return _OfAll(nodes, own, num_nodes, rows, folder)
+
+    def _write(self, work: LayerPass, layers: list[Layer], of_all: _OfAll) -> None:
+        """Compute the layers, and write the rows of the last one. Collective."""
+        file = None if self.path is None else SharedRows(self.path, of_all.num_nodes, work.device, "a layer")
+        steps = work.plan_of_own(of_all.own, len(layers))
+        try:
+            for nodes, rows in work.last_rows(layers, steps, self.on_rows):
+                if file is not None:
+                    at = nodes if of_all.rows is None else of_all.rows[nodes - of_all.own.start]
+                    file.write(at.numpy(), rows_of(rows, len(nodes)))
+            if file is not None:
+                file.publish()
+        finally:
+            if file is not None:
+                file.discard()
+
+
+def _checked(n_id: Tensor, num_nodes: int) -> Tensor:
+    if n_id.min() < 0 or n_id.max() >= num_nodes:
+        raise ValueError(
+            f"n_id holds {n_id.min()} to {n_id.max()}, but the graph has {num_nodes} nodes: row v of the file is that "
+            "of node v. Leave path out, and take the rows by on_rows."
+        )
+    return n_id
+
+
+def _check(trainer: Trainer, model: LightningModule, budget_bytes: int) -> None:
+    check_instance("trainer", trainer, Trainer, "a lightning.pytorch.Trainer")
+    check_instance("model", model, LightningModule, "a LightningModule with a method layers()")
+    if not has_layers(model):
+        raise TypeError(
+            f"model: {type(model).__name__} has no method layers() that returns one function for each layer."
+        )
+    if not is_integer(budget_bytes) or not LEAST_BYTES <= budget_bytes <= MAX_INTEGER:
+        raise ValueError(f"budget_bytes must be at least 16 megabytes, 16 << 20, got {shown(budget_bytes)}.")
+    if is_limit(trainer.limit_predict_batches):
+        raise ValueError(
+            f"limit_predict_batches={trainer.limit_predict_batches!r} would leave rows without a prediction: all nodes "
+            "are written. Leave the limit out."
+        )
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    """Refuse options that ``trainer.predict`` does not know, or that are decided here."""
+    known = inspect.signature(Trainer.predict).parameters.keys() & {"ckpt_path", "weights_only"}
+    if unknown := sorted(options.keys() - known):
+        raise TypeError(
+            f"predict_by_layer() knows no argument {unknown[0]!r}: beside its own it passes on {sorted(known)}."
+        )
+
+
+def _check_path(path: Path | None, on_rows: OnRows | None, *, overwrite: bool) -> None:
+    if path is None and on_rows is None:
+        raise ValueError("path=None keeps nothing: name a file. Only with on_rows can it be left out.")
+    if path is not None and path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists already. Choose another path, or overwrite=True.")
