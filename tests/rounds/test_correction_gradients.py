@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lightning_gnn_dist import (
+    Correction,
     EverySteps,
     GlobalBatching,
     GrappaStrategy,
@@ -47,7 +48,7 @@ def sliced_gradient(rank: int, world_size: int) -> tuple[list[Tensor], list[Tens
                 found.append(gradient)
 
     data = data_module(global_batching=GlobalBatching(batch_size=31, sampler=NeighborSampler([-1, -1])))
-    fit(Watch(EverySteps(1), correction_steps=0, drift=None, **PATIENCE), model(), data, world_size, max_epochs=1)
+    fit(Watch.as_published(EverySteps(1), correction=None, **PATIENCE), model(), data, world_size, max_epochs=1)
     return found[0], found[1]
 
 
@@ -222,7 +223,7 @@ def link_gradients(rank: int, world_size: int) -> tuple[list[Tensor], list[Tenso
                 expected = torch.autograd.grad(module.training_step(whole), list(module.parameters()))
                 found.extend((gradient, list(expected), [int(targets), own.edge_label.numel(), own.batch_size]))
 
-    fit(Watch(EverySteps(1), drift=None, **PATIENCE), module, data, world_size, max_epochs=1, limit_val_batches=0)
+    fit(Watch.as_published(EverySteps(1), **PATIENCE), module, data, world_size, max_epochs=1, limit_val_batches=0)
     return found[0], found[1], found[2]
 
 
@@ -279,7 +280,12 @@ class Corrected(Own):
 
 def manual(rank: int, world_size: int, kind: type[Own]) -> tuple[int, State]:
     module = model(kind)
-    fit(LLCGStrategy(EverySteps(2), correction_steps=2, drift=None, **PATIENCE), module, data_module(), world_size)
+    fit(
+        LLCGStrategy.as_published(EverySteps(2), correction=Correction.as_published(2), **PATIENCE),
+        module,
+        data_module(),
+        world_size,
+    )
     return module.corrections, state_of(module)
 
 
@@ -326,14 +332,19 @@ class Gathers(SAGE):
         return loss
 
 
-def gathering(rank: int, world_size: int, correction: Any) -> None:
-    fit(LLCGStrategy(EverySteps(2), correction=correction, **PATIENCE), model(Gathers), data_module(), world_size)
+def gathering(rank: int, world_size: int, way: Any) -> None:
+    fit(
+        LLCGStrategy(EverySteps(2), correction=Correction(way=way), **PATIENCE),
+        model(Gathers),
+        data_module(),
+        world_size,
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*functional.all_gather is deprecated")
 def test_an_exchange_is_fine_where_all_correct_and_refused_where_one_does() -> None:
     run_ranks(gathering, 2, "sliced")
-    with pytest.raises(RankError, match=r'all_gather\(\) exchanges inside a correction: with correction="rank0"'):
+    with pytest.raises(RankError, match=r'exchanges inside a correction: with Correction\(way="rank0"\)'):
         run_ranks(gathering, 2, "rank0")
 
 
@@ -394,7 +405,7 @@ def test_a_step_without_a_loss_is_named(kind: type[SAGE], message: str) -> None:
         correct_by(0, 1, kind, {})
 
 
-@pytest.mark.parametrize("options", [{}, {"drift": None}, {"drift": None, "correction": "rank0"}])
+@pytest.mark.parametrize("options", [{}, {"drift": None}, {"drift": None, "correction": Correction(way="rank0")}])
 def test_ranks_that_skip_every_batch_say_so(options: dict[str, Any]) -> None:
     with pytest.raises(RankError, match=r"correction_step\(\) returned None for every batch"):
         run_ranks(correct_by, 2, Skips, options)
