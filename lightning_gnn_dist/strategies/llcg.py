@@ -10,7 +10,7 @@ Round :math:`r` on every rank :math:`p`: :math:`K_r` local steps on the rank's o
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from lightning_gnn_dist.checks import is_integer
 from lightning_gnn_dist.rounds.clock import RoundClock
@@ -113,7 +113,7 @@ class LLCGStrategy(RoundStrategy):
         nonfinite: Nonfinite = "refuse",
         buffers: GlobalBuffers = "average",
         launch: Launch = Launch(),
-    ) -> Self:
+    ) -> LLCGStrategy:  # no Self, which a command line cannot read
         """Return the paper's method: the plain mean of replicas that count alike, then the correction.
 
         Its corrections see all neighbours: add ``global_batching=GlobalBatching.as_published()`` to the data module.

@@ -236,7 +236,6 @@ def test_a_share_of_steps_stays_a_share(steps: int | float) -> None:
     [
         ({"steps": 2, "lr": "local"}, Correction(2, lr="local")),
         (init("Correction", way="rank0"), Correction(way="rank0")),
-        (init("Correction.as_published", steps=2), Correction.as_published(2)),
         (None, None),
     ],
 )
@@ -310,7 +309,7 @@ def test_a_misspelt_key_of_a_file_meets_the_nearest_right_one(
             "error: batch_size must be an integer of at least 1, got 0.",
             marks=pytest.mark.slow,
         ),
-        ("--trainer.strategy.correction.steps=-1", "error: trainer.strategy.correction: steps must be "),
+        ("--trainer.strategy.correction.steps=-1", "error: trainer.strategy.correction.steps must be "),
     ],
 )
 def test_what_the_package_refuses_is_said_in_one_line(

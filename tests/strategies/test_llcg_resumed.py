@@ -17,7 +17,7 @@ from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
 from tests.strategies.graph_fitting import Remembering, data_module, fit, model
 
-PAPER: dict[str, Any] = {"correction": Correction.as_published(2), "drift": None, "average_optimizer": False, "outer": None}
+PLAIN: dict[str, Any] = {"drift": None, "average_optimizer": False, "outer": None}
 
 
 def resumed(rank: int, world_size: int, folder: str, kind: type[SAGE], options: dict[str, Any]) -> tuple[State, State]:
@@ -40,7 +40,7 @@ def resumed(rank: int, world_size: int, folder: str, kind: type[SAGE], options: 
     [
         pytest.param(
             SAGE,
-            PAPER,
+            PLAIN | {"correction": Correction.as_published(2)},
             marks=pytest.mark.slow,
         ),
         pytest.param(SAGE, {"drift": Drift("ranks"), "correction": None}, marks=pytest.mark.slow),
