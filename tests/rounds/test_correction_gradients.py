@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from lightning_gnn_dist import (
-    Correction,
     EverySteps,
     GlobalBatching,
     GrappaStrategy,
@@ -26,6 +25,7 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.rounds.correction_gradients import average_gradient_, mean_gradient, step_of, without_noise
+from lightning_gnn_dist.strategies.correction import Correction
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
@@ -281,10 +281,7 @@ class Corrected(Own):
 def manual(rank: int, world_size: int, kind: type[Own]) -> tuple[int, State]:
     module = model(kind)
     fit(
-        LLCGStrategy.as_published(EverySteps(2), correction=Correction.as_published(2), **PATIENCE),
-        module,
-        data_module(),
-        world_size,
+        LLCGStrategy(EverySteps(2), correction=Correction(2), drift=None, **PATIENCE), module, data_module(), world_size
     )
     return module.corrections, state_of(module)
 
@@ -332,20 +329,15 @@ class Gathers(SAGE):
         return loss
 
 
-def gathering(rank: int, world_size: int, way: Any) -> None:
-    fit(
-        LLCGStrategy(EverySteps(2), correction=Correction(way=way), **PATIENCE),
-        model(Gathers),
-        data_module(),
-        world_size,
-    )
+def gathering(rank: int, world_size: int, correction: Any) -> None:
+    fit(LLCGStrategy(EverySteps(2), correction=correction, **PATIENCE), model(Gathers), data_module(), world_size)
 
 
 @pytest.mark.filterwarnings("ignore:.*functional.all_gather is deprecated")
 def test_an_exchange_is_fine_where_all_correct_and_refused_where_one_does() -> None:
-    run_ranks(gathering, 2, "sliced")
+    run_ranks(gathering, 2, Correction())
     with pytest.raises(RankError, match=r'exchanges inside a correction: with Correction\(way="rank0"\)'):
-        run_ranks(gathering, 2, "rank0")
+        run_ranks(gathering, 2, Correction(way="rank0"))
 
 
 class Vector(SAGE):
