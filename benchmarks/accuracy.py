@@ -93,8 +93,7 @@ def methods(supernodes: int) -> dict[str, Method]:
     """What the names on the command line mean. ``metis``, ``random`` and ``supernodes`` alone are averaging."""
     paper: dict[str, Any] = {"drift": None, "average_optimizer": False, "outer": None, "weights": "uniform"}
     corrections: dict[str, dict[str, Any]] = {
-        "llcg-1": {"correction": Correction.as_published(1), **paper},
-        "llcg-share": {"correction": Correction.as_published(0.5), **paper},
+        **{f"llcg-{n}": {"correction": Correction.as_published(s), **paper} for n, s in (("1", 1), ("share", 0.5))},
         "drift-ranks": {"correction": None, "drift": Drift("ranks")},
         "drift-ranks-1": {"correction": Correction(1), "drift": Drift("ranks")},
         "drift-global": {"correction": None, "drift": Drift("global")},

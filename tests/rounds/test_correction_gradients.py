@@ -280,9 +280,8 @@ class Corrected(Own):
 
 def manual(rank: int, world_size: int, kind: type[Own]) -> tuple[int, State]:
     module = model(kind)
-    fit(
-        LLCGStrategy(EverySteps(2), correction=Correction(2), drift=None, **PATIENCE), module, data_module(), world_size
-    )
+    strategy = LLCGStrategy(EverySteps(2), correction=Correction(2), drift=None, **PATIENCE)
+    fit(strategy, module, data_module(), world_size)
     return module.corrections, state_of(module)
 
 
