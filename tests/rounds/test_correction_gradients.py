@@ -279,10 +279,9 @@ class Corrected(Own):
 
 
 def manual(rank: int, world_size: int, kind: type[Own]) -> tuple[int, State]:
-    module = model(kind)
-    strategy = LLCGStrategy(EverySteps(2), correction=Correction(2), drift=None, **PATIENCE)
-    fit(strategy, module, data_module(), world_size)
-    return module.corrections, state_of(module)
+    own = model(kind)
+    fit(LLCGStrategy(EverySteps(2), correction=Correction(2), drift=None, **PATIENCE), own, data_module(), world_size)
+    return own.corrections, state_of(own)
 
 
 def test_a_module_may_define_its_correction_step() -> None:
