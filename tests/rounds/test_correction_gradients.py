@@ -47,7 +47,7 @@ def sliced_gradient(rank: int, world_size: int) -> tuple[list[Tensor], list[Tens
                     collectives.average_(gradient, seeds)
                 found.append(gradient)
 
-    data = data_module(global_batching=GlobalBatching(batch_size=31, sampler=NeighborSampler([-1, -1])))
+    data = data_module(global_batching=GlobalBatching(batch_size=31, sampler=GlobalBatching.as_published().sampler))
     fit(Watch.as_published(EverySteps(1), correction=None, **PATIENCE), model(), data, world_size, max_epochs=1)
     return found[0], found[1]
 
