@@ -33,6 +33,7 @@ from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.transforms import GCNNorm
 
 from lightning_gnn_dist import (
+    Correction,
     Coverage,
     Drift,
     EverySteps,
@@ -90,15 +91,14 @@ class Method:
 
 def methods(supernodes: int) -> dict[str, Method]:
     """What the names on the command line mean. ``metis``, ``random`` and ``supernodes`` alone are averaging."""
-    paper: dict[str, Any] = {"drift": None, "average_optimizer": False, "weights": "uniform"}
+    paper: dict[str, Any] = {"drift": None, "average_optimizer": False, "outer": None, "weights": "uniform"}
     corrections: dict[str, dict[str, Any]] = {
-        "llcg-1": {"correction_steps": 1, **paper},
-        "llcg-share": {"correction_steps": 0.5, **paper},
-        "drift-ranks": {"correction_steps": 0, "drift": Drift("ranks")},
-        "drift-ranks-1": {"correction_steps": 1, "drift": Drift("ranks")},
-        "drift-global": {"correction_steps": 0, "drift": Drift("global")},
+        **{f"llcg-{n}": {"correction": Correction.as_published(s), **paper} for n, s in (("1", 1), ("share", 0.5))},
+        "drift-ranks": {"correction": None, "drift": Drift("ranks")},
+        "drift-ranks-1": {"correction": Correction(1), "drift": Drift("ranks")},
+        "drift-global": {"correction": None, "drift": Drift("global")},
         "default": {},
-        "drift-share": {"correction_steps": 0.5},
+        "drift-share": {"correction": Correction(0.5, lr="local")},
     }
     rotated = {"holding": Holding(Rotate())}
     gradients: dict[str, dict[str, Any]] = {

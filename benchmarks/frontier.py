@@ -32,6 +32,7 @@ from torch_geometric.transforms import GCNNorm
 
 from lightning_gnn_dist import (
     AdaptiveSteps,
+    Correction,
     Coverage,
     Drift,
     EverySteps,
@@ -53,7 +54,7 @@ RANKS, STEPS = 8, 200
 METIS, SUPER = MetisPartitioner(), SuperNodePartitioner()
 OUTER: dict[str, Any] = {"outer": Outer(bits=8), "average_optimizer": "variance"}
 PAPER: dict[str, Any] = {"drift": None, "weights": "uniform"}
-EARLIER: dict[str, Any] = {"drift": Drift("global", decay=0.8), "correction_steps": 1}
+EARLIER: dict[str, Any] = {"drift": Drift("global", decay=0.8), "correction": Correction(1)}
 FIXED: dict[str, Any] = {"outer": Outer(lr=1.0, momentum=0.3, nesterov=False, bits=8), **EARLIER}
 EXACT: dict[str, Any] = {"outer": Outer(lr=1.0, momentum=0.0), "average_optimizer": True, **EARLIER}
 

@@ -7,9 +7,9 @@ On generated graphs of ``frontier.py``, with its ranks, steps and METIS parts, i
 command runs what the file does not hold yet; the second prints differences in test accuracy from the default, in
 points, seed by seed.
 
-    second moments    average_optimizer="variance"
+    second moments    average_optimizer="variance"; the correction's own live on
     every fourth      moments are averaged in every fourth round, which is no setting; the correction's own live on
-    one gradient      drift=Drift(corrects=True)
+    one gradient      drift=Drift(corrects=True), correction=Correction(1)
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from frontier import GENERATED, METIS, RANKS, STEPS, Enough, around, graph_of, r
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor
 
-from lightning_gnn_dist import Drift, EverySteps, Launch, LLCGStrategy
+from lightning_gnn_dist import Correction, Drift, EverySteps, Launch, LLCGStrategy
 from lightning_gnn_dist.rounds.means.averaging import AveragedMoments
 from lightning_gnn_dist.rounds.part import Fit, Part
 
 GRAPHS = [name for name in GENERATED if name != "few edges inside"]
 LOCAL_STEPS = 10
+LASTING = Correction(optimizer="persistent")
 
 
 class MomentsEveryFourth(AveragedMoments):
@@ -55,9 +56,9 @@ def strategy(kind: type[LLCGStrategy], settings: dict[str, Any], steps: int) -> 
 
 WAYS: dict[str, Any] = {
     "default": partial(strategy, LLCGStrategy, {}),
-    "second moments": partial(strategy, LLCGStrategy, {"average_optimizer": "variance"}),
-    "every fourth": partial(strategy, EveryFourth, {"correction_optimizer": "persistent"}),
-    "one gradient": partial(strategy, LLCGStrategy, {"drift": Drift(corrects=True)}),
+    "second moments": partial(strategy, LLCGStrategy, {"average_optimizer": "variance", "correction": LASTING}),
+    "every fourth": partial(strategy, EveryFourth, {"correction": LASTING}),
+    "one gradient": partial(strategy, LLCGStrategy, {"drift": Drift(corrects=True), "correction": Correction(1)}),
 }
 
 

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lightning_gnn_dist import (
+    Correction,
     EverySteps,
     Graph,
     GrappaStrategy,
@@ -53,7 +54,9 @@ FORK = Launch(start_method="fork")
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "local": lambda: LocalSGDStrategy(EverySteps(STEPS_OF_A_ROUND), launch=FORK),
     "llcg": lambda: LLCGStrategy(EverySteps(STEPS_OF_A_ROUND), launch=FORK),
-    "llcg-share": lambda: LLCGStrategy(EverySteps(STEPS_OF_A_ROUND), correction_steps=0.5, launch=FORK),
+    "llcg-share": lambda: LLCGStrategy(
+        EverySteps(STEPS_OF_A_ROUND), correction=Correction(0.5, lr="local"), launch=FORK
+    ),
     "grappa": lambda: GrappaStrategy(launch=FORK),
 }
 CUTS: dict[str, Callable[[int], Any]] = {

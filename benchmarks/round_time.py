@@ -27,6 +27,7 @@ from accuracy import SAGE
 from lightning.pytorch.strategies import Strategy
 
 from lightning_gnn_dist import (
+    Correction,
     EverySteps,
     Graph,
     Isolated,
@@ -42,10 +43,12 @@ from lightning_gnn_dist.wire.collectives import traffic
 LAUNCH = Launch(start_method="fork")
 STRATEGIES: dict[str, Callable[[EverySteps], Strategy]] = {
     "averaging": lambda clock: LocalSGDStrategy(clock, launch=LAUNCH),
-    "LLCG, paper, S=1, rank 0": lambda clock: LLCGStrategy(clock, drift=None, correction="rank0", launch=LAUNCH),
-    "LLCG, paper, S=1, sliced": lambda clock: LLCGStrategy(clock, drift=None, launch=LAUNCH),
+    "LLCG, paper, S=1, rank 0": lambda clock: LLCGStrategy.as_published(
+        clock, correction=Correction.as_published(way="rank0"), launch=LAUNCH
+    ),
+    "LLCG, paper, S=1, sliced": lambda clock: LLCGStrategy.as_published(clock, launch=LAUNCH),
     "LLCG, default": lambda clock: LLCGStrategy(clock, launch=LAUNCH),
-    "LLCG, S=K/10": lambda clock: LLCGStrategy(clock, correction_steps=0.1, launch=LAUNCH),
+    "LLCG, S=K/10": lambda clock: LLCGStrategy(clock, correction=Correction(0.1, lr="local"), launch=LAUNCH),
 }
 
 

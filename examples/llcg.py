@@ -7,6 +7,7 @@ import lightning.pytorch as pl
 from node_classification import SAGE
 
 from lightning_gnn_dist import (
+    Correction,
     DiscrepancyProbe,
     EverySteps,
     LLCGStrategy,
@@ -24,7 +25,7 @@ if __name__ == "__main__":
         batch_size=256,
     )
     # Meets after 16 steps; half as many corrections as local steps, and drift correction, which is the default.
-    strategy = LLCGStrategy(EverySteps(16), correction_steps=0.5)
+    strategy = LLCGStrategy(EverySteps(16), correction=Correction(0.5, lr="local"))
     # The probe logs how far parts are from the whole: use more corrections, or another partition, where it is high.
     probe = DiscrepancyProbe()
     trainer = pl.Trainer(

@@ -93,6 +93,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.sampling.whole import WholePartSampler
     from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
     from lightning_gnn_dist.sharded.links.datamodule import ShardedLinkDataModule
+    from lightning_gnn_dist.strategies.correction import Correction
     from lightning_gnn_dist.strategies.grappa import GrappaStrategy
     from lightning_gnn_dist.strategies.llcg import LLCGStrategy
     from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
@@ -107,6 +108,7 @@ __all__ = [
     "BatchKey",
     "Boundary",
     "ClusterSampler",
+    "Correction",
     "Coverage",
     "DataFigures",
     "DeviceSampler",
@@ -190,6 +192,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "BatchKey": "engine.sample",
     "Boundary": "boundary.boundary",
     "ClusterSampler": "sampling.cluster",
+    "Correction": "strategies.correction",
     "Coverage": "data.coverage",
     "DataFigures": "callbacks.data_figures",
     "DeviceSampler": "sampling.device",

@@ -87,7 +87,6 @@ RIGHT: dict[str, set[str]] = {
     "cache_bytes": {"0"},
     "ahead_bytes": {"0"},
     "visits": {"0"},
-    "correction_steps": {"0"},
     "imbalance": {"0"},
     "slack": {"0"},
     "shrinkage": {"0"},
@@ -114,11 +113,11 @@ RIGHT: dict[str, set[str]] = {
     "losses": {"tensor"},
     "fingerprint": {"empty"},  # of a graph that nobody asks for it
     "num_senders": {"0"},
-    "correction_optimizer": {"a class"},  # called with parameters, later
-    "correction_lr": {"a class"},
 }
 RIGHT_OF: dict[tuple[str, str], set[str]] = {
     ("LinkSplit", "edges"): set(),
+    ("Correction", "optimizer"): {"a class"},  # called with parameters, later
+    ("Correction", "lr"): {"a class", "1.5", "np.int64", "np.float64"},
     ("sample_bulk", "seeds"): set(),
 }
 # Classes that only say what others are like, or hold what the package itself puts there.
@@ -376,6 +375,7 @@ def _of_methods(world: World) -> Calls:
     graph, seeds = world.graph, torch.arange(4)
     chunked = Graph(graph.indptr, graph.indices, graph.node_arrays | {"chunk": world.partition.assignment})
     return {
+        "as_published": dict,
         "__call__": lambda: {"graph": graph, "num_parts": 2, "seed": 0},
         "anchor_batches": lambda: {"round_idx": 0},
         "correction_batches": lambda: {"round_idx": 0},

@@ -158,8 +158,8 @@ class OwnedBatches(GlobalBatches):
         own, count = self.own, self.seeds.numel()
         if (rank, num_slices) != (own.rank, own.num_ranks):
             raise ValueError(
-                f'correction="rank0" computes whole batches on one rank, and with GlobalBatching(deal="own") rank '
-                f'{own.rank} of {own.num_ranks} knows its own seeds alone: use correction="sliced", or deal="any".'
+                f'Correction(way="rank0") computes whole batches on one rank, and with GlobalBatching(deal="own") rank '
+                f'{own.rank} of {own.num_ranks} knows its own seeds alone: use way="sliced", or deal="any".'
             )
         number, within = divmod(index, self.num_batches)
         seed = (self.seed + Purpose.CORRECTIONS) * num_slices + rank

@@ -27,7 +27,7 @@ class DiscrepancyProbe(Callback):
     """Logs the mean and the largest :math:`\\kappa_p` over the ranks, after a meeting.
 
     Near 0, a part's gradient is the graph's, and averaging loses nothing. Around 1 and above, the ranks pull in
-    different directions: correct more (``drift``, ``correction_steps``), meet more often, or cut the graph so
+    different directions: correct more (``drift``, ``correction``), meet more often, or cut the graph so
     that parts look alike (``RandomPartitioner``, ``SuperNodePartitioner``).
 
     Each time it takes two passes over the training nodes, or ``2 * steps`` gradients, an exchange of the size of the

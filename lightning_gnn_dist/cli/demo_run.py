@@ -25,6 +25,7 @@ from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.strategies.correction import Correction
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
@@ -80,15 +81,15 @@ def run_demo(graph: Graph, *, ranks: int, rounds: int, steps: int, seed: int = 0
     if LightningEnvironment().local_rank() == 0:  # first, because a process stays in a group that it has joined
         alone = SingleDeviceStrategy(torch.device("cpu"))
         outcomes.append(_train("one process, whole graph", graph, None, alone, 1, rounds * steps, seed))
-    clock = EverySteps(steps)
+    clock, half = EverySteps(steps), Correction(0.5, lr="local")
     cutter = default_partitioner()
     cut = type(cutter).__name__.removesuffix("Partitioner").replace("Metis", "METIS")
     methods: list[tuple[str, Partitioner, Strategy]] = [
         (f"Grappa, {{}} ranks, {cut} parts, halo", cutter, GrappaStrategy()),
         (f"local SGD, {{}} ranks, {cut} parts", cutter, LocalSGDStrategy(clock)),
         ("local SGD, {} ranks, random parts", RandomPartitioner(), LocalSGDStrategy(clock)),
-        (f"LLCG, {{}} ranks, {cut} parts", cutter, LLCGStrategy(clock, correction_steps=0.5)),
-        ("LLCG, {} ranks, random parts", RandomPartitioner(), LLCGStrategy(clock, correction_steps=0.5)),
+        (f"LLCG, {{}} ranks, {cut} parts", cutter, LLCGStrategy(clock, correction=half)),
+        ("LLCG, {} ranks, random parts", RandomPartitioner(), LLCGStrategy(clock, correction=half)),
     ]
     for name, partitioner, strategy in methods:
         length = rounds if isinstance(strategy, RoundStrategy) else rounds * steps

@@ -86,6 +86,16 @@ class GlobalBatching:
         check_choice("deal", self.deal, Deal)
         make_plain(self)
 
+    @classmethod
+    def as_published(cls, num_hops: int = 2) -> GlobalBatching:
+        """Return that of the LLCG paper: all neighbours of seeds that are drawn uniformly.
+
+        Args:
+            num_hops: As many as the data module's ``sampler`` draws.
+        """
+        check_at_least(1, num_hops=num_hops)
+        return cls(sampler=NeighborSampler([-1] * num_hops))
+
 
 @dataclass(frozen=True)
 class BatchSettings:

@@ -29,6 +29,7 @@ MOST = 0.75  # share of a part that one batch may reach before another sampler i
 BESIDE_A_PART = 200_000_000  # bytes, the most that was measured: edges being looked up, batches, activations
 FANOUT = (15, 10)
 BATCH_SIZE = 1024
+_HALF = 'LLCGStrategy(clock, correction=Correction(0.5, lr="local"))'
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def _about_labels(excess: float | None) -> str:
 
 def _strategy(parts_differ: bool, edges_lost: bool, cut_ratio: float = 0.0, *, are_known: bool = True) -> str:
     if parts_differ:
-        correction = "LLCGStrategy(clock, correction_steps=0.5)" if edges_lost else "LLCGStrategy(clock)"
+        correction = _HALF if edges_lost else "LLCGStrategy(clock)"
         return (
             f"Exchange gradients every step (GrappaStrategy()), or meet rarely with {correction}, which corrects the "
             "drift. Do not average alone here; SuperNodePartitioner() makes parts that one can average, and with "
@@ -143,7 +144,7 @@ def _strategy(parts_differ: bool, edges_lost: bool, cut_ratio: float = 0.0, *, a
         )
     if edges_lost:
         return (
-            "LLCGStrategy(clock, correction_steps=0.5): its correction sees the edges that are cut. To average alone, "
+            f"{_HALF}: its correction sees the edges that are cut. To average alone, "
             "keep more of them: SuperNodePartitioner(). With gradients every step (GrappaStrategy()), use "
             "MetisPartitioner(), or holding=Holding(Rotate())."
         )

@@ -157,8 +157,8 @@ class ShardDataModule(ExchangingDataModule):
         check_true_or_false(sliced=sliced)
         if not sliced:
             raise ValueError(
-                'correction="rank0" computes a batch of the whole graph on one rank, and of a sharded graph no rank '
-                'can make one alone: use correction="sliced".'
+                'Correction(way="rank0") computes a batch of the whole graph on one rank, and no rank can '
+                'make one of a sharded graph alone: use way="sliced".'
             )
         return super().correction_batches(round_idx, start=start, stop=stop)
 

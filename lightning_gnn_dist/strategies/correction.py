@@ -1,203 +1,90 @@
-r"""The correction of LLCG: steps on batches of the whole graph, behind the mean, after which replicas are still equal.
-
-.. math::
-    \bar\theta \leftarrow \bar\theta - \gamma\, \nabla \mathcal{L}_\mathrm{global}(\bar\theta;\, \text{batch})
-
-sliced      each rank computes a slice of each batch, and the mean of their gradients moves all
-rank0       rank 0 computes whole batches while the others wait, and sends them its model
-by anchor   all step along the anchor gradient of the next round, which is of the whole graph, too
-"""
+"""How the whole graph corrects the mean of the replicas: a value of :class:`LLCGStrategy`."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.joint import KeepsRows
-from lightning_gnn_dist.rounds import refusals
-from lightning_gnn_dist.rounds.correction_gradients import (
-    average_gradient_,
-    mean_gradient,
-    require_seeds,
-    unrecorded,
+from lightning_gnn_dist.checks import (
+    MAX_INTEGER,
+    MAX_NUMBER,
+    check_choice,
+    check_instance,
+    is_integer,
+    is_number,
+    make_plain,
+    shown,
+    takes,
 )
-from lightning_gnn_dist.rounds.drift import DriftCorrection
-from lightning_gnn_dist.rounds.lightning_internals import datamodule_of
-from lightning_gnn_dist.rounds.means.averaging import AveragedBuffers, AveragedMoments
-from lightning_gnn_dist.rounds.means.means import length_of
-from lightning_gnn_dist.rounds.part import Fit, Part
-from lightning_gnn_dist.rounds.rows.merging import take_rows_
-from lightning_gnn_dist.rounds.rows.owned_gradients import norms_of_ranks
-from lightning_gnn_dist.rounds.rows.replica_tables import ReplicaTables
-from lightning_gnn_dist.rounds.rows.tables import no_rows, tables_of
-from lightning_gnn_dist.rounds.walking import buffers_of
-from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer
-from lightning_gnn_dist.wire import collectives
 
-NEEDS = "A correction on the whole graph"
 Way = Literal["sliced", "rank0"]
+Mode = Literal["persistent", "reset", "averaged", "sgd"]
+Make = Callable[[list[Tensor]], Optimizer]
+Schedule = Callable[[int], float]
+OfLocalSteps = Literal["shortened", "local"]
 
 
-class Correction(Part):
-    """Takes the steps.
-
-    Args:
-        optimizer: What takes them.
-        steps: How many, or a share of the round's local steps.
-        way: Who computes them.
-        first: The number of a round's first batch of the whole graph that is not the anchor's.
-        shortens: Whether several steps are shorter each, where no learning rate was given.
-        behind: The parts of the mean.
-    """
-
-    def __init__(
-        self,
-        optimizer: CorrectionOptimizer,
-        steps: int | float,
-        way: Way,
-        behind: Sequence[Part],
-        *,
-        first: int = 0,
-        shortens: bool = False,
-    ) -> None:
-        self._optimizer, self._steps, self._way, self._first = optimizer, steps, way, first
-        self._shortens = shortens
-        self._rows = next((part for part in behind if isinstance(part, ReplicaTables)), None)
-        self._are_averaged = any(isinstance(part, AveragedMoments) and part.are_all for part in behind)
-        self._averages_buffers = any(isinstance(part, AveragedBuffers) for part in behind)
-        self.others_wait = False  # for rank 0
-
-    def begin(self, fit: Fit) -> None:
-        super().begin(fit)
-        refusals.require_corrections(fit.lightning_module.trainer, NEEDS)
-        refusals.require_step(fit.lightning_module)
-        self._optimizer.check(fit.optimizers)
-        with self._in_own_form():
-            self._optimizer.check_tables(fit.lightning_module)
-
-    def apply(self) -> None:
-        if (steps := self._number()) == 0:
-            return
-        with unrecorded(self.fit.lightning_module):
-            self._prepare(steps)
-            (self._correct_together if self._way == "sliced" else self._correct_on_rank0)(steps)
-        if self._averages_buffers:  # each rank's forwards have moved its own
-            collectives.average_(buffers_of(self.fit.lightning_module))
-
-    def sizes(self) -> list[int]:
-        return [length_of(self.fit.trained_parameters())]
-
-    def state(self) -> dict[str, Any]:
-        return {"correction": self._optimizer.state()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.begin_round()
-        if "correction" in state:
-            with self._in_own_form():
-                parameters = self.fit.trained_parameters()
-                self._optimizer.restore(state["correction"], self.fit.optimizers, parameters)
-
-    def _number(self) -> int:
-        """Return how many steps follow the round."""
-        if isinstance(self._steps, int):
-            return self._steps
-        batches = self.fit.round.batches_of_ranks
-        per_step: int = self.fit.lightning_module.trainer.accumulate_grad_batches
-        # The mean over ranks, so that all take as many even where a clock of their own ended their round.
-        return math.ceil(self._steps * (sum(batches) / len(batches)) / per_step)
-
-    def _prepare(self, steps: int) -> None:
-        with self._in_own_form():
-            self._optimizer.prepare(
-                self.fit.optimizers,
-                self.fit.trained_parameters(),
-                self.fit.round.round_idx,
-                are_averaged=self._are_averaged,
-                share_of_lr=steps**-0.75 if self._shortens else 1.0,
-            )
-
-    def _correct_together(self, steps: int) -> None:
-        for batch in self._batches(steps, sliced=True):
-            gradient, seeds = mean_gradient(self.fit, [batch])
-            average_gradient_(self.fit, gradient, seeds)  # that of the whole batch, whatever the slices' sizes
-            self._step(self.fit.trained_parameters(), gradient)
-
-    def _correct_on_rank0(self, steps: int) -> None:
-        tables = list(tables_of(self.fit.lightning_module).values())
-        touched = [no_rows(table) for table in tables]
-        if collectives.rank() == 0:
-            self.others_wait = True
-            for batch in self._batches(steps, sliced=False):
-                gradient, seeds = mean_gradient(self.fit, [batch])
-                require_seeds(self.fit, seeds)
-                sparse = [each for each in gradient if each.is_sparse]
-                touched = [all_rows + own for all_rows, own in zip(touched, sparse, strict=True)]
-                self._step(self.fit.trained_parameters(), gradient)
-            self.others_wait = False
-        collectives.broadcast_([parameter.data for parameter in self.fit.dense_parameters()])
-        if tables and collectives.world_size() > 1:
-            take_rows_(tables, [each.coalesce()._indices()[0] for each in touched], source=0)
-
-    def _step(self, parameters: list[Tensor], gradient: list[Tensor]) -> None:
-        with self._in_own_form():
-            self._optimizer.step(self.fit.optimizers, parameters, gradient, self.fit.round.round_idx, self._clip)
-        if self._rows is not None:
-            self._rows.have_changed()
-
-    def _clip(self, optimizer: Optimizer) -> None:
-        """Clip as in local steps. With manual optimisation ``training_step`` does that, so nothing is clipped here."""
-        module = self.fit.lightning_module
-        if module.automatic_optimization:
-            module.configure_gradient_clipping(
-                optimizer,
-                gradient_clip_val=module.trainer.gradient_clip_val,
-                gradient_clip_algorithm=module.trainer.gradient_clip_algorithm,
-            )
-
-    def _batches(self, steps: int, *, sliced: bool) -> Iterator[Any]:
-        data = refusals.require_corrections(self.fit.lightning_module.trainer, NEEDS)
-        return data.correction_batches(
-            self.fit.round.round_idx, sliced=sliced, start=self._first, stop=self._first + steps
-        )
-
-    @contextmanager
-    def _in_own_form(self) -> Iterator[None]:
-        """In the block, rows that live with one rank each can be stepped where they are, and clipped together."""
-        if self._rows is None:
-            yield
-            return
-        with self._rows.in_own_form(), norms_of_ranks(self.fit.precision_plugin, self.fit.owned):
-            yield
-
-
-class CorrectionByAnchor(Correction):
-    """Takes one step along the anchor gradient of the next round, which need not be computed twice then.
+@dataclass(frozen=True)
+class Correction:
+    r"""How many steps on batches of the whole graph follow a mean, who computes them, and what takes them.
 
     Args:
-        optimizer: What takes it.
-        drift: What the anchor is of.
-        behind: The parts of the mean.
+        steps: :math:`S`. An integer, or a share of the round's local steps, such as 0.1 (rounded up).
+        way: ``"sliced"``: each rank computes a slice of each batch. Or the paper's ``"rank0"``: rank 0 computes the
+            whole batch while the others wait, so the step must not call a collective (``self.all_gather``).
+        optimizer: An optimizer of the correction's own. ``"averaged"``: like the module's, starting each time from the
+            mean state of the ranks. ``"persistent"``: the same, with a state that lives on from round to round.
+            ``"reset"``: the same, new at every meeting. ``"sgd"``: plain SGD. Or a function from parameters to an
+            optimizer, which keeps its own learning rate.
+        lr: :math:`\gamma`, a number or a function from the round's number to it; or the learning rate of the local
+            steps, schedule included (``"local"``), or :math:`S^{-3/4}` times that (``"shortened"``).
     """
 
-    def __init__(self, optimizer: CorrectionOptimizer, drift: DriftCorrection, behind: Sequence[Part]) -> None:
-        super().__init__(optimizer, 1, "sliced", behind)
-        self._drift = drift
+    steps: int | float = 0.1
+    way: Way = "sliced"
+    optimizer: Mode | Make = "averaged"
+    lr: float | Schedule | OfLocalSteps = "shortened"
 
-    def begin(self, fit: Fit) -> None:
-        super().begin(fit)
-        data = datamodule_of(fit.lightning_module.trainer)
-        if isinstance(data, KeepsRows) and data.keeps_rows():
+    def __post_init__(self) -> None:
+        most = MAX_INTEGER if is_integer(self.steps) else 1
+        if not is_number(self.steps) or not 0 < self.steps <= most:
             raise ValueError(
-                f"drift={self._drift.drift} takes anchors before boundary=History() has computed the rows that they "
-                "read: use boundary=Halo(), or Drift() as it is by default."
+                "steps must be a whole number (2: two steps a round) or a share of the local steps up to 1.0 (0.1: one "
+                f"for every ten), got {shown(self.steps)}. For no correction use correction=None."
             )
+        check_choice("way", self.way, Way)
+        if not (self.optimizer in get_args(Mode) if isinstance(self.optimizer, str) else takes(self.optimizer, [])):
+            raise ValueError(
+                f"optimizer must be one of {list(get_args(Mode))}, or a function from parameters to an optimizer such "
+                f"as `lambda parameters: torch.optim.Adam(parameters, lr=0.001)`, got {shown(self.optimizer)}."
+            )
+        if not (self.lr in get_args(OfLocalSteps) if isinstance(self.lr, str) else takes(self.lr, 0)):
+            check_lr(self.lr)
+        if callable(self.optimizer) and self.lr != "shortened":
+            raise ValueError("lr is ignored by an optimizer of your own: leave it out, and set it where you make that.")
+        make_plain(self)
 
-    def apply(self) -> None:
-        gradient = self._drift.anchor_ahead()
-        self._prepare(1)
-        self._step(self.fit.dense_parameters(), gradient)
+    @classmethod
+    def as_published(cls, steps: int | float = 1, way: Way = "sliced") -> Correction:
+        """Return the paper's: whole steps of an optimizer of its own. ``"rank0"`` is its single server."""
+        return cls(steps, way, "persistent", "local")
+
+
+def check_correction(correction: object) -> None:
+    """Refuse a value that is neither a ``Correction`` nor None."""
+    if correction is not None:
+        check_instance("correction", correction, Correction, "a Correction, such as Correction(steps=0.5), or None")
+
+
+def check_lr(lr: Any) -> float:
+    """Return a learning rate; refuse what is none."""
+    if not is_number(lr) or not 0 < lr <= MAX_NUMBER:
+        raise ValueError(
+            f"lr must be a positive number, a function of the round that gives one, or one of "
+            f"{list(get_args(OfLocalSteps))}, got {shown(lr)}. For no correction use correction=None."
+        )
+    return lr  # type: ignore[no-any-return]

@@ -8,26 +8,22 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.checks import MAX_NUMBER, is_number, shown, takes
 from lightning_gnn_dist.rounds import refusals, replica_state
 from lightning_gnn_dist.rounds.rows.tables import check_tables, dense_parameters, tables_of
+from lightning_gnn_dist.strategies.correction import Make, Mode, OfLocalSteps, Schedule, check_lr
 from lightning_gnn_dist.wire import collectives
-
-Mode = Literal["persistent", "reset", "averaged", "sgd"]
-Make = Callable[[list[Tensor]], Optimizer]
-Schedule = Callable[[int], float]
 
 _LASTING = ("persistent", "sgd", "function")  # modes whose optimizer lives on from round to round
 _WAY_OUT = (
     "give the correction one of its own, such as "
-    "correction_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.001)."
+    "Correction(optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.001))."
 )
 
 
@@ -38,24 +34,15 @@ class CorrectionOptimizer:
     only parameters that a local optimizer holds.
 
     Args:
-        mode: Where its state comes from; see :class:`~lightning_gnn_dist.strategies.llcg.LLCGStrategy`. Or a
+        mode: Where its state comes from; see :class:`~lightning_gnn_dist.strategies.correction.Correction`. Or a
             function from parameters to an optimizer, whose state persists. The function is called again when the
             local optimizers hold other parameters, as after unfreezing; parameters that had a state keep it.
-        lr: The learning rate, the same in every round, or a function from the round's number to it. Default: that of
-            the local steps in each group, schedule included. Other values that a schedule changes, such as momentum,
+        lr: The learning rate, the same in every round, or a function from the round's number to it; or a word for that
+            of the local steps in each group, schedule included. Other values that a schedule changes, such as momentum,
             are always followed, except by ``"sgd"`` and by an optimizer of a function.
     """
 
-    def __init__(self, mode: Mode | Make, lr: float | Schedule | None) -> None:
-        if not (mode in get_args(Mode) if isinstance(mode, str) else takes(mode, [])):
-            raise ValueError(
-                f"correction_optimizer must be one of {list(get_args(Mode))}, or a function from parameters to an "
-                f"optimizer such as `lambda parameters: torch.optim.Adam(parameters, lr=0.001)`, got {shown(mode)}."
-            )
-        if lr is not None and not takes(lr, 0):
-            _check_lr(lr)  # type: ignore[arg-type]  # it says what else it is
-        if callable(mode) and lr is not None:
-            raise ValueError("correction_lr is ignored by an optimizer of your own: set its lr where you make it.")
+    def __init__(self, mode: Mode | Make, lr: float | Schedule | OfLocalSteps) -> None:
         self.mode = mode
         self.lr = lr
         self._optimizers: list[Optimizer] = []
@@ -91,7 +78,7 @@ class CorrectionOptimizer:
             parameters: The parameters that are trained.
             round_idx: The number of the round.
             are_averaged: Whether the states of ``local`` are equal on all ranks already.
-            share_of_lr: The part of the local steps' learning rate with which it steps, where no other was given.
+            share_of_lr: The part of the local steps' learning rate with which it steps, where ``lr`` is a word.
         """
         self._renew(local, parameters)
         if self.mode == "averaged":
@@ -137,8 +124,8 @@ class CorrectionOptimizer:
             was = "the function it was" if state["mode"] == "function" else repr(state["mode"])
             raise ValueError(
                 f"The checkpoint's correction optimizer is {state['mode']!r}, this strategy's is {self._name!r}: "
-                f"resume with correction_optimizer={was} (the default depends on average_optimizer), "
-                "or start from the checkpoint's weights (Module.load_from_checkpoint(path)) and leave ckpt_path out."
+                f"resume with Correction(optimizer={was}), or start from the checkpoint's weights "
+                "(Module.load_from_checkpoint(path)) and leave ckpt_path out."
             )
         self._optimizers = []
         if not state["optimizers"]:
@@ -180,25 +167,16 @@ class CorrectionOptimizer:
         """Copy from the local optimizers what schedules have changed."""
         if callable(self.mode):
             return
-        lr = _check_lr(self.lr(round_idx)) if callable(self.lr) else self.lr
+        lr = check_lr(self.lr(round_idx)) if callable(self.lr) else self.lr
         for own, leader in zip(self._optimizers, local, strict=True):
             for group, other in zip(own.param_groups, leader.param_groups, strict=True):
                 if self.mode != "sgd":
                     group.update((name, value) for name, value in other.items() if name != "params")
-                group["lr"] = other["lr"] * self._share_of_lr if lr is None else lr
+                group["lr"] = other["lr"] * self._share_of_lr if isinstance(lr, str) else lr
 
     def _drop_gradients(self) -> None:
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
-
-
-def _check_lr(lr: float) -> float:
-    if not is_number(lr) or not 0 < lr <= MAX_NUMBER:
-        raise ValueError(
-            f"correction_lr must be a positive number, or a function of the round that gives one, got {shown(lr)}. For "
-            "no correction use correction_steps=0."
-        )
-    return lr
 
 
 def _another(optimizer: Optimizer) -> Optimizer:
@@ -275,7 +253,7 @@ def _checked(optimizer: Any) -> Optimizer:
     """Return what the user's function gave; refuse it if it cannot take correction steps."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
-            f"correction_optimizer must give a torch.optim.Optimizer, its result is a {type(optimizer).__name__}: "
+            f"Correction(optimizer=...) must give a torch.optim.Optimizer, its result is a {type(optimizer).__name__}: "
             + _WAY_OUT
         )
     _check_steps_alone(optimizer)
@@ -302,7 +280,7 @@ def _check_steps_alone(optimizer: Optimizer) -> None:
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise ValueError(
             f"{name} takes sparse gradients only, and a correction has dense ones, too: use LazyAdam, in the module or "
-            "for the correction alone, correction_optimizer=lambda parameters: LazyAdam(parameters, lr=0.001)."
+            "for the correction alone, Correction(optimizer=lambda parameters: LazyAdam(parameters, lr=0.001))."
         )
 
 

@@ -10,13 +10,9 @@ Round :math:`r` on every rank :math:`p`: :math:`K_r` local steps on the rank's o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor
-from torch.optim import Optimizer
-
-from lightning_gnn_dist.checks import MAX_INTEGER, check_choice, is_integer, is_number, shown
+from lightning_gnn_dist.checks import is_integer
 from lightning_gnn_dist.rounds.clock import RoundClock
 from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards
 from lightning_gnn_dist.rounds.launchers import Launch
@@ -27,13 +23,10 @@ from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.rounds.part import Fit, Part
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy, Weights
 from lightning_gnn_dist.rounds.rows.tables import refuse_average_of_moments, refuse_owned
-from lightning_gnn_dist.strategies.correction import Correction, CorrectionByAnchor, Way
-from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer, Mode, Schedule
+from lightning_gnn_dist.strategies.correction import Correction, check_correction
+from lightning_gnn_dist.strategies.correction_steps import CorrectionSteps, StepAlongAnchor
 
 GlobalBuffers = Literal["average", "local", "global"]
-# Of a meeting that corrects drift, by default.
-_SHARE = 0.1  # correction steps for a local step
-_THRIFTY = Outer(lr=1.0, momentum=0.8, nesterov=False, adaptive=True, bits=8)
 
 
 class LLCGStrategy(RoundStrategy):
@@ -49,8 +42,8 @@ class LLCGStrategy(RoundStrategy):
     Beyond the paper, a global gradient is also the control variate in every local step of the round
     that follows (:mod:`~lightning_gnn_dist.rounds.drift`), the optimizers' moments are averaged as well, and the
     averages have momentum while rounds agree. Where parts differ this is what makes local training as good as training
-    on the whole graph. The paper's method is ``drift=None, weights="uniform"``, and
-    ``GlobalBatching(sampler=NeighborSampler([-1, -1]))`` in the data module.
+    on the whole graph. The paper's method is :meth:`as_published`, and ``GlobalBatching.as_published()`` in the data
+    module. No default depends on another argument: ``drift=None`` alone switches off nothing else.
 
     Corrections and anchors call ``training_step`` outside Lightning's loop, without the hooks around it, and the first
     anchor comes before the first ``on_train_epoch_start``. What the step logs and counts in metrics is forgotten, and
@@ -67,25 +60,15 @@ class LLCGStrategy(RoundStrategy):
 
     Args:
         clock: Decides when a round ends.
-        correction_steps: :math:`S`. An integer, or a share of the round's local steps such as 0.1 (rounded up).
-            With 0, ``drift=None`` and ``weights="uniform"`` this is local SGD. ``"auto"``: 0.1, and the more steps the
-            shorter they are; one step with ``drift=None`` or ``Drift(corrects=True)``.
-        correction: ``"sliced"``, or the paper's ``"rank0"``: rank 0 computes the whole batch while the others wait, so
-            the step must not call a collective (``self.all_gather``).
-        correction_optimizer: An optimizer of the correction's own. ``"averaged"``: like the module's, starting each
-            time from the mean state of the ranks. ``"persistent"``: the same, with a state that lives on from round
-            to round. ``"reset"``: the same, new at every meeting. ``"sgd"``: plain SGD. Or a function from
-            parameters to an optimizer. Default: ``"averaged"`` with ``average_optimizer=True``, else ``"persistent"``.
-        correction_lr: :math:`\gamma`, or a function from the round's number to it. Default: the learning rate of the
-            local steps, schedule included, and with ``correction_steps="auto"`` :math:`S^{-3/4}` times that.
+        correction: The steps on the whole graph that follow the mean. None: none, and with ``drift=None``,
+            ``weights="uniform"``, ``average_optimizer=False`` and ``outer=None`` this is local SGD.
         drift: What local gradients are steered towards: the gradient of the whole graph, or with ``Drift("ranks")``
             the mean of the ranks' gradients. None: no correction of drift.
         buffers: ``"average"`` or ``"local"``, or ``"global"``: at a meeting the statistics of batch normalisation are
             taken anew on as many batches of the whole graph as an anchor (4 without drift), but for layers in
             evaluation mode. Other buffers are averaged.
-        average_optimizer: Average the optimizers' moments too: all, or one kind. Default: all, when drift is corrected.
-        outer: The optimizer of the meetings, and the bits of what they send. Default: when drift is corrected
-            ``Outer(lr=1.0, momentum=0.8, nesterov=False, adaptive=True, bits=8)``, else the mean is the model.
+        average_optimizer: Average the optimizers' moments too: all, or one kind; False: none.
+        outer: The optimizer of the meetings, and the bits of what they send. None: the mean is the model.
     """
 
     strategy_name = "llcg"
@@ -96,46 +79,64 @@ class LLCGStrategy(RoundStrategy):
         self,
         clock: RoundClock | None = None,
         *,
-        correction_steps: int | float | Literal["auto"] = "auto",
-        correction: Way = "sliced",
-        correction_optimizer: Mode | Callable[[list[Tensor]], Optimizer] | None = None,
-        correction_lr: float | Schedule | None = None,
+        correction: Correction | None = Correction(),
         drift: Drift | None = Drift("global"),
         nonfinite: Nonfinite = "refuse",
         weights: Weights = "nodes",
         buffers: GlobalBuffers = "average",
-        average_optimizer: Moments | None = None,
-        outer: Outer | None = None,
+        average_optimizer: Moments = True,
+        outer: Outer | None = Outer(lr=1.0, momentum=0.8, nesterov=False, adaptive=True, bits=8),
         launch: Launch = Launch(),
     ) -> None:
         super().__init__(
             clock,
             weights=weights,
             buffers=buffers,  # type: ignore[arg-type]  # this class offers one more
-            average_optimizer=drift is not None if average_optimizer is None else average_optimizer,
+            average_optimizer=average_optimizer,
             drift=drift,
             nonfinite=nonfinite,
-            outer=_THRIFTY if outer is None and drift is not None else outer,
+            outer=outer,
             launch=launch,
         )
-        is_auto = isinstance(correction_steps, str) and correction_steps == "auto"
-        self._shortens_steps = is_auto and correction_lr is None
-        if is_auto:
-            correction_steps = 1 if drift is None or drift.corrects else _SHARE
-        _check_steps(correction_steps)
-        check_choice("correction", correction, Way)
-        takes_one = is_integer(correction_steps) and correction_steps == 1 and correction == "sliced"
-        if drift is not None and drift.corrects and not takes_one:
-            raise ValueError(
-                f"drift={self.drift} takes one step along the gradient of the anchor, which all ranks compute: leave "
-                f"correction_steps={shown(correction_steps)} and correction={correction!r} out."
-            )
-        self.correction_steps = int(correction_steps) if is_integer(correction_steps) else float(correction_steps)
-        self.correction: Way = correction
-        if correction_optimizer is None:
-            correction_optimizer = "averaged" if self.average_optimizer is True else "persistent"
-        self._corrector = CorrectionOptimizer(correction_optimizer, correction_lr)
-        self._correction: Correction | None = None  # of the running fit
+        check_correction(correction)
+        if drift is not None and drift.corrects:
+            _check_single_step(self.drift, correction)
+        self.correction = correction
+        self._steps: CorrectionSteps | None = None  # of the running fit
+
+    @classmethod
+    def as_published(
+        cls,
+        clock: RoundClock | None = None,
+        *,
+        correction: Correction | None = Correction.as_published(),
+        nonfinite: Nonfinite = "refuse",
+        buffers: GlobalBuffers = "average",
+        launch: Launch = Launch(),
+    ) -> LLCGStrategy:  # no Self, which a command line cannot read
+        """Return the paper's method: the plain mean of replicas that count alike, then the correction.
+
+        Its corrections see all neighbours: add ``global_batching=GlobalBatching.as_published()`` to the data module.
+
+        Args:
+            clock: Decides when a round ends. Default: after each pass over the training nodes.
+            correction: The paper's, one step. ``Correction.as_published(way="rank0")`` takes it on a single server;
+                None: no correction, which is PSGD-PA.
+            nonfinite: As in the constructor.
+            buffers: As in the constructor.
+            launch: As in the constructor.
+        """
+        return cls(
+            clock,
+            correction=correction,
+            drift=None,
+            nonfinite=nonfinite,
+            weights="uniform",
+            buffers=buffers,
+            average_optimizer=False,
+            outer=None,
+            launch=launch,
+        )
 
     def end_round(self) -> None:
         self.average_replicas()  # what was learned locally
@@ -143,42 +144,39 @@ class LLCGStrategy(RoundStrategy):
 
     def stages(self, fit: Fit) -> list[list[Part]]:
         means, *further = super().stages(fit)
-        self._correction = self._correction_of(means, fit) if self.correction_steps else None
+        self._steps = None if self.correction is None else self._steps_of(self.correction, means, fit)
         statistics = GlobalStatistics((self.drift or Drift()).anchor_steps) if self.buffers == "global" else None
-        corrections: list[Part] = [each for each in (self._correction, statistics) if each is not None]
+        corrections: list[Part] = [each for each in (self._steps, statistics) if each is not None]
         return [means, *further, corrections]
 
-    def _correction_of(self, means: list[Part], fit: Fit) -> Correction:
-        if self.correction == "rank0" and self.world_size > 1:
-            refuse_owned(fit.lightning_module, f'{type(self).__name__}(correction="rank0")', 'correction="sliced"')
-        if self._corrector.mode == "averaged" and self.average_optimizer is not True:
+    def _steps_of(self, correction: Correction, means: list[Part], fit: Fit) -> CorrectionSteps:
+        if correction.way == "rank0" and self.world_size > 1:
+            refuse_owned(fit.lightning_module, 'Correction(way="rank0")', 'way="sliced"')
+        if correction.optimizer == "averaged" and self.average_optimizer is not True:
             refuse_average_of_moments(fit.lightning_module)
         drift = next((part for part in means if isinstance(part, DriftCorrection)), None)
         if drift is not None and drift.drift.corrects:
-            return CorrectionByAnchor(self._corrector, drift, means)
+            return StepAlongAnchor(correction, means, drift)
         first = drift.drift.anchor_steps if drift is not None and drift.drift.towards == "global" else 0
-        shortens = self._shortens_steps
-        return Correction(
-            self._corrector, self.correction_steps, self.correction, means, first=first, shortens=shortens
-        )
+        return CorrectionSteps(correction, means, first=first)
 
     @property
     def shares_gradients(self) -> bool:
-        return bool(self.correction_steps) or super().shares_gradients
+        return self.correction is not None or super().shares_gradients
 
     def _check_alone(self, what: str) -> None:
-        if self._correction is not None and self._correction.others_wait:
+        if self._steps is not None and self._steps.others_wait:
             raise RuntimeError(
-                f'{what} inside a correction: with correction="rank0" nobody answers. Use correction="sliced", or '
+                f'{what} inside a correction: with Correction(way="rank0") nobody answers. Use way="sliced", or '
                 "define correction_step(batch), which returns the mean loss without it."
             )
         super()._check_alone(what)
 
 
-def _check_steps(steps: Any) -> None:
-    most = MAX_INTEGER if is_integer(steps) else 1
-    if not is_number(steps) or not 0 <= steps <= most:
+def _check_single_step(drift: Drift | None, correction: Correction | None) -> None:
+    """Refuse corrections that a step along the anchor's gradient is not."""
+    if correction is None or not is_integer(correction.steps) or (correction.steps, correction.way) != (1, "sliced"):
         raise ValueError(
-            f"correction_steps must be a whole number (2: two steps a round) or a share of the local steps between "
-            f'0.0 and 1.0 (0.1: one for every ten), or "auto", got {shown(steps)}.'
+            f"drift={drift} takes one step along the gradient of the anchor, which all ranks compute, and "
+            f"correction is {correction}: use correction=Correction(steps=1), or leave corrects=True out."
         )

@@ -114,5 +114,5 @@ def test_own_seeds_are_dealt_once_a_pass_and_evenly(sizes: list[int]) -> None:
 
 
 def test_nobody_deals_the_seeds_of_others() -> None:
-    with pytest.raises(ValueError, match=r'rank 1 of 2 knows its own seeds alone: use correction="sliced"'):
+    with pytest.raises(ValueError, match=r'rank 1 of 2 knows its own seeds alone: use way="sliced"'):
         next(owned([30, 30], 1).of_round(0))

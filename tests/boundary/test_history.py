@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch_geometric.data import Data
 
 from lightning_gnn_dist import (
+    Correction,
     Drift,
     EverySeconds,
     EverySteps,
@@ -158,8 +159,8 @@ def averaging(**options: Any) -> LocalSGDStrategy:
 
 
 def correcting() -> LLCGStrategy:
-    clock, sgd = EverySteps(STEPS), {"correction_optimizer": "sgd", "correction_lr": 0.1}
-    return LLCGStrategy(clock, drift=None, weights="uniform", **sgd, **PATIENCE)  # type: ignore[arg-type]
+    sgd = Correction(1, optimizer="sgd", lr=0.1)
+    return LLCGStrategy.as_published(EverySteps(STEPS), correction=sgd, **PATIENCE)
 
 
 def quick(strategy: Any, **options: Any) -> Any:

@@ -17,6 +17,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_gnn_dist import (
+    Correction,
     Coverage,
     DiscrepancyProbe,
     Drift,
@@ -204,9 +205,10 @@ def test_strategies_and_clocks_can_be_written() -> None:
     local = parsed(strategy=patient).trainer.strategy
     assert local.clock == EverySteps(4, 1.5, 9)
     assert local.weights == "nodes" and local._timeout == timedelta(seconds=90)
-    llcg = init("LLCGStrategy", clock=init("EveryPass", passes=2), drift=None, correction_optimizer="sgd")
+    llcg = init("LLCGStrategy", clock=init("EveryPass", passes=2), drift=None, correction={"optimizer": "sgd"})
     strategy = parsed(strategy=llcg).trainer.strategy
     assert strategy.clock == EveryPass(2) and strategy.drift is None
+    assert strategy.correction == Correction(optimizer="sgd")
 
 
 @pytest.mark.parametrize(
@@ -225,8 +227,26 @@ def test_drift_can_be_written_in_part(strategy: Any, drift: Drift | None) -> Non
 
 @pytest.mark.parametrize("steps", [3, 0.5, 1.0])
 def test_a_share_of_steps_stays_a_share(steps: int | float) -> None:
-    found = parsed(strategy=init("LLCGStrategy", correction_steps=steps)).trainer.strategy.correction_steps
+    found = parsed(strategy=init("LLCGStrategy", correction={"steps": steps})).trainer.strategy.correction.steps
     assert found == steps and type(found) is type(steps)
+
+
+@pytest.mark.parametrize(
+    ("written", "correction"),
+    [
+        ({"steps": 2, "lr": "local"}, Correction(2, lr="local")),
+        (init("Correction", way="rank0"), Correction(way="rank0")),
+        (None, None),
+    ],
+)
+def test_a_correction_can_be_written(written: Any, correction: Correction | None) -> None:
+    assert parsed(strategy=init("LLCGStrategy", correction=written)).trainer.strategy.correction == correction
+
+
+def test_the_papers_method_can_be_written() -> None:
+    strategy = parsed(strategy=init("LLCGStrategy.as_published", correction={"way": "rank0"})).trainer.strategy
+    assert strategy.correction == Correction.as_published(way="rank0")
+    assert strategy.drift is strategy.outer is None and strategy.weights == "uniform"
 
 
 def test_residency_and_coverage_can_be_written() -> None:
@@ -252,7 +272,8 @@ def test_callbacks_can_be_written() -> None:
         (["--trainer.max_epohcs=2"], "Did you mean 'max_epochs'?"),
         (["--data.smapler=lightning_gnn_dist.NeighborSampler"], "Did you mean 'sampler'?"),
         (["--data.sampler.init_args.num_neighbours=[1]"], "Did you mean 'num_neighbors'?"),
-        (["--trainer.strategy.corection_steps=2"], "Did you mean 'correction_steps'?"),
+        (["--trainer.strategy.corection.steps=2"], "Did you mean 'correction'?"),
+        (["--trainer.strategy.correction_steps=2"], "write 'correction.steps'"),
         (["--trainer.strategy.drift.deca=2"], "Did you mean 'decay'?"),
         (["--model.num_clases=2"], "Did you mean 'num_classes'?"),
         (["--data.partitioner=lightning_gnn_dist.MetisPartioner"], "Did you mean 'MetisPartitioner'?"),
@@ -288,7 +309,7 @@ def test_a_misspelt_key_of_a_file_meets_the_nearest_right_one(
             "error: batch_size must be an integer of at least 1, got 0.",
             marks=pytest.mark.slow,
         ),
-        ("--trainer.strategy.correction_steps=-1", "error: correction_steps must be "),
+        ("--trainer.strategy.correction.steps=-1", "error: trainer.strategy.correction.steps must be "),
     ],
 )
 def test_what_the_package_refuses_is_said_in_one_line(

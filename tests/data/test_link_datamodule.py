@@ -14,6 +14,7 @@ from torch_geometric.data import Data
 
 from lightning_gnn_dist import (
     Boundary,
+    Correction,
     Evaluation,
     EverySeconds,
     EverySteps,
@@ -262,7 +263,7 @@ def test_a_saved_split_trains_alike(tmp_path: Path) -> None:
 
 
 STRATEGIES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "llcg": (LLCGStrategy(EverySteps(3), correction_steps=2, **PATIENCE), {"boundary": Fetch()}),
+    "llcg": (LLCGStrategy(EverySteps(3), correction=Correction(2), **PATIENCE), {"boundary": Fetch()}),
     "tma": (TMAStrategy(EverySeconds(0.3), weights="nodes", **PATIENCE), {"partitioner": SuperNodePartitioner(12)}),
     "grappa": (GrappaStrategy(**PATIENCE), {"holding": Holding(Rotate())}),
     "redeal": (LocalSGDStrategy(**PATIENCE), {"holding": Holding(Redeal(6))}),

@@ -16,6 +16,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Stra
 from torch import Tensor
 
 from lightning_gnn_dist import (
+    Correction,
     Drift,
     EverySteps,
     Fetch,
@@ -45,7 +46,7 @@ QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": 
 
 def strategy_of(name: str) -> Strategy:
     if name == "llcg":
-        return LLCGStrategy(EverySteps(3), correction_steps=2, drift=Drift("global"), **PATIENCE)
+        return LLCGStrategy(EverySteps(3), correction=Correction(2), drift=Drift("global"), **PATIENCE)
     return (
         DDPStrategy(timeout=PATIENCE["launch"].timeout) if name == "ddp" else SingleDeviceStrategy(torch.device("cpu"))
     )

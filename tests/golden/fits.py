@@ -12,6 +12,7 @@ import torch
 
 from lightning_gnn_dist import (
     AdaptiveSteps,
+    Correction,
     Coverage,
     Drift,
     EveryPass,
@@ -51,6 +52,10 @@ def llcg(clock: Any = None, **options: Any) -> Make:
     return lambda: LLCGStrategy(EverySteps(3) if clock is None else clock, **PATIENCE, **options)
 
 
+def published(correction: Correction | None) -> Make:
+    return lambda: LLCGStrategy.as_published(EverySteps(3), correction=correction, **PATIENCE)
+
+
 def tma(**options: Any) -> Make:
     return lambda: TMAStrategy(EverySteps(3), **PATIENCE, **options)
 
@@ -76,16 +81,18 @@ SETTINGS: dict[str, Make] = {
     "local_sgd_outer_16": local(outer=Outer(bits=16), drift=Drift("ranks")),
     "local_sgd_outer_adaptive": local(outer=Outer(lr=1.0, momentum=0.8, nesterov=False, adaptive=True)),
     "local_sgd_outer_adam": local(outer=Outer(optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.02))),
-    "llcg_paper": llcg(drift=None, weights="uniform", correction_steps=2),
-    "llcg_without_corrections": llcg(drift=None, weights="uniform", correction_steps=0),
-    "llcg_rank0": llcg(correction="rank0", buffers="global"),
+    "llcg_paper": published(Correction.as_published(2)),
+    "llcg_without_corrections": published(None),
+    "llcg_rank0": llcg(correction=Correction(way="rank0"), buffers="global"),
     "llcg_drift_of_ranks": llcg(drift=Drift("ranks")),
-    "llcg_corrects": llcg(drift=Drift(corrects=True)),
-    "llcg_share": llcg(EverySteps(2, growth=1.5, limit=6), correction_steps=0.5),
-    "llcg_persistent": llcg(correction_optimizer="persistent", correction_lr=0.01),
-    "llcg_reset": llcg(correction_optimizer="reset", correction_lr=lambda round_idx: 0.02 / (1 + round_idx)),
-    "llcg_sgd": llcg(correction_optimizer="sgd", correction_lr=0.05),
-    "llcg_own_optimizer": llcg(correction_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01)),
+    "llcg_corrects": llcg(drift=Drift(corrects=True), correction=Correction(1)),
+    "llcg_share": llcg(EverySteps(2, growth=1.5, limit=6), correction=Correction(0.5, lr="local")),
+    "llcg_persistent": llcg(correction=Correction(optimizer="persistent", lr=0.01)),
+    "llcg_reset": llcg(correction=Correction(optimizer="reset", lr=lambda round_idx: 0.02 / (1 + round_idx))),
+    "llcg_sgd": llcg(correction=Correction(optimizer="sgd", lr=0.05)),
+    "llcg_own_optimizer": llcg(
+        correction=Correction(optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01))
+    ),
     "llcg_32_bits": llcg(outer=Outer(lr=1.0, momentum=0.0)),
     "llcg_16_bits": llcg(outer=Outer(bits=16)),
     "tma_steps": tma(weights="steps"),

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from lightning_gnn_dist import Drift, Outer
-from tests.golden.fits import BASIC, OF_TYPES_BASIC, edge_types, grappa, llcg, local, of_nodes
+from lightning_gnn_dist import Correction, Drift, Outer
+from tests.golden.fits import BASIC, OF_TYPES_BASIC, edge_types, grappa, local, of_nodes, published
 from tests.golden.models import Rows, Typed
 from tests.golden.runs import Run
 
@@ -36,7 +36,7 @@ def runs() -> Iterator[Run]:
                 run = partial(of_nodes, BASIC[name], module=partial(module, optimizer=optimizer))
                 yield Run(f"rows/{kind}/{name}/{optimizer}", run, 2)
         settings = {
-            "llcg_paper": llcg(drift=None, weights="uniform", correction_steps=2),
+            "llcg_paper": published(Correction.as_published(2)),
             "local_sgd_moments": local(average_optimizer=True, weights="nodes"),
             "local_sgd_drift": local(drift=Drift("ranks"), outer=Outer(bits=8)),
             "grappa_8": grappa(bits=8),

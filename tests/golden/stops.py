@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lightning_gnn_dist import Drift, EverySteps, Exchange, History, Outer, WholePartSampler
+from lightning_gnn_dist import Correction, Drift, EverySteps, Exchange, History, Outer, WholePartSampler
 from tests.golden.boundaries import layered
 from tests.golden.fits import (
     BASIC,
@@ -70,7 +70,7 @@ def links(split: str) -> Callable[[], Links]:
 def runs() -> Iterator[Run]:
     strategies = BASIC | {
         "local_sgd_outer_8": local(drift=Drift("ranks"), outer=Outer(bits=8), average_optimizer=True),
-        "llcg_persistent": llcg(EverySteps(2, growth=1.5, limit=6), correction_optimizer="persistent"),
+        "llcg_persistent": llcg(EverySteps(2, growth=1.5, limit=6), correction=Correction(optimizer="persistent")),
         "grappa_8": grappa(bits=8),
     }
     for name, make in strategies.items():

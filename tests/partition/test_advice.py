@@ -53,7 +53,7 @@ def test_the_strategy_follows() -> None:
     sparse = communities(2000, mean_degree=2.0)
     text = "\n".join(finding(sparse, RandomPartitioner(), 4).sentences)
     assert "The parts look alike" in text
-    assert "correction_steps=0.5" in text and "SuperNodePartitioner()" in text
+    assert "correction=Correction(0.5" in text and "SuperNodePartitioner()" in text
     dense = communities(2000, mean_degree=40.0)
     assert "LocalSGDStrategy(EverySteps(16)) is enough" in "\n".join(finding(dense, RandomPartitioner(), 2).sentences)
     text = "\n".join(finding(dense, RandomPartitioner(), 8).sentences)

@@ -25,6 +25,7 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.rounds.correction_gradients import average_gradient_, mean_gradient, step_of, without_noise
+from lightning_gnn_dist.strategies.correction import Correction
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
@@ -46,8 +47,8 @@ def sliced_gradient(rank: int, world_size: int) -> tuple[list[Tensor], list[Tens
                     collectives.average_(gradient, seeds)
                 found.append(gradient)
 
-    data = data_module(global_batching=GlobalBatching(batch_size=31, sampler=NeighborSampler([-1, -1])))
-    fit(Watch(EverySteps(1), correction_steps=0, drift=None, **PATIENCE), model(), data, world_size, max_epochs=1)
+    data = data_module(global_batching=GlobalBatching(batch_size=31, sampler=GlobalBatching.as_published().sampler))
+    fit(Watch.as_published(EverySteps(1), correction=None, **PATIENCE), model(), data, world_size, max_epochs=1)
     return found[0], found[1]
 
 
@@ -222,7 +223,7 @@ def link_gradients(rank: int, world_size: int) -> tuple[list[Tensor], list[Tenso
                 expected = torch.autograd.grad(module.training_step(whole), list(module.parameters()))
                 found.extend((gradient, list(expected), [int(targets), own.edge_label.numel(), own.batch_size]))
 
-    fit(Watch(EverySteps(1), drift=None, **PATIENCE), module, data, world_size, max_epochs=1, limit_val_batches=0)
+    fit(Watch.as_published(EverySteps(1), **PATIENCE), module, data, world_size, max_epochs=1, limit_val_batches=0)
     return found[0], found[1], found[2]
 
 
@@ -278,9 +279,9 @@ class Corrected(Own):
 
 
 def manual(rank: int, world_size: int, kind: type[Own]) -> tuple[int, State]:
-    module = model(kind)
-    fit(LLCGStrategy(EverySteps(2), correction_steps=2, drift=None, **PATIENCE), module, data_module(), world_size)
-    return module.corrections, state_of(module)
+    own = model(kind)
+    fit(LLCGStrategy(EverySteps(2), correction=Correction(2), drift=None, **PATIENCE), own, data_module(), world_size)
+    return own.corrections, state_of(own)
 
 
 def test_a_module_may_define_its_correction_step() -> None:
@@ -332,9 +333,9 @@ def gathering(rank: int, world_size: int, correction: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*functional.all_gather is deprecated")
 def test_an_exchange_is_fine_where_all_correct_and_refused_where_one_does() -> None:
-    run_ranks(gathering, 2, "sliced")
-    with pytest.raises(RankError, match=r'all_gather\(\) exchanges inside a correction: with correction="rank0"'):
-        run_ranks(gathering, 2, "rank0")
+    run_ranks(gathering, 2, Correction())
+    with pytest.raises(RankError, match=r'exchanges inside a correction: with Correction\(way="rank0"\)'):
+        run_ranks(gathering, 2, Correction(way="rank0"))
 
 
 class Vector(SAGE):
@@ -394,7 +395,7 @@ def test_a_step_without_a_loss_is_named(kind: type[SAGE], message: str) -> None:
         correct_by(0, 1, kind, {})
 
 
-@pytest.mark.parametrize("options", [{}, {"drift": None}, {"drift": None, "correction": "rank0"}])
+@pytest.mark.parametrize("options", [{}, {"drift": None}, {"drift": None, "correction": Correction(way="rank0")}])
 def test_ranks_that_skip_every_batch_say_so(options: dict[str, Any]) -> None:
     with pytest.raises(RankError, match=r"correction_step\(\) returned None for every batch"):
         run_ranks(correct_by, 2, Skips, options)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lightning_gnn_dist import (
+    Correction,
     Drift,
     EverySteps,
     Fixed,
@@ -47,7 +48,7 @@ def shifted(rank: int, world_size: int, drift: str) -> tuple[list[Tensor], list[
                 seen.append([parameter.grad.clone() for parameter in module.parameters()])
 
     whole = WholePartSampler(num_hops=2)
-    exact: dict[str, Any] = {"correction_steps": 0, "outer": Outer(lr=1.0, momentum=0.0)}
+    exact: dict[str, Any] = {"correction": None, "outer": Outer(lr=1.0, momentum=0.0)}
     strategy = LLCGStrategy(EverySteps(2), drift=Drift(drift), **exact, **PATIENCE)  # type: ignore[arg-type]
     data = data_module(sampler=whole, batch_size=10**6, partitioner=MetisPartitioner(), boundary=Isolated())
     module = model()
@@ -256,7 +257,7 @@ def test_corrections_of_sparse_gradients_are_those_of_dense_ones() -> None:
     states = []
     for sparse in (True, False):
         module = model(Table, sparse=sparse)
-        fit(LLCGStrategy(EverySteps(2), drift=None, **PATIENCE), module, data_module(), 1)
+        fit(LLCGStrategy.as_published(EverySteps(2), **PATIENCE), module, data_module(), 1)
         states.append(state_of(module))
     assert differs(*states) < 1e-6
 
@@ -318,11 +319,11 @@ def test_anchors_that_correct_are_refused_where_they_could_not() -> None:
     corrects = Drift(corrects=True)
     with pytest.raises(ValueError, match='corrects along the gradient of the whole graph: use towards="global"'):
         LocalSGDStrategy(drift=corrects)
-    for options in ({"correction_steps": 2}, {"correction_steps": 1.0}, {"correction": "rank0"}):
-        with pytest.raises(ValueError, match="takes one step along the gradient of the anchor"):
-            LLCGStrategy(drift=corrects, **options)  # type: ignore[arg-type]
+    for correction in (None, Correction(), Correction(2), Correction(1.0), Correction(1, "rank0")):
+        with pytest.raises(ValueError, match=r"takes one step along .*: use correction=Correction\(steps=1\)"):
+            LLCGStrategy(drift=corrects, correction=correction)
     with pytest.raises(ValueError, match=r"before boundary=History\(\) has computed the rows that they read"):
-        fit(LLCGStrategy(drift=corrects), model(), data_module(boundary=History()), 1)
+        fit(LLCGStrategy(drift=corrects, correction=Correction(1)), model(), data_module(boundary=History()), 1)
 
 
 def test_a_word_is_no_drift() -> None:

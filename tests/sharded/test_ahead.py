@@ -18,6 +18,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
 from lightning_gnn_dist import (
+    Correction,
     Evaluation,
     EverySteps,
     Fetch,
@@ -156,7 +157,7 @@ def fit(folder: str, world_size: int, how: str, options: dict[str, Any]) -> str:
         options["callbacks"] = [pl.callbacks.EarlyStopping("loss", patience=1, mode="max", min_delta=1e9)]
     strategy: Any = DDPStrategy(timeout=PATIENCE["launch"].timeout)
     if corrects:
-        strategy = LLCGStrategy(EverySteps(2), correction_steps=2, **PATIENCE)
+        strategy = LLCGStrategy(EverySteps(2), correction=Correction(2), **PATIENCE)
     trainer = pl.Trainer(
         accelerator="cpu", devices=world_size, strategy=strategy, enable_checkpointing=False, **options, **quiet
     )

@@ -12,6 +12,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
 from lightning_gnn_dist import (
+    Correction,
     Drift,
     Evaluation,
     EverySteps,
@@ -124,7 +125,7 @@ def lists_kept(rank: int, world_size: int, folder: str) -> tuple[list[str], floa
         def on_train_end(self, *_: Any) -> None:
             found.extend(data._whole_graph()._splits)
 
-    strategy = LLCGStrategy(EverySteps(2), correction_steps=2, drift=Drift("global"), **PATIENCE)
+    strategy = LLCGStrategy(EverySteps(2), correction=Correction(2), drift=Drift("global"), **PATIENCE)
     model, quiet = SAGE(12, 4), {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     options = {"enable_checkpointing": False, "limit_val_batches": 0, "max_epochs": 2, "callbacks": [Look()]}
     trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=strategy, **options, **quiet)
@@ -192,7 +193,7 @@ def test_copies_divide_the_nodes_among_them(saved: Path) -> None:
 
 def start(rank: int, world_size: int, folder: str, strategy: str) -> None:
     data = ShardedDataModule(f"{folder}/shares", **OPTIONS)
-    chosen = LLCGStrategy(EverySteps(2), correction=strategy, **PATIENCE)  # type: ignore[arg-type]
+    chosen = LLCGStrategy(EverySteps(2), correction=Correction(way=strategy), **PATIENCE)  # type: ignore[arg-type]
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=chosen, fast_dev_run=True, **quiet)
     trainer.fit(SAGE(12, 4), data)
@@ -204,7 +205,7 @@ def test_ranks_hold_shards_evenly(saved: Path) -> None:
 
 
 def test_one_rank_cannot_make_a_global_batch(saved: Path) -> None:
-    with pytest.raises(RankError, match='use correction="sliced"'):
+    with pytest.raises(RankError, match='use way="sliced"'):
         run_ranks(start, 2, str(saved), "rank0")
 
 

@@ -25,7 +25,7 @@ kinds = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
 @kinds
 def test_persistent_is_one_optimizer_of_the_same_kind_for_all_rounds(make: Make) -> None:
     ours, expected = weights(), weights()
-    correct(CorrectionOptimizer("persistent", None), [make(ours)], ours, range(3))
+    correct(CorrectionOptimizer("persistent", "local"), [make(ours)], ours, range(3))
     by_hand = make(expected)
     for step in range(6):
         step_by_hand(by_hand, expected, step)
@@ -35,7 +35,7 @@ def test_persistent_is_one_optimizer_of_the_same_kind_for_all_rounds(make: Make)
 @kinds
 def test_reset_starts_anew_in_each_round(make: Make) -> None:
     ours, expected = weights(), weights()
-    correct(CorrectionOptimizer("reset", None), [make(ours)], ours, range(3))
+    correct(CorrectionOptimizer("reset", "local"), [make(ours)], ours, range(3))
     for round_idx in range(3):
         by_hand = make(expected)
         for step in range(2):
@@ -64,14 +64,14 @@ def test_the_local_optimizer_is_left_alone(make: Make, mode: Any) -> None:
 
 def test_sgd_moves_along_the_gradient() -> None:
     ours, before = weights(), weights()
-    correct(CorrectionOptimizer("sgd", None), [torch.optim.Adam(ours, lr=0.25)], ours, range(1), steps=1)
+    correct(CorrectionOptimizer("sgd", "local"), [torch.optim.Adam(ours, lr=0.25)], ours, range(1), steps=1)
     for after, start, slope in zip(ours, before, gradient(0, ours), strict=True):
         assert torch.equal(after, start - 0.25 * slope)
 
 
 def test_a_function_makes_an_optimizer_that_persists() -> None:
     ours, expected = weights(), weights()
-    correct(CorrectionOptimizer(ADAM, None), [torch.optim.SGD(ours, lr=0.1)], ours, range(3))
+    correct(CorrectionOptimizer(ADAM, "local"), [torch.optim.SGD(ours, lr=0.1)], ours, range(3))
     by_hand = ADAM(expected)
     for step in range(6):
         step_by_hand(by_hand, expected, step)
@@ -88,7 +88,7 @@ def averaged(rank: int, world_size: int) -> tuple[list[Tensor], Any, Any]:
     with torch.no_grad():
         for parameter, start in zip(ours, weights(), strict=True):
             parameter.copy_(start)
-    own = CorrectionOptimizer("averaged", None)
+    own = CorrectionOptimizer("averaged", "local")
     correct(own, [local], ours, range(1))
     correct(own, [local], ours, range(1, 2))
     return [parameter.detach() for parameter in ours], before, local.state_dict()["state"]
@@ -117,7 +117,7 @@ def test_averaged_starts_each_round_from_the_mean_of_the_ranks() -> None:
 def test_states_that_are_averaged_already_are_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, expected = weights(), weights()
     local, by_hand = torch.optim.Adam(ours, lr=0.01), torch.optim.Adam(expected, lr=0.01)
-    own = CorrectionOptimizer("averaged", None)
+    own = CorrectionOptimizer("averaged", "local")
     for optimizer, parameters in ((local, ours), (by_hand, expected)):
         step_by_hand(optimizer, parameters, 0)
     monkeypatch.setattr(collectives, "average_", lambda *_: pytest.fail("sent again"))
@@ -133,7 +133,7 @@ def averaged_without_a_state(rank: int, world_size: int) -> None:
     local = torch.optim.Adam(ours)
     if rank:
         step_by_hand(local, ours, 0)
-    CorrectionOptimizer("averaged", None).prepare([local], ours, 0)
+    CorrectionOptimizer("averaged", "local").prepare([local], ours, 0)
 
 
 def test_states_of_other_sizes_are_refused() -> None:
@@ -145,7 +145,7 @@ def only_rank_0_steps(rank: int, world_size: int, mode: Any) -> bool:
     dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
     ours = weights()
     local: list[Optimizer] = [torch.optim.Adam(ours)]
-    correct(CorrectionOptimizer(mode, None), local, ours, range(3), steps=2 if rank == 0 else 0)
+    correct(CorrectionOptimizer(mode, "local"), local, ours, range(3), steps=2 if rank == 0 else 0)
     return equal(ours, weights())
 
 
@@ -156,7 +156,7 @@ def test_a_step_is_not_collective(mode: str) -> None:
 
 def test_a_step_without_preparation_is_an_error() -> None:
     ours = weights()
-    own = CorrectionOptimizer("averaged", None)
+    own = CorrectionOptimizer("averaged", "local")
     own.prepare([ADAM(ours)], ours, 0)
     with pytest.raises(RuntimeError, match="before the first step of round 1"):
         own.step([ADAM(ours)], ours, gradient(0, ours), 1)
@@ -183,13 +183,13 @@ def test_a_round_without_a_rate_is_refused(lr: Any) -> None:
     ours = weights()
     own = CorrectionOptimizer("sgd", lambda round_idx: lr)
     own.prepare([ADAM(ours)], ours, 0)
-    with pytest.raises(ValueError, match=f"correction_lr must be a positive number, .* got {lr!r}"):
+    with pytest.raises(ValueError, match=f"lr must be a positive number, .* got {lr!r}"):
         own.step([ADAM(ours)], ours, gradient(0, ours), 0)
 
 
 @pytest.mark.parametrize("mode", ["persistent", "reset", "averaged", "sgd"])
-@pytest.mark.parametrize("lr", [None, 0.125])
-def test_the_rate_is_fixed_or_that_of_each_local_group(mode: Any, lr: float | None) -> None:
+@pytest.mark.parametrize("lr", ["local", 0.125])
+def test_the_rate_is_fixed_or_that_of_each_local_group(mode: Any, lr: Any) -> None:
     ours = weights(count=2)
     local = torch.optim.SGD([{"params": ours[:1], "lr": 0.5}, {"params": ours[1:], "lr": 0.25}], lr=1.0)
     scheduler = torch.optim.lr_scheduler.StepLR(local, 1, gamma=0.5)
@@ -198,14 +198,14 @@ def test_the_rate_is_fixed_or_that_of_each_local_group(mode: Any, lr: float | No
         before = [parameter.detach().clone() for parameter in ours]
         correct(own, [local], ours, range(round_idx, round_idx + 1), steps=1)
         for after, start, slope, rate in zip(ours, before, gradient(round_idx, ours), rates, strict=True):
-            assert torch.equal(after, start - (rate if lr is None else lr) * slope)
+            assert torch.equal(after, start - (rate if lr == "local" else lr) * slope)
         local.step()  # without gradients: only for the schedule
         scheduler.step()
 
 
 @pytest.mark.parametrize("mode", ["persistent", "reset", "averaged"])
-@pytest.mark.parametrize("lr", [None, 0.125])
-def test_a_momentum_that_is_scheduled_is_followed(mode: Any, lr: float | None) -> None:
+@pytest.mark.parametrize("lr", ["local", 0.125])
+def test_a_momentum_that_is_scheduled_is_followed(mode: Any, lr: Any) -> None:
     ours = weights()
     local = torch.optim.SGD(ours, lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(local, 0.1, total_steps=4, base_momentum=0.5, max_momentum=0.75)
@@ -213,6 +213,6 @@ def test_a_momentum_that_is_scheduled_is_followed(mode: Any, lr: float | None) -
     for round_idx in range(3):
         correct(own, [local], ours, range(round_idx, round_idx + 1))
         (group,), (followed,) = own._optimizers[0].param_groups, local.param_groups
-        assert group["momentum"] == followed["momentum"] and group["lr"] == (lr or followed["lr"])
+        assert group["momentum"] == followed["momentum"] and group["lr"] == (followed["lr"] if lr == "local" else lr)
         local.step()  # without gradients: only for the schedule
         scheduler.step()

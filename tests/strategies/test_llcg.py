@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import lightning.pytorch as pl
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import (
+    Correction,
     DiscrepancyProbe,
     Drift,
     EverySteps,
@@ -20,7 +22,7 @@ from lightning_gnn_dist import (
     NeighborSampler,
 )
 from lightning_gnn_dist.strategies import llcg
-from lightning_gnn_dist.strategies.correction import Correction
+from lightning_gnn_dist.strategies.correction_steps import CorrectionSteps
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
@@ -33,9 +35,8 @@ from tests.strategies.graph_fitting import Batched, Remembering, data_module, fi
 def without_correction(rank: int, world_size: int) -> tuple[State, State]:
     states = []
     for strategy in (LocalSGDStrategy, LLCGStrategy):
-        options = {"weights": "nodes"} | (
-            {} if strategy is LocalSGDStrategy else {"correction_steps": 0, "drift": None}
-        )
+        plain = {"correction": None, "drift": None, "average_optimizer": False, "outer": None}
+        options = {"weights": "nodes"} | ({} if strategy is LocalSGDStrategy else plain)
         module = model(dropout=0.3)
         torch.manual_seed(rank)
         fit(strategy(EverySteps(3), **PATIENCE, **options), module, data_module(), world_size)
@@ -54,8 +55,9 @@ def test_llcg_without_correction_is_local_sgd() -> None:
 
 def corrected(rank: int, world_size: int, settings: list[tuple[str, int]]) -> list[State]:
     states = []
-    for correction, correction_batch_size in settings:
-        strategy = LLCGStrategy(EverySteps(2), correction_steps=3, drift=None, correction=correction, **PATIENCE)  # type: ignore[arg-type]
+    for way, correction_batch_size in settings:
+        correction = Correction.as_published(3, way)  # type: ignore[arg-type]
+        strategy = LLCGStrategy.as_published(EverySteps(2), correction=correction, **PATIENCE)
         everything = NeighborSampler([-1, -1])
         data = data_module(global_batching=GlobalBatching(batch_size=correction_batch_size, sampler=everything))
         module = model()
@@ -79,19 +81,19 @@ def test_sliced_correction_is_the_single_servers(correction_batch_size: int) -> 
 
 
 REPLICAS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "paper": ({"correction_steps": 2, "drift": None}, {}),
+    "paper": ({"correction": Correction(2), "drift": None, "average_optimizer": False, "outer": None}, {}),
     "default": ({}, {}),
-    "rank0": ({"correction_steps": 0.5, "correction": "rank0"}, {}),
-    "clipped": ({"drift": Drift("ranks"), "correction_steps": 0}, {"gradient_clip_val": 0.1}),
+    "rank0": ({"correction": Correction(0.5, "rank0", lr="local")}, {}),
+    "clipped": ({"drift": Drift("ranks"), "correction": None}, {"gradient_clip_val": 0.1}),
     "bf16": (
         {"drift": Drift("global"), "average_optimizer": True, "buffers": "average"},
         {"precision": "bf16-mixed"},
     ),
     "accumulated": ({"drift": Drift("global"), "weights": "nodes"}, {"accumulate_grad_batches": 2}),
-    "averaged": ({"correction_optimizer": "averaged"}, {}),
-    "statistics": ({"buffers": "global", "correction_steps": 0}, {}),
-    "reset": ({"correction_optimizer": "reset", "correction_lr": 0.003}, {}),
-    "sgd": ({"correction_optimizer": "sgd", "correction_lr": 0.5}, {}),
+    "averaged": ({"correction": Correction(optimizer="averaged"), "average_optimizer": False}, {}),
+    "statistics": ({"buffers": "global", "correction": None}, {}),
+    "reset": ({"correction": Correction(optimizer="reset", lr=0.003)}, {}),
+    "sgd": ({"correction": Correction(optimizer="sgd", lr=0.5)}, {}),
 }
 
 
@@ -129,13 +131,13 @@ def shares(rank: int, world_size: int, share: float) -> tuple[int, list[int]]:
         def is_over(self, progress: Any) -> bool:
             return progress.local_steps >= 2 + 4 * rank
 
-    class Watch(Correction):
+    class Watch(CorrectionSteps):
         def _correct_together(self, steps: int) -> None:
             counted.append(steps)
             super()._correct_together(steps)
 
-    llcg.Correction = Watch  # type: ignore[misc]
-    strategy = LLCGStrategy(Unequal(), correction_steps=share, **PATIENCE)
+    llcg.CorrectionSteps = Watch  # type: ignore[misc]
+    strategy = LLCGStrategy(Unequal(), correction=Correction(share), **PATIENCE)
     trainer = fit(strategy, model(), data_module(), world_size, max_epochs=2)
     return trainer.global_step, counted
 
@@ -170,15 +172,15 @@ def longest_corrections(
     """The Euclidean length of the longest correction step, and its largest entry."""
     moves: list[Tensor] = []
 
-    class Watch(Correction):
+    class Watch(CorrectionSteps):
         def _step(self, parameters: list[Tensor], gradient: list[Tensor]) -> None:
             before = torch.nn.utils.parameters_to_vector(parameters).detach()
             super()._step(parameters, gradient)
             moves.append(torch.nn.utils.parameters_to_vector(parameters).detach() - before)
 
-    llcg.Correction = Watch  # type: ignore[misc]
-    options_of: dict[str, Any] = {"correction_steps": 2, "drift": None, "correction": correction}
-    strategy = LLCGStrategy(EverySteps(2), **options_of, **PATIENCE)
+    llcg.CorrectionSteps = Watch  # type: ignore[misc]
+    chosen = Correction.as_published(2, correction)  # type: ignore[arg-type]
+    strategy = LLCGStrategy.as_published(EverySteps(2), correction=chosen, **PATIENCE)
     fit(strategy, model(kind), data_module(), world_size, max_epochs=2, **options)
     return max((float(move.norm()) for move in moves), default=0), max((float(m.abs().max()) for m in moves), default=0)
 
@@ -214,8 +216,10 @@ class Logged(Batched):
 
 def logged(rank: int, world_size: int, steps: int) -> list[float]:
     module = model(Logged)
-    drift = Drift("global") if steps else None
-    strategy = LLCGStrategy(EverySteps(4), correction_steps=steps, drift=drift, correction_lr=1e-12, **PATIENCE)
+    if steps:
+        strategy = LLCGStrategy(EverySteps(4), correction=Correction(steps, lr=1e-12), **PATIENCE)
+    else:
+        strategy = LLCGStrategy.as_published(EverySteps(4), correction=None, **PATIENCE)
     trainer = fit(strategy, module, data_module(), world_size, max_epochs=1, limit_val_batches=0)
     return [float(trainer.callback_metrics[name]) for name in ("train_loss", "plain_loss", "seeds")]
 
@@ -231,7 +235,7 @@ def test_corrections_do_not_reach_the_epochs_means() -> None:
 
 def remembered(rank: int, world_size: int, options: dict[str, Any]) -> State:
     module = model(Remembering)
-    strategy = LLCGStrategy(EverySteps(3), correction_steps=2, **options, **PATIENCE)
+    strategy = LLCGStrategy(EverySteps(3), correction=Correction(2, lr="local"), **options, **PATIENCE)
     fit(strategy, module, data_module(partitioner=MetisPartitioner()), world_size, callbacks=[DiscrepancyProbe()])
     return {name: value for name, value in state_of(module).items() if name in ("mean_loss", "steps")}
 
@@ -271,21 +275,50 @@ def test_the_checksum_names_the_rank_that_differs() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"correction_steps": -1}, "correction_steps must be a whole number .* got -1"),
-        ({"correction_steps": 1.5}, "between 0.0 and 1.0"),
-        ({"correction_steps": True}, "got True"),
-        ({"correction": "server"}, r"correction must be one of \['sliced', 'rank0'\]"),
-        ({"correction_lr": 0.0}, r"correction_lr must be a positive number, .* got 0\.0"),
-        ({"correction_lr": True}, "got True"),
-        ({"correction_lr": float("inf")}, "got inf"),
-        ({"correction_lr": "0.1"}, r"got '0\.1'"),
-        ({"correction_optimizer": "adam"}, "correction_optimizer must be one of"),
-        ({"correction_optimizer": torch.optim.Adam, "correction_lr": 0.1}, "set its lr where you make it"),
+        ({"steps": -1}, "steps must be a whole number .* got -1"),
+        ({"steps": 0}, "got 0. For no correction use correction=None"),
+        ({"steps": 1.5}, "up to 1.0"),
+        ({"steps": True}, "got True"),
+        ({"way": "server"}, r"way must be one of \['sliced', 'rank0'\]"),
+        ({"lr": 0.0}, r"lr must be a positive number, .* got 0\.0"),
+        ({"lr": None}, "got None"),
+        ({"lr": True}, "got True"),
+        ({"lr": float("inf")}, "got inf"),
+        ({"lr": "0.1"}, r"got '0\.1'"),
+        ({"optimizer": "adam"}, "optimizer must be one of"),
+        ({"optimizer": torch.optim.Adam, "lr": 0.1}, "set it where you make that"),
     ],
 )
-def test_settings_that_could_not_work_are_refused(options: dict[str, Any], message: str) -> None:
+def test_corrections_that_could_not_work_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        LLCGStrategy(EverySteps(4), **options)
+        Correction(**options)
+
+
+@pytest.mark.parametrize("other", ["rank0", 2, {"steps": 2}])
+def test_what_is_no_correction_is_refused(other: Any) -> None:
+    with pytest.raises(TypeError, match=r"correction must be a Correction, such as Correction\(steps=0\.5\), or None"):
+        LLCGStrategy(correction=other)
+
+
+def test_no_default_follows_another_argument() -> None:
+    names = ("correction", "average_optimizer", "outer", "weights", "drift")
+    usual = {name: getattr(LLCGStrategy(), name) for name in names}
+    for name, other in {"correction": None, "drift": None, "average_optimizer": False, "outer": None}.items():
+        strategy = LLCGStrategy(**{name: other})  # type: ignore[arg-type]
+        assert {each: getattr(strategy, each) for each in names} == usual | {name: other}
+
+
+def test_the_papers_method_has_a_name() -> None:
+    strategy = LLCGStrategy.as_published(EverySteps(4))
+    assert (strategy.drift, strategy.outer, strategy.average_optimizer, strategy.weights) == (
+        None,
+        None,
+        False,
+        "uniform",
+    )
+    assert strategy.correction == Correction(1, "sliced", "persistent", "local")
+    assert GlobalBatching.as_published(3) == GlobalBatching(sampler=NeighborSampler([-1, -1, -1]))
+    assert pickle.loads(pickle.dumps(strategy.correction)) == strategy.correction
 
 
 @pytest.mark.parametrize("strategy", [LLCGStrategy(), LocalSGDStrategy(drift=Drift())], ids=["llcg", "drift"])
@@ -296,7 +329,7 @@ def test_a_fit_without_the_graph_is_refused(strategy: Any) -> None:
 
 def test_the_setting_that_needs_the_graph_is_named() -> None:
     with pytest.raises(ValueError, match='buffers="global" needs a data module with correction_batches'):
-        fit_without_the_graph(LLCGStrategy(correction_steps=0, drift=None, buffers="global"))
+        fit_without_the_graph(LLCGStrategy.as_published(correction=None, buffers="global"))
 
 
 def fit_without_the_graph(strategy: Any) -> None:

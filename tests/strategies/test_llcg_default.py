@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import (
+    Correction,
     Drift,
     EverySteps,
     GlobalBatching,
@@ -173,7 +174,7 @@ def sent(rank: int, world_size: int) -> list[float]:
     """
     counted = []
     strategies = [GrappaStrategy(**PATIENCE), *(LLCGStrategy(EverySteps(steps), **PATIENCE) for steps in (10, 50))]
-    strategies.append(LLCGStrategy(EverySteps(10), drift=Drift(corrects=True), **PATIENCE))
+    strategies.append(LLCGStrategy(EverySteps(10), drift=Drift(corrects=True), correction=Correction(1), **PATIENCE))
     for strategy, epochs in zip(strategies, (4, 3, 1, 3), strict=True):
         marks: list[float] = []
         module = model(Wide)

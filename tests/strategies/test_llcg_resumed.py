@@ -10,12 +10,14 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint
 
-from lightning_gnn_dist import Drift, EverySteps, LLCGStrategy
+from lightning_gnn_dist import Correction, Drift, EverySteps, LLCGStrategy
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
 from tests.strategies.graph_fitting import Remembering, data_module, fit, model
+
+PLAIN: dict[str, Any] = {"drift": None, "average_optimizer": False, "outer": None}
 
 
 def resumed(rank: int, world_size: int, folder: str, kind: type[SAGE], options: dict[str, Any]) -> tuple[State, State]:
@@ -36,11 +38,15 @@ def resumed(rank: int, world_size: int, folder: str, kind: type[SAGE], options: 
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        pytest.param(SAGE, {"correction_steps": 2, "drift": None}, marks=pytest.mark.slow),
-        pytest.param(SAGE, {"drift": Drift("ranks"), "correction_steps": 0}, marks=pytest.mark.slow),
-        (SAGE, {"drift": Drift("global"), "correction_steps": 0.5}),
-        pytest.param(SAGE, {"drift": Drift(corrects=True)}, marks=pytest.mark.slow),
-        pytest.param(SAGE, {"correction_optimizer": "persistent"}, marks=pytest.mark.slow),
+        pytest.param(
+            SAGE,
+            PLAIN | {"correction": Correction.as_published(2)},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(SAGE, {"drift": Drift("ranks"), "correction": None}, marks=pytest.mark.slow),
+        (SAGE, {"drift": Drift("global"), "correction": Correction(0.5, lr="local")}),
+        pytest.param(SAGE, {"drift": Drift(corrects=True), "correction": Correction(1)}, marks=pytest.mark.slow),
+        pytest.param(SAGE, {"correction": Correction(optimizer="persistent")}, marks=pytest.mark.slow),
         pytest.param(Remembering, {}, marks=pytest.mark.slow),
     ],
     ids=["paper", "ranks", "global", "corrects", "persistent", "buffers"],

@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, WeightAv
 from torch import Tensor
 
 from lightning_gnn_dist import (
+    Correction,
     Drift,
     EverySeconds,
     EverySteps,
@@ -183,7 +184,7 @@ def train_on_parts(rank: int, world_size: int, kind: str) -> tuple[State, float]
     if kind == "RandomTMA":
         strategy = tma(unequal(rank), weights="steps", drift=Drift("ranks"))
     elif kind == "LLCG":
-        strategy = LLCGStrategy(unequal(rank), correction_steps=0.5, launch=PATIENCE)
+        strategy = LLCGStrategy(unequal(rank), correction=Correction(0.5, lr="local"), launch=PATIENCE)
     torch.manual_seed(0)
     module = SAGE(32, 4, lr=0.03)
     trainer = fit(rank, strategy, module, devices=world_size, train=data, max_epochs=4)

@@ -99,7 +99,9 @@ def _of_values(kind: type) -> dict[str, str]:
     """Where what is no argument of a class stands: in one of its settings."""
     settings = {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}
     values = {name: default for name, default in settings.items() if is_dataclass(default)}
-    return {field.name: f"{name}.{field.name}" for name, value in values.items() for field in fields(value)}
+    places = [(name, field.name) for name, value in values.items() for field in fields(value)]
+    # An argument of an earlier version may have had both names.
+    return {said: f"{name}.{field}" for name, field in places for said in (field, f"{name}_{field}")}
 
 
 def _without_module(name: str) -> str | None:

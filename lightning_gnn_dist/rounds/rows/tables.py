@@ -87,8 +87,8 @@ def refuse_average_of_moments(module: nn.Module) -> None:
     """Refuse tables for a correction whose optimizer takes means of moments that ranks do not share otherwise."""
     if tables := tables_of(module):
         raise ValueError(
-            f'correction_optimizer="averaged" would average all moments of {next(iter(tables))}: add '
-            'average_optimizer=True, which puts those of touched rows together, or use "persistent".'
+            f'Correction(optimizer="averaged") would average all moments of {next(iter(tables))}: add '
+            'average_optimizer=True, which puts those of touched rows together, or use optimizer="persistent".'
         )
 
 

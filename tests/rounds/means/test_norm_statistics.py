@@ -38,7 +38,7 @@ def test_global_statistics_are_those_of_the_whole_graph() -> None:
 
 def statistics_of_one_seed(rank: int, world_size: int) -> tuple[Tensor, Tensor]:
     module = model(Batched)
-    strategy = LLCGStrategy(EverySteps(2), buffers="global", correction_steps=0, drift=None, **PATIENCE)
+    strategy = LLCGStrategy.as_published(EverySteps(2), buffers="global", correction=None, **PATIENCE)
     data = data_module(global_batching=GlobalBatching(batch_size=1))
     fit(strategy, module, data, world_size, max_epochs=1, limit_val_batches=0)
     seen = torch.stack([batch.x.mean(0) for batch in data.correction_batches(0, sliced=False, stop=4)])

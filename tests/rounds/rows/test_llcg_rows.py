@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lightning_gnn_dist import Drift, EverySteps, LLCGStrategy
+from lightning_gnn_dist import Correction, Drift, EverySteps, LLCGStrategy
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
@@ -21,7 +21,15 @@ from tests.rounds.rows.test_table_gradients import Loader, OfData
 from tests.strategies.fitting import differs
 
 STEPS, ROUNDS, BATCHES, CORRECTIONS = 3, 3, 4, 2
-PLAIN: dict[str, Any] = {"drift": None, "weights": "uniform", "correction_steps": CORRECTIONS}
+PLAIN: dict[str, Any] = {
+    "drift": None,
+    "weights": "uniform",
+    "average_optimizer": False,
+    "outer": None,
+    "correction": Correction.as_published(CORRECTIONS),
+}
+BY_SGD = Correction(CORRECTIONS, optimizer="sgd", lr="local")
+ON_RANK_0 = Correction.as_published(CORRECTIONS, "rank0")
 
 
 def of_graph(rank: int, number: int) -> Data:
@@ -100,8 +108,8 @@ def advance(net: Any, stepper: Any, slices: list[Data]) -> None:
     ("world_size", "optimizer", "options"),
     [
         (3, "LazyAdam", {}),
-        pytest.param(2, "SGD", {"correction_optimizer": "sgd"}, marks=pytest.mark.slow),
-        pytest.param(2, "LazyAdam", {"correction": "rank0"}, marks=pytest.mark.slow),
+        pytest.param(2, "SGD", {"correction": BY_SGD}, marks=pytest.mark.slow),
+        pytest.param(2, "LazyAdam", {"correction": ON_RANK_0}, marks=pytest.mark.slow),
     ],
 )
 def test_corrections_are_those_by_hand(world_size: int, optimizer: str, options: dict[str, Any]) -> None:
@@ -155,7 +163,7 @@ def test_drift_correction_shifts_all_but_rows() -> None:
 
 
 def averaged(rank: int, world_size: int) -> None:
-    options = PLAIN | {"correction_optimizer": "averaged", "average_optimizer": False}
+    options = PLAIN | {"correction": Correction(CORRECTIONS)}
     train(LLCGStrategy(EverySteps(STEPS), **options, **PATIENCE), OfData(), world_size)
 
 
@@ -179,12 +187,12 @@ def adam(parameters: list[Tensor]) -> torch.optim.Optimizer:
 )
 def test_corrections_take_optimizers_for_rows(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        train(LLCGStrategy(EverySteps(STEPS), correction_optimizer=make, **PATIENCE), OfData(), 1)
+        train(LLCGStrategy(EverySteps(STEPS), correction=Correction(optimizer=make), **PATIENCE), OfData(), 1)
 
 
 def test_a_table_alone_has_no_drift_to_correct() -> None:
     module = OfData()
     module.head.requires_grad_(False)
-    strategy = LLCGStrategy(EverySteps(STEPS), correction_steps=0, drift=Drift("ranks"), **PATIENCE)
+    strategy = LLCGStrategy(EverySteps(STEPS), correction=None, drift=Drift("ranks"), **PATIENCE)
     with pytest.raises(ValueError, match=r"rows\.weight is all that trains, and drift .*: use drift=None"):
         train(strategy, module, 1)

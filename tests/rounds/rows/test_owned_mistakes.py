@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.tuner import Tuner
 from torch import Tensor
 
-from lightning_gnn_dist import EverySteps, GrappaStrategy, LLCGStrategy, LocalSGDStrategy, OwnedEmbedding
+from lightning_gnn_dist import Correction, EverySteps, GrappaStrategy, LLCGStrategy, LocalSGDStrategy, OwnedEmbedding
 from lightning_gnn_dist.rounds.rows.tables import refuse_elastic
 from lightning_gnn_dist.wire.asking import THREAD_NAME
 from tests.data_fitting import trainer
@@ -68,7 +68,7 @@ def searched() -> Rows:
 def refusals(rank: int, world_size: int) -> dict[str, str]:
     """What each strategy says, by its name."""
     strategies: dict[str, Any] = {
-        "LLCGStrategy": LLCGStrategy(EverySteps(3), drift=None, correction="rank0", **PATIENCE),
+        "LLCGStrategy": LLCGStrategy(EverySteps(3), correction=Correction(way="rank0"), **PATIENCE),
         "DDP": "ddp",
     }
     said, module = {}, owned(Rows)

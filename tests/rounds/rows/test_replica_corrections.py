@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from lightning_gnn_dist import Drift, EverySteps, LazyAdam, LLCGStrategy
+from lightning_gnn_dist import Correction, Drift, EverySteps, LazyAdam, LLCGStrategy
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.rounds.rows import test_llcg_rows
@@ -17,7 +17,13 @@ from tests.rounds.rows.test_replica_rows import owned
 from tests.rounds.rows.test_table_gradients import OfData
 from tests.strategies.fitting import differs
 
-PLAIN: dict[str, Any] = {"drift": None, "weights": "uniform", "correction_steps": 2}
+PLAIN: dict[str, Any] = {
+    "drift": None,
+    "weights": "uniform",
+    "average_optimizer": False,
+    "outer": None,
+    "correction": Correction.as_published(2),
+}
 
 
 def lazy(parameters: list[Tensor]) -> LazyAdam:
@@ -27,11 +33,12 @@ def lazy(parameters: list[Tensor]) -> LazyAdam:
 CORRECTIONS: dict[str, dict[str, Any]] = {
     "by default": {},
     "plain": PLAIN,
-    "of a function": PLAIN | {"correction_optimizer": lazy, "correction_steps": 0.5},
-    "averaged": PLAIN | {"average_optimizer": True},
-    "reset": PLAIN | {"correction_optimizer": "reset", "average_optimizer": "variance"},
-    "by the anchor": {"drift": Drift(corrects=True)},
-    "sgd": PLAIN | {"correction_optimizer": "sgd", "nonfinite": "leave_out", "buffers": "global"},
+    "of a function": PLAIN | {"correction": Correction(0.5, optimizer=lazy)},
+    "averaged": PLAIN | {"average_optimizer": True, "correction": Correction(2, lr="local")},
+    "reset": PLAIN | {"correction": Correction(2, optimizer="reset", lr="local"), "average_optimizer": "variance"},
+    "by the anchor": {"drift": Drift(corrects=True), "correction": Correction(1)},
+    "sgd": PLAIN
+    | {"correction": Correction(2, "sliced", "sgd", "local"), "nonfinite": "leave_out", "buffers": "global"},
 }
 
 
@@ -89,7 +96,7 @@ def test_corrected_runs_go_on_to_the_bit(tmp_path: Path, options: dict[str, Any]
 
 def of_another_kind(rank: int, world_size: int, folder: str) -> None:
     path = str(Path(folder, "half.ckpt"))
-    options = PLAIN | {"average_optimizer": True, "correction_optimizer": "persistent"}
+    options = PLAIN | {"average_optimizer": True}
     strategy = LLCGStrategy(EverySteps(3), **options, **PATIENCE)
     test_llcg_rows.train(strategy, owned(OfData()), world_size, rounds=1).save_checkpoint(path)
     strategy = LLCGStrategy(EverySteps(3), **options, **PATIENCE)

@@ -15,6 +15,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
 from lightning_gnn_dist import (
+    Correction,
     Evaluation,
     EverySteps,
     Exchange,
@@ -204,7 +205,7 @@ def test_corrections_deal_every_edge_once_by_the_owner_of_its_receiver(saved: Pa
 
 def resumed(rank: int, world_size: int, folder: str, path: str, name: str, stops: bool) -> State:
     """Fit nine steps, or four rounds, or stop half-way and go on from the checkpoint."""
-    strategies: dict[str, Any] = {"llcg": lambda: LLCGStrategy(EverySteps(3), correction_steps=1, **PATIENCE)}
+    strategies: dict[str, Any] = {"llcg": lambda: LLCGStrategy(EverySteps(3), correction=Correction(1), **PATIENCE)}
     strategies["grappa"] = lambda: GrappaStrategy(**PATIENCE)  # in the middle of a pass
     half, whole, limit = (2, 4, "max_epochs") if name == "llcg" else (5, 9, "max_steps")
     plain: dict[str, Any] = {"max_epochs": -1, "limit_val_batches": 0}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_gnn_dist import (
     BatchKey,
+    Correction,
     EverySteps,
     GlobalBatching,
     Graph,
@@ -46,7 +47,7 @@ def corrected(rank: int, world_size: int, folder: str) -> tuple[list[Any], list[
     assert types is not None
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     options = {"enable_checkpointing": False, "limit_val_batches": 0, "max_epochs": 2, "callbacks": [Look()]} | quiet
-    strategy = LLCGStrategy(EverySteps(2), correction_steps=2, **PATIENCE)
+    strategy = LLCGStrategy(EverySteps(2), correction=Correction(2), **PATIENCE)
     trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=strategy, **options)
     trainer.fit(HeteroSAGE(list(types.edge_types)), data)
     return found[:-1], found[-1]
