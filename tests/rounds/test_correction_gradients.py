@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lightning_gnn_dist import (
+    Correction,
     EverySteps,
     GlobalBatching,
     GrappaStrategy,
@@ -25,7 +26,6 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.rounds.correction_gradients import average_gradient_, mean_gradient, step_of, without_noise
-from lightning_gnn_dist.strategies.correction import Correction
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
@@ -395,7 +395,7 @@ def test_a_step_without_a_loss_is_named(kind: type[SAGE], message: str) -> None:
         correct_by(0, 1, kind, {})
 
 
-@pytest.mark.parametrize("options", [{}, {"drift": None}, {"drift": None, "correction": Correction(way="rank0")}])
+@pytest.mark.parametrize("options", [{}, {"drift": None}, {"correction": Correction(way="rank0")}])
 def test_ranks_that_skip_every_batch_say_so(options: dict[str, Any]) -> None:
     with pytest.raises(RankError, match=r"correction_step\(\) returned None for every batch"):
         run_ranks(correct_by, 2, Skips, options)
