@@ -57,9 +57,6 @@ def test_the_sliced_gradient_is_the_whole_batchs_to_1e_6() -> None:
         assert max(float((left - right).abs().max()) for left, right in zip(sliced, whole, strict=True)) < 1e-6
 
 
-# In which mode gradients are taken.
-
-
 def spectral(make: Any) -> torch.nn.Module:
     torch.manual_seed(0)
     with warnings.catch_warnings(action="ignore"):
