@@ -73,29 +73,30 @@ class Coverage:
         """
         check_instance("part", part, Graph, "a Graph")
         check_at_least(0, most=part.num_nodes, num_own=num_own)
-        return self.weights(part, degrees, slice(num_own))
+        return weights_of(self, part, degrees, slice(num_own))
 
-    def weights(self, part: Graph, degrees: Tensor, own: Tensor | slice) -> Tensor:
-        """Do as :meth:`of` where ``own`` says which nodes the rank learns from."""
-        part.check_whole()
-        check_ids("degrees", degrees, "in-degrees")
-        if degrees.numel() != part.num_nodes:
-            raise ValueError(f"degrees must hold a number for each of {part.num_nodes} nodes, got {shown(degrees)}.")
-        if bool((seen := part.degrees() > degrees).any()):
-            node = int(seen.nonzero()[0])
-            raise ValueError(
-                f"degrees must count in-neighbours in the whole graph, but node {node} of the part has "
-                f"{int(part.degrees()[node])} and degrees says {int(degrees[node])}: give whole.degrees()[n_id]."
-            )
-        prior = 1.0 if self.prior is None else self.prior
-        if self.prior is None and self.shrinkage:  # else it counts for nothing
-            plain = _next(part, torch.ones(part.num_nodes), degrees, 0.0, 0.0)[own]
-            prior = float(plain.mean()) if plain.numel() else 1.0  # of no nodes: nothing is missing
-        covered, total = torch.ones(part.num_nodes), torch.zeros(part.num_nodes)
-        for _ in range(self.hops):
-            covered = _next(part, covered, degrees, self.shrinkage, prior)
-            total += covered
-        return total / self.hops
+
+def weights_of(coverage: Coverage, part: Graph, degrees: Tensor, own: Tensor | slice) -> Tensor:
+    """Do as :meth:`Coverage.of` where ``own`` says which nodes the rank learns from."""
+    part.check_whole()
+    check_ids("degrees", degrees, "in-degrees")
+    if degrees.numel() != part.num_nodes:
+        raise ValueError(f"degrees must hold a number for each of {part.num_nodes} nodes, got {shown(degrees)}.")
+    if bool((seen := part.degrees() > degrees).any()):
+        node = int(seen.nonzero()[0])
+        raise ValueError(
+            f"degrees must count in-neighbours in the whole graph, but node {node} of the part has "
+            f"{int(part.degrees()[node])} and degrees says {int(degrees[node])}: give whole.degrees()[n_id]."
+        )
+    prior = 1.0 if coverage.prior is None else coverage.prior
+    if coverage.prior is None and coverage.shrinkage:  # else it counts for nothing
+        plain = _next(part, torch.ones(part.num_nodes), degrees, 0.0, 0.0)[own]
+        prior = float(plain.mean()) if plain.numel() else 1.0  # of no nodes: nothing is missing
+    covered, total = torch.ones(part.num_nodes), torch.zeros(part.num_nodes)
+    for _ in range(coverage.hops):
+        covered = _next(part, covered, degrees, coverage.shrinkage, prior)
+        total += covered
+    return total / coverage.hops
 
 
 def coverage_mean(losses: Tensor, batch: Any) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edges_among, learned_from, starts_of
 from lightning_gnn_dist.boundary.boundary import Boundary
-from lightning_gnn_dist.data.coverage import Coverage
+from lightning_gnn_dist.data.coverage import Coverage, weights_of
 from lightning_gnn_dist.data.residency import Holding
 from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
 from lightning_gnn_dist.graph.rows import (
@@ -84,7 +84,7 @@ class PartReader:
         part, nodes, is_own = around(source, residents, residents[:num_own], self.boundary, self.seed)
         part.node_arrays |= {"n_id": nodes, "train_mask": is_own & learned_from(part, self.graph.types.seeds)}
         if self.coverage is not None:
-            part.node_arrays["coverage"] = self.coverage.weights(part, degrees_of(graph.indptr, nodes), is_own)
+            part.node_arrays["coverage"] = weights_of(self.coverage, part, degrees_of(graph.indptr, nodes), is_own)
         return Part(part, source.kept, source.bytes_read, time.perf_counter() - started, residents.numel())
 
     def residents(self, super_epoch: int) -> tuple[Tensor, int]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edges_among, learned_from, starts_of
 from lightning_gnn_dist.boundary.boundary import Boundary
-from lightning_gnn_dist.data.coverage import Coverage
+from lightning_gnn_dist.data.coverage import Coverage, weights_of
 from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
 from lightning_gnn_dist.graph.rows import Lookup, bytes_per_row
 from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
@@ -42,7 +42,7 @@ def read_part(graph: ShardedGraph, boundary: Boundary, coverage: Coverage | None
     if have_names(graph.types):
         part.node_arrays |= {"n_id": nodes, "train_mask": is_own & learned_from(part, graph.types.seeds)}
     if coverage is not None:
-        part.node_arrays["coverage"] = coverage.weights(part, graph.answered(graph.degrees(nodes)), is_own)
+        part.node_arrays["coverage"] = weights_of(coverage, part, graph.answered(graph.degrees(nodes)), is_own)
     return part, nodes
 
 

@@ -151,7 +151,8 @@ class LLCGStrategy(RoundStrategy):
 
     def _steps_of(self, correction: Correction, means: list[Part], fit: Fit) -> CorrectionSteps:
         if correction.way == "rank0" and self.world_size > 1:
-            refuse_owned(fit.lightning_module, 'Correction(way="rank0")', 'way="sliced"')
+            strategy = f'{type(self).__name__}(correction=Correction(way="rank0"))'
+            refuse_owned(fit.lightning_module, strategy, 'way="sliced"')
         if correction.optimizer == "averaged" and self.average_optimizer is not True:
             refuse_average_of_moments(fit.lightning_module)
         drift = next((part for part in means if isinstance(part, DriftCorrection)), None)
