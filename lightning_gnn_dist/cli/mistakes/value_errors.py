@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from itertools import takewhile
+from pkgutil import resolve_name
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from jsonargparse import Namespace
@@ -110,19 +111,20 @@ def with_path(reason: str, config: Namespace, given: Mapping[str, Any]) -> str:
 def check_values(config: Namespace) -> None:
     """Refuse what is written in the place of a value's settings: of this jsonargparse takes anything."""
     for path, node in _nodes(config):
-        module, _, attribute = str(vars(node).get("class_path", "")).rpartition(".")
-        if module.split(".")[0] == PACKAGE and isinstance(vars(node).get("init_args"), Namespace):
-            settings = inspect.signature(getattr(import_module(module), attribute)).parameters
+        class_path = str(vars(node).get("class_path", ""))
+        if class_path.startswith(f"{PACKAGE}.") and isinstance(vars(node).get("init_args"), Namespace):
+            kind = resolve_name(class_path)  # a class, or a constructor of one that has a name
+            settings = inspect.signature(kind).parameters
             for argument, given in vars(node.init_args).items():
                 is_value = argument in settings and is_dataclass(settings[argument].default)
-                is_word = is_value and given in _words(getattr(import_module(module), attribute), argument)
+                is_word = is_value and given in _words(kind, argument)
                 if is_value and not is_word and isinstance(given, PLAIN) and given is not None:
                     raise ValueError(f"{path}.{argument} must be settings such as {{name: value}}, got {shown(given)}.")
 
 
 def _words(kind: Any, argument: str) -> tuple[object, ...]:
     """The words that may stand in the place of a value."""
-    hints = get_args(get_type_hints(kind.__init__)[argument])
+    hints = get_args(get_type_hints(kind.__init__ if inspect.isclass(kind) else kind)[argument])
     return tuple(word for hint in hints if get_origin(hint) is Literal for word in get_args(hint))
 
 
