@@ -103,7 +103,9 @@ def reset_peak() -> bool:
 class Forecast:
     """Learns how many bytes a batch takes for each byte that was foreseen for it.
 
-    What counts is how far the process has grown since the work began: an allocator keeps much of what is freed.
+    A batch took at least what the process has grown by since the batch began, and at most what it has grown by since
+    the work began: an allocator keeps much of what is freed, and uses it again. So a small batch after large ones tells
+    little, and one with which the process holds more than ever before, and more than it may, was too large.
 
     Args:
         most_bytes: Bytes that a batch may take.
@@ -111,25 +113,28 @@ class Forecast:
 
     def __init__(self, most_bytes: float) -> None:
         self._most, self._factor, self._is_first = most_bytes, 1.0, True
-        self.more_bytes = 0.0  # that a batch may take while tables of rows take none
-        self._base = held_bytes()
+        self._base, self._highest = held_bytes(), 0
 
     @property
     def allowed(self) -> float:
         """The bytes that may be foreseen for the next batch."""
-        return (self._most + self.more_bytes) / self._factor / (_FIRST if self._is_first else 1)
+        return self._most / self._factor / (_FIRST if self._is_first else 1)
 
     def begin(self) -> None:
         """Note that a batch begins."""
-        self._measures = reset_peak()
+        self._before = held_bytes() if reset_peak() else None
 
     def end(self, foreseen: float, held_by_tables: int) -> None:
         """Note what a batch was foreseen to take, and how many bytes tables of rows take beside it."""
         self._is_first = False
-        most = peak_bytes() if self._measures else None
-        if most is not None and self._base is not None and foreseen > _MEASURABLE:
-            # Memory that was freed before is used again, and does not show: so batches grow step by step.
-            self._factor = max((most - self._base - held_by_tables) / foreseen, self._factor / 2, _LEAST_FACTOR)
+        peak = peak_bytes()
+        if peak is not None and self._base is not None and self._before is not None and foreseen > _MEASURABLE:
+            least, most = peak - self._before, peak - self._base - held_by_tables
+            fitting = min(max(self._factor, least / foreseen), most / foreseen)
+            if most > max(self._most, self._highest):
+                fitting = max(fitting, self._factor * most / self._most)
+            self._highest = max(self._highest, most)
+            self._factor = max(fitting, self._factor / 2, _LEAST_FACTOR)  # so batches grow step by step
 
     def was_too_much(self, foreseen: float) -> None:
         """Note that memory was short for a batch: from now on, half of it is the most."""

@@ -202,9 +202,7 @@ class LayerPass:
         """Compute a layer for the own nodes of a step, and fetch the rows of the others. Collective."""
         table = None
         for nodes, rows in self._batches(layer, step.nodes, before):
-            if table is None:
-                table = self._table(step, rows)
-                self._leave_room(table)
+            table = self._table(step, rows) if table is None else table
             table.write(nodes, rows)
             self._held += 0 if table.is_file else rows.nbytes
             progress(len(nodes))
@@ -224,7 +222,6 @@ class LayerPass:
         """Yield the nodes of each batch of a layer, and their rows."""
         bytes_in, self._held = (self.bytes_in, 0) if before is None else (before.bytes_of_row, before.bytes_in_ram)
         start, bytes_out, edges = 0, bytes_in, self.nodes.edges_before(nodes)
-        self._leave_room(before)
         while start < len(nodes):
             foreseen = partial(self._foreseen, edges, start, bytes_in, bytes_out)
             fitting = bisect_right(range(start + 1, len(nodes) + 1), self._forecast.allowed, key=foreseen)
@@ -248,17 +245,14 @@ class LayerPass:
             self._forecast.end(foreseen(stop), self._held)
             start, bytes_out = stop, rows[:1].nbytes
 
-    def _leave_room(self, table: RowTable | None) -> None:
-        """Let batches take what a table leaves that is in a file."""
-        self._forecast.more_bytes = _FOR_A_TABLE * self.budget_bytes if table is not None and table.is_file else 0.0
-
     def _all_of(self, nodes: Ids, num_bytes: float) -> int:
         """Return the number of all nodes; refuse them if they take too much memory for one batch."""
         if num_bytes > self.budget_bytes:
             raise ValueError(
                 f"{self.whole} takes the rows of all {len(nodes)} nodes at once: about {num_bytes / 1e9:.1f} GB for a "
                 f"layer, and an evaluation may take {self.budget_bytes / 1e9:.1f} GB. Allow more with "
-                "Evaluation(bytes=...), or choose a norm of single rows such as BatchNorm."
+                "Evaluation(bytes=...), or budget_bytes=... of predict_by_layer, or choose a norm of single rows such "
+                "as BatchNorm."
             )
         return len(nodes)
 

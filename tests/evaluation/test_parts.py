@@ -194,6 +194,30 @@ def test_rows_of_whole_numbers():
     )
 
 
+def test_what_was_kept_of_large_batches_is_no_part_of_small_ones(monkeypatch):
+    held = 0
+    monkeypatch.setattr(memory, "held_bytes", lambda: held)
+    monkeypatch.setattr(memory, "peak_bytes", lambda: held)
+    monkeypatch.setattr(memory, "reset_peak", lambda: True)
+    forecast = memory.Forecast(100e6)
+
+    def next_after(foreseen: float, taken: int) -> float:
+        nonlocal held
+        forecast.begin()
+        held = max(held, taken)  # an allocator that gives nothing back
+        forecast.end(foreseen, 0)
+        return forecast.allowed
+
+    assert forecast.allowed == 25e6
+    assert next_after(25e6, 50_000_000) == 50e6, "it took twice what was foreseen"
+    assert next_after(50e6, 100_000_000) == 50e6
+    assert next_after(5e6, 10_000_000) == 50e6, "the rest of a layer"
+    fitting = next_after(50e6, 150_000_000)
+    assert fitting == pytest.approx(100e6 / 3), "a layer that takes three times what is foreseen"
+    assert next_after(fitting, 100_000_000) == fitting
+    assert next_after(5e6, 15_000_000) == fitting
+
+
 @pytest.mark.parametrize(
     ("limit", "stat", "free"),
     [
