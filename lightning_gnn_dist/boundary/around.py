@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.rows import Lookup, induced_rows, senders_by_row
+from lightning_gnn_dist.graph.rows import Lookup, induced_rows, senders_by_row, starts_of
 from lightning_gnn_dist.graph.typed.names import have_names
 
 
@@ -136,8 +136,3 @@ class RowReading(ABC):
         names = pieces[0].edge_arrays
         edges = {name: torch.cat([piece.edge_arrays[name] for piece in pieces]) for name in names}
         return PartRows(starts_of(degrees), torch.cat([piece.senders for piece in pieces]), edges)
-
-
-def starts_of(degrees: Tensor) -> Tensor:
-    """Return where rows of so many edges start, and where the last one ends."""
-    return torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])

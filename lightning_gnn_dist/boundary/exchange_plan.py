@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_gnn_dist.batches.loader import NoSeedsError
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.rows import edge_positions
+from lightning_gnn_dist.graph.rows import edge_positions, starts_of
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.shipments import Route
 
@@ -164,7 +164,7 @@ def _sample(part: Graph, nodes: Tensor, position: Tensor, num_dst: int) -> Sampl
     small = torch.int32 if max(edges.numel(), len(nodes)) < 2**31 else torch.int64
     return Sample(
         nodes=nodes,
-        indptr=torch.cat([degrees.new_zeros(1), degrees.cumsum(0)]).to(small),
+        indptr=starts_of(degrees).to(small),
         indices=position[part.indices[edges].to(torch.int64)].to(small),
         num_sampled_nodes=[num_dst, len(nodes) - num_dst],
         num_sampled_edges=[edges.numel()],

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edges_among, learned_from, starts_of
+from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edges_among, learned_from
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.data.coverage import Coverage, weights_of
 from lightning_gnn_dist.data.residency import Holding
@@ -20,6 +20,7 @@ from lightning_gnn_dist.graph.rows import (
     count_edges,
     degrees_of,
     row_pieces,
+    starts_of,
     take_edges,
     take_rows,
 )

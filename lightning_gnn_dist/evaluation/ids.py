@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.graph.rows import degrees_of
+from lightning_gnn_dist.graph.rows import degrees_of, starts_of
 from lightning_gnn_dist.graph.storage.store import map_npy
 
 Ids = Tensor | range
@@ -33,4 +33,4 @@ def edges_before(indptr: Tensor, rows: Ids) -> Tensor:
     """Return how many edges the rows before each of some have, and all of them at the end, but for a constant."""
     if isinstance(rows, range):
         return indptr[rows.start : rows.stop + 1]
-    return torch.cat([rows.new_zeros(1), degrees_of(indptr, rows).cumsum(0)])
+    return starts_of(degrees_of(indptr, rows))

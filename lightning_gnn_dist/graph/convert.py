@@ -21,6 +21,7 @@ from lightning_gnn_dist.checks import (
     holds_integers,
     shown,
 )
+from lightning_gnn_dist.graph.rows import starts_of
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -51,7 +52,7 @@ def compress(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor
     sender, receiver = edge_index.to(torch.int64)
     order = torch.argsort(receiver * num_nodes + sender, stable=True)
     degrees = torch.bincount(receiver, minlength=num_nodes)
-    indptr = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
+    indptr = starts_of(degrees)
     return indptr, sender[order].to(index_dtype(num_nodes)), order
 
 

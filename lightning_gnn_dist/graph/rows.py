@@ -99,6 +99,11 @@ def degrees_of(indptr: Tensor, nodes: Tensor) -> Tensor:
     return torch.cat([nodes[:0], *pieces])
 
 
+def starts_of(degrees: Tensor) -> Tensor:
+    """Return where rows of so many edges start, and where the last one ends."""
+    return torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
+
+
 def count_edges(indptr: Tensor, nodes: Tensor) -> int:
     """The sum of the in-degrees of ``nodes``."""
     return sum(int((indptr[some + 1] - indptr[some]).sum()) for some in nodes.split(NODES_PER_PIECE))

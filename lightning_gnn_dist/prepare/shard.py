@@ -20,7 +20,7 @@ from lightning_gnn_dist.checks import check_folder, check_instance
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.digest import fingerprint_of
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, checked_graph, open_rows, typed_graph
-from lightning_gnn_dist.graph.rows import edge_positions, take_rows
+from lightning_gnn_dist.graph.rows import edge_positions, starts_of, take_rows
 from lightning_gnn_dist.graph.storage import drafts
 from lightning_gnn_dist.graph.storage.files import check_entries, read_json
 from lightning_gnn_dist.graph.storage.store import SHARD, SHARDS
@@ -232,7 +232,7 @@ def write_index(folder: Path, about: dict[str, Any]) -> None:
 
 def _rows_of(graph: Graph, nodes: Tensor, number: Tensor) -> Graph:
     degrees = graph.indptr[nodes + 1] - graph.indptr[nodes]
-    indptr = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
+    indptr = starts_of(degrees)
     positions = edge_positions(graph.indptr, nodes)
     pieces = [number[graph.indices[at].to(torch.int64)] for at in positions.split(EDGES_AT_ONCE)]
     senders = torch.cat([number[:0], *pieces])

@@ -16,7 +16,7 @@ from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
-from lightning_gnn_dist.graph.rows import edge_positions
+from lightning_gnn_dist.graph.rows import edge_positions, starts_of
 from lightning_gnn_dist.sampling.base import check_bulk, check_seeds
 from lightning_gnn_dist.sampling.subgraph import check_num_hops, induced
 
@@ -76,4 +76,4 @@ class ClusterSampler:
         """Where each chunk's nodes start, and the nodes of all chunks, chunk by chunk."""
         chunks = self._chunks(graph)
         sizes = torch.bincount(chunks)
-        return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]), chunks.argsort(stable=True)
+        return starts_of(sizes), chunks.argsort(stable=True)

@@ -25,6 +25,7 @@ from lightning_gnn_dist.engine.tensors.rng import below, draw, keys_of, unit
 from lightning_gnn_dist.engine.tensors.rows import Rows, TensorWeights, by_weight, distinct
 from lightning_gnn_dist.engine.weights import table_of
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.rows import starts_of
 from lightning_gnn_dist.sampling.base import check_bulk
 from lightning_gnn_dist.sampling.block import spend_warning
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
@@ -136,7 +137,7 @@ def _draw_slots(
             return below(draw(keys, nodes, torch.arange(size, device=keys.device)), bound)
         return distinct(keys, nodes, bound, size)
     values = _values(sampler, graph)[product.values().long() - 1].float()
-    starts = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
+    starts = starts_of(degrees)
     rows = Rows(keys, nodes, starts[:-1], degrees).at(is_drawn.nonzero().view(-1))
     return by_weight(rows, size, replace=sampler.replace, weights=TensorWeights(values, table_of(starts, values)))
 

@@ -14,7 +14,7 @@ from lightning_gnn_dist.engine.hops import sample_hops
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.subgraph_kernels import sample_induced
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.rows import edge_positions
+from lightning_gnn_dist.graph.rows import edge_positions, starts_of
 
 
 def check_num_hops(num_hops: int) -> None:
@@ -40,7 +40,7 @@ def seeds_first(indptr: Tensor, indices: Tensor, seeds: Tensor, num_hops: int) -
     rows = nodes if num_hops > 1 else seeds
     edges = edge_positions(indptr, rows)
     degrees = indptr[rows + 1] - indptr[rows]
-    starts = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
+    starts = starts_of(degrees)
     small = torch.int32 if edges.numel() < 2**31 else torch.int64
 
     of_seeds = int(starts[seeds.numel()])

@@ -11,6 +11,7 @@ from lightning_gnn_dist.engine.kernels import REPEATED_SEED, Array, Table, Work
 from lightning_gnn_dist.engine.row_kernels import join_hop
 from lightning_gnn_dist.engine.sample import Sample, refuse_repeated
 from lightning_gnn_dist.engine.scratch import scratch_of_thread
+from lightning_gnn_dist.graph.rows import starts_of
 from lightning_gnn_dist.sampling.base import check_seeds
 
 
@@ -85,7 +86,7 @@ class GrowingBatch:
         degrees = torch.cat(self._counts)
         return Sample(
             nodes=torch.cat(self._hops),
-            indptr=torch.cat([degrees.new_zeros(1), degrees.cumsum(0)]).to(torch.int32),
+            indptr=starts_of(degrees).to(torch.int32),
             indices=torch.cat(self._columns),
             num_sampled_nodes=list(map(len, self._hops)),
             num_sampled_edges=list(map(len, self._columns)),

@@ -10,18 +10,16 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edges_among, learned_from, starts_of
+from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edges_among, learned_from
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.data.coverage import Coverage, weights_of
 from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
-from lightning_gnn_dist.graph.rows import Lookup, bytes_per_row
+from lightning_gnn_dist.graph.rows import Lookup, bytes_per_row, starts_of
 from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
 from lightning_gnn_dist.sharded.draws import whole_rows
-from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
+from lightning_gnn_dist.sharded.remote_graph import BYTES_OF_A_ROUND, ShardedGraph
 from lightning_gnn_dist.sharded.tables import Table
-
-_BYTES_OF_A_ROUND = 1 << 26
 
 
 def read_part(graph: ShardedGraph, boundary: Boundary, coverage: Coverage | None, seed: int) -> tuple[Graph, Tensor]:
@@ -94,7 +92,7 @@ def _rows_of_all(graph: ShardedGraph, table: Table, ids: Tensor) -> dict[str, Te
     for name, own in table.own.items():
         full[name][~is_other] = own
     others = is_other.nonzero().view(-1)
-    rounds = -(-len(others) * bytes_per_row(table.own) // _BYTES_OF_A_ROUND)
+    rounds = -(-len(others) * bytes_per_row(table.own) // BYTES_OF_A_ROUND)
     for at in (others[start::rounds].contiguous() for start in range(rounds)):
         for name, rows in graph.answered(table.take(ids[at])).items():
             full[name][at] = rows

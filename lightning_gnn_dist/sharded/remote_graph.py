@@ -23,7 +23,7 @@ from lightning_gnn_dist.engine.layer_kernels import add_column_norms
 from lightning_gnn_dist.engine.row_kernels import put_rows
 from lightning_gnn_dist.engine.temporal.order import TimeOrder
 from lightning_gnn_dist.engine.weights import NONE, edge_weights
-from lightning_gnn_dist.graph.rows import bytes_per_row, take_rows
+from lightning_gnn_dist.graph.rows import bytes_per_row, starts_of, take_rows
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sampling.turns import Result, Steps, answered
 from lightning_gnn_dist.sharded.messages import (
@@ -42,7 +42,7 @@ from lightning_gnn_dist.sharded.tables import Caches, Table
 from lightning_gnn_dist.wire.asking import Asking
 from lightning_gnn_dist.wire.channel import Channel
 
-_BYTES_OF_A_ROUND = 1 << 26
+BYTES_OF_A_ROUND = 1 << 26  # of rows of other ranks that are asked for at once
 
 
 class FetchedRows(NamedTuple):
@@ -183,7 +183,7 @@ class ShardedGraph:
                 [answer[-1].to(torch.int64) + begin for answer, begin in zip(answers, begins, strict=False)]
             )
         back = counts.to(torch.int64)
-        starts = torch.cat([back.new_zeros(1), back.cumsum(0)])
+        starts = starts_of(back)
         return FetchedRows(starts, self._checked(senders), weights, firsts)
 
     def column_norms(self, weight: str | None) -> Tensor:
@@ -223,7 +223,7 @@ class ShardedGraph:
         for name, out in full.items():
             out[:num_own] = arrays[name]
         counts = torch.cat(self.channel.exchange([torch.tensor([ids.numel()])] * self.channel.size))
-        rounds = -(-int(counts.max()) * bytes_per_row(arrays) // _BYTES_OF_A_ROUND)
+        rounds = -(-int(counts.max()) * bytes_per_row(arrays) // BYTES_OF_A_ROUND)
         for start in range(rounds):
             at = slice(start, None, rounds)
             for name, rows in self._ask(ids[at].contiguous(), arrays).items():

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_word, shown
 from lightning_gnn_dist.graph import convert
+from lightning_gnn_dist.graph.rows import starts_of
 from lightning_gnn_dist.graph.typed.names import EdgeType, check_names, within
 from lightning_gnn_dist.graph.typed.types import GraphTypes, edge_type_dtype, offsets_of
 
@@ -72,7 +73,7 @@ def build(
         {kind: {name: array[orders[kind]] for name, array in table.arrays.items()} for kind, table in edges.items()},
         time,
     )
-    indptr = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
+    indptr = starts_of(degrees)
     return indptr, sender[order].to(convert.index_dtype(offsets[-1])), types
 
 
