@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
+from jsonargparse import ActionConfigFile
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
@@ -31,6 +34,7 @@ from lightning_gnn_dist import (
     Holding,
     MetisPartitioner,
     NeighborSampler,
+    Outer,
     PartitionedDataModule,
     RandomPartitioner,
     Redeal,
@@ -159,9 +163,11 @@ def parsed(data: dict[str, Any] | None = None, **trainer: Any) -> Any:
     parser = LightningArgumentParser(exit_on_error=False)
     parser.add_lightning_class_args(Trainer, "trainer")
     parser.add_lightning_class_args(PartitionedDataModule, "data")
+    parser.add_argument("--config", action=ActionConfigFile)
     graph = {"graph": init("communities", num_nodes=500)}
     config = {"data": graph | (data or {}), "trainer": {"logger": False, "barebones": True} | trainer}
-    return parser.instantiate(parser.parse_object(config))
+    # As the command does it: jsonargparse fills values otherwise where no arguments were parsed before in the process.
+    return parser.instantiate(parser.parse_args([f"--config={json.dumps(config)}"]))
 
 
 @pytest.mark.parametrize(
@@ -244,9 +250,18 @@ def test_a_correction_can_be_written(written: Any, correction: Correction | None
 
 
 def test_the_papers_method_can_be_written() -> None:
-    strategy = parsed(strategy=init("LLCGStrategy.as_published", correction={"way": "rank0"})).trainer.strategy
+    strategy = parsed(strategy=init("LLCGStrategy.as_published")).trainer.strategy
+    assert strategy.correction == Correction.as_published()
+    assert strategy.drift is strategy.outer is None and strategy.weights == "uniform"
+    written = yaml.safe_load((EXAMPLES / "configs" / "llcg_paper.yaml").read_text())["trainer"]["strategy"]
+    strategy = parsed(strategy=written).trainer.strategy
     assert strategy.correction == Correction.as_published(way="rank0")
     assert strategy.drift is strategy.outer is None and strategy.weights == "uniform"
+
+
+def test_a_value_that_is_written_in_part_is_that_of_its_class() -> None:
+    strategy = parsed(strategy=init("LLCGStrategy", outer={"bits": 16}, correction={"steps": 2})).trainer.strategy
+    assert (strategy.outer, strategy.correction) == (Outer(bits=16), Correction(2))
 
 
 def test_residency_and_coverage_can_be_written() -> None:
