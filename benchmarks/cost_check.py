@@ -38,9 +38,9 @@ from lightning_gnn_dist import (
     LocalSGDStrategy,
     MetisPartitioner,
     NeighborSampler,
+    PartitionedDataModule,
     Partitioner,
     RandomPartitioner,
-    ShardedDataModule,
     TMAStrategy,
     save_shards,
 )
@@ -120,7 +120,7 @@ class Count(pl.Callback):
 def run(folder: Path, strategy: str, num_features: int, num_classes: int, batch_size: int) -> tuple[float, int]:
     """Bytes that a rank sends in a pass, and the model's bytes."""
     has_rounds = strategy in ("local SGD", "TMA", "LLCG")
-    data = ShardedDataModule(
+    data = PartitionedDataModule(
         folder / "shares",
         sampler=NeighborSampler([10, 5]),
         batch_size=batch_size,

@@ -41,7 +41,6 @@ from lightning_gnn_dist import (
     LLCGStrategy,
     LocalSGDStrategy,
     RandomPartitioner,
-    ShardedLinkDataModule,
     TemporalSampler,
     save_shards,
     split_edges,
@@ -172,7 +171,7 @@ def run(graph: Graph, kind: tuple[str, str, str], arm: str, seed: int, options: 
         if options.shards and ranks > 1:
             shards = Path(folder) / "shards"
             save_shards(split, RandomPartitioner()(split.graph, ranks, seed=seed), shards)
-            data = ShardedLinkDataModule(shards, sampler=sampler, batch_size=EVENTS // ranks, seed=seed)
+            data = LinkDataModule(shards, sampler=sampler, batch_size=EVENTS // ranks, seed=seed)
         trainer.fit(module, data)
     module.load_state_dict(torch.load(options.scratch))
     alone = LinkDataModule(split, sampler=sampler, batch_size=200, seed=seed)

@@ -37,7 +37,7 @@ from lightning_gnn_dist import (
     WholePartSampler,
 )
 from lightning_gnn_dist.batches.assembling import assemble
-from lightning_gnn_dist.data.residency import default_period
+from lightning_gnn_dist.homes.residency import default_period
 
 TWO_HOPS = Coverage(hops=2)
 ARMS: dict[str, dict[str, Any]] = {

@@ -31,7 +31,6 @@ from lightning_gnn_dist import (
     NeighborSampler,
     Partition,
     PartitionedDataModule,
-    ShardedDataModule,
     save_shards,
 )
 from lightning_gnn_dist.wire.collectives import traffic
@@ -88,9 +87,8 @@ def data_of(folder: Path, options: argparse.Namespace) -> pl.LightningDataModule
     if options.way == "grappa":
         partition = Partition(torch.load(folder / "parts.pt"), 2)
         return PartitionedDataModule(Graph.open(folder / "graph"), partitioner=partition, **sampling)
-    loading = Loading(ahead_bytes=options.ahead_bytes)
-    more = {"cache_bytes": options.cache_bytes, "boundary": Fetch(), "loading": loading}
-    return ShardedDataModule(folder / "shards", **sampling, **more)
+    loading = Loading(ahead_bytes=options.ahead_bytes, cache_bytes=options.cache_bytes)
+    return PartitionedDataModule(folder / "shards", boundary=Fetch(), loading=loading, **sampling)
 
 
 def run(folder: Path, options: argparse.Namespace) -> None:

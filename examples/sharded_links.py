@@ -11,10 +11,10 @@ import lightning.pytorch as pl
 from link_prediction import LinkPredictor
 
 from lightning_gnn_dist import (
+    LinkDataModule,
     LLCGStrategy,
     MetisPartitioner,
     NeighborSampler,
-    ShardedLinkDataModule,
     communities,
     save_shards,
     split_edges,
@@ -36,7 +36,7 @@ if __name__ == "__main__":
     shards = parser.parse_args().shards
     if not shards.exists():
         divide(shards)
-    data = ShardedLinkDataModule(shards, sampler=NeighborSampler([10, 5]), batch_size=512)
+    data = LinkDataModule(shards, sampler=NeighborSampler([10, 5]), batch_size=512)
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=NUM_RANKS,

@@ -20,7 +20,6 @@ from lightning_gnn_dist import (
     MetisPartitioner,
     NeighborSampler,
     PartitionedDataModule,
-    ShardedDataModule,
     citations,
     save_shards,
 )
@@ -86,7 +85,7 @@ def data_of(graph, shards):
         return PartitionedDataModule(graph, partitioner=MetisPartitioner(), **options)
     if not shards.exists():
         save_shards(graph, MetisPartitioner()(graph, NUM_RANKS, seed=0), shards)
-    return ShardedDataModule(shards, **options)
+    return PartitionedDataModule(shards, **options)
 
 
 if __name__ == "__main__":

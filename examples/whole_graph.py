@@ -15,7 +15,6 @@ from lightning_gnn_dist import (
     GrappaStrategy,
     MetisPartitioner,
     PartitionedDataModule,
-    ShardedDataModule,
     WholePartSampler,
     communities,
     save_shards,
@@ -27,12 +26,12 @@ NUM_RANKS = 3
 def data_of(shards: Path | None) -> pl.LightningDataModule:
     options = {"sampler": WholePartSampler(2), "boundary": Exchange()}  # the model has two layers
     if shards is not None and shards.exists():
-        return ShardedDataModule(shards, **options)
+        return PartitionedDataModule(shards, **options)
     graph = communities(num_nodes=20_000, num_classes=8)  # cut by METIS; the cut decides what is sent, alone
     if shards is None:
         return PartitionedDataModule(graph, partitioner=MetisPartitioner(), **options)
     save_shards(graph, MetisPartitioner()(graph, NUM_RANKS, seed=0), shards)
-    return ShardedDataModule(shards, **options)
+    return PartitionedDataModule(shards, **options)
 
 
 if __name__ == "__main__":

@@ -34,18 +34,16 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.batches.loading import Loading
     from lightning_gnn_dist.boundary.auto import Auto
     from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Halo, History, Isolated
+    from lightning_gnn_dist.boundary.coverage import Coverage, coverage_mean
     from lightning_gnn_dist.callbacks.data_figures import DataFigures
     from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
     from lightning_gnn_dist.callbacks.predictions import PredictionWriter
     from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
     from lightning_gnn_dist.callbacks.run_report import RunReport
-    from lightning_gnn_dist.data.coverage import Coverage, coverage_mean
     from lightning_gnn_dist.data.datamodule import PartitionedDataModule
     from lightning_gnn_dist.data.link_datamodule import LinkDataModule
     from lightning_gnn_dist.data.link_ranking import LinkRanking
     from lightning_gnn_dist.data.links import LinkSplit, split_edges
-    from lightning_gnn_dist.data.residency import Fixed, Held, Holding, Redeal, Residency, Rotate
-    from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
     from lightning_gnn_dist.data.temporal.split import split_by_time
     from lightning_gnn_dist.engine.sample import BatchKey, Sample
     from lightning_gnn_dist.evaluation.prediction import predict_by_layer
@@ -54,6 +52,8 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.graph.synthetic import communities
     from lightning_gnn_dist.graph.typed.synthetic import citations
     from lightning_gnn_dist.graph.typed.types import GraphTypes
+    from lightning_gnn_dist.homes.residency import Fixed, Held, Holding, Redeal, Residency, Rotate
+    from lightning_gnn_dist.homes.settings import Evaluation, GlobalBatching
     from lightning_gnn_dist.layerwise.on_blocks import on_blocks
     from lightning_gnn_dist.layerwise.ready_made import layers_of
     from lightning_gnn_dist.layerwise.through_layers import through_layers
@@ -91,8 +91,6 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
     from lightning_gnn_dist.sampling.walk import RandomWalkSampler
     from lightning_gnn_dist.sampling.whole import WholePartSampler
-    from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
-    from lightning_gnn_dist.sharded.links.datamodule import ShardedLinkDataModule
     from lightning_gnn_dist.strategies.correction import Correction
     from lightning_gnn_dist.strategies.grappa import GrappaStrategy
     from lightning_gnn_dist.strategies.llcg import LLCGStrategy
@@ -165,8 +163,6 @@ __all__ = [
     "Sample",
     "Sampler",
     "ShadowSampler",
-    "ShardedDataModule",
-    "ShardedLinkDataModule",
     "StreamingPartitioner",
     "SuperNodePartitioner",
     "TMAStrategy",
@@ -193,28 +189,28 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "Boundary": "boundary.boundary",
     "ClusterSampler": "sampling.cluster",
     "Correction": "strategies.correction",
-    "Coverage": "data.coverage",
+    "Coverage": "boundary.coverage",
     "DataFigures": "callbacks.data_figures",
     "DeviceSampler": "sampling.device",
     "DiscrepancyProbe": "callbacks.discrepancy",
     "Drift": "rounds.drift",
     "Elastic": "wire.membership",
-    "Evaluation": "data.settings",
+    "Evaluation": "homes.settings",
     "EveryPass": "rounds.clock",
     "EverySeconds": "rounds.clock",
     "EverySteps": "rounds.clock",
     "Exchange": "boundary.boundary",
     "FastGCNSampler": "sampling.fastgcn",
     "Fetch": "boundary.boundary",
-    "Fixed": "data.residency",
-    "GlobalBatching": "data.settings",
+    "Fixed": "homes.residency",
+    "GlobalBatching": "homes.settings",
     "Graph": "graph.graph",
     "GraphTypes": "graph.typed.types",
     "GrappaStrategy": "strategies.grappa",
     "Halo": "boundary.boundary",
-    "Held": "data.residency",
+    "Held": "homes.residency",
     "History": "boundary.boundary",
-    "Holding": "data.residency",
+    "Holding": "homes.residency",
     "Isolated": "boundary.boundary",
     "LLCGStrategy": "strategies.llcg",
     "LadiesSampler": "sampling.ladies",
@@ -239,9 +235,9 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "PreemptionCheckpoint": "callbacks.preemption",
     "RandomPartitioner": "partition.random",
     "RandomWalkSampler": "sampling.walk",
-    "Redeal": "data.residency",
-    "Residency": "data.residency",
-    "Rotate": "data.residency",
+    "Redeal": "homes.residency",
+    "Residency": "homes.residency",
+    "Rotate": "homes.residency",
     "RoundClock": "rounds.clock",
     "RoundProgress": "rounds.clock",
     "RoundStrategy": "rounds.round_strategy",
@@ -249,8 +245,6 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "Sample": "engine.sample",
     "Sampler": "sampling.base",
     "ShadowSampler": "sampling.shadow",
-    "ShardedDataModule": "sharded.datamodule",
-    "ShardedLinkDataModule": "sharded.links.datamodule",
     "StreamingPartitioner": "partition.streaming",
     "SuperNodePartitioner": "partition.supernode",
     "TMAStrategy": "strategies.tma",
@@ -258,7 +252,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "WholePartSampler": "sampling.whole",
     "citations": "graph.typed.synthetic",
     "communities": "graph.synthetic",
-    "coverage_mean": "data.coverage",
+    "coverage_mean": "boundary.coverage",
     "layers_of": "layerwise.ready_made",
     "on_blocks": "layerwise.on_blocks",
     "predict_by_layer": "evaluation.prediction",

@@ -8,19 +8,9 @@ batch only keeps ranks in step; and ``weighed_by_coverage``, true once its loss 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 Scope: TypeAlias = Literal["part", "graph"]
-
-
-@runtime_checkable
-class HoldsShards(Protocol):
-    """The data module of a graph that no host holds."""
-
-    @property
-    def shards_path(self) -> Path:
-        """The folder of this host's shards."""
 
 
 class GivesCorrections(Protocol):

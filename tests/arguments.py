@@ -21,16 +21,14 @@ import lightning_gnn_dist as package
 from lightning_gnn_dist import (
     BatchKey,
     Graph,
+    LinkDataModule,
     Loading,
     NeighborSampler,
     PartitionedDataModule,
     RandomPartitioner,
     RoundProgress,
-    ShardedDataModule,
-    ShardedLinkDataModule,
     citations,
     communities,
-    save_shards,
     split_edges,
 )
 
@@ -204,12 +202,7 @@ class World:
         self.module = PartitionedDataModule(
             self.graph, batch_size=8, partitioner=RandomPartitioner(), loading=Loading(num_threads=0)
         )
-        save_shards(self.graph, RandomPartitioner()(self.graph, 1, 0), folder / "shares")
-        self.sharded = ShardedDataModule(folder / "shares", loading=Loading(num_threads=0))
-        self.sharded.setup("fit")
-        save_shards(self.split, RandomPartitioner()(self.graph, 1, 0), folder / "link shards")
-        self.sharded_links = ShardedLinkDataModule(folder / "link shards", loading=Loading(num_threads=0))
-        self.sharded_links.setup("fit")
+        self.links = LinkDataModule(self.split, batch_size=8, loading=Loading(num_threads=0))
         self.graph.save(folder / "graph")
         self.split.save(folder / "split")
         (folder / "arrays").mkdir()
@@ -282,8 +275,7 @@ def instances_of(world: World) -> dict[str, Callable[[], Any]]:
         "PartitionedDataModule": lambda: world.module,
         "Partition": lambda: world.partition,
         "LinkSplit": lambda: world.split,
-        "ShardedDataModule": lambda: world.sharded,
-        "ShardedLinkDataModule": lambda: world.sharded_links,
+        "LinkDataModule": lambda: world.links,
     }
 
 
@@ -326,8 +318,6 @@ def _of_classes(world: World) -> Calls:
         "PartitionedDataModule": lambda: {"graph": world.graph},
         "PredictionWriter": lambda: {"path": "predicted.npy"},
         "Redeal": lambda: {"num_supernodes": 8},
-        "ShardedDataModule": lambda: {"path": world.folder / "shares"},
-        "ShardedLinkDataModule": lambda: {"path": world.folder / "link shards"},
         "SuperNodePartitioner": lambda: {"num_supernodes": 8},
     }
 

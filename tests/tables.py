@@ -35,7 +35,6 @@ from lightning_gnn_dist import (
     Rotate,
     Sampler,
     ShadowSampler,
-    ShardedDataModule,
     TemporalSampler,
     WholePartSampler,
     save_shards,
@@ -86,11 +85,12 @@ class Cell:
         boundary, residency, sampler = VALUES[0][self.boundary], VALUES[1][self.residency], VALUES[2][self.sampler]
         shared: dict[str, Any] = {"sampler": sampler, "batch_size": 64, "boundary": boundary}
         if self.store == "shards":
-            return ShardedDataModule(folder / "shards", **shared)
+            return PartitionedDataModule(folder / "shards", **shared)
         graph = whole_graph() if self.store == "RAM" else Graph.open(folder / "graph")
-        holding = Holding(residency, every=None if isinstance(residency, Fixed) else 1)
+        every = None if isinstance(residency, Fixed) else 1
+        holding = Holding(residency, every, cache_dir=folder / "cache")
         cutter = RandomPartitioner()
-        return PartitionedDataModule(graph, partitioner=cutter, holding=holding, cache_dir=folder / "cache", **shared)
+        return PartitionedDataModule(graph, partitioner=cutter, holding=holding, **shared)
 
 
 def _named(values: Sequence[Any]) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from lightning_gnn_dist import (
     RandomPartitioner,
     Redeal,
     ShadowSampler,
-    ShardedDataModule,
     communities,
     save_shards,
     split_edges,
@@ -207,7 +206,7 @@ def test_a_sharded_graph(device: str, tmp_path: Path) -> None:
     graph = small_graph()
     save_shards(graph, Partition(torch.zeros(600, dtype=torch.int32), 1), tmp_path / "shares")
     options: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 16}
-    plain, other = (fit(on, "llcg", ShardedDataModule(tmp_path / "shares", **options)) for on in ("cpu", device))
+    plain, other = (fit(on, "llcg", PartitionedDataModule(tmp_path / "shares", **options)) for on in ("cpu", device))
     assert seeds_of(other) == seeds_of(plain)
     assert other.came_on == {"cuda" if device == "gpu" else "cpu"}
 

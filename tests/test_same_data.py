@@ -49,7 +49,7 @@ def different_data(rank: int, world_size: int, folder: Path) -> dict[tuple[str, 
         *product(("y", "partition"), [name for name in STRATEGIES if name != "local_sgd"]),
     ]:
         graph = communities(600, 4, num_features=12, train_share=0.15, seed=3 + rank * (what == "edges"))
-        options: dict[str, Any] = {"cache_dir": folder / f"{what}{rank}"}
+        options: dict[str, Any] = {"holding": Holding(cache_dir=folder / f"{what}{rank}")}
         if what == "mask":
             graph.node_arrays["test_mask"][rank] ^= True
         if what in ("x", "y"):

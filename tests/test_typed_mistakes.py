@@ -17,7 +17,6 @@ from lightning_gnn_dist import (
     LinkDataModule,
     OneShard,
     PartitionedDataModule,
-    ShardedDataModule,
     TemporalSampler,
     WholePartSampler,
     prepare_graph,
@@ -175,7 +174,7 @@ def test_mistakes_about_shards(tmp_path: Path) -> None:
         ),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message) as stop:
-            ShardedDataModule(tmp_path / path, **options)
+            PartitionedDataModule(tmp_path / path, **options)
         check_sentence(str(stop.value))
 
 

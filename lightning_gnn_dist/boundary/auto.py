@@ -44,6 +44,10 @@ class Auto(Boundary):
         check_true_or_false(exchange=self.exchange)
         make_plain(self)
 
+    @property
+    def takes_types(self) -> bool:
+        return not self.exchange
+
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
         raise NotImplementedError("A fit takes what has been chosen in its place.")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -32,7 +32,27 @@ EdgesInto: TypeAlias = Callable[[Tensor], Iterator[tuple[Tensor, Tensor]]]
 
 
 class Boundary(ABC):
-    """What becomes of senders outside a part. To add a way, write a frozen dataclass with the method ``around``."""
+    """What becomes of senders outside a part. To add a way, write a frozen dataclass with the method ``around``.
+
+    Attributes:
+        sees_whole_graph: Whether batches are drawn in the whole graph, and not in a part.
+        exchanges: Whether ranks send each other rows in every step. A pass is then one batch, of the whole part.
+        keeps_rows: Whether ranks compute rows for each other at meetings.
+    """
+
+    sees_whole_graph: ClassVar[bool] = False
+    exchanges: ClassVar[bool] = False
+    keeps_rows: ClassVar[bool] = False
+
+    @property
+    def takes_types(self) -> bool:
+        """Whether the graph may have types."""
+        return not (self.exchanges or self.keeps_rows)
+
+    @property
+    def seed_hops(self) -> int:
+        """How far from the part training nodes of other ranks are seeds of this one too."""
+        return 0
 
     def check_fits(self, graph: Graph) -> None:  # noqa: B027  # optional
         """Refuse a graph that this way cannot handle."""
@@ -68,6 +88,8 @@ class Fetch(Boundary):
     LLCG paper) and saves no memory. On shards it is what distributed samplers do: every step then waits for neighbours
     and features of other ranks.
     """
+
+    sees_whole_graph = True
 
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
         return []  # nobody trains on such a part
@@ -168,6 +190,7 @@ class Exchange(Boundary):
     every: int = 1
     overlap: bool = False
     share: float = 1.0
+    exchanges = True
 
     def __post_init__(self) -> None:
         check_choice("bits", self.bits, Bits | None)
@@ -216,6 +239,7 @@ class History(Boundary):
     """
 
     every: Every = "round"
+    keeps_rows = True
 
     def __post_init__(self) -> None:
         check_choice("every", self.every, Every)

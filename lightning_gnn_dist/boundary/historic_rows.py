@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
 
 import torch
 from lightning.pytorch import LightningModule
@@ -22,7 +21,7 @@ from lightning_gnn_dist.evaluation.layer_pass import LayerPass, Step
 from lightning_gnn_dist.evaluation.row_table import RowTable
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import edge_positions
-from lightning_gnn_dist.layerwise.layers import HasLayers, Layer, layers_in
+from lightning_gnn_dist.layerwise.layers import Layer, layers_in
 from lightning_gnn_dist.layerwise.through_layers import layers_on_blocks
 from lightning_gnn_dist.wire.channel import Channel
 
@@ -66,7 +65,7 @@ class HistoricRows:
     def refresh(self, module: LightningModule) -> None:
         """Compute the rows anew, each on the rank that owns its node. Collective."""
         assert self._pass is not None
-        layers = layers_in(cast(HasLayers, module))
+        layers = layers_in(module)
         self._check(layers)
         with torch.no_grad(), _in_evaluation(module):
             tables = self._pass.tables(layers[:-1], self._steps) if self._steps else ()

@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> None:
         raise SystemExit(f"lightning-gnn-dist divide: {error}") from error
     sizes = partition.counts()
     print(f"{options.output}: {options.parts} shards of {int(sizes.min()):,} to {int(sizes.max()):,} nodes.")
-    bounds, name = Bounds.read(options.output), "ShardedDataModule" if split is None else "ShardedLinkDataModule"
+    bounds, name = Bounds.read(options.output), "PartitionedDataModule" if split is None else "LinkDataModule"
     for about in (bounds.types if have_names(bounds.types) else None, bounds.links):
         if about is not None:
             print(about)

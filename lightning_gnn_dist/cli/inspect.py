@@ -23,7 +23,7 @@ from lightning_gnn_dist.partition.advice import advise, bytes_per_part, peak_byt
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.partition_report import PartitionReport
-from lightning_gnn_dist.prepare.shard import INDEX, Bounds, Shard, shard_name
+from lightning_gnn_dist.prepare.shard import Bounds, Shard, holds_shards, shard_name
 
 
 def run(options: argparse.Namespace) -> None:
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> None:
         if options.check:
             _check(options.graph)
             return
-        if (options.graph / INDEX).exists():
+        if holds_shards(options.graph):
             _tell_of_shards(options.graph, asks=options.parts is not None or bool(options.cache))
             return
         graph = Graph.open(options.graph)
@@ -68,7 +68,7 @@ def _tell_of_shards(path: Path, *, asks: bool) -> None:
 
 def _check(path: Path) -> None:
     """Read all files of a saved graph, or of all shards that are on this host."""
-    bounds = Bounds.read(path) if (path / INDEX).exists() else None
+    bounds = Bounds.read(path) if holds_shards(path) else None
     shares = [path / shard_name(index) for index in range(bounds.num_shards)] if bounds else []
     there = [index for index, folder in enumerate(shares) if folder.is_dir()]
     for index in there:

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from jsonargparse.typing import PositiveInt
@@ -30,7 +31,6 @@ from lightning_gnn_dist.cli.options import PROGRAM, PURPOSE
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.evaluation.prediction import BUDGET_BYTES, predict_by_layer
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.joint import HoldsShards
 from lightning_gnn_dist.layerwise.layers import has_layers
 from lightning_gnn_dist.wire.processes import LEFT_BY_SIGTERM
 
@@ -154,9 +154,7 @@ class TrainCLI(LightningCLI):
             self.parser.error("predict would keep nothing: name a file for its rows, --output=logits.npy.")
         self.trainer.predict(return_predictions=False, **kwargs)
 
-    def _predict_by_layer(
-        self, graph: Graph | HoldsShards, model: LightningModule, datamodule: object, **kwargs: Any
-    ) -> None:
+    def _predict_by_layer(self, graph: Graph | Path, model: LightningModule, datamodule: object, **kwargs: Any) -> None:
         options = self.config_init.predict
         how = {"budget_bytes": options.budget_megabytes << 20, "overwrite": options.overwrite}
         predict_by_layer(self.trainer, model, graph, options.output, **how, **kwargs)
@@ -185,9 +183,10 @@ def _own_refusal(error: BaseException | None) -> str | None:
     return None
 
 
-def _graph_of(datamodule: LightningDataModule) -> Graph | HoldsShards | None:
+def _graph_of(datamodule: LightningDataModule) -> Graph | Path | None:
     """What ``predict_by_layer`` computes on."""
-    return datamodule if isinstance(datamodule, HoldsShards) else getattr(datamodule, "graph", None)
+    shards: Path | None = getattr(datamodule, "shards_path", None)
+    return getattr(datamodule, "graph", None) if shards is None else shards
 
 
 def _has(callbacks: Iterable[Callback], *kinds: type[Callback]) -> bool:

@@ -1,195 +1,266 @@
-"""The base of all data modules: training on a rank's part, evaluation and corrections on the whole graph."""
+"""The base of the data modules: batches of a rank's part for training, of the whole graph for all else."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
-from torch import Tensor
+from lightning.pytorch import LightningDataModule, Trainer
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.batches.global_batches import GlobalBatches, OwnSeeds, batches_of
+from lightning_gnn_dist.batches.global_batches import GlobalBatches, batches_of
 from lightning_gnn_dist.batches.loader import BatchLoader
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.batches.precision import type_of_model
-from lightning_gnn_dist.batches.source import BatchSource
-from lightning_gnn_dist.boundary.boundary import Boundary, Fetch
+from lightning_gnn_dist.batches.precision import warn_of_slow_bfloat16
+from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.boundary.coverage import Coverage
+from lightning_gnn_dist.boundary.refusals import check_in_fit
 from lightning_gnn_dist.checks import (
     check_at_least,
     check_at_least_if_given,
+    check_below,
     check_choice,
-    check_instance,
     check_true_or_false,
 )
-from lightning_gnn_dist.data.coverage import Coverage
+from lightning_gnn_dist.data.evaluating import Evaluating, options_of_loader
 from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels, guard_plain_ddp
-from lightning_gnn_dist.data.settings import BatchSettings
+from lightning_gnn_dist.data.targets import Targets, judged_nodes
 from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader, passes_left
 from lightning_gnn_dist.engine.rng import Purpose
-from lightning_gnn_dist.evaluation.budget import DEFAULT_BYTES
-from lightning_gnn_dist.evaluation.choice import Evaluated, is_limited
-from lightning_gnn_dist.evaluation.layered_loader import EvaluationLoader, ReadyRows, Targets
-from lightning_gnn_dist.evaluation.model_layers import ModelLayers, layers_as_they_are
-from lightning_gnn_dist.evaluation.probe import Exactness, Outlook
-from lightning_gnn_dist.evaluation.sight import hops_of_evaluation
+from lightning_gnn_dist.evaluation.probe import Exactness
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.value_check import ValueCheck
+from lightning_gnn_dist.homes.residency import Holding
+from lightning_gnn_dist.homes.shards import ShardHome
+from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.joint import Scope
-from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.partition.base import Partition, Partitioner
+
+if TYPE_CHECKING:
+    from lightning_gnn_dist.joint import CountsSeeds, ForStrategies, HasDigests, HasParts, KeepsRows
 
 
-class GraphDataModule(LightningDataModule, ABC):
+class GraphDataModule(LightningDataModule):
     """Batches of a rank's own part for training, and of the whole graph for evaluation and corrections.
 
-    A subclass defines the abstract methods: what the part is, which nodes or edges are seeds, and who makes batches.
+    Its home says where the graph lives, and its targets what is learned of it.
+
+    Args:
+        targets: What is learned and judged.
     """
 
-    _has_inputs = True  # whether training batches have an input_id
-
-    def __init__(self, settings: BatchSettings, coverage: Coverage | None, boundary: Boundary) -> None:
+    def __init__(self, targets: Targets) -> None:
+        self._targets, self._home, self._running = targets, targets.home, targets.home.running
         super().__init__()
-        if coverage is not None:
-            check_instance("coverage", coverage, Coverage, 'an object such as Coverage() or Coverage("batch"), or None')
-        self._settings = settings
-        self.sampler, self.batch_size = settings.of_parts(), settings.batch_size
-        self.loading, self.evaluation = settings.loading, settings.evaluation
-        self.global_batching = settings.global_batching
-        self.coverage, self.boundary = coverage, boundary
-        self._values = ValueCheck(is_on=settings.loading.check_values)
-        self.exactness = self._new_exactness()
+        self._settings = settings = targets.home.running.settings
+        self.sampler, self.batch_size, self.loading = settings.of_parts(), settings.batch_size, settings.loading
+        self.evaluation, self.global_batching = settings.evaluation, settings.global_batching
+        self._evaluating = Evaluating(self._home, probes=targets.probes)
         self._loaders: list[BatchLoader | TrainLoader] = []
         self._train_loader: TrainLoader | None = None
         self._anchors: tuple[Graph, BatchLoader] | None = None
-        self._whole: GlobalBatches | None = None
-        self._eval_bytes = DEFAULT_BYTES
-        self._seed_of_fit: int | None = None
+        self._global: GlobalBatches | None = None
+
+    # What it was made of.
+
+    @property
+    def trainer(self) -> Trainer | None:
+        """The trainer of the run, which Lightning sets."""
+        return self._running.trainer
+
+    @trainer.setter
+    def trainer(self, trainer: Trainer | None) -> None:
+        self._running.trainer = trainer
 
     @property
     def seed(self) -> int:
         """The seed of batches: as given; else the checkpoint's, or that of ``seed_everything`` as the fit began."""
-        return self._settings.seed_of_batches if self._seed_of_fit is None else self._seed_of_fit
-
-    # What a subclass says.
+        return self._running.seed
 
     @property
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """A hash of the graph, by which a strategy sees whether all ranks have the same one."""
+    def boundary(self) -> Boundary:
+        """What becomes of senders outside the part; in a fit what ``"auto"`` has chosen."""
+        return self._home.boundary
 
     @property
-    @abstractmethod
-    def num_nodes(self) -> int:
-        """The number of nodes of the whole graph."""
+    def coverage(self) -> Coverage | None:
+        """What gives batches weights for the loss; None where there are none, or where nothing is lost."""
+        return self._home.coverage
 
-    @abstractmethod
-    def _title(self) -> str:
-        """Return what ``repr`` shows of the data that is read."""
-
-    @abstractmethod
-    def _features(self) -> Tensor | None:
-        """Return the features ``x`` that this rank has, or None."""
-
-    @abstractmethod
-    def _parts_of_rank(self) -> Callable[[int], Graph]:
-        """Return a function from a super-epoch to the part that this rank trains on in it."""
-
-    @abstractmethod
-    def _running_part(self) -> Graph:
-        """Return the part that this rank trains on now."""
-
-    @abstractmethod
-    def _most_seeds(self, world_size: int) -> int:
-        """Return the number of seeds of the rank that has most, the same on all ranks."""
-
-    @abstractmethod
-    def _correction_seeds(self) -> Tensor | OwnSeeds:
-        """Return all training nodes of the whole graph or the rank's own, or the positions of all training edges."""
-
-    @abstractmethod
-    def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, BatchSource]:
-        """Return the seeds of a rank in a part, after a check of its values, and the source of its batches."""
-
-    @abstractmethod
-    def _whole_source(self, sampler: Sampler, num_ids: int | None = None) -> BatchSource:
-        """Return the source of batches of the whole graph."""
-
-    @abstractmethod
-    def _judging_loader(self, name: str) -> BatchLoader:
-        """Return the loader of this rank's share of the ``"val"`` or ``"test"`` nodes or edges."""
-
-    def _inputs_of(self, part: Graph, seeds: Tensor) -> Tensor | None:
-        """Return where each seed of a part stands among all training nodes of the graph, or None for edges."""
-        return None
-
-    def _seeds_around(self, part: Graph, rank: int, num_ranks: int) -> Tensor:
-        """Return the seeds of other ranks that this one learns from too, by their ids in a part, after a check."""
-        return torch.empty(0, dtype=torch.int64)
-
-    def _every(self) -> int | None:
-        """Return the passes in a super-epoch, or None if a rank's part never changes."""
-        return None
-
-    def _nodes_to_predict(self) -> Tensor:
-        """Return the nodes of which a prediction is made."""
-        return torch.arange(self.num_nodes)
-
-    def _eval_place(self) -> int:
-        """Return the place of this rank's share among the equal shares of the evaluation."""
-        return self._rank()
+    @property
+    def exactness(self) -> Exactness:
+        """Whether figures of evaluations are those of the whole graph."""
+        return self._evaluating.exactness
 
     def __str__(self) -> str:
         # Lightning's own would take every loader apart.
-        return f"{type(self).__name__}({self._title()}, {self.sampler}, batch_size={self.batch_size})"
+        return f"{type(self).__name__}({self._home.about}, {self.sampler}, batch_size={self.batch_size})"
 
     __repr__ = __str__
 
+    # The graph.
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the graph, by which a strategy sees whether all ranks have the same one."""
+        return self._home.fingerprint
+
+    @property
+    def digests(self) -> dict[str, Any]:
+        """Digests of what else ranks must have alike: the graph's arrays, and which rank holds what."""
+        return self._home.digests
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of nodes of the whole graph; of a typed one, those of the type that is learned from."""
+        return len(self._home.ids)
+
+    def counts_of_nodes(self) -> frozenset[int]:
+        """Return how many nodes the graph has, and how many there are of each type."""
+        return self._home.counts_of_nodes()
+
+    @property
+    def shards_path(self) -> Path | None:
+        """The folder of this host's shards; None where every host has the graph."""
+        return self._home.path if isinstance(self._home, ShardHome) else None
+
+    @property
+    def graph(self) -> Graph:
+        """The graph, as batches show it. Of shards no rank has one."""
+        return self._whole("graph").graph
+
+    @property
+    def holding(self) -> Holding:
+        """What a rank holds. Of shards each holds one."""
+        return self._whole("holding").holding
+
+    @property
+    def partitioner(self) -> Partitioner | Partition | None:
+        """What cuts the graph, None of shards. Where none was named, it depends on the strategy: before a fit METIS."""
+        return self._home.partitioner if isinstance(self._home, WholeHome) else None
+
+    def partition(self, num_parts: int) -> Partition:
+        """Return the partition for ``num_parts`` ranks, from the cache or computed and put there. Shards have none."""
+        check_at_least(1, num_parts=num_parts)
+        return self._home.partition(num_parts)
+
+    def parts_of_ranks(self, num_ranks: int) -> Partition:
+        """Return the partition that maps each node to the rank that learns from it in super-epoch 0."""
+        check_at_least(1, num_ranks=num_ranks)
+        return self._whole("parts_of_ranks()").cut.by_rank(num_ranks)
+
+    def part(self, rank: int, num_parts: int, super_epoch: int = 0) -> Graph:
+        """Return what rank ``rank`` trains on: the nodes of its part and the edges among them, in RAM."""
+        check_at_least(1, num_parts=num_parts)
+        check_below(num_parts, "parts", rank=rank)
+        check_at_least(0, super_epoch=super_epoch)
+        return self._whole("part()").part(rank, num_parts, super_epoch)
+
+    def _whole(self, name: str) -> WholeHome:
+        if isinstance(self._home, WholeHome):
+            return self._home
+        raise ValueError(
+            f"{type(self).__name__}.{name} is of a graph that every host has, and {self._home.about} holds shards: "
+            "give the data module the graph or the path of a saved one."
+        )
+
     # What Lightning calls.
+
+    def prepare_data(self) -> None:
+        """One process of every host computes the partition; the others find it in the cache."""
+        self._home.prepare()
+
+    def setup(self, stage: str) -> None:
+        """Open the graph, and find out what all ranks have alike. Collective.
+
+        Ranks meet in this order: to choose what ``boundary="auto"`` is, to agree on the memory of an evaluation and on
+        the seed, to connect shards, to read the part of a shard, and to count what each of them learns.
+        """
+        is_fit, trainer = stage == "fit", self.trainer
+        if is_fit:
+            self._home.choose_boundary()  # first: of a fit before it may be another
+        warn_of_slow_bfloat16(trainer)
+        self._running.agree(is_fit=is_fit)
+        if is_fit and trainer is not None:
+            check_in_fit(self.boundary, trainer)
+            guard_plain_ddp(trainer)  # before DDP takes rows that are not made
+        self._home.open(self._targets.check, is_fit=is_fit)
+        self._targets.begin(is_fit=is_fit)
+        if is_fit:
+            self._num_batches()  # refuses ranks with nothing to learn from
 
     def train_dataloader(self) -> TrainLoader:
         guard_plain_ddp(self.trainer)
-        rank, num_ranks, size = self._rank(), self._world_size(), self._num_batches()  # now: later they may be others
+        rank, num_ranks, size = self._running.rank, self._running.num_ranks, self._num_batches()  # later others may be
+        is_cut, coverage = self._home.is_cut, self.coverage
         self._train_loader = TrainLoader(
-            self._parts_of_rank(),
+            self._home.parts(),
             lambda part, num_batches: self._local_batches(part, num_batches, rank, num_ranks),
             size,
-            every=self._every() if self._is_cut() else None,
+            every=self._home.every() if is_cut else None,
             num_ranks=num_ranks,
-            batch_level=self._is_cut() and self.coverage is not None and self.coverage.level == "batch",
+            batch_level=is_cut and coverage is not None and coverage.level == "batch",
             overfits=self.trainer is not None and self.trainer.overfit_batches > 0,  # type: ignore[attr-defined]
             num_used=lambda: self.trainer.num_training_batches if self.trainer is not None else math.inf,
             num_left=lambda: passes_left(self.trainer, size),
         )
         self._loaders.append(self._train_loader)
+        if self._home.exchanges:
+            self._train_loader.move_to(0)  # now, as all ranks are here
         return self._train_loader
 
     def val_dataloader(self) -> BatchLoader:
-        return self._judging_loader("val")
+        return self._kept(self._evaluating.loader(self._targets.judged("val")))
 
     def test_dataloader(self) -> BatchLoader:
-        return self._judging_loader("test")
+        return self._kept(self._evaluating.loader(self._targets.judged("test")))
 
     def predict_dataloader(self) -> BatchLoader:
         """Return a loader of this rank's share of all nodes in order; with shards, nearly all are of its own."""
-        loader = self._nodes_loader(self._nodes_to_predict(), "the graph has")
+        self._targets.check_prediction()
+        ids = self._home.ids
+        nodes = judged_nodes(self._home, torch.arange(ids.start, ids.stop), "the graph has")
+        loader = self._kept(self._evaluating.loader(nodes))
         loader.spare_memory()
         return loader
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed fit keeps: the seed, passes in a super-epoch, and what "auto" has chosen."""
+        return {"seed": self.seed} | self._home.state()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if (kept := state_dict.get("seed")) is not None and self._running.fits:
+            self._running.keep_seed(kept)
+        self._home.restore(state_dict)
+
     def teardown(self, stage: str) -> None:
-        self._close()
+        """End what runs in the background, and free what it has taken."""
+        for loader in self._loaders:
+            loader.close()
+        if self._global is not None:
+            self._global.close()
+        self._home.close()
         vars(self).update(self._at_rest())
+        self._targets.rest()
+        self._home.rest()
         self.exactness.forget()
 
     def on_exception(self, exception: BaseException) -> None:
         """Explain the error and end what runs in the background: after an exception Lightning tears nothing down."""
-        explain_features(exception, self._features())
+        self._home.abort()  # first, as a thread may wait for a rank that will never answer
+        explain_features(exception, self._home.features())
         explain_labels(exception)
         self.teardown("fit")
+
+    def _at_rest(self) -> dict[str, Any]:
+        """Return, by name, the attributes that only a run has, as they are outside of one."""
+        return {"_loaders": [], "_anchors": None, "_global": None}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy is one at rest, as for a process that Lightning spawns: of a run there are threads and connections.
+        return vars(self) | self._at_rest() | {"_train_loader": None}
 
     # What strategies ask for.
 
@@ -198,12 +269,18 @@ class GraphDataModule(LightningDataModule, ABC):
     ) -> Iterator[Data]:
         """Yield batches ``start`` to ``stop`` of the whole graph in a round: this rank's slice of each, or all of it.
 
-        They depend on the seed, the round and the rank alone, so that a resumed run sees the same ones.
+        They depend on the seed, the round and the rank alone, so that a resumed run sees the same ones. Of shards they
+        are collective, and sliced.
         """
         check_at_least(0, round_idx=round_idx, start=start)
         check_at_least_if_given(0, stop=stop)
         check_true_or_false(sliced=sliced)
-        rank, num_slices = (self._rank(), self._world_size()) if sliced else (0, 1)
+        if not sliced and self.shards_path is not None:
+            raise ValueError(
+                'Correction(way="rank0") computes a batch of the whole graph on one rank, and no rank can '
+                'make one of a sharded graph alone: use way="sliced".'
+            )
+        rank, num_slices = (self._running.rank, self._running.num_ranks) if sliced else (0, 1)
         return self._global_batches().of_round(round_idx, rank, num_slices, start, stop)
 
     def anchor_batches(self, round_idx: int, *, of: Scope = "part", start: int | None = None) -> Iterator[Data]:
@@ -219,176 +296,94 @@ class GraphDataModule(LightningDataModule, ABC):
             return self.correction_batches(round_idx, stop=self._global_batches().num_batches)
         if start is not None and self._train_loader is not None:
             self._train_loader.move_to(start)
-        part = self._running_part()
+        part = self._home.running_part()
         if self._anchors is None or self._anchors[0] is not part:
             # Few batches at a time, so nothing in the background.
-            rank, num_ranks = self._rank(), self._world_size()
-            seed, size = self.seed + Purpose.ANCHORS, self._num_batches()
-            self._anchors = part, self._batches_of(part, size, seed, rank, num_ranks, in_background=False)
+            rank, num_ranks, seed = self._running.rank, self._running.num_ranks, self.seed + Purpose.ANCHORS
+            loader = self._batches_of(part, self._num_batches(), seed, rank, num_ranks, bulk_size=1, num_threads=0)
+            self._anchors = part, loader
         self._anchors[1].set_epoch(round_idx)
         return iter(self._anchors[1])
 
     @property
     def figures(self) -> dict[str, float]:
-        """Numbers to log: the seconds that training waited for data, and their share of its time."""
+        """Numbers to log: waiting for data, what switching parts and asking for rows cost, the part's coverage."""
         loader = self._train_loader
         waited = (loader.waited_seconds, loader.waited_share) if loader is not None else (0.0, 0.0)
-        return dict(zip(("data/waited_seconds", "data/waited_share"), waited, strict=True))
+        names = "data/waited_seconds", "data/waited_share"
+        return dict(zip(names, waited, strict=True)) | self._home.figures
+
+    @property
+    def uncovered(self) -> tuple[int, int]:
+        """The counts of seeds of weight 0 and of all seeds in the running part; (0, 0) where no node has its own."""
+        return self._home.uncovered
+
+    def against_averaging(self) -> str | None:
+        """Return why averaging alone loses accuracy on these parts, and what to do; None where it loses little."""
+        return self._home.against_averaging() if self._targets.has_inputs else None
+
+    def keeps_rows(self) -> bool:
+        """Return whether ranks compute rows of inner layers for each other at meetings."""
+        return self.boundary.keeps_rows
+
+    def batches_of_part(self) -> int | None:
+        """Return after how many batches a rank's part changes, or None if it never does."""
+        every = self._home.every()
+        return None if every is None else every * self._num_batches()
+
+    def refresh_rows(self, start: int) -> None:
+        """Compute what batches from number ``start`` on read of nodes outside the part. Collective."""
+        if not self._home.keeps_history:
+            return
+        assert self._train_loader is not None
+        check_at_least(0, start=start)
+        self._train_loader.move_to(start)
+        self._home.refresh_rows(self._train_loader.super_epoch(start))
 
     # What it is made of.
 
-    def _new_exactness(self) -> Exactness:
-        return Exactness(self.sampler, self.evaluation.sampler, probes=self._settings.probes)
+    def _kept(self, loader: BatchLoader) -> BatchLoader:
+        self._loaders.append(loader)
+        return loader
 
-    def _close(self) -> None:
-        """End what runs in the background, and free what it has taken."""
-        for loader in self._loaders:
-            loader.close()
-        if self._whole is not None:
-            self._whole.close()
-
-    def _at_rest(self) -> dict[str, Any]:
-        """Return, by name, the attributes that only a run has, as they are outside of one."""
-        return {"_loaders": [], "_anchors": None, "_whole": None}
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy is one at rest, as for a process that Lightning spawns: of a run there are threads and connections.
-        checks = {"_values": ValueCheck(is_on=self._values.is_on), "exactness": self._new_exactness()}
-        return vars(self) | self._at_rest() | checks | {"trainer": None, "_train_loader": None}
-
-    def _is_cut(self) -> bool:
-        """Return whether this rank trains on less than the whole graph."""
-        return self._world_size() > 1 and not isinstance(self.boundary, Fetch)
+    def _num_batches(self) -> int:
+        """Return the number of batches of a pass, the same for all ranks and parts."""
+        return 1 if self._home.exchanges else -(-self._targets.most() // self.batch_size)
 
     def _local_batches(self, part: Graph, num_batches: int, rank: int, num_ranks: int) -> PassLoader:
+        if self._home.exchanges:
+            inputs = self._targets.inputs_of(part, part.split("train"))
+            return self._home.exchange_loader(part, inputs, self._targets.values)
         if self._anchors is not None and self._anchors[0] is not part:
             self._anchors = None  # else the part before would stay in memory
         return self._batches_of(part, num_batches, self.seed, rank, num_ranks)
 
     def _batches_of(
-        self, part: Graph, num_batches: int, seed: int, rank: int, num_ranks: int, *, in_background: bool = True
+        self, part: Graph, num_batches: int, seed: int, rank: int, num_ranks: int, **others: Any
     ) -> BatchLoader:
         """Return a loader of training batches of a part."""
-        own, source = self._seeds_and_source(part, rank, num_ranks)
-        seeds = torch.cat([own, self._seeds_around(part, rank, num_ranks)])
-        loading = self.loading if in_background else replace(self.loading, bulk_size=1, num_threads=0)
-        make, inputs = partial(BatchLoader, num_taken=own.numel()), self._inputs_of(part, seeds)
-        seed_of_rank = seed * num_ranks + rank  # replicas differ in what they draw
-        return self._loader(source, seeds, num_batches, seed_of_rank, loading, inputs=inputs, make=make)
+        own, source = self._targets.seeds_and_source(part)
+        seeds = torch.cat([own, self._targets.seeds_around(part)])
+        make, inputs = partial(BatchLoader, num_taken=own.numel()), self._targets.inputs_of(part, seeds)
+        how = options_of_loader(self._running) | others
+        # Replicas differ in what they draw.
+        return make(source, seeds, num_batches, seed=seed * num_ranks + rank, shuffle=True, inputs=inputs, **how)
 
     def _global_batches(self) -> GlobalBatches:
-        if self._whole is None:
-            size = self.global_batching.batch_size or self.batch_size * self._world_size()
-            source = self._whole_source(self._whole_sampler())
+        if self._global is None:
+            size = self.global_batching.batch_size or self.batch_size * self._running.num_ranks
+            source = self._home.whole_source(self._targets.across(self._settings.of_corrections()))
             bulk_size = self.loading.bulk_size if source.is_remote else 1  # one question for many batches
-            more = self._dtype(), self._has_inputs, self.loading.num_threads > 0, lambda: passes_left(self.trainer) > 0
-            self._whole = batches_of(source, self._correction_seeds(), size, self.seed, bulk_size, *more)
-        return self._whole
+            in_background = self.loading.num_threads > 0
+            more = self._running.dtype, self._targets.has_inputs, in_background, lambda: passes_left(self.trainer) > 0
+            self._global = batches_of(source, self._targets.of_corrections(), size, self.seed, bulk_size, *more)
+        return self._global
 
-    def _whole_sampler(self) -> Sampler:
-        """Return the sampler of the whole graph for corrections."""
-        return self._settings.of_corrections()
 
-    def _num_batches(self) -> int:
-        """Return the number of batches of a pass, the same for all ranks and parts."""
-        return -(-self._most_seeds(self._world_size()) // self.batch_size)
+if TYPE_CHECKING:
 
-    def _nodes_loader(self, nodes: Tensor, whose: str) -> BatchLoader:
-        return self._eval_loader(self._eval_sampler, nodes, f"{whose} {nodes.numel()} nodes")
-
-    def _eval_sampler(self, more_hops: int = 0) -> Sampler:
-        """Return the sampler of an evaluation: of whole rows, as many hops as the layers of the model say, and more."""
-        module, num_hops = self._module(), self.sampler.num_hops
-        hops = num_hops if module is None else hops_of_evaluation(module, num_hops)
-        return self._settings.of_evaluation(hops - num_hops + more_hops)
-
-    def _eval_loader(
-        self,
-        sampler_of: Callable[[int], Sampler],
-        seeds: Tensor | range,
-        whose: str,
-        num_ids: int | None = None,
-        targets: Callable[[Tensor], Targets] = Targets,
-    ) -> BatchLoader:
-        """Return a loader of this rank's share of ``seeds``, sampled in the whole graph by one of some samplers."""
-        sampler = sampler_of(0)
-        self.exactness.check(self.trainer)
-        world_size, count = self._world_size(), len(seeds)
-        if count < world_size:
-            raise ValueError(
-                f"{whose}, but {world_size} ranks share the evaluation: mark more or leave it out, limit_val_batches=0."
-            )
-        evaluated = Evaluated(seeds, lambda ids: targets(ids).nodes.unique(), world_size)
-        size = self.evaluation.batch_size or self.batch_size
-        if self.evaluation.batch_size is None and not is_limited(self.trainer):
-            size = self._eval_batch_size(evaluated, sampler)
-        loading, source = self.loading, self._whole_source(sampler, num_ids)
-        if loading.sample_on != "cpu":
-            loading = replace(loading, bulk_size=1)  # full neighbourhoods are large for a device
-        rows, num_batches = self._ready_rows(evaluated, size), evaluated.num_batches(size)
-        outlook = Outlook(
-            evaluated,
-            lambda more_hops: self._whole_source(sampler_of(more_hops), num_ids),
-            self._bytes_around,
-            lambda: num_batches == 1 and world_size == 1 and self._is_whole_graph(evaluated.nodes),
-        )
-        look = partial(self.exactness.look, self.trainer, outlook)
-        make = partial(EvaluationLoader, self.sampler.num_hops, look, rows, targets)
-        share, places = (replace(evaluated, ids=ids).share(self._eval_place()) for ids in (seeds, range(count)))
-        loader = self._loader(source, share, num_batches, self.seed, loading, shuffle=False, inputs=places, make=make)
-        self._loaders.append(loader)
-        return loader
-
-    def _eval_batch_size(self, evaluated: Evaluated, sampler: Sampler) -> int:
-        """Return how many seeds a batch of an evaluation has, the same on all ranks."""
-        return self.batch_size
-
-    @abstractmethod
-    def _bytes_around(self, some: Sequence[Tensor], most: int) -> list[int | None]:
-        """Return the bytes of a batch around each of some lists of nodes, with one hop more than an evaluation has.
-
-        None where these are more than ``most``, or where that hop brings no edge.
-        """
-
-    def _is_whole_graph(self, seeds: Tensor) -> bool:
-        """Return whether a batch of an evaluation around these nodes is known to be the whole graph."""
-        return False
-
-    def _ready_rows(self, evaluated: Evaluated, batch_size: int) -> ReadyRows | None:
-        """Return what computes the rows of all seeds layer by layer, or None where batches do it at less cost."""
-        return None
-
-    def _model_layers(self) -> ModelLayers | None:
-        """Return the layers of the model, if it has as many as the batches have hops, and these take whole rows."""
-        module = self._module()
-        if module is None or not self._settings.evaluates_whole_rows:
-            return None
-        return layers_as_they_are(module, self, self.sampler.num_hops)
-
-    def _loader(
-        self,
-        source: BatchSource,
-        seeds: Tensor,
-        num_batches: int,
-        seed: int,
-        loading: Loading,
-        *,
-        shuffle: bool = True,
-        make: Callable[..., BatchLoader] = BatchLoader,
-        inputs: Tensor | None = None,
-    ) -> BatchLoader:
-        how = {"bulk_size": loading.bulk_size, "num_threads": loading.num_threads, "num_ranks": self._world_size()}
-        return make(source, seeds, num_batches, seed=seed, shuffle=shuffle, dtype=self._dtype(), inputs=inputs, **how)
-
-    def _module(self) -> LightningModule | None:
-        """Return the model that is trained or evaluated."""
-        return None if self.trainer is None else getattr(self.trainer, "lightning_module", None)
-
-    def _dtype(self) -> torch.dtype | None:
-        return type_of_model(self.trainer)
-
-    def _world_size(self) -> int:
-        return self.trainer.world_size if self.trainer is not None else 1
-
-    def _rank(self) -> int:
-        return self.trainer.global_rank if self.trainer is not None else 0
+    def _offers(
+        data: GraphDataModule, loader: TrainLoader
+    ) -> tuple[ForStrategies, HasDigests, HasParts, KeepsRows, CountsSeeds]:
+        """Let mypy check that these have what the Protocols of ``joint`` ask for."""
+        return data, data, data, data, loader

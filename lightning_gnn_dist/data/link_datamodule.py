@@ -2,46 +2,53 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Isolated
-from lightning_gnn_dist.checks import (
-    check_instance,
-    check_path,
-)
+from lightning_gnn_dist.checks import check_instance, check_path
 from lightning_gnn_dist.data.edges.asked import AskedEdges, check_settings_of_edges
-from lightning_gnn_dist.data.edges.datamodule import EdgeDataModule
+from lightning_gnn_dist.data.edges.shards import ShardEdges
+from lightning_gnn_dist.data.edges.targets import EdgeTargets
+from lightning_gnn_dist.data.edges.whole import WholeEdges
 from lightning_gnn_dist.data.explained_errors import knows_words_of_pyg
+from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.links import LinkSplit
-from lightning_gnn_dist.data.part_datamodule import PartDataModule
-from lightning_gnn_dist.data.plan import PartPlan
-from lightning_gnn_dist.data.residency import Holding
-from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
-from lightning_gnn_dist.data.temporal.checks import check_event_samplers, sampler_of_events
-from lightning_gnn_dist.data.typed.checks import check_typed
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.value_check import ValueCheck
+from lightning_gnn_dist.homes.opening import folder_of_shards, refuse_to_cut
+from lightning_gnn_dist.homes.plan import PartPlan
+from lightning_gnn_dist.homes.residency import Holding
+from lightning_gnn_dist.homes.running import Running
+from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
+from lightning_gnn_dist.homes.shards import ShardHome
+from lightning_gnn_dist.homes.times import check_event_samplers, sampler_of_events
+from lightning_gnn_dist.homes.typed import check_samplers, check_typed
+from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.prepare.held_edges import LinkBounds, first_held
+from lightning_gnn_dist.prepare.shard import Bounds
+from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.links import edges_at
-from lightning_gnn_dist.sampling.negatives import Candidates
-from lightning_gnn_dist.sampling.targets.tables import HeldLinks
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 
 
-class LinkDataModule(EdgeDataModule, PartDataModule):
+class LinkDataModule(GraphDataModule):
     """Batches of edges, with false ones to tell them from or with labels: each rank learns the edges of its part.
 
     A training batch asks for ``batch_size`` edges of the part and ``num_negatives`` false ones for each. None of the
     edges it asks for carries a message, in either direction. Validation and testing ask for held edges and their fixed
     negatives with all neighbours in the graph of training edges. The ranks divide the held edges among themselves, so
     :class:`LinkRanking` is exact. On one rank batches come from the whole graph.
+
+    Of a split in shards batches are the same, with nodes in the order of the shards. An edge is learned by a rank that
+    has the shard of its receiver; other ranks are asked for false receivers, neighbours and features, in the
+    background, before they are due. The ranks share the held edges evenly, whichever shards these lie with. With more
+    ranks than shards, several ranks hold the same shard, and divide its edges among them.
 
     A batch is a PyG ``Data``: the ends of all targets are the first ``batch.batch_size`` nodes. For target ``i``,
     ``batch.edge_label_index[:, i]`` are the positions of its ends among them, and ``batch.edge_label[i]`` is 1 for a
@@ -62,11 +69,14 @@ class LinkDataModule(EdgeDataModule, PartDataModule):
 
     Args:
         split: A :class:`LinkSplit`, as :func:`split_edges` makes it, or the path of a saved one, which stays on disk
-            and is read as batches need it; with ``Isolated()`` or ``Halo()`` a rank takes its part into RAM.
+            and is read as batches need it; with ``Isolated()`` or ``Halo()`` a rank takes its part into RAM. Or the
+            folder of shards that ``save_shards(split, partition, path)`` wrote: rank ``r`` needs its ``shares.json``
+            and shard ``r % n``.
         partitioner: How the graph is cut, or a ready :class:`Partition`. Default: with ``Fetch()``, which loses nothing
             where parts end, ``RandomPartitioner()``; otherwise ``MetisPartitioner()``, and ``SuperNodePartitioner()``
             for strategies of rounds, which average models of different parts (unless ``holding`` deals chunks anew).
-            Where METIS is not installed, ``StreamingPartitioner()`` takes its place.
+            Where METIS is not installed, ``StreamingPartitioner()`` takes its place. Shards were cut when they were
+            divided.
         sampler: How neighbours are drawn. Default: ``NeighborSampler([15, 10])``; of a split by time a
             :class:`TemporalSampler` with these numbers.
         batch_size: True edges in a training batch, at most. All ranks have the same number of batches.
@@ -81,11 +91,9 @@ class LinkDataModule(EdgeDataModule, PartDataModule):
             and false receivers are the rank's own. Default: ``Fetch()``, and ``Isolated()`` beside a ``holding``, or
             where a :class:`WholePartSampler` would take the whole graph for each batch.
         evaluation: How the whole graph is sampled to evaluate a model. Default: all neighbours, which is exact.
-        global_batching: How the whole graph is sampled for corrections, which keep 16 bytes for each training edge.
-        cache_dir: Where partitions are kept. Default: beside a saved graph, else the user's cache directory.
+        global_batching: How the whole graph is sampled for corrections, which keep 16 bytes for each training edge; of
+            shards, for each of the own shard.
     """
-
-    _way_to_hold = "give split_edges() a share for them, split_edges(graph, {name}=0.1)."
 
     @knows_words_of_pyg
     def __init__(
@@ -102,103 +110,63 @@ class LinkDataModule(EdgeDataModule, PartDataModule):
         boundary: Boundary | None = None,
         evaluation: Evaluation = Evaluation(),  # noqa: B008
         global_batching: GlobalBatching = GlobalBatching(),  # noqa: B008
-        cache_dir: str | Path | None = None,
     ) -> None:
+        shards = folder_of_shards(split, "split")
         boundary = _default_boundary(holding, sampler) if boundary is None else boundary
-        self.split = _as_split(split)
-        links, graph = _links_of(self.split), _with_seeds(self.split)
-        self._asked = AskedEdges.of(links, graph.types, num_negatives)
+        known = _as_split(split) if shards is None else _bounds_of_links(shards)
+        links, types = (_links_of(known), known.graph.types) if isinstance(known, LinkSplit) else _in_bounds(known)
+        asked = AskedEdges.of(links, types, num_negatives)
         sampler = sampler_of_events(sampler, links.time)
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
-        if global_batching.deal != "any":
-            raise ValueError(
-                f"GlobalBatching(deal={global_batching.deal!r}) deals nodes to their owners, and links have two ends: "
-                'leave it at deal="any".'
-            )
         check_settings_of_edges(settings, boundary)
-        check_typed(graph, settings, boundary)
-        check_event_samplers(graph, settings, links.time, links.edge_type)
-        if partitioner is None and isinstance(boundary, Fetch):
-            partitioner = RandomPartitioner()
-        plan = PartPlan(graph, partitioner, holding, boundary, None, settings.seed_of_parts, cache_dir)
-        super().__init__(plan, settings)
-        self._most: dict[int, int] = {}
+        running, values = Running(settings, self), ValueCheck(is_on=settings.loading.check_values)
+        if isinstance(known, LinkSplit):
+            self.split: LinkSplit | None = known
+            graph = _with_seeds(known)
+            _check_split(graph, settings, links, boundary)
+            if partitioner is None and boundary.sees_whole_graph:
+                partitioner = RandomPartitioner()
+            plan = PartPlan(graph, partitioner, holding, boundary, None, settings.seed_of_parts)
+            home = WholeHome(plan, running, known.fingerprint, asked.shown)
+            super().__init__(WholeEdges(home, values, asked, known))
+            return
+        assert shards is not None
+        refuse_to_cut(shards, partitioner, holding)
+        self.split = None
+        _check_shards(settings, boundary)
+        hidden = None if links.labels is None else asked.shown
+        super().__init__(ShardEdges(ShardHome(shards, known, running, boundary, None, hidden), values, asked))
 
     @property
-    def graph(self) -> Graph:
-        """The graph of training edges, as batches show it."""
-        return self._shown(self._whole_graph)
+    def num_negatives(self) -> int:
+        """False receivers for each training edge."""
+        assert isinstance(self._targets, EdgeTargets)
+        return self._targets.asked.num_negatives
 
-    @graph.setter
-    def graph(self, graph: Graph) -> None:
-        self._whole_graph = graph
 
-    @property
-    def fingerprint(self) -> str:
-        """A hash of the split, by which a strategy sees whether all ranks have the same one."""
-        return self.split.fingerprint
+def _check_split(graph: Graph, settings: BatchSettings, links: LinkBounds, boundary: Boundary) -> None:
+    """Refuse settings that do not suit a split that every host has."""
+    if settings.global_batching.deal == "own":
+        raise ValueError(
+            'GlobalBatching(deal="own") deals nodes to their owners, and links have two ends: leave deal out.'
+        )
+    check_typed(graph.types, settings, boundary)
+    check_samplers(graph, settings)
+    check_event_samplers(graph, settings, links.time, links.edge_type)
 
-    def _rows_of_edges(self) -> Graph:
-        return self._whole_graph
 
-    def _candidates_anywhere(self) -> Candidates:
-        return self._asked.candidates(self._whole_graph, self._asked.ends.receivers)
-
-    def _held_links(self, name: str) -> HeldLinks:
-        arrays = self.split.held_arrays.get(name, {})
-        return self._asked.held(self.split.edges[name], self.split.negatives.get(name), arrays)
-
-    def _most_seeds(self, world_size: int) -> int:
-        if world_size not in self._most:
-            self._most[world_size] = self._count_most(world_size)
-        return self._most[world_size]
-
-    def _count_most(self, world_size: int) -> int:
-        if world_size == 1:
-            return self._correction_seeds().numel()
-        assignment = self.partition(world_size).assignment
-
-        def count(owner: Tensor) -> Tensor:
-            rank_of_node = owner[assignment]
-            _, receivers = edges_at(self.graph, self._positions(self._whole_graph, rank_of_node))
-            return torch.bincount(rank_of_node[receivers], minlength=world_size)
-
-        what = f"{self._correction_seeds().numel()} training edges"
-        if isinstance(self.boundary, Fetch):
-            return self._cut.most(world_size, f"nodes that the {what} lead to", count, "or another partition")
-        return self._cut.most(world_size, what, count, "or MetisPartitioner(), which keeps most edges inside parts")
-
-    def _correction_seeds(self) -> Tensor:
-        everyone = torch.zeros(1, dtype=torch.int64).expand(self.graph.num_nodes)
-        seeds = self._positions(self._whole_graph, everyone)
-        if not seeds.numel():
-            which = "" if self.split.edge_type is None else f" of type {self.split.edge_type}"
-            with_label = "" if self.split.labels is None else f" with labels ({self.split.labels})"
-            raise ValueError(f"The graph has no edges{which}{with_label} to learn from.")
-        return seeds
-
-    def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, BatchSource]:
-        is_whole = part is self.graph
-        own, shown = self._own(part, rank, num_ranks), self._shown(part)
-        self._values.of_arrays(shown)
-        held = self._whole_graph if is_whole else part  # which has the labels
-        seeds = self._positions(held, own.to(torch.int64) - 1)
-        links = self._across(self.sampler) if is_whole else self._around_part(part, own)
-        return seeds, self._source(shown, links, part.num_edges)
-
-    def _own(self, part: Graph, rank: int, num_ranks: int) -> Tensor:
-        """Return which nodes of a part are the rank's own."""
-        if part is self.graph and num_ranks > 1:
-            return self.partition(num_ranks).assignment == rank
-        own: Tensor | None = vars(part).get("node_arrays", {}).get("train_mask")
-        return torch.ones(part.num_nodes, dtype=torch.bool) if own is None else own
-
-    def _positions(self, graph: Graph, owner: Tensor) -> Tensor:
-        """Return where the training edges are whose ends, or whose receivers if batches see all, have one owner."""
-        return self._asked.positions(graph, owner, across=isinstance(self.boundary, Fetch))
-
-    def _shown(self, part: Graph) -> Graph:
-        return self._asked.shown(part)
+def _check_shards(settings: BatchSettings, boundary: Boundary) -> None:
+    """Refuse settings that do not suit a split in shards."""
+    if isinstance(settings.sampler, WholePartSampler) and boundary.sees_whole_graph:
+        raise ValueError(
+            "WholePartSampler takes a whole part for each batch, and with boundary=Fetch() that is the whole graph: "
+            "take NeighborSampler, or boundary=Isolated()."
+        )
+    if settings.global_batching.deal == "any":
+        raise ValueError(
+            'GlobalBatching(deal="any") draws from a list of all training edges, and of those of shards no rank has '
+            "one: leave deal out, and each rank deals its own."
+        )
 
 
 def _links_of(split: LinkSplit) -> LinkBounds:
@@ -211,7 +179,7 @@ def _links_of(split: LinkSplit) -> LinkBounds:
 
 
 def _default_boundary(holding: object, sampler: Sampler | None) -> Boundary:
-    holds = isinstance(holding, Holding) and holding != Holding()
+    holds = isinstance(holding, Holding) and not holding.is_one_chunk
     return Isolated() if holds or isinstance(sampler, WholePartSampler) else Fetch()
 
 
@@ -228,3 +196,20 @@ def _as_split(split: LinkSplit | str | Path) -> LinkSplit:
         return LinkSplit.open(check_path("split", split))
     check_instance("split", split, LinkSplit, "split_edges(graph), or the path of a saved split")
     return split
+
+
+def _bounds_of_links(path: Path) -> Bounds:
+    """Return where shards of a split begin; of a graph with types the type of the receivers is chosen."""
+    bounds = Bounds.read(path)
+    if bounds.links is None:
+        raise ValueError(
+            f"{path} holds shards of a graph whose edges are not split: divide a split, as in "
+            "save_shards(split_edges(graph), partition, path), or learn from its nodes with PartitionedDataModule."
+        )
+    kind, types = bounds.links.edge_type, bounds.types
+    return bounds if kind is None or types.seeds is not None else replace(bounds, types=types.with_seeds(kind[2]))
+
+
+def _in_bounds(bounds: Bounds) -> tuple[LinkBounds, TypedBounds]:
+    assert bounds.links is not None
+    return bounds.links, bounds.types

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -20,7 +20,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from lightning_gnn_dist.batches.seed_batch import Neighbourhood, Promise
 from lightning_gnn_dist.joint import RowsOfRanks
-from lightning_gnn_dist.layerwise.layers import HasLayers, Layer, has_layers, layers_in
+from lightning_gnn_dist.layerwise.layers import Layer, has_layers, layers_in
 from lightning_gnn_dist.layerwise.ready_made import layers_of, needs_whole_graph
 from lightning_gnn_dist.wire.collectives import octets
 
@@ -77,7 +77,7 @@ def layers_of_model(module: nn.Module) -> ModelLayers | None:
     """Return the layers of a module: its own, or those of the one PyG model in it. None if there are none."""
     try:
         if has_layers(module):
-            return ModelLayers(module, layers_in(cast(HasLayers, module)), norm_of_all_rows(module))
+            return ModelLayers(module, layers_in(module), norm_of_all_rows(module))
         gnn = _only_model_of_pyg(module)
         return None if gnn is None else ModelLayers(gnn, layers_of(gnn), None)
     except (TypeError, ValueError) as error:  # it may never run its layers: then it works on full neighbourhoods

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -25,6 +25,7 @@ from lightning_gnn_dist.checks import (
     check_callable,
     check_instance,
     check_npy,
+    check_path,
     check_true_or_false,
     is_integer,
     is_limit,
@@ -38,10 +39,9 @@ from lightning_gnn_dist.evaluation.whole_nodes import WholeNodes
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.joint import HoldsShards
-from lightning_gnn_dist.layerwise.layers import HasLayers, Layer, has_layers, layers_in
+from lightning_gnn_dist.layerwise.layers import Layer, has_layers, layers_in
 from lightning_gnn_dist.layerwise.shared_rows import SharedRows
-from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks
+from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, holds_shards
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 
@@ -51,7 +51,7 @@ BUDGET_BYTES = 1 << 30
 def predict_by_layer(
     trainer: Trainer,
     model: LightningModule,
-    graph: Graph | HoldsShards,
+    graph: Graph | str | Path,
     path: str | Path | None,
     *,
     on_rows: OnRows | None = None,
@@ -73,7 +73,7 @@ def predict_by_layer(
     Args:
         trainer: Starts the ranks, places the model and sets the precision.
         model: A module with a method ``layers``, see :class:`HasLayers`.
-        graph: The graph, on every rank, or the data module of a sharded graph.
+        graph: The graph, on every rank, or the path of a saved one or of shards.
         path: The file. It appears when it is complete. Ranks on several hosts need storage that they share. With
             ``on_rows``, None writes no file.
         on_rows: Called on each rank with the batches of the last layer and the rows of their ``batch_size`` seeds. Over
@@ -86,15 +86,13 @@ def predict_by_layer(
         options: Passed to ``trainer.predict``: ``ckpt_path``, ``weights_only``.
     """
     path = None if path is None else check_npy("path", path)
-    check_instance("graph", graph, Graph | HoldsShards, "a Graph or a ShardedDataModule")
-    _check_untyped(graph)
+    where = _graph_or_shards(graph)
     check_true_or_false(overwrite=overwrite)
     _check_options(options)
     if on_rows is not None:
         check_callable("on_rows", on_rows, "a function of a batch and its rows, such as lambda batch, rows: ...", 0, 0)
     _check(trainer, model, budget_bytes)
     _check_path(path, on_rows, overwrite=overwrite)
-    where = graph if isinstance(graph, Graph) else graph.shards_path
     work = Work(model, where, path, budget_bytes, on_rows, type_of_model(trainer))
     # Run as a step of Lightning's loop, which starts ranks, loads the checkpoint and sets the precision.
     model.predict_step = work.step  # type: ignore[method-assign]
@@ -104,14 +102,20 @@ def predict_by_layer(
         del model.predict_step
 
 
-def _check_untyped(graph: Graph | HoldsShards) -> None:
-    if isinstance(graph, Graph):
-        graph.check_untyped()
-    elif have_names(Bounds.read(graph.shards_path).types):
-        raise ValueError(
-            "predict_by_layer takes shards of a graph without types, and this one has some: use trainer.predict(model, "
-            'data) with PredictionWriter("rows.npy"), which samples all neighbours of each batch.'
-        )
+def _graph_or_shards(given: Graph | str | Path) -> Graph | Path:
+    """Return the graph, or the folder of its shards; those with types are refused."""
+    if isinstance(given, str | Path) and holds_shards(path := check_path("graph", given)):
+        if have_names(Bounds.read(path).types):
+            raise ValueError(
+                "predict_by_layer takes shards of a graph without types, and this one has some: use "
+                'trainer.predict(model, data) with PredictionWriter("rows.npy"), which samples all neighbours of each '
+                "batch."
+            )
+        return path
+    check_instance("graph", given, Graph | str | Path, "a Graph, or the path of a saved one or of shards")
+    graph = given if isinstance(given, Graph) else Graph.open(given)
+    graph.check_untyped()
+    return graph
 
 
 class _Once:
@@ -164,7 +168,7 @@ class Work:
 
     def step(self, batch: Tensor) -> Tensor:
         """Take the place of the module's ``predict_step``."""
-        layers = layers_in(cast(HasLayers, self.model))
+        layers = layers_in(self.model)
         channel = open_channel(collectives.world_size())
         try:
             of_all = self._of_all(layers, channel)

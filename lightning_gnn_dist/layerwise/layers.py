@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 from torch import Tensor, nn
 from torch_geometric.data import Data
@@ -37,7 +37,7 @@ def has_layers(model: object) -> bool:
     return callable(getattr(type(model), "layers", None))
 
 
-def layers_in(model: HasLayers) -> list[Layer]:
+def layers_in(model: object) -> list[Layer]:
     """The layers of a model. Refused where one would normalise by the degrees of a batch of one hop."""
     if not has_layers(model):
         raise TypeError(
@@ -54,7 +54,7 @@ def layers_in(model: HasLayers) -> list[Layer]:
                 f"call {type(conv).__name__}(..., normalize=False) with batch.edge_weight; or take "
                 "torch_geometric.nn.GCN and layers_of."
             )
-    return list(model.layers())
+    return list(cast(HasLayers, model).layers())
 
 
 def with_arrays(graph: Graph, arrays: dict[str, Tensor]) -> Graph:

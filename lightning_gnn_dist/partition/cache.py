@@ -104,7 +104,7 @@ def _prepare(directory: Path) -> None:
     except OSError as error:
         raise PermissionError(
             f"Partitions cannot be kept in {directory} ({error.strerror or error}): choose another folder, as in "
-            'PartitionedDataModule(..., cache_dir="partitions"), or set XDG_CACHE_HOME.'
+            'PartitionedDataModule(..., holding=Holding(cache_dir="partitions")), or set XDG_CACHE_HOME.'
         ) from error
 
 

@@ -154,7 +154,7 @@ def save_shards(graph: Graph | SplitOfEdges, partition: Partition, folder: str |
     """Write a shard for every part. Nodes get new ids, part after part; ``n_id`` holds the old ones.
 
     Of a :class:`LinkSplit` the graph of training edges is divided, and each held edge lies with the shard that owns its
-    receiver: :class:`ShardedLinkDataModule` learns edges of such shards.
+    receiver: :class:`LinkDataModule` learns edges of such shards.
 
     Of a typed graph the nodes of each type get new ids, part after part, and those of one type stay together; the
     ``n_id`` of a type holds the old ids in it. RAM holds one shard at a time, and numbers for every node. The folder
@@ -281,6 +281,11 @@ def _check_ids(n_id: Tensor, file: Path) -> None:
         raise ValueError(f"{file} is damaged (it holds node {int(ids[0])}, and ids begin at 0). {_WAY_OUT}")
     if bool((twice := ids[1:] == ids[:-1]).any()):
         raise ValueError(f"{file} is damaged (it holds node {int(ids[1:][twice][0])} twice). {_WAY_OUT}")
+
+
+def holds_shards(path: Path) -> bool:
+    """Whether a folder holds shards of a graph."""
+    return (path / INDEX).exists()
 
 
 def shard_name(index: int) -> str:

@@ -124,7 +124,7 @@ class TypedBounds:
         if self.seeds is None:
             raise ValueError(
                 f"No node type, or several, had a train_mask when the graph was divided, and a data module learns from "
-                f"one: choose it, as in ShardedDataModule(path, seed_type={self.node_types[0]!r})."
+                f"one: choose it, as in PartitionedDataModule(path, seed_type={self.node_types[0]!r})."
             )
         return self.seeds
 

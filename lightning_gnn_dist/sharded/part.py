@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edges_among, learned_from
 from lightning_gnn_dist.boundary.boundary import Boundary
-from lightning_gnn_dist.data.coverage import Coverage, weights_of
+from lightning_gnn_dist.boundary.coverage import Coverage, weights_of
 from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
 from lightning_gnn_dist.graph.rows import Lookup, bytes_per_row, starts_of
 from lightning_gnn_dist.graph.typed.names import EdgeType, have_names

@@ -35,8 +35,9 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.batches import placement
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.placement import Placement, release, stream_to
-from lightning_gnn_dist.data import part_datamodule
-from lightning_gnn_dist.data.part_datamodule import PartDataModule
+from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
+from lightning_gnn_dist.homes import whole
+from tests.placing import placed
 from tests.sampling.reference import random_graph
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -137,9 +138,9 @@ def test_only_where_ranks_fit_parts_are_expected(ranks, state, monkeypatch):
         return Placement(device, "cpu", expected_bytes=expected_bytes)
 
     data = module_of("auto", partitioner=RandomPartitioner())
-    monkeypatch.setattr(part_datamodule, "Placement", record)
-    monkeypatch.setattr(data, "_world_size", lambda: ranks)
-    monkeypatch.setattr(data, "_trainer_fn", lambda: state)
+    monkeypatch.setattr(whole, "Placement", record)
+    placed(data, 0, ranks)
+    monkeypatch.setattr(type(data._running), "stage", state)
     for loader in (data.val_dataloader(), data.train_dataloader()):
         next(iter(loader))
     assert asked == [data.graph.num_bytes if ranks > 1 and state == TrainerFn.FITTING else 0, 0]
@@ -244,7 +245,7 @@ def test_all_batches_come_from_one_copy_which_goes_with_the_fit(make, monkeypatc
         return copy
 
     monkeypatch.setattr(placement, "_moved", watched)
-    data: PartDataModule = make("device")
+    data: GraphDataModule = make("device")
     release(data.graph)
     for _ in range(2):
         loaders = [data.train_dataloader(), data.val_dataloader(), data.predict_dataloader()]  # a trainer keeps them
@@ -263,17 +264,15 @@ def test_all_batches_come_from_one_copy_which_goes_with_the_fit(make, monkeypatc
 
 
 @pytest.mark.parametrize("num_threads", [0, 1])
-def test_the_copy_of_a_part_goes_with_the_part(num_threads, monkeypatch):
+def test_the_copy_of_a_part_goes_with_the_part(num_threads):
     loading = Loading(num_threads=num_threads, sample_on="device")
     data = module_of("device", loading=loading, partitioner=RandomPartitioner(), holding=Holding(Redeal(12), every=1))
-    monkeypatch.setattr(data, "_world_size", lambda: 2)
-    monkeypatch.setattr(data, "_rank", lambda: 0)
-    loader = data.train_dataloader()
+    loader = placed(data, 0, 2).train_dataloader()
     stream = loader.stream(0)
     next(stream)
     next(iter(data.anchor_batches(0)))
-    part = weakref.ref(data._own_parts().current())
-    copy = weakref.ref(placement._copies_of(data._shown(part()))[CPU])
+    part = weakref.ref(data._home.running_part())
+    copy = weakref.ref(placement._copies_of(data._home.shown(part()))[CPU])
     for _ in range(len(loader)):
         next(stream)
     gc.collect()

@@ -34,7 +34,7 @@ from lightning_gnn_dist import (
     coverage_mean,
     through_layers,
 )
-from lightning_gnn_dist.boundary.exchange_refusals import check_exchange
+from lightning_gnn_dist.boundary.refusals import check_exchange
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.boundary.models import Model, Ready, learned_by_hand, model, weighted_data
 from tests.boundary.test_whole_graph import odd

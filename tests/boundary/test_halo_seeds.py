@@ -26,7 +26,6 @@ from lightning_gnn_dist import (
     Partition,
     PartitionedDataModule,
     Rotate,
-    ShardedDataModule,
     save_shards,
     split_edges,
 )
@@ -34,6 +33,7 @@ from tests.boundary.models import model, weighted_data
 from tests.data_fitting import trainer
 from tests.evaluation.models import graph_of
 from tests.every_strategy import PATIENCE
+from tests.placing import batches_of
 from tests.ranks import run_ranks
 from tests.sharded.graphs import in_order_of_parts, small_graph
 
@@ -68,7 +68,7 @@ def sparse_graph() -> Graph:
 
 def loader_of(graph: Graph, rank: int, boundary: Boundary, num_batches: int, **options: Any) -> Any:
     data = PartitionedDataModule(graph, partitioner=unequal(300), boundary=boundary, seed=1, **options)
-    return data._batches_of(data.part(rank, RANKS), num_batches, 1, rank, RANKS)
+    return batches_of(data, data.part(rank, RANKS), num_batches, 1, rank, RANKS)
 
 
 @pytest.mark.parametrize("hops", [1, 2])
@@ -203,7 +203,7 @@ def test_local_steps_on_these_seeds_are_those_by_hand_also_if_resumed(tmp_path: 
 
 def seen_on_shards(rank: int, world_size: int, folder: Path) -> list[tuple[Tensor, Tensor, Tensor]]:
     """The seeds of every step, their numbers and their labels."""
-    module, data = model("SAGE", 1), ShardedDataModule(folder / "shares", **SETTINGS)
+    module, data = model("SAGE", 1), PartitionedDataModule(folder / "shares", **SETTINGS)
     seen: list[tuple[Tensor, Tensor, Tensor]] = []
     step = module.training_step
 
@@ -242,7 +242,7 @@ def test_shards_have_the_same_seeds(num_ranks: int, tmp_path: Path) -> None:
 def with_corrections(rank: int, world_size: int, folder: Path, whole: Graph, partition: Partition) -> list[Weights]:
     found = []
     for data in (
-        ShardedDataModule(folder / "shares", **SETTINGS),
+        PartitionedDataModule(folder / "shares", **SETTINGS),
         PartitionedDataModule(whole, partitioner=partition, **SETTINGS),
     ):
         module = model("SAGE", 1)

@@ -21,14 +21,16 @@ from lightning_gnn_dist import (
     History,
     Holding,
     Isolated,
+    PartitionedDataModule,
+    RandomPartitioner,
     Rotate,
-    ShardedDataModule,
     TMAStrategy,
+    save_shards,
 )
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.boundary.models import Model, model, weighted_data
 from tests.boundary.test_history import OWNER, RANKS, STEPS, averaging, parts, quick, weights_of
-from tests.data_fitting import trainer
+from tests.data_fitting import small_graph, trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 
@@ -141,8 +143,10 @@ def test_ranks_that_may_die_are_refused() -> None:
 
 
 def test_shards_have_no_rows_of_meetings(tmp_path: Path) -> None:
+    graph = small_graph()
+    save_shards(graph, RandomPartitioner()(graph, 2, 0), tmp_path / "shards")
     with pytest.raises(ValueError, match=r"boundary must be .* for shards, got History\(every='round'\)"):
-        ShardedDataModule(tmp_path, boundary=History())
+        PartitionedDataModule(tmp_path / "shards", boundary=History())
 
 
 class Faulty(Model):

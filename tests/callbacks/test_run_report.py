@@ -25,7 +25,6 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     RandomPartitioner,
     RunReport,
-    ShardedDataModule,
     WholePartSampler,
     communities,
     save_shards,
@@ -232,7 +231,7 @@ def test_one_process_needs_no_parts(tmp_path: Path) -> None:
 def test_nobody_cuts_shards_again(tmp_path: Path) -> None:
     graph, report = communities(400, 4, num_features=8), RunReport()
     save_shards(graph, RandomPartitioner()(graph, 1, 0), tmp_path / "shards")
-    data = ShardedDataModule(tmp_path / "shards", sampler=NeighborSampler([3, 3]), batch_size=16)
+    data = PartitionedDataModule(tmp_path / "shards", sampler=NeighborSampler([3, 3]), batch_size=16)
     fit(tmp_path, 1, LocalSGDStrategy(EverySteps(2)), [report], data, max_epochs=1)
     assert report.record is not None and report.record.partitioner == "as the shards were cut"
 

@@ -128,7 +128,7 @@ def test_any_data_module_has_a_class_path(tmp_path: Path) -> None:
     graph = communities(2000)
     save_shards(graph, RandomPartitioner()(graph, 2, seed=0), tmp_path / "shares")
     config = (EXAMPLES / "configs" / "llcg.yaml").read_text()
-    data = f"data: {{class_path: lightning_gnn_dist.ShardedDataModule, init_args: {{path: {tmp_path}/shares}}}}\n"
+    data = f"data: {{class_path: lightning_gnn_dist.PartitionedDataModule, init_args: {{graph: {tmp_path}/shares}}}}\n"
     (tmp_path / "shares.yaml").write_text(re.sub(r"data:\n.*?(?=trainer:)", data, config, flags=re.DOTALL))
     options = [f"--trainer.logger.init_args.save_dir={tmp_path}", "--trainer.max_epochs=1", *SMALL[1:]]
     run_ranks(command, 2, "fit", f"--config={tmp_path}/shares.yaml", *options)
@@ -190,13 +190,13 @@ def test_samplers_and_numbers_can_be_written() -> None:
             "global_batching": {"sampler": init("NeighborSampler", num_neighbors=[-1, 5])},
             "boundary": "lightning_gnn_dist.Fetch",
             "evaluation": {"batch_size": 7},
-            "cache_dir": "there",
+            "holding": {"cache_dir": "there"},
         }
     ).data
     assert data.sampler == WholePartSampler(2) and data.global_batching == GlobalBatching(
         None, NeighborSampler([-1, 5])
     )
-    assert (data.boundary, data.evaluation, str(data._cut.cache_dir)) == (Fetch(), Evaluation(7), "there")
+    assert (data.boundary, data.evaluation, str(data.holding.cache_dir)) == (Fetch(), Evaluation(7), "there")
 
 
 def test_a_graph_is_a_path_or_made_to_order(tmp_path: Path) -> None:
@@ -268,10 +268,10 @@ def test_residency_and_coverage_can_be_written() -> None:
     coverage = init("Coverage", level="batch", shrinkage=1.0)
     holding = {"residency": init("Redeal", num_supernodes=40)}
     data = parsed({"holding": holding, "coverage": coverage, "boundary": "Halo"}).data
-    assert (data.holding, data.boundary) == (Holding(Redeal(40)), Halo()) and data._cut.coverage == Coverage(
+    assert (data.holding, data.boundary) == (Holding(Redeal(40)), Halo()) and data.coverage == Coverage(
         "batch", shrinkage=1.0
     )
-    assert parsed({"coverage": None}).data._cut.coverage is None
+    assert parsed({"coverage": None}).data.coverage is None
     strategy = parsed(strategy=init("GrappaStrategy", weights="nodes", launch={"timeout": "0:01:30"})).trainer.strategy
     assert isinstance(strategy, GrappaStrategy) and strategy._timeout == timedelta(seconds=90)
 

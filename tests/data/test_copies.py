@@ -16,8 +16,6 @@ from lightning_gnn_dist import (
     Loading,
     PartitionedDataModule,
     RandomPartitioner,
-    ShardedDataModule,
-    ShardedLinkDataModule,
     save_shards,
     split_edges,
 )
@@ -38,15 +36,14 @@ def modules(folder: Path) -> dict[str, Any]:
         "saved graph": PartitionedDataModule(folder / "graph", batch_size=30, loading=Loading(cache_bytes=1 << 12)),
         "split": LinkDataModule(split, batch_size=500),
         "saved split": LinkDataModule(folder / "split", batch_size=500),
-        "shards": ShardedDataModule(folder / "shards", batch_size=30),
-        "shards of a split": ShardedLinkDataModule(folder / "link_shards", batch_size=500),
+        "shards": PartitionedDataModule(folder / "shards", batch_size=30),
+        "shards of a split": LinkDataModule(folder / "link_shards", batch_size=500),
     }
 
 
 def of_a_run(data: Any) -> list[Any]:
     """Batches of training and validation, in the midst of which nothing is torn down."""
-    if "Sharded" in type(data).__name__:
-        data.setup("fit")
+    data.setup("fit")
     return [batch.n_id.tolist() for load in (data.train_dataloader, data.val_dataloader) for batch in load()]
 
 

@@ -12,8 +12,6 @@ from lightning_gnn_dist import (
     Graph,
     LinkDataModule,
     PartitionedDataModule,
-    ShardedDataModule,
-    ShardedLinkDataModule,
     split_edges,
 )
 from lightning_gnn_dist.cli.mistakes.misspelt import hint
@@ -23,8 +21,6 @@ from tests.data_fitting import model, small_graph, trainer
 KINDS: dict[type, Any] = {
     PartitionedDataModule: small_graph,
     LinkDataModule: lambda: split_edges(small_graph()),
-    ShardedDataModule: lambda: "shards",
-    ShardedLinkDataModule: lambda: "shards",
 }
 
 

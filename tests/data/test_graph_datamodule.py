@@ -28,6 +28,7 @@ from lightning_gnn_dist import (
 )
 from tests.data_fitting import fit_with, full_graph_logits, model, small_graph, trainer
 from tests.every_strategy import PATIENCE
+from tests.placing import placed
 from tests.ranks import RankError, run_ranks
 
 # Evaluation.
@@ -126,7 +127,7 @@ def in_rounds(rank: int, world_size: int) -> list[list[int]]:
     """The seeds of each pass, where every pass has parts of its own and a round ends in the middle of one."""
     module = model()
     data = PartitionedDataModule(small_graph(), batch_size=10, holding=Holding(Redeal(24), every=1))
-    length = -(-data._cut.most_seeds(world_size) // 10)
+    length = -(-data._home.cut.most_seeds(world_size) // 10)
     trainer(world_size, LocalSGDStrategy(EverySteps(3), **PATIENCE), max_epochs=length).fit(module, data)
     passes = [torch.cat(module.trained[at : at + length]).tolist() for at in range(0, 3 * length, length)]
     return passes
@@ -190,15 +191,15 @@ def test_too_few_nodes_to_share_are_refused() -> None:
 def test_the_length_of_a_super_epoch_survives_in_a_checkpoint() -> None:
     data = PartitionedDataModule(small_graph(), holding=Holding(Rotate()))
     data.trainer = trainer(1, max_epochs=30)
-    data._world_size = lambda: 4  # type: ignore[method-assign]
+    placed(data, 0, 4)
     assert data.state_dict() == {"seed": 0, "repartition_every": 10}
     data.trainer.fit_loop.max_epochs = 300  # resumed for longer
     data.load_state_dict({"repartition_every": 10})
-    assert data._every() == 10
+    assert data._home.every() == 10
     chosen = PartitionedDataModule(small_graph(), holding=Holding(Rotate(), every=2))
     chosen.load_state_dict({"repartition_every": 10})
-    chosen._world_size = lambda: 4  # type: ignore[method-assign]
-    assert chosen._every() == 2
+    placed(chosen, 0, 4)
+    assert chosen._home.every() == 2
 
 
 def test_a_graph_without_the_split_says_so() -> None:

@@ -23,13 +23,13 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     RandomPartitioner,
     Sampler,
-    ShardedDataModule,
     save_shards,
     split_edges,
 )
 from lightning_gnn_dist.batches.batch import SampledData
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
+from tests.placing import batches_of
 from tests.ranks import run_ranks
 from tests.sage import SAGE
 from tests.samplers import SAMPLERS
@@ -82,7 +82,7 @@ def test_batches_of_parts_say_it_of_the_whole_graph(boundary: Boundary, is_saved
     data = PartitionedDataModule(graph, batch_size=30, boundary=boundary, **options)
     for rank in range(2):
         part = data.graph if isinstance(boundary, Fetch) else data.part(rank, 2)
-        for batch in data._batches_of(part, 3, 0, rank, 2):
+        for batch in batches_of(data, part, 3, 0, rank, 2):
             check_seeds(batch, "train")
             check_edges(batch)
             seen += batch.input_id.tolist()
@@ -118,7 +118,7 @@ def asked(rank: int, world_size: int, folder: str) -> list[dict[str, list[int]]]
     found, options = [], {"sampler": NeighborSampler([4, 3]), "batch_size": 30}
     for data in (
         PartitionedDataModule(GRAPH, partitioner=RandomPartitioner(), **options),
-        ShardedDataModule(folder, **options),
+        PartitionedDataModule(folder, **options),
     ):
         model, ddp = Asking(), LocalSGDStrategy(EverySteps(2), **PATIENCE)
         fitting = trainer(world_size, ddp, max_epochs=2)

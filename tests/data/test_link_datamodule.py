@@ -52,6 +52,7 @@ from lightning_gnn_dist.data.typed.links import edges_of
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.link_model import LinkSAGE, Targets, held
+from tests.placing import batches_of, most_seeds, placing
 from tests.ranks import run_ranks
 from tests.strategies.fitting import State, differs, state_of
 
@@ -126,12 +127,12 @@ def test_random_nodes_of_other_parts_send_and_are_never_asked_for() -> None:
     others = set(part.node_arrays["n_id"].tolist()) - own
     assert len(others) == round(0.5 * len(own))
     asked, senders = Counter[bool](), set()
-    for batch in larger._batches_of(part, 3, 0, 0, 2):
+    for batch in batches_of(larger, part, 3, 0, 0, 2):
         ends = batch.n_id[batch.edge_label_index]
         assert own.issuperset(ends.flatten().tolist())
         asked.update(batch.edge_label.bool().tolist())
         senders |= set(batch.n_id.tolist())
-    expected = sum(int(batch.edge_label.sum()) for batch in plain._batches_of(plain.part(0, 2), 3, 0, 0, 2))
+    expected = sum(int(batch.edge_label.sum()) for batch in batches_of(plain, plain.part(0, 2), 3, 0, 0, 2))
     assert asked[True] == expected and senders & others
 
 
@@ -166,7 +167,7 @@ def test_targets_send_no_messages(boundary: Boundary) -> None:
     part = data.graph if boundary == Fetch() else data.part(0, 2)
     here, own = pairs_of(split.graph), (data.partition(2).assignment == 0).nonzero().view(-1).tolist()
     seen = set(own) if boundary == Isolated() else set(range(NODES))
-    loader = data._batches_of(part, 6, 0, 0, 2)
+    loader = batches_of(data, part, 6, 0, 0, 2)
     num_dropped = 0
     for batch in loader:
         asked = {tuple(sorted(pair)) for pair in batch.n_id[batch.edge_label_index].T.tolist()}
@@ -196,7 +197,7 @@ def test_false_receivers_come_from_all_nodes_that_are_fetched() -> None:
     everything = pairs_of(split.graph)
     false = [
         pair
-        for batch in data._batches_of(data.graph, 6, 0, 0, 2)
+        for batch in batches_of(data, data.graph, 6, 0, 0, 2)
         for pair in batch.n_id[batch.edge_label_index[:, batch.edge_label == 0]].T.tolist()
     ]
     assert all(tuple(sorted(pair)) not in everything for pair in false)
@@ -226,7 +227,7 @@ def test_every_edge_is_asked_for_by_one_rank_where_all_are_seen() -> None:
     asked = Counter(
         tuple(sorted(pair))
         for rank in range(3)
-        for batch in data._batches_of(data.graph, -(-data._most_seeds(3) // 40), 0, rank, 3)
+        for batch in batches_of(data, data.graph, -(-most_seeds(data, 3) // 40), 0, rank, 3)
         for pair in batch.n_id[batch.edge_label_index[:, batch.edge_label == 1]].T.tolist()
     )
     assert asked == Counter(pairs_of(split.graph))
@@ -238,7 +239,7 @@ def test_threads_and_bulks_change_nothing(sampler: Any) -> None:
 
     def drawn(**options: Any) -> list[Any]:
         data = module_of(split, sampler=sampler, **options)
-        loader = data._batches_of(data.part(1, 2), 6, 0, 1, 2)
+        loader = batches_of(data, data.part(1, 2), 6, 0, 1, 2)
         return [
             (batch.n_id.tolist(), batch.edge_label_index.tolist(), batch.edge_index.tolist())
             for batch in itertools.islice(loader.stream(3), 6)
@@ -290,9 +291,8 @@ def test_corrections_are_slices_of_batches_of_the_whole_graph() -> None:
         pairs = batch.n_id[batch.edge_label_index].T.tolist()
         assert batch.edge_label.tolist() == [1.0] * 31 + [0.0] * 31
         assert all(tuple(sorted(pair)) in everything for pair in pairs[:31])
-        data._rank, data._world_size = lambda: 1, lambda: 2  # type: ignore[method-assign]
-        (half,) = data.correction_batches(4, start=index, stop=index + 1)
-        del data._rank, data._world_size
+        with placing(data, 1, 2):
+            (half,) = data.correction_batches(4, start=index, stop=index + 1)
         mine = half.n_id[half.edge_label_index].T.tolist()
         assert mine[:15] == pairs[16:31] and mine[15:] == pairs[31 + 16 :]
     (anchor, *_) = data.anchor_batches(2)
@@ -351,11 +351,11 @@ def test_what_cannot_work_is_refused() -> None:
         module_of(small_split_without_test()).test_dataloader()
     apart = Partition((torch.arange(60) % 5).to(torch.int32), 5)  # 0 -> 5 stays inside, so all parts have edges
     ring = split_edges(directed_ring(), 0.0, 0.0)
-    assert module_of(ring, partitioner=apart)._most_seeds(5) == 12
+    assert most_seeds(module_of(ring, partitioner=apart), 5) == 12
     alone = torch.zeros(60, dtype=torch.int32)
     alone[7] = 1
     with pytest.raises(ValueError, match="rank 1 of 2 hold none of the 180 training edges"):
-        module_of(ring, partitioner=Partition(alone, 2))._most_seeds(2)
+        most_seeds(module_of(ring, partitioner=Partition(alone, 2)), 2)
 
 
 def small_split_without_test() -> LinkSplit:

@@ -23,7 +23,7 @@ from lightning_gnn_dist import (
     Rotate,
     communities,
 )
-from lightning_gnn_dist.data.part_reader import PartReader, nodes_of
+from lightning_gnn_dist.homes.part_reader import PartReader, nodes_of
 
 RANKS = 4
 

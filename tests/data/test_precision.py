@@ -20,7 +20,6 @@ from lightning_gnn_dist import (
     Partition,
     PartitionedDataModule,
     Sampler,
-    ShardedDataModule,
     WholePartSampler,
     communities,
     quantize_rows,
@@ -115,7 +114,7 @@ def test_what_a_step_computes_in_is_not_widened(precision: Any, widen: Any, stor
 def test_shards_keep_what_the_whole_graph_keeps(boundary: Any, tmp_path: Path) -> None:
     save_shards(stored_as(torch.bfloat16), Partition(torch.zeros(300, dtype=torch.int32), 1), tmp_path / "shares")
     options: dict[str, Any] = {} if boundary is None else {"boundary": boundary}
-    data = ShardedDataModule(tmp_path / "shares", sampler=NeighborSampler([4, 3]), batch_size=50, **options)
+    data = PartitionedDataModule(tmp_path / "shares", sampler=NeighborSampler([4, 3]), batch_size=50, **options)
     data.trainer = pl.Trainer(accelerator="cpu", devices=1, precision="bf16-mixed", **QUIET)
     data.setup("fit")
     for loader in (data.train_dataloader(), data.predict_dataloader()):

@@ -15,15 +15,13 @@ from lightning_gnn_dist import (
     LocalSGDStrategy,
     PartitionedDataModule,
     RandomPartitioner,
-    ShardedDataModule,
-    ShardedLinkDataModule,
     split_edges,
 )
 from tests.data_fitting import model, small_graph, trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 
-KINDS = [PartitionedDataModule, LinkDataModule, ShardedDataModule, ShardedLinkDataModule]
+KINDS = [PartitionedDataModule, LinkDataModule]
 
 
 def data_with(seed: int | None = None) -> PartitionedDataModule:

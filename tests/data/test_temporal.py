@@ -33,7 +33,6 @@ from lightning_gnn_dist import (
     NeighborSampler,
     PartitionedDataModule,
     RandomPartitioner,
-    ShardedDataModule,
     TemporalSampler,
     communities,
     save_shards,
@@ -41,11 +40,12 @@ from lightning_gnn_dist import (
     split_edges,
     through_layers,
 )
-from lightning_gnn_dist.data.temporal import checks
 from lightning_gnn_dist.evaluation.choice import Counter, Evaluated, seeds_at_once
+from lightning_gnn_dist.homes import times
 from tests.data_fitting import trainer
 from tests.every_strategy import every_strategy
 from tests.graph.typed.graphs import small
+from tests.placing import seeds_and_source
 from tests.ranks import run_ranks
 from tests.typed_sage import typed_graph_of_papers
 
@@ -151,7 +151,7 @@ def batches_of(data: PartitionedDataModule) -> Iterator[Any]:
     yield from chain(*loaders, data.correction_batches(0, stop=2), data.anchor_batches(0))
     for rank in range(3):
         part = data.part(rank, 3)
-        seeds, source = data._seeds_and_source(part, rank, 3)
+        seeds, source = seeds_and_source(data, part, rank, 3)
         yield from source.make([seeds], [(0, 0, 0)])  # type: ignore[list-item]
 
 
@@ -220,7 +220,7 @@ def test_it_tells_once_which_edges_have_no_time_of_their_own(
 ) -> None:
     """Of those that are always seen at a level that Lightning shows."""
     told: list[str] = []
-    monkeypatch.setattr(checks, "rank_zero_info", told.append)
+    monkeypatch.setattr(times, "rank_zero_info", told.append)
     caplog.set_level("INFO", "lightning_gnn_dist")
     data = small()
     del data["paper", "cites", "paper"].time
@@ -283,12 +283,12 @@ def test_what_does_not_draw_by_time_is_refused(tmp_path: Path) -> None:
         LinkDataModule(split_edges(graph, val=0.1), sampler=SAMPLER)
     save_shards(graph, RandomPartitioner()(graph, 1, seed=0), tmp_path / "shards")
     with pytest.raises(ValueError, match="neither edges nor nodes of the graph have it"):
-        ShardedDataModule(tmp_path / "shards", sampler=SAMPLER).setup("fit")
+        PartitionedDataModule(tmp_path / "shards", sampler=SAMPLER).setup("fit")
     for other in (DeviceSampler, MatrixSampler):
         with pytest.raises(TypeError, match="NeighborSampler, LadiesSampler"):
             other(SAMPLER)  # type: ignore[arg-type]
     data = PartitionedDataModule(temporal_graph(), sampler=SAMPLER, boundary=Auto(exchange=True))
-    assert not data._can_exchange()
+    assert not data._home._can_exchange()
 
 
 def test_the_oldest_nodes_are_for_training_and_the_latest_for_testing() -> None:

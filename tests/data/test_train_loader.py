@@ -25,9 +25,9 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.batches.loader import THREAD_NAME, BatchLoader
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.data.part_reader import PartReader
-from lightning_gnn_dist.data.switcher import PartSwitcher
 from lightning_gnn_dist.data.train_loader import TrainLoader
+from lightning_gnn_dist.homes.part_reader import PartReader
+from lightning_gnn_dist.homes.switcher import PartSwitcher
 
 BATCHES, EVERY = 5, 2
 

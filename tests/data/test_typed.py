@@ -37,6 +37,7 @@ from lightning_gnn_dist import (
 from tests.data_fitting import trainer
 from tests.every_strategy import every_strategy
 from tests.graph.typed.graphs import small
+from tests.placing import seeds_and_source
 from tests.ranks import run_ranks
 from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
 
@@ -158,8 +159,8 @@ def test_batches_of_a_part_bring_its_weights() -> None:
     graph = typed_graph_of_papers()
     data = data_of(graph, partitioner=RandomPartitioner(), boundary=Isolated())
     part = data.part(0, 2)
-    seeds, source = data._seeds_and_source(part, 0, 2)
-    (batch,) = source.make([seeds[:5]], [(0, 0, 0)], [data._inputs_of(part, seeds[:5])])  # type: ignore[list-item]
+    seeds, source = seeds_and_source(data, part, 0, 2)
+    (batch,) = source.make([seeds[:5]], [(0, 0, 0)], [data._targets.inputs_of(part, seeds[:5])])  # type: ignore[list-item]
     assert batch.coverage.equal(part.node_arrays["coverage"][seeds[:5]]) and bool((batch.coverage < 1).any())
     assert graph.split("train")[batch["paper"].input_id].equal(part.node_arrays["n_id"][seeds[:5]])
     assert batch["paper"].n_id[:5].equal(part.node_arrays["n_id"][seeds[:5]])

@@ -37,6 +37,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from tests.data_fitting import trainer
 from tests.every_strategy import every_strategy
+from tests.placing import batches_of, most_seeds, placed, seeds_and_source
 from tests.ranks import run_ranks
 from tests.typed_sage import LinkHetero, targets_of, typed_graph_of_papers
 
@@ -139,7 +140,7 @@ def test_batches_are_typed_subgraphs_without_their_targets(kind: EdgeType, num_r
     data = data_of(split, sampler=sampler, num_negatives=2)
     part, true, asked = data.part(0, num_ranks), links(split), Counter[tuple[int, int]]()
     here, (source, _, target) = nodes_of(part), kind
-    for batch in data._batches_of(part, 3, 0, 0, num_ranks):
+    for batch in batches_of(data, part, 3, 0, 0, num_ranks):
         targets, count = targets_of(batch, kind), batch.num_targets // 3
         assert batch.seed_type == kind and [label for *_, label in targets] == [1.0] * count + [0.0] * 2 * count
         assert [s for s, *_ in targets[count:]] == [s for s, *_ in targets[:count] for _ in range(2)]
@@ -180,7 +181,7 @@ def test_neighbours_beyond_the_part_come_along_and_no_target(boundary: Boundary)
     data = data_of(split, sampler=ALL, boundary=boundary, num_negatives=3)
     part, true, outside = data.part(0, 3) if boundary == Halo() else data.graph, links(split), 0
     here, edges = nodes_of(data_of(split).part(0, 3)), {k: pairs(s.edge_index) for k, s in hetero(split).edge_items()}
-    for batch in data._batches_of(part, 3, 0, 0, 3):
+    for batch in batches_of(data, part, 3, 0, 0, 3):
         targets = targets_of(batch, WRITES)
         assert all(((s, r) in true) == bool(label) for s, r, label in targets)
         assert all(r in here["paper"] for _, r, label in targets if label)
@@ -205,9 +206,9 @@ def test_only_own_nodes_are_asked_for(holding: Holding) -> None:
     plain, larger = data_of(split), data_of(split, holding=holding)
     own, part = nodes_of(plain.part(0, 3)), larger.part(0, 3)
     assert sum(map(len, nodes_of(part).values())) > sum(map(len, own.values()))
-    asked = [targets_of(batch, WRITES) for batch in larger._batches_of(part, 3, 0, 0, 3)]
+    asked = [targets_of(batch, WRITES) for batch in batches_of(larger, part, 3, 0, 0, 3)]
     assert all(s in own["author"] and r in own["paper"] for targets in asked for s, r, _ in targets)
-    alone = [targets_of(batch, WRITES) for batch in plain._batches_of(plain.part(0, 3), 3, 0, 0, 3)]
+    alone = [targets_of(batch, WRITES) for batch in batches_of(plain, plain.part(0, 3), 3, 0, 0, 3)]
     count = [sum(label for targets in found for *_, label in targets) for found in (asked, alone)]
     assert count[0] == count[1] > 0
 
@@ -217,7 +218,7 @@ def test_threads_and_bulks_change_nothing() -> None:
 
     def drawn(**options: Any) -> list[Any]:
         data = data_of(split, **options)
-        batches = data._batches_of(data.part(1, 2), 4, 0, 1, 2).between(3, 7)
+        batches = batches_of(data, data.part(1, 2), 4, 0, 1, 2).between(3, 7)
         return [(targets_of(batch, WRITES), edges_of_batch(batch)) for batch in batches]
 
     plain = drawn(loading=Loading(num_threads=0, bulk_size=1))
@@ -228,7 +229,7 @@ def test_corrections_are_slices_of_batches_of_the_whole_graph() -> None:
     split = split_of()
     data = data_of(split, global_batching=GlobalBatching(batch_size=31))
     (whole,) = data.correction_batches(4, sliced=False, start=2, stop=3)
-    data._rank, data._world_size = lambda: 1, lambda: 2  # type: ignore[method-assign]
+    placed(data, 1, 2)
     (half,) = data.correction_batches(4, start=2, stop=3)
     asked, mine = targets_of(whole, WRITES), targets_of(half, WRITES)
     assert mine == asked[15:31] + asked[31 + 15 :] or mine == asked[16:31] + asked[31 + 16 :]
@@ -238,9 +239,9 @@ def test_corrections_are_slices_of_batches_of_the_whole_graph() -> None:
 def test_a_part_with_few_links_repeats_them_with_weight_zero() -> None:
     split = split_of()
     data = data_of(split, partitioner=unequal(split.graph), batch_size=150)
-    data._rank, data._world_size = lambda: 1, lambda: 2  # type: ignore[method-assign]
+    placed(data, 1, 2)
     batches = list(data.train_dataloader())
-    few = data._seeds_and_source(data.part(1, 2), 1, 2)[0].numel()
+    few = seeds_and_source(data, data.part(1, 2), 1, 2)[0].numel()
     assert few < len(batches) and [batch.is_filler for batch in batches] == [n >= few for n in range(len(batches))]
     assert not batches[-1].coverage.any() and "coverage" not in batches[0]
 
@@ -378,8 +379,8 @@ def test_a_rank_without_links_is_refused_by_name() -> None:
     apart = torch.zeros(split.graph.num_nodes, dtype=torch.int32)
     apart[split.graph.types.nodes_of("venue").start :] = 1  # venues and words have links of other types
     with pytest.raises(ValueError, match=r"rank 1 of 2 hold none of the .* training edges"):
-        data_of(split, partitioner=Partition(apart, 2), boundary=Isolated())._most_seeds(2)
+        most_seeds(data_of(split, partitioner=Partition(apart, 2), boundary=Isolated()), 2)
     with pytest.raises(ValueError, match=r"none of the nodes that the .* training edges lead to.* another partition"):
-        data_of(split, partitioner=Partition(apart, 2), boundary=Fetch())._most_seeds(2)
+        most_seeds(data_of(split, partitioner=Partition(apart, 2), boundary=Fetch()), 2)
     with pytest.raises(TypeError, match=r"split must be split_edges\(graph\)"):
         data_of(split.graph)  # type: ignore[arg-type]

@@ -15,7 +15,6 @@ from lightning_gnn_dist import (
     NeighborSampler,
     PartitionedDataModule,
     RandomPartitioner,
-    ShardedDataModule,
     save_shards,
 )
 from tests.data_fitting import trainer
@@ -30,7 +29,7 @@ Found = list[tuple[float, dict[int, Tensor], set[str]]]
 def data_module(where: str | None, kind: str, num_layers: int) -> Any:
     options: dict[str, Any] = {"sampler": NeighborSampler([3] * num_layers), "batch_size": 7}
     if kind == "shards":
-        return ShardedDataModule(where, **options)
+        return PartitionedDataModule(where, **options)
     graph = graph_of(uneven_data()) if kind == "RAM" else Graph.open(where)
     return PartitionedDataModule(graph, partitioner=RandomPartitioner(), **options)
 

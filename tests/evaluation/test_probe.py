@@ -20,7 +20,6 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     RandomPartitioner,
     RunReport,
-    ShardedDataModule,
     save_shards,
 )
 from tests.data_fitting import trainer
@@ -202,7 +201,7 @@ def on_two_ranks(rank: int, world_size: int, folder: str) -> list[tuple[int, boo
     found = []
     for module in (paired(), made("SAGE")):
         sampler, evaluation = NeighborSampler([3, 3]), Evaluation(batch_size=5)
-        for data in (graph_data(), ShardedDataModule(folder, sampler=sampler, evaluation=evaluation)):
+        for data in (graph_data(), PartitionedDataModule(folder, sampler=sampler, evaluation=evaluation)):
             differ: list[bool] = []
             module.on_test_end = lambda data=data, differ=differ: differ.append(data.exactness.difference is not None)
             run = trainer(world_size, GrappaStrategy(**PATIENCE))

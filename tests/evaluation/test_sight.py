@@ -38,7 +38,6 @@ from lightning_gnn_dist import (
     NeighborSampler,
     PartitionedDataModule,
     RandomPartitioner,
-    ShardedDataModule,
     on_blocks,
     save_shards,
     split_edges,
@@ -154,7 +153,7 @@ def data_module(name: str, where: str | None = None) -> Any:
     options: dict[str, Any] = {"sampler": NeighborSampler([3] * EXACT[name][0]), "batch_size": 5}
     options["evaluation"] = Evaluation(batch_size=5)
     if where is not None:
-        return ShardedDataModule(where, **options)
+        return PartitionedDataModule(where, **options)
     return PartitionedDataModule(graph_of(sparse_data()), partitioner=RandomPartitioner(), **options)
 
 

@@ -12,6 +12,7 @@ from lightning_gnn_dist import (
     FastGCNSampler,
     GlobalBatching,
     Graph,
+    Holding,
     LadiesSampler,
     Loading,
     MatrixSampler,
@@ -98,7 +99,7 @@ def of_links(split: str, store: str, options: dict[str, Any], tally: Tally, plac
 
 def of_graph(make: Callable[[], Graph], tally: Tally, place: Place) -> None:
     options: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 32, "loading": AT_ONCE}
-    show_batches(tally, PartitionedDataModule(make(), cache_dir=place.own, **options))
+    show_batches(tally, PartitionedDataModule(make(), holding=Holding(cache_dir=place.own), **options))
 
 
 def narrow() -> Graph:

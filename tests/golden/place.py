@@ -5,13 +5,13 @@ Names that merges will change are looked up here, and nowhere else in these runs
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import lightning_gnn_dist as package
 from lightning_gnn_dist import (
     Graph,
+    Holding,
     LinkDataModule,
     Loading,
     NeighborSampler,
@@ -51,10 +51,14 @@ class Place:
         defaults: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 32, "loading": AT_ONCE, "seed": 3}
         options = defaults | options
         if store == "shards":
-            return sharded_nodes(self.shared / f"{graph}_shards", **options)
+            return PartitionedDataModule(self.shared / f"{graph}_shards", **options)
         where: Graph | Path = GRAPHS[graph]() if store == "ram" else self.shared / graph
-        options = {"partitioner": RandomPartitioner(), "cache_dir": self.own} | options
+        options = {"partitioner": RandomPartitioner()} | options | {"holding": self._holding(options)}
         return PartitionedDataModule(where, **options)
+
+    def _holding(self, options: dict[str, Any]) -> Holding:
+        holding: Holding = options.get("holding", Holding())
+        return replace(holding, cache_dir=self.own)
 
     def links(self, split: str, store: str, **options: Any) -> Any:
         """A data module of the edges of a split."""
@@ -63,18 +67,10 @@ class Place:
         defaults: dict[str, Any] = {"sampler": sampler, "batch_size": 48, "loading": AT_ONCE, "seed": 3}
         options = defaults | options
         if store == "shards":
-            return sharded_links(self.shared / f"{split}_split_shards", **options)
+            return LinkDataModule(self.shared / f"{split}_split_shards", **options)
         where = SPLITS[split]() if store == "ram" else self.shared / f"{split}_split"
-        options = {"partitioner": RandomPartitioner(), "cache_dir": self.own} | options
+        options = {"partitioner": RandomPartitioner()} | options | {"holding": self._holding(options)}
         return LinkDataModule(where, **options)
-
-
-def sharded_nodes(path: Path, **options: Any) -> Any:
-    return getattr(package, "ShardedDataModule", PartitionedDataModule)(path, **options)
-
-
-def sharded_links(path: Path, **options: Any) -> Any:
-    return getattr(package, "ShardedLinkDataModule", LinkDataModule)(path, **options)
 
 
 def prepare_a_shard(source: Path, folder: Path, index: int, count: int, **options: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ from lightning_gnn_dist import (
 from tests.golden.batches import BY_TIME, OF_TYPES
 from tests.golden.fits import BASIC, OF_TYPES_BASIC, Make, local, of_links, of_nodes, trainer, typed_module
 from tests.golden.graphs import SPLITS
-from tests.golden.place import Place
+from tests.golden.place import AT_ONCE, Place
 from tests.golden.runs import Run
 from tests.golden.tally import Tally, content_of
 
@@ -128,8 +129,8 @@ def batch_runs() -> Iterator[Run]:
         yield Run(f"ranks/plain/neighbor/around_seeds/{store}", partial(around_seeds, store=store), 2)
     of_shards: dict[str, dict[str, Any]] = {
         "ahead": {"loading": Loading(bulk_size=3), "boundary": Fetch()},
-        "no_cache": {"cache_bytes": 0, "boundary": Fetch()},
-        "small_cache": {"cache_bytes": 900, "boundary": Fetch()},
+        "no_cache": {"loading": replace(AT_ONCE, cache_bytes=0), "boundary": Fetch()},
+        "small_cache": {"loading": replace(AT_ONCE, cache_bytes=900), "boundary": Fetch()},
         "own_corrections": {"global_batching": GlobalBatching(deal="own", batch_size=31)},
     }
     for name, options in of_shards.items():

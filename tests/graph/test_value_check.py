@@ -17,12 +17,12 @@ from lightning_gnn_dist import (
     NeighborSampler,
     Partition,
     PartitionedDataModule,
-    ShardedDataModule,
     communities,
     save_shards,
     split_edges,
 )
 from lightning_gnn_dist.graph.value_check import ValueCheck
+from tests.placing import batches_of
 
 NAN, INF = float("nan"), float("inf")
 
@@ -86,10 +86,10 @@ def test_a_part_names_nodes_as_the_graph_does() -> None:
     graph, node = spoilt("x", NAN)
     owner = int(node >= 30)
     with pytest.raises(ValueError, match=f"x of node {node} is NaN"):
-        of(graph)._batches_of(of(graph).part(owner, 2), 1, 0, owner, 2)
+        batches_of(of(graph), of(graph).part(owner, 2), 1, 0, owner, 2)
     other = 1 - owner
-    of(graph)._batches_of(of(graph).part(other, 2), 1, 0, other, 2)
-    of(graph, loading=Loading(check_values=False))._batches_of(of(graph).part(owner, 2), 1, 0, owner, 2)
+    batches_of(of(graph), of(graph).part(other, 2), 1, 0, other, 2)
+    batches_of(of(graph, loading=Loading(check_values=False)), of(graph).part(owner, 2), 1, 0, owner, 2)
 
 
 def test_links_are_learned_from_no_such_values() -> None:
@@ -105,7 +105,7 @@ def test_a_shard_names_nodes_as_the_graph_did(tmp_path: Path) -> None:
     graph, node = spoilt("y", -1)
     save_shards(graph, Partition(torch.zeros(60, dtype=torch.int32), 1), tmp_path / "shards")
     for is_on in (True, False):
-        data = ShardedDataModule(
+        data = PartitionedDataModule(
             tmp_path / "shards", sampler=NeighborSampler([2]), loading=Loading(num_threads=0, check_values=is_on)
         )
         data.setup("fit")

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GATv2Conv, GCNConv, SAGEConv
 
-from lightning_gnn_dist import Graph, Partition, ShardedDataModule, layers_of, predict_by_layer, save_shards
+from lightning_gnn_dist import Graph, Partition, PartitionedDataModule, layers_of, predict_by_layer, save_shards
 from lightning_gnn_dist.evaluation import row_table
 from lightning_gnn_dist.evaluation.layer_pass import LayerPass
 from lightning_gnn_dist.evaluation.prediction import Work
@@ -115,7 +115,7 @@ def predict(rank: int, world_size: int, folder: Path, kind: str) -> list[Tensor]
     def evaluate(batch: Data, rows: Tensor) -> None:
         seen.append(torch.cat([batch.n_id[: batch.batch_size, None], rows], 1))
 
-    data = ShardedDataModule(folder / "shares")
+    data = PartitionedDataModule(folder / "shares")
     predict_by_layer(
         quiet(world_size), model_of(kind), data, folder / "rows.npy", on_rows=evaluate, budget_bytes=16 << 20
     )
@@ -183,7 +183,7 @@ def test_every_node_is_computed_once(tmp_path: Path) -> None:
 
 
 def predict_on_three(rank: int, world_size: int, folder: Path) -> None:
-    predict_by_layer(quiet(world_size), Deep("sage"), ShardedDataModule(folder / "shares"), folder / "rows.npy")
+    predict_by_layer(quiet(world_size), Deep("sage"), folder / "shares", folder / "rows.npy")
 
 
 def test_ranks_hold_shards_evenly(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_ranks_hold_shards_evenly(tmp_path: Path) -> None:
 def test_what_keeps_nothing_is_refused(tmp_path: Path) -> None:
     save_shards(weighted_graph(), uneven(2), tmp_path / "shares")
     with pytest.raises(ValueError, match="path=None keeps nothing: name a file"):
-        predict_by_layer(quiet(1), Deep("sage"), ShardedDataModule(tmp_path / "shares"), None)
+        predict_by_layer(quiet(1), Deep("sage"), tmp_path / "shares", None)
     seen = list[int]()
     predict_by_layer(quiet(1), Deep("sage"), weighted_graph(), None, on_rows=lambda batch, rows: seen.append(len(rows)))
     assert sum(seen) == 310
@@ -214,12 +214,11 @@ def most_memory(rank: int, world_size: int, folder: Path, budget_bytes: int) -> 
     """Bytes of this process alone, beyond what it has after a first and small prediction; and nodes of its halo."""
     give_back_at_once()
     model, trainer = Bipartite("sage"), quiet(world_size)
-    predict_by_layer(trainer, model, ShardedDataModule(folder / "small"), folder / "small.npy")
+    predict_by_layer(trainer, model, folder / "small", folder / "small.npy")
     held, prepare = [], ShardNodes.prepare
     ShardNodes.prepare = lambda self, nodes, seeds: held.append(len(nodes)) or prepare(self, nodes, seeds)  # type: ignore[func-returns-value, method-assign]
     with Peak("RssAnon") as peak:
-        shards = ShardedDataModule(folder / "shares")
-        predict_by_layer(trainer, model, shards, folder / "rows.npy", budget_bytes=budget_bytes)
+        predict_by_layer(trainer, model, folder / "shares", folder / "rows.npy", budget_bytes=budget_bytes)
     return peak.added_bytes, held[0] - Bounds.read(folder / "shares").nodes.diff()[rank]
 
 

@@ -105,7 +105,7 @@ def test_a_saved_split_is_divided_by_a_command(tmp_path: Path, capsys: pytest.Ca
     folder = str(tmp_path / "shards")
     main(["divide", str(tmp_path / "split"), folder, "--parts", "2", "--partitioner", "random"])
     said = capsys.readouterr().out
-    assert "edges are predicted; held back: " in said and "train on ShardedLinkDataModule(path)" in said
+    assert "edges are predicted; held back: " in said and "train on LinkDataModule(path)" in said
     main(["inspect", folder])
     held = [edges.shape[1] for edges in undirected_split().edges.values()]
     assert f"held back: {held[0]} to validate and {held[1]} to test" in capsys.readouterr().out

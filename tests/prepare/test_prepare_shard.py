@@ -23,7 +23,7 @@ from lightning_gnn_dist import (
     NeighborSampler,
     OneShard,
     Partition,
-    ShardedDataModule,
+    PartitionedDataModule,
     prepare_graph,
     save_shards,
 )
@@ -31,6 +31,7 @@ from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.prepare import journal
 from lightning_gnn_dist.prepare.numbering import Numbering
 from lightning_gnn_dist.prepare.shard import Shard
+from tests.placing import placed
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 
@@ -116,8 +117,8 @@ def test_nodes_may_be_a_table(source: Path, tmp_path: Path) -> None:
 
 def judged(rank: int, world_size: int, hosts: str) -> list[list[int]]:
     dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
-    data = ShardedDataModule(f"{hosts}/host{rank}", sampler=NeighborSampler([3]), boundary=Fetch())
-    data._rank, data._world_size = lambda: rank, lambda: world_size  # type: ignore[method-assign]
+    data = PartitionedDataModule(f"{hosts}/host{rank}", sampler=NeighborSampler([3]), boundary=Fetch())
+    placed(data, rank, world_size)
     data.setup("fit")
     batches = [*data.train_dataloader(), *data.val_dataloader()]
     data.teardown("fit")
@@ -194,7 +195,7 @@ def connect(rank: int, world_size: int, folder: str) -> None:
     trainer = pl.Trainer(
         accelerator="cpu", devices=world_size, strategy=strategy, max_epochs=1, enable_checkpointing=False, **quiet
     )
-    trainer.fit(SAGE(7, 5), ShardedDataModule(f"{folder}/host{rank}", batch_size=8, boundary=Fetch()))
+    trainer.fit(SAGE(7, 5), PartitionedDataModule(f"{folder}/host{rank}", batch_size=8, boundary=Fetch()))
 
 
 def test_ranks_are_told_whose_shard_is_of_another_graph(source: Path, tmp_path: Path) -> None:

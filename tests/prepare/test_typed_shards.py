@@ -195,7 +195,7 @@ def test_the_commands_divide_and_tell(tmp_path: Path, capsys: pytest.CaptureFixt
     Graph.from_pyg(data).save(tmp_path / "graph")
     main(["divide", str(tmp_path / "graph"), str(tmp_path / "shards"), "--parts", "2", "--partitioner", "random"])
     said = capsys.readouterr().out
-    assert "2 shards of 11 to 11 nodes" in said and "ShardedDataModule(path)" in said
+    assert "2 shards of 11 to 11 nodes" in said and "PartitionedDataModule(path)" in said
     main(["inspect", str(tmp_path / "shards")])
     told = capsys.readouterr().out
     assert told.splitlines()[1:] == said.splitlines()[1:-1]

@@ -18,6 +18,7 @@ from lightning_gnn_dist import (
     Elastic,
     EverySeconds,
     EverySteps,
+    Holding,
     LinkDataModule,
     LinkSplit,
     Loading,
@@ -150,7 +151,7 @@ def share_a_graph(rank: int, world_size: int, folder: str, fate: Fate) -> tuple[
     fate_round = 2
     graph, sampler = communities(600, 4, num_features=32, noise=2.0), NeighborSampler([4, 4])
     options: dict[str, Any] = {"sampler": sampler, "batch_size": 8, "loading": Loading(num_threads=0)}
-    data = PartitionedDataModule(graph, partitioner=RandomPartitioner(), cache_dir=folder, **options)
+    data = PartitionedDataModule(graph, partitioner=RandomPartitioner(), holding=Holding(cache_dir=folder), **options)
     module = Sharing(32, 4, lr=0.03)
     strategy = TMAStrategy(EverySteps(5), elastic=Elastic(patience=60, timeout=8, ranks=world_size), weights="nodes")
     trainer = fit(rank, strategy, module, devices=1, train=data, max_epochs=6)
@@ -191,7 +192,9 @@ def share_links(rank: int, world_size: int, folder: str, fate: Fate) -> Judged:
             self.judged.clear()
 
     sampler, options = NeighborSampler([4, 4]), {"batch_size": 32, "loading": Loading(num_threads=0)}
-    data = LinkDataModule(small_split(), partitioner=RandomPartitioner(), sampler=sampler, cache_dir=folder, **options)
+    data = LinkDataModule(
+        small_split(), partitioner=RandomPartitioner(), sampler=sampler, holding=Holding(cache_dir=folder), **options
+    )
     strategy = TMAStrategy(EverySteps(4), elastic=Elastic(patience=60, timeout=8, ranks=world_size))
     module = Judging(8)
     trainer = fit(rank, strategy, module, devices=1, train=data, max_epochs=4)

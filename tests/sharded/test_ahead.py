@@ -26,7 +26,7 @@ from lightning_gnn_dist import (
     LLCGStrategy,
     Loading,
     NeighborSampler,
-    ShardedDataModule,
+    PartitionedDataModule,
     save_shards,
 )
 from lightning_gnn_dist.batches.batch import SampledData
@@ -143,7 +143,7 @@ def fit(folder: str, world_size: int, how: str, options: dict[str, Any]) -> str:
     """Fit once; return what it raised."""
     options, corrects = dict(options), options.get("corrects", False)
     options.pop("corrects", None)
-    data = ShardedDataModule(
+    data = PartitionedDataModule(
         folder,
         sampler=SAMPLER,
         batch_size=4,

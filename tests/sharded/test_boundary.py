@@ -22,7 +22,6 @@ from lightning_gnn_dist import (
     NeighborSampler,
     Partition,
     PartitionedDataModule,
-    ShardedDataModule,
     WholePartSampler,
     save_shards,
 )
@@ -78,13 +77,19 @@ def fit(
     return found
 
 
-class Watched(ShardedDataModule):
+class Watched(PartitionedDataModule):
     """Sees whether what was fetched is held twice."""
 
-    def _around(self, part: Graph, num_ranks: int) -> tuple[Graph, Owners]:
-        found, owners = super()._around(part, num_ranks)
-        self.fetched = weakref.ref(found.node_arrays["x"])
-        return found, owners
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        with_senders = self._home.with_senders
+
+        def watched(part: Graph) -> tuple[Graph, Owners]:
+            found, owners = with_senders(part)
+            self.fetched = weakref.ref(found.node_arrays["x"])
+            return found, owners
+
+        self._home.with_senders = watched  # type: ignore[method-assign]
 
     def watch(self) -> pl.Callback:
         class Watch(pl.Callback):
@@ -146,7 +151,7 @@ def fit_again(
     path, data, found = folder / "half.ckpt", [], []
     whole = Graph.open(folder / "whole")
     for epochs, resumes in ((STEPS, None), (STEPS // 2, None), (STEPS, path)):
-        data = ShardedDataModule(folder / "shares", **options(2, boundary))
+        data = PartitionedDataModule(folder / "shares", **options(2, boundary))
         module, running = model(name, 2), quick(world_size, max_epochs=epochs)
         running.fit(module, data, ckpt_path=resumes)
         if epochs < STEPS:
@@ -202,12 +207,12 @@ class Another(Boundary):
 def test_boundaries_that_shards_do_not_have_are_refused(given: dict[str, Any], message: str, tmp_path: Path) -> None:
     divided(2, tmp_path)
     with pytest.raises(ValueError, match=message):
-        ShardedDataModule(tmp_path / "shares", **given)
+        PartitionedDataModule(tmp_path / "shares", **given)
 
 
 def refused(rank: int, world_size: int, folder: Path, num_layers: int, boundary: Boundary) -> str:
     try:
-        data = ShardedDataModule(folder / "shares", **options(num_layers, boundary))
+        data = PartitionedDataModule(folder / "shares", **options(num_layers, boundary))
         quick(world_size).fit(model("SAGE", 2), data)
     except ValueError as error:
         return str(error)

@@ -31,7 +31,6 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     PredictionWriter,
     ShadowSampler,
-    ShardedDataModule,
     WholePartSampler,
     communities,
     save_shards,
@@ -76,7 +75,7 @@ def fit(rank: int, world_size: int, folder: str, name: str, kind: str) -> Result
     options = OPTIONS | MORE.get(name, {})
     data: pl.LightningDataModule
     if kind == "shards":
-        data = ShardedDataModule(f"{folder}/shares", cache_bytes=2000, loading=Loading(bulk_size=3), **options)
+        data = PartitionedDataModule(f"{folder}/shares", loading=Loading(bulk_size=3, cache_bytes=2000), **options)
     else:
         whole = Graph.open(f"{folder}/whole")
         sizes = [240, 160]
@@ -119,11 +118,11 @@ def lists_kept(rank: int, world_size: int, folder: str) -> tuple[list[str], floa
     """The lists of nodes of all shards that corrections and the global anchor leave, and how much they corrected."""
     found: list[str] = []
     deal = GlobalBatching(deal="own", batch_size=30)
-    data = ShardedDataModule(f"{folder}/shares", **OPTIONS | {"global_batching": deal})
+    data = PartitionedDataModule(f"{folder}/shares", **OPTIONS | {"global_batching": deal})
 
     class Look(pl.Callback):
         def on_train_end(self, *_: Any) -> None:
-            found.extend(data._whole_graph()._splits)
+            found.extend(data._home.graph()._splits)
 
     strategy = LLCGStrategy(EverySteps(2), correction=Correction(2), drift=Drift("global"), **PATIENCE)
     model, quiet = SAGE(12, 4), {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
@@ -140,7 +139,7 @@ def test_seeds_that_owners_deal_are_listed_nowhere(saved: Path) -> None:
 
 def evaluate(rank: int, world_size: int, folder: str) -> tuple[list[Tensor], list[Tensor]]:
     """What each rank trains on and evaluates, where two groups of ranks have a copy each."""
-    data = ShardedDataModule(f"{folder}/shares", **OPTIONS)
+    data = PartitionedDataModule(f"{folder}/shares", **OPTIONS)
     model = SAGE(12, 4)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     strategy = LocalSGDStrategy(EverySteps(2), **PATIENCE)
@@ -152,12 +151,12 @@ def evaluate(rank: int, world_size: int, folder: str) -> tuple[list[Tensor], lis
     return model.trained, [ids for ids, _ in model.evaluated]
 
 
-class Tight(ShardedDataModule):
+class Tight(PartitionedDataModule):
     """May take 100 KB for an evaluation."""
 
-    def _agree(self) -> None:
-        super()._agree()
-        self._eval_bytes = 100_000
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        self._running.bytes_of_evaluation = 100_000
 
 
 def count_batches(rank: int, world_size: int, folder: str) -> list[tuple[int, int]]:
@@ -166,7 +165,7 @@ def count_batches(rank: int, world_size: int, folder: str) -> list[tuple[int, in
         accelerator="cpu", devices=world_size, strategy=GrappaStrategy(**PATIENCE), enable_checkpointing=False, **quiet
     )
     counts = []
-    for kind in (ShardedDataModule, Tight):
+    for kind in (PartitionedDataModule, Tight):
         model = SAGE(12, 4)
         trainer.test(model, kind(f"{folder}/shares", sampler=NeighborSampler([4, 4]), batch_size=4), verbose=False)
         counts.append((len(model.evaluated), max(len(ids) for ids, _ in model.evaluated)))
@@ -192,7 +191,7 @@ def test_copies_divide_the_nodes_among_them(saved: Path) -> None:
 
 
 def start(rank: int, world_size: int, folder: str, strategy: str) -> None:
-    data = ShardedDataModule(f"{folder}/shares", **OPTIONS)
+    data = PartitionedDataModule(f"{folder}/shares", **OPTIONS)
     chosen = LLCGStrategy(EverySteps(2), correction=Correction(way=strategy), **PATIENCE)  # type: ignore[arg-type]
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=chosen, fast_dev_run=True, **quiet)
@@ -220,7 +219,7 @@ def test_one_rank_cannot_make_a_global_batch(saved: Path) -> None:
 )
 def test_what_cannot_work_is_refused(saved: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ShardedDataModule(saved / "shares", **options)
+        PartitionedDataModule(saved / "shares", **options)
 
 
 class Mistaken(SAGE):
@@ -239,7 +238,7 @@ class Mistaken(SAGE):
 def judge(rank: int, world_size: int, folder: str) -> None:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=GrappaStrategy(**PATIENCE), **quiet)
-    trainer.test(Mistaken(12, 4), ShardedDataModule(f"{folder}/shares", sampler=NeighborSampler([4, 4])))
+    trainer.test(Mistaken(12, 4), PartitionedDataModule(f"{folder}/shares", sampler=NeighborSampler([4, 4])))
 
 
 def test_an_error_of_the_user_is_told_as_it_is(saved: Path) -> None:
@@ -249,14 +248,19 @@ def test_an_error_of_the_user_is_told_as_it_is(saved: Path) -> None:
     assert "During handling of the above exception" not in str(caught.value)
 
 
-def test_a_path_without_shards_is_refused(saved: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="save_shards"):
-        ShardedDataModule(saved / "whole")
+def test_what_only_a_whole_graph_has_is_refused(saved: Path) -> None:
+    data = PartitionedDataModule(saved / "shares")
+    assert (data.partitioner, data.shards_path, data.boundary) == (None, saved / "shares", Isolated())
+    for use in (lambda: data.graph, lambda: data.holding, lambda: data.parts_of_ranks(2), lambda: data.part(0, 2)):
+        with pytest.raises(ValueError, match=r"is of a graph that every host has, and '.*shares' holds shards"):
+            use()
+    with pytest.raises(ValueError, match="the graph was cut when it was divided"):
+        data.partition(2)
 
 
 def limited(rank: int, world_size: int, folder: str) -> tuple[int, int, list[Tensor]]:
     """Where the loader stands after a pass that the trainer has limited, and what it trained on."""
-    data, model = ShardedDataModule(f"{folder}/shares", **OPTIONS), SAGE(12, 4)
+    data, model = PartitionedDataModule(f"{folder}/shares", **OPTIONS), SAGE(12, 4)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     options = {"enable_checkpointing": False, "limit_val_batches": 0, "max_epochs": 1, "limit_train_batches": 2}
     trainer = pl.Trainer(

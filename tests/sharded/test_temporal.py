@@ -11,15 +11,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gnn_dist import BatchKey, Graph, ShardedDataModule, TemporalSampler, save_shards
+from lightning_gnn_dist import BatchKey, Graph, PartitionedDataModule, TemporalSampler, save_shards
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.wire.channel import open_channel
+from tests.placing import placed
 from tests.ranks import RankError, run_ranks
 from tests.sampling.temporal_graphs import plain
 from tests.sharded.graphs import in_order_of_parts, made_of, some_partition
-from tests.sharded.links.splits import content, is_same, placed
+from tests.sharded.links.splits import content, is_same
 
 DATA = {"sampler": TemporalSampler([3, 2], "edge_time", "time"), "batch_size": 8}
 SIGHTS: list[dict[str, Any]] = [{}, {"equal": True, "last": 3}, {"pick": "latest"}, {"replace": True}]
@@ -69,7 +70,7 @@ def test_batches_are_those_of_the_whole_graph(
 
 def begun(rank: int, world_size: int, folder: str) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
-    data = placed(ShardedDataModule(folder, **DATA), rank, world_size)
+    data = placed(PartitionedDataModule(folder, **DATA), rank, world_size)
     data.setup("fit")
 
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 from lightning_gnn_dist import Coverage, Graph, GrappaStrategy, Launch, LocalSGDStrategy, NeighborSampler, Partition
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
+from tests.placing import batches_of
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import Net, State, differs, fit, state_of
 from tests.strategies.weighted_fitting import Model, data_of, grappa, trainer_of
@@ -66,7 +67,7 @@ def central_step(weights: str, level: str, world_size: int) -> State:
     module, total, whole = Model(), 0.0, []
     for rank in range(world_size):
         part = data.part(rank, world_size)
-        loader = data._batches_of(part, 1, 0, 0, 1)
+        loader = batches_of(data, part, 1, 0, 0, 1)
         (batch,) = loader
         losses = functional.cross_entropy(module(batch), batch.y[: batch.batch_size], reduction="none")
         own = batch.coverage[: batch.batch_size]
@@ -152,7 +153,7 @@ def plain_step(inner_edge: bool, graph: Graph | None = None, by_class: Tensor | 
     graph, losses = two_sides(inner_edge=inner_edge) if graph is None else graph, []
     data, module = data_of(graph, partitioner=SIDES), Model()
     for rank in range(2):
-        (batch,) = data._batches_of(data.part(rank, 2), 1, 0, 0, 1)
+        (batch,) = batches_of(data, data.part(rank, 2), 1, 0, 0, 1)
         y = batch.y[: batch.batch_size]
         losses.append(functional.cross_entropy(module(batch), y, weight=by_class, reduction="none"))
     gradients = torch.autograd.grad(torch.cat(losses).mean(), list(module.parameters()))

@@ -20,7 +20,6 @@ from lightning_gnn_dist import (
     NeighborSampler,
     PartitionedDataModule,
     RandomPartitioner,
-    ShardedDataModule,
     communities,
     save_shards,
 )
@@ -79,7 +78,7 @@ def run(rank: int, world_size: int, where: str, folder: str, launch: Launch) -> 
         )
         trainer(world_size, LocalSGDStrategy(launch=launch), max_epochs=2).fit(InEvaluation(12, 4), data)
     else:
-        data = ShardedDataModule(folder, **options)
+        data = PartitionedDataModule(folder, **options)
         strategy = GrappaStrategy(launch=launch)
         trainer(world_size, strategy, max_epochs=2, limit_val_batches=0).fit(InTraining(12, 4), data)
 

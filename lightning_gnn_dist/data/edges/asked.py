@@ -13,18 +13,17 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Halo, Isolated
-from lightning_gnn_dist.boundary.halo_seeds import check_seed_hops
+from lightning_gnn_dist.boundary.refusals import check_seed_hops
 from lightning_gnn_dist.checks import check_at_least_if_given, shown
 from lightning_gnn_dist.data.edges.labels import arrays_of_edges, targets_carry, without_labels
-from lightning_gnn_dist.data.settings import BatchSettings
-from lightning_gnn_dist.data.temporal.events import times_of_receivers
 from lightning_gnn_dist.data.temporal.split import is_labelled
 from lightning_gnn_dist.data.typed.links import LinkEnds, ends_among
 from lightning_gnn_dist.engine.apart import places_of
-from lightning_gnn_dist.engine.temporal.times import as_integers
+from lightning_gnn_dist.engine.temporal.times import as_integers, times_of_receivers
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.prepare.held_edges import LinkBounds
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 from lightning_gnn_dist.sampling.base import Sampler

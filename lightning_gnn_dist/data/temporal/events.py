@@ -13,14 +13,9 @@ from lightning_gnn_dist.data.edges.labels import array_of_edges, arrays_of_edges
 from lightning_gnn_dist.data.edges.rows import is_same
 from lightning_gnn_dist.data.temporal.split import parted_by_time
 from lightning_gnn_dist.data.typed.links import between, links_of
-from lightning_gnn_dist.engine.temporal.times import check_times, node_times
+from lightning_gnn_dist.engine.temporal.times import check_times
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import EdgeType
-
-
-def times_of_receivers(graph: Graph, time: str, kind: str) -> Tensor | None:
-    """Since when each node that may receive is there, if nodes have an array of that name."""
-    return node_times(graph, time, kind, "time") if time in graph.types.node_arrays[kind] else None
 
 
 def check_times_of_edges(

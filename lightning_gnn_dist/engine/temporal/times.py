@@ -157,3 +157,8 @@ def earlier_by(times: Tensor, span: float) -> Tensor:
 def _names(graph: Graph) -> list[str]:
     types = graph.types
     return sorted({name for arrays in (*types.node_arrays.values(), *types.edge_arrays.values()) for name in arrays})
+
+
+def times_of_receivers(graph: Graph, time: str, kind: str) -> Tensor | None:
+    """Since when each node that may receive is there, if nodes have an array of that name."""
+    return node_times(graph, time, kind, "time") if time in graph.types.node_arrays[kind] else None

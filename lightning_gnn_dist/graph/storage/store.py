@@ -78,7 +78,7 @@ def read(path: Path, num_senders: int | None = None) -> tuple[dict[str, Tensor],
     if num_senders is None and path.name.startswith(SHARD) and (path.parent / SHARDS).exists():
         raise ValueError(
             f"{path} is one shard of a graph, and edges lead into it from others: train on all of {path.parent} with "
-            "ShardedDataModule, or where edges were split with ShardedLinkDataModule."
+            "PartitionedDataModule, or where edges were split with LinkDataModule."
         )
     entries: dict[str, dict[str, Any]] = meta["arrays"]
     arrays = {name: _map(path / f"{name}.npy", entry) for name, entry in entries.items()}
@@ -167,8 +167,8 @@ def read_meta(path: Path) -> dict[str, Any]:
     if not file.exists():
         if (path / SHARDS).exists():
             raise FileNotFoundError(
-                f"{path} is not a saved graph: it holds shards of one. Train on them with ShardedDataModule, or where "
-                "edges were split with ShardedLinkDataModule, or name the graph that was divided."
+                f"{path} is not a saved graph: it holds shards of one. Train on them with PartitionedDataModule, or "
+                "where edges were split with LinkDataModule, or name the graph that was divided."
             )
         raise FileNotFoundError(f"{path} is not a saved graph: it has no meta.json. Write one with graph.save(path).")
     meta = read_json(file, _WAY_OUT)

@@ -28,6 +28,7 @@ from tests.data.edges.ratings import KINDS, data_of, held_of, labelled, split_of
 from tests.data_fitting import trainer
 from tests.edge_model import KNOWS, USERS, Rater, flat, rated
 from tests.every_strategy import PATIENCE, every_strategy
+from tests.placing import batches_of, placed
 from tests.ranks import run_ranks
 
 # Batches.
@@ -99,7 +100,7 @@ def test_ranks_ask_for_each_labelled_edge_inside_their_part_once(kind: EdgeType 
     first = 0 if kind is None else split.graph.types.nodes_of("film").start  # type: ignore[union-attr]
     for rank in range(3):
         asked = Counter[tuple[int, float]]()
-        for batch in data._batches_of(data.part(rank, 3), 8, 0, rank, 3):
+        for batch in batches_of(data, data.part(rank, 3), 8, 0, rank, 3):
             targets = batch if kind is None else batch[kind]
             asked.update(zip(targets.edge_label_mark.tolist(), targets.edge_label.tolist(), strict=True))
         inside = (owner[ends[0]] == rank) & (owner[ends[1] + first] == rank) & ~label.isnan()
@@ -127,7 +128,7 @@ def test_corrections_and_anchors_ask_for_labelled_edges() -> None:
     split = split_of(None)
     data = data_of(split, global_batching=GlobalBatching(batch_size=31))
     (whole,) = data.correction_batches(4, sliced=False, start=2, stop=3)
-    data._rank, data._world_size = lambda: 1, lambda: 2  # type: ignore[method-assign]
+    placed(data, 1, 2)
     (half,) = data.correction_batches(4, start=2, stop=3)
     assert half.edge_label_mark.tolist() == whole.edge_label_mark.tolist()[16:]
     assert half.edge_label.equal(whole.edge_label[16:]) and not whole.edge_label.isnan().any()

@@ -14,6 +14,7 @@ from lightning_gnn_dist import Graph, LinkSplit, Partition, WholePartSampler, sp
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from tests.data.edges.ratings import KINDS, data_of, graph_of, held_of, labelled, split_of, store_of
 from tests.edge_model import BACK, NODES, RATES, Rater, rated, typed_ratings
+from tests.placing import most_seeds
 
 
 @KINDS
@@ -149,7 +150,7 @@ def test_what_cannot_work_is_refused() -> None:
     alone[7] = 1
     number = sum(labelled(split.graph, None).values())
     with pytest.raises(ValueError, match=f"rank 1 of 2 hold none of the {number} training edges"):
-        data_of(split, partitioner=Partition(alone, 2))._most_seeds(2)
+        most_seeds(data_of(split, partitioner=Partition(alone, 2)), 2)
     assert next(iter(data_of(split, sampler=WholePartSampler(2)).train_dataloader())).num_targets > 20
 
 

@@ -32,6 +32,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from tests.data_fitting import trainer
 from tests.every_strategy import every_strategy
+from tests.placing import batches_of, most_seeds, placed
 from tests.ranks import run_ranks
 
 SENT: EdgeType = ("user", "sent", "item")
@@ -74,7 +75,7 @@ def all_batches(data: LinkDataModule) -> Iterator[Any]:
     yield from chain(data.train_dataloader(), data.val_dataloader(), data.test_dataloader())
     yield from chain(data.correction_batches(3, stop=3), data.anchor_batches(2))
     part = data.part(1, 2)
-    yield from data._batches_of(part, 3, 0, 1, 2)
+    yield from batches_of(data, part, 3, 0, 1, 2)
 
 
 def targets_of(batch: Any, kind: EdgeType | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -176,9 +177,9 @@ def test_events_are_asked_for_by_one_rank_where_all_are_seen(kind: EdgeType | No
     asked = []
     for boundary, num_ranks in ((Isolated(), 1), (Fetch(), 3)):
         data = data_of(split_of(kind, graph), name, boundary=boundary)
-        num_batches, found = -(-data._most_seeds(num_ranks) // 24), Counter[Any]()
+        num_batches, found = -(-most_seeds(data, num_ranks) // 24), Counter[Any]()
         for rank in range(num_ranks):
-            for batch in data._batches_of(data.graph, num_batches, 0, rank, num_ranks):
+            for batch in batches_of(data, data.graph, num_batches, 0, rank, num_ranks):
                 ids, times, labels, _ = targets_of(batch, kind)
                 found.update(zip(*(row[labels == 1].tolist() for row in (*ids, times)), strict=True))
         asked.append(found)
@@ -326,11 +327,11 @@ def test_every_strategy_trains_equal_replicas_judged_exactly(
 def test_parts_that_rotate_ask_for_events_of_their_own_nodes() -> None:
     data = data_of(split_of(None), holding=Holding(Rotate()), global_batching=GlobalBatching(batch_size=9))
     owner = data.parts_of_ranks(3).assignment
-    for batch in data._batches_of(data.part(0, 3), 4, 0, 0, 3):
+    for batch in batches_of(data, data.part(0, 3), 4, 0, 0, 3):
         ids, *_ = targets_of(batch, None)
         assert not owner[ids].any()
     whole = next(data.correction_batches(0, sliced=False))
-    data._rank, data._world_size = lambda: 1, lambda: 2  # type: ignore[method-assign]
+    placed(data, 1, 2)
     half = next(data.correction_batches(0))
     assert half.edge_label_time.tolist()[:4] == whole.edge_label_time.tolist()[5:9]
 

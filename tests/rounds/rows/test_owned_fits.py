@@ -22,7 +22,6 @@ from lightning_gnn_dist import (
     Partition,
     PartitionedDataModule,
     RandomPartitioner,
-    ShardedDataModule,
     citations,
     save_shards,
 )
@@ -154,7 +153,7 @@ def on_shards(rank: int, world_size: int, where: str, in_rounds: bool) -> list[M
     warnings.filterwarnings("ignore", "You defined a `validation_step`")
     found = []
     for module in (Rows(), owned(Rows)):
-        data = ShardedDataModule(where, sampler=NeighborSampler([3, 3]), batch_size=7)
+        data = PartitionedDataModule(where, sampler=NeighborSampler([3, 3]), batch_size=7)
         strategy = LLCGStrategy(EverySteps(3), **PATIENCE) if in_rounds else GrappaStrategy(**PATIENCE)
         trainer(world_size, strategy).fit(module, data)
         found.append(state_of(module))

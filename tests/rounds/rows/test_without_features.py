@@ -23,7 +23,6 @@ from lightning_gnn_dist import (
     NeighborSampler,
     PartitionedDataModule,
     RandomPartitioner,
-    ShardedDataModule,
     WholePartSampler,
     citations,
     save_shards,
@@ -172,7 +171,7 @@ def on_shards(rank: int, world_size: int, where: str) -> list[Made]:
     found = []
     for strategy in (GrappaStrategy(**PATIENCE), LLCGStrategy(EverySteps(3), **PATIENCE)):
         module = Rows()
-        data = ShardedDataModule(where, sampler=NeighborSampler([3, 3]), batch_size=7)
+        data = PartitionedDataModule(where, sampler=NeighborSampler([3, 3]), batch_size=7)
         trainer(world_size, strategy).fit(module, data)
         found.append(state_of(module))
     return found

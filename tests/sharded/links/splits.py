@@ -16,12 +16,13 @@ from lightning_gnn_dist import (
     LinkDataModule,
     LinkSplit,
     Partition,
-    ShardedLinkDataModule,
     communities,
     split_edges,
 )
+from lightning_gnn_dist.data.edges.whole import WholeEdges
 from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
 from tests.data.temporal.test_events import SENT, events
+from tests.placing import placed
 from tests.sharded.graphs import in_order_of_parts, small_graph
 from tests.sharded.typed.graphs import contents, in_order_of_shards
 from tests.typed_sage import typed_graph_of_papers
@@ -116,14 +117,8 @@ def as_shards_have_it(split: LinkSplit, partition: Partition) -> tuple[LinkSplit
     return whole, Partition(partition.assignment[order], partition.num_parts)
 
 
-def placed(data: Any, rank: int, world_size: int) -> Any:
-    """A data module that thinks it is this rank's."""
-    data._rank, data._world_size = lambda: rank, lambda: world_size
-    return data
-
-
-def of_shards(folder: str, rank: int, world_size: int, **options: Any) -> ShardedLinkDataModule:
-    return placed(ShardedLinkDataModule(folder, **options), rank, world_size)  # type: ignore[no-any-return]
+def of_shards(folder: str, rank: int, world_size: int, **options: Any) -> LinkDataModule:
+    return placed(LinkDataModule(folder, **options), rank, world_size)  # type: ignore[no-any-return]
 
 
 def of_whole(split: LinkSplit, partition: Partition, rank: int, world_size: int, **options: Any) -> LinkDataModule:
@@ -133,17 +128,23 @@ def of_whole(split: LinkSplit, partition: Partition, rank: int, world_size: int,
 class OneHost(LinkDataModule):
     """Asks for the direction of an undirected edge that shards ask for: their ids follow the ranks."""
 
-    def _positions(self, graph: Graph, owner: Tensor) -> Tensor:
-        found = super()._positions(graph, owner)
-        is_across = isinstance(self.boundary, Fetch) or not owner.any()  # else both ends are in one part
-        if not self.split.undirected or graph is not self._whole_graph or not is_across:
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._targets.__class__ = OnOneHost
+
+
+class OnOneHost(WholeEdges):
+    def positions(self, graph: Graph, owner: Tensor) -> Tensor:
+        found = super().positions(graph, owner)
+        is_across = isinstance(self.home.boundary, Fetch) or not owner.any()  # else both ends are in one part
+        if not self._split.undirected or graph is not self.home.whole or not is_across:
             return found
         sender, receiver = graph.indices.long(), torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
         is_asked = torch.where((sender + receiver) % 2 == 1, sender > receiver, sender < receiver)
-        if self.split.edge_type is not None:
-            is_asked &= graph.types.edge_type == graph.types.edge_types.index(self.split.edge_type)
-        at = self._asked.of_labels_and_times(graph, is_asked.nonzero().view(-1))
-        assert at.numel() == super()._positions(graph, owner * 0).numel()
+        if self._split.edge_type is not None:
+            is_asked &= graph.types.edge_type == graph.types.edge_types.index(self._split.edge_type)
+        at = self.asked.of_labels_and_times(graph, is_asked.nonzero().view(-1))
+        assert at.numel() == super().positions(graph, owner * 0).numel()
         return at[owner[receiver[at]] >= 0]
 
 

@@ -75,15 +75,15 @@ def on_shards(rank: int, world_size: int, folder: str, options: dict[str, Any]) 
 
 def own_corrections(data: LinkDataModule, rank: int, num_ranks: int) -> Any:
     """Batches of the whole graph of which each rank deals the edges into its part."""
-    graph, owner = data._whole_graph, data.partition(num_ranks).assignment
-    receivers = (graph.indptr[1:, None] <= data._correction_seeds()).sum(0)
-    seeds = data._correction_seeds()
+    graph, owner = data._home.whole, data.partition(num_ranks).assignment
+    seeds = data._targets.of_corrections()
+    receivers = (graph.indptr[1:, None] <= seeds).sum(0)
     own = seeds[owner[receivers] == rank]
     settings = OWN.batch_size, data.seed, 1
     dealt = OwnSeeds(own, own, seeds.numel(), rank, num_ranks)
-    return lambda round_idx: batches_of(data._whole_source(data._whole_sampler()), dealt, *settings).of_round(
-        round_idx, rank, num_ranks, stop=3
-    )
+    return lambda round_idx: batches_of(
+        data._home.whole_source(data._targets.across(data._settings.of_corrections())), dealt, *settings
+    ).of_round(round_idx, rank, num_ranks, stop=3)
 
 
 PER_TYPE = NeighborSampler({kind: [3, 2] for kind in papers().types.edge_types})  # type: ignore[union-attr]
@@ -92,8 +92,8 @@ OF_TYPES = TemporalSampler([3, 2], "time", pick="latest")
 CASES: dict[str, tuple[int, Any, dict[str, Any]]] = {
     "alone": (1, undirected_split, {}),
     "two": (2, directed_split, {"num_negatives": 2}),
-    "three": (3, undirected_split, {"cache_bytes": 0, "loading": Loading(bulk_size=3, ahead_bytes=0)}),
-    "four": (4, undirected_split, {"num_negatives": 3, "cache_bytes": 900, "loading": Loading(bulk_size=1)}),
+    "three": (3, undirected_split, {"loading": Loading(bulk_size=3, ahead_bytes=0, cache_bytes=0)}),
+    "four": (4, undirected_split, {"num_negatives": 3, "loading": Loading(bulk_size=1, cache_bytes=900)}),
     "labels": (2, labelled_split, {}),
     "labels shown": (3, lambda: labelled_split(hide=False), {"loading": Loading(num_threads=0)}),
     "isolated": (2, undirected_split, {"boundary": Isolated(), "num_negatives": 2}),
@@ -102,15 +102,15 @@ CASES: dict[str, tuple[int, Any, dict[str, Any]]] = {
     "labels in halos": (2, labelled_split, {"boundary": Halo(2)}),
     "typed alone": (1, partial(typed_split, WRITES), {}),
     "typed": (3, partial(typed_split, WRITES), {"num_negatives": 2, "sampler": PER_TYPE}),
-    "typed, one type": (2, partial(typed_split, CITES), {"cache_bytes": 900, "loading": Loading(bulk_size=1)}),
+    "typed, one type": (2, partial(typed_split, CITES), {"loading": Loading(bulk_size=1, cache_bytes=900)}),
     "typed, both ways": (2, partial(typed_split, PEERS), {"batch_size": 3}),
-    "typed labels": (2, priced_split, {"cache_bytes": 0}),
+    "typed labels": (2, priced_split, {"loading": Loading(cache_bytes=0)}),
     "typed labels shown": (3, lambda: priced_split(hide=False), {"loading": Loading(ahead_bytes=0)}),
     "typed, isolated": (2, partial(typed_split, WRITES), {"boundary": Isolated()}),
     "typed, halo": (2, partial(typed_split, CITES), {"boundary": Halo(1), "num_negatives": 2}),
     "typed labels in halos": (2, priced_split, {"boundary": Halo(1)}),
     "events alone": (1, events_split, {"sampler": BY_TIME}),
-    "events": (3, events_split, {"sampler": BY_TIME, "num_negatives": 3, "cache_bytes": 0}),
+    "events": (3, events_split, {"sampler": BY_TIME, "num_negatives": 3, "loading": Loading(cache_bytes=0)}),
     "events, equal times": (2, events_split, {"sampler": replace(BY_TIME, equal=True)}),
     "events both ways": (3, partial(events_split, both_ways=True), {"sampler": replace(BY_TIME, equal=True)}),
     "events, isolated": (2, events_split, {"sampler": BY_TIME, "boundary": Isolated()}),
@@ -145,7 +145,7 @@ def test_batches_are_those_of_the_whole_graph(tmp_path: Path, case: str) -> None
 
 
 def by_one_host(split: LinkSplit, parts: Partition, rank: int, num_ranks: int, options: dict[str, Any]) -> Made:
-    others = {name: value for name, value in options.items() if name not in ("cache_bytes", "loading")}
+    others = {name: value for name, value in options.items() if name != "loading"}
     boundary = options.get("boundary", Fetch())
     data = of_whole(split, parts, rank, num_ranks, **(others | {"boundary": boundary}))
     made = made_by(data, own_corrections(data, rank, num_ranks))

@@ -23,15 +23,18 @@ from lightning_gnn_dist import (
     GlobalBatching,
     GrappaStrategy,
     Halo,
+    Holding,
     Isolated,
     LadiesSampler,
+    LinkDataModule,
     LinkSplit,
     LLCGStrategy,
+    Loading,
     NeighborSampler,
     Partition,
+    PartitionedDataModule,
+    RandomPartitioner,
     ShadowSampler,
-    ShardedDataModule,
-    ShardedLinkDataModule,
     TemporalSampler,
     WholePartSampler,
     save_shards,
@@ -83,7 +86,7 @@ def model() -> LinkSAGE:
 def fit(rank: int, world_size: int, strategy: Any, data: Any) -> Outcome:
     """What a fit of two epochs and a test ask for, and what they end with."""
     if isinstance(data, str):
-        data = ShardedLinkDataModule(data, evaluation=Evaluation(batch_size=7), **OPTIONS)
+        data = LinkDataModule(data, evaluation=Evaluation(batch_size=7), **OPTIONS)
     module, fitting = model(), trainer(world_size, strategy)
     fitting.fit(module, data)
     (metrics,) = fitting.test(module, data, verbose=False)
@@ -97,7 +100,9 @@ def on_one_host(rank: int, world_size: int, strategy: Any, options: dict[str, An
 
 
 def on_shards(rank: int, world_size: int, strategy: Any, folder: str, options: dict[str, Any]) -> Outcome:
-    data = ShardedLinkDataModule(folder, evaluation=Evaluation(batch_size=7), cache_bytes=900, **OPTIONS, **options)
+    data = LinkDataModule(
+        folder, evaluation=Evaluation(batch_size=7), loading=Loading(cache_bytes=900), **OPTIONS, **options
+    )
     return fit(rank, world_size, strategy, data)
 
 
@@ -122,7 +127,7 @@ def test_training_is_that_of_hosts_with_the_whole_split(saved: Path, name: str, 
 def typed_fit(rank: int, world_size: int, folder: str | None) -> tuple[State, dict[str, float]]:
     """A fit on shards or on one host."""
     options: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 48, "num_negatives": 2}
-    split, data = typed_split(WRITES), ShardedLinkDataModule(folder, **options) if folder else None
+    split, data = typed_split(WRITES), LinkDataModule(folder, **options) if folder else None
     whole, parts = as_shards_have_it(split, unequal(split.graph, world_size))
     torch.manual_seed(0)
     module = LinkHetero(list(split.graph.types.edge_types), WRITES)
@@ -216,7 +221,7 @@ def resumed(rank: int, world_size: int, folder: str, path: str, name: str, stops
         )
         options = plain | {"callbacks": [keep], "enable_checkpointing": True, limit: to}
         module, again = model(), to == whole and stops
-        data, start = ShardedLinkDataModule(folder, **OPTIONS), f"{path}/{half}/{name}.ckpt" if again else None
+        data, start = LinkDataModule(folder, **OPTIONS), f"{path}/{half}/{name}.ckpt" if again else None
         trainer(world_size, strategies[name](), **options).fit(module, data, ckpt_path=start)
     return state_of(module)
 
@@ -231,7 +236,7 @@ def test_a_resumed_fit_ends_as_one_that_never_stopped(saved: Path, tmp_path: Pat
 
 
 def test_embeddings_of_all_nodes_can_be_predicted(saved: Path) -> None:
-    data = ShardedLinkDataModule(saved / "of 1", **OPTIONS)
+    data = LinkDataModule(saved / "of 1", **OPTIONS)
     data.setup("predict")
     nodes = [node for batch in data.predict_dataloader() for node in batch.n_id[: batch.batch_size].tolist()]
     data.teardown("predict")
@@ -241,7 +246,7 @@ def test_embeddings_of_all_nodes_can_be_predicted(saved: Path) -> None:
 def test_embeddings_of_the_receivers_type_can_be_predicted(tmp_path: Path) -> None:
     split = typed_split(WRITES)
     save_shards(split, unequal(split.graph, 1), tmp_path / "shards")
-    data = ShardedLinkDataModule(tmp_path / "shards", sampler=NeighborSampler([2, 2]))
+    data = LinkDataModule(tmp_path / "shards", sampler=NeighborSampler([2, 2]))
     data.setup("predict")
     nodes = [n for batch in data.predict_dataloader() for n in batch["paper"].n_id[: batch.batch_size].tolist()]
     data.teardown("predict")
@@ -257,41 +262,37 @@ def test_embeddings_of_the_receivers_type_can_be_predicted(tmp_path: Path) -> No
         ({"global_batching": GlobalBatching(sampler=LadiesSampler([4, 4]), deal="own")}, "got LadiesSampler"),
         ({"sampler": TemporalSampler([4, 4], "time")}, "holds them back at random.*or take NeighborSampler"),
         ({"sampler": WholePartSampler(2), "boundary": Fetch()}, r"take NeighborSampler, or boundary=Isolated\(\)"),
-        ({"global_batching": GlobalBatching()}, r'write GlobalBatching\(deal="own", ...\)'),
+        ({"global_batching": GlobalBatching(deal="any")}, "leave deal out, and each rank deals its own"),
+        ({"partitioner": RandomPartitioner()}, "a graph is cut when it is divided: leave partitioner="),
+        ({"holding": Holding(extra_nodes=0.5)}, "a graph is cut when it is divided: leave holding="),
     ],
 )
 def test_what_cannot_work_is_refused(saved: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ShardedLinkDataModule(saved / "of 2", **options)
+        LinkDataModule(saved / "of 2", **options)
 
 
 def test_folders_are_for_one_module_each(saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"learn edges with ShardedLinkDataModule\(path\), or for nodes"):
-        ShardedDataModule(saved / "of 2")
+    with pytest.raises(ValueError, match=r"learn edges with LinkDataModule\(path\), or for nodes"):
+        PartitionedDataModule(saved / "of 2")
     graph = small_graph()
     save_shards(graph, unequal(graph, 2), tmp_path / "nodes")
     with pytest.raises(ValueError, match=r"edges are not split: divide a split, as in save_shards\(split_edges"):
-        ShardedLinkDataModule(tmp_path / "nodes")
-    undirected_split().save(tmp_path / "split")
-    for module in (ShardedLinkDataModule, ShardedDataModule):
-        with pytest.raises(
-            FileNotFoundError, match=r"is a whole split of edges.*LinkDataModule.*divide .*split SHARDS"
-        ):
-            module(tmp_path / "split")
+        LinkDataModule(tmp_path / "nodes")
 
 
 def test_labels_take_no_negatives(tmp_path: Path) -> None:
     split = labelled_split()
     save_shards(split, unequal(split.graph, 2), tmp_path / "labels")
     with pytest.raises(ValueError, match="num_negatives is for splits without labels"):
-        ShardedLinkDataModule(tmp_path / "labels", num_negatives=1)
+        LinkDataModule(tmp_path / "labels", num_negatives=1)
 
 
 def test_names_that_were_not_held_back(tmp_path: Path) -> None:
     split = split_edges(small_graph(), 0.1, 0.0, negatives=3, undirected=False)
     save_shards(split, unequal(split.graph, 1), tmp_path / "shards")
-    data = ShardedLinkDataModule(tmp_path / "shards")
-    with pytest.raises(RuntimeError, match="ShardedLinkDataModule has no batches before its ranks have met"):
+    data = LinkDataModule(tmp_path / "shards")
+    with pytest.raises(RuntimeError, match=r"A graph in shards .* has no batches before its ranks have met"):
         data.val_dataloader()
     data.setup("test")
     with pytest.raises(ValueError, match=r"holds no test edges back \(it has: \['val'\]\): divide split_edges"):
@@ -300,7 +301,7 @@ def test_names_that_were_not_held_back(tmp_path: Path) -> None:
 
 
 def started(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> None:
-    trainer(world_size, GrappaStrategy(**PATIENCE)).fit(model(), ShardedLinkDataModule(folder, **OPTIONS, **options))
+    trainer(world_size, GrappaStrategy(**PATIENCE)).fit(model(), LinkDataModule(folder, **OPTIONS, **options))
 
 
 @pytest.mark.parametrize(
@@ -335,7 +336,7 @@ def timed_fit(rank: int, world_size: int, folder: str, strategy: Any) -> tuple[S
     """A fit and a test on shards of events, or on one host."""
     sampler = TemporalSampler([4, 4], "edge_time")
     split, options = events_split(), {"sampler": sampler, "batch_size": 40}
-    data = ShardedLinkDataModule(folder, **options) if folder else None
+    data = LinkDataModule(folder, **options) if folder else None
     whole, parts = as_shards_have_it(split, unequal(split.graph, world_size))
     torch.manual_seed(0)
     module, fitting = FindsTimes(4), trainer(world_size, strategy)
@@ -377,7 +378,7 @@ def test_what_does_not_go_with_times_is_refused(tmp_path: Path, options: dict[st
 def test_nodes_without_times_are_not_predicted(tmp_path: Path) -> None:
     split = events_split()
     save_shards(split, unequal(split.graph, 1), tmp_path / "shards")
-    sharded = ShardedLinkDataModule(tmp_path / "shards")
+    sharded = LinkDataModule(tmp_path / "shards")
     sharded.setup("predict")
     for data in (sharded, OneHost(split)):
         with pytest.raises(ValueError, match=r"rows at the times of its events.*score events by trainer\.test"):
@@ -385,4 +386,4 @@ def test_nodes_without_times_are_not_predicted(tmp_path: Path) -> None:
 
 
 def begun(folder: Path, options: dict[str, Any]) -> None:
-    ShardedLinkDataModule(folder, **options).setup("fit")
+    LinkDataModule(folder, **options).setup("fit")

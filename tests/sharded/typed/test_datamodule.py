@@ -31,7 +31,6 @@ from lightning_gnn_dist import (
     PredictionWriter,
     RandomWalkSampler,
     ShadowSampler,
-    ShardedDataModule,
     TemporalSampler,
     TMAStrategy,
     WholePartSampler,
@@ -39,6 +38,7 @@ from lightning_gnn_dist import (
     predict_by_layer,
     save_shards,
 )
+from lightning_gnn_dist.homes.shard_costs import ShardCosts
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.sharded.typed.graphs import in_order_of_shards, some_graph, some_partition
@@ -81,7 +81,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data_of(folder: str, kind: str, **more: Any) -> pl.LightningDataModule:
     options = OPTIONS | more
     if kind == "shards":
-        return ShardedDataModule(f"{folder}/shards", cache_bytes=20_000, loading=Loading(bulk_size=3), **options)
+        return PartitionedDataModule(f"{folder}/shards", loading=Loading(bulk_size=3, cache_bytes=20_000), **options)
     partition = Partition(torch.load(f"{folder}/owners.pt"), 2)
     whole = Graph.open(f"{folder}/whole")
     return PartitionedDataModule(whole, partitioner=partition, **({"boundary": Isolated()} | options))
@@ -228,7 +228,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("options", "message"), REFUSED)
 def test_what_cannot_work_is_refused(saved: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ShardedDataModule(saved / "shards", **(OPTIONS | options))
+        PartitionedDataModule(saved / "shards", **(OPTIONS | options))
 
 
 def test_nodes_of_one_type_are_learned_from(tmp_path: Path) -> None:
@@ -237,11 +237,11 @@ def test_nodes_of_one_type_are_learned_from(tmp_path: Path) -> None:
     data["author"].train_mask, data["author"].y = torch.ones(7, dtype=torch.bool), torch.zeros(7).long()
     both = Graph.from_pyg(data)
     save_shards(both, some_partition(both, 1), tmp_path / "open")
-    with pytest.raises(ValueError, match=r"choose it, as in ShardedDataModule\(path, seed_type='paper'\)"):
-        ShardedDataModule(tmp_path / "open")
+    with pytest.raises(ValueError, match=r"choose it, as in PartitionedDataModule\(path, seed_type='paper'\)"):
+        PartitionedDataModule(tmp_path / "open")
     save_shards(both.with_seeds("author"), some_partition(both, 1), tmp_path / "chosen")
-    chosen = {"author": ShardedDataModule(tmp_path / "chosen")}
-    chosen["paper"] = ShardedDataModule(tmp_path / "open", seed_type="paper")
+    chosen = {"author": PartitionedDataModule(tmp_path / "chosen")}
+    chosen["paper"] = PartitionedDataModule(tmp_path / "open", seed_type="paper")
     for kind, module in chosen.items():
         module.setup("fit")
         batches = list(module.train_dataloader())
@@ -254,7 +254,7 @@ def test_features_that_are_nan_are_found_before_the_first_step(tmp_path: Path) -
     graph = some_graph().with_seeds("paper")
     graph.types.node_arrays["author"]["x"][3] = torch.nan
     save_shards(graph, Partition(torch.zeros(22).int(), 1), tmp_path / "shards")
-    data = ShardedDataModule(tmp_path / "shards", batch_size=4, sampler=NeighborSampler([2]))
+    data = PartitionedDataModule(tmp_path / "shards", batch_size=4, sampler=NeighborSampler([2]))
     data.setup("fit")
     with pytest.raises(ValueError, match=r"x of node 3 of type 'author' is NaN or infinite\. Repair it, or switch"):
         next(iter(data.train_dataloader()))
@@ -266,7 +266,7 @@ def start(rank: int, world_size: int, folder: str, **options: Any) -> None:
     trainer = pl.Trainer(
         accelerator="cpu", devices=world_size, strategy=STRATEGIES["llcg"](), fast_dev_run=True, **QUIET
     )
-    trainer.fit(model, ShardedDataModule(folder, **options))
+    trainer.fit(model, PartitionedDataModule(folder, **options))
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def start(rank: int, world_size: int, folder: str, **options: Any) -> None:
     ],
 )
 def test_times_that_are_not_there_are_refused(saved: Path, more: dict[str, Any], message: str) -> None:
-    data = ShardedDataModule(saved / "one", sampler=TemporalSampler([2, 2], **({"time": "time"} | more)))
+    data = PartitionedDataModule(saved / "one", sampler=TemporalSampler([2, 2], **({"time": "time"} | more)))
     with pytest.raises(ValueError, match=message):
         data.setup("fit")
     data.on_exception(ValueError())
@@ -288,11 +288,11 @@ def test_all_that_trees_see_is_evaluated_as_on_the_whole_graph(saved: Path, monk
     graph, found, sizes = typed_graph_of_papers(300), [], []
     options: dict[str, Any] = {"sampler": TemporalSampler([4, 3], "time"), "batch_size": 16}
     for most in (None, 5, "whole"):
-        data: Any = ShardedDataModule(saved / "one", **options)
+        data: Any = PartitionedDataModule(saved / "one", **options)
         if most == "whole":
             data = PartitionedDataModule(graph, **options)
         elif most is not None:
-            monkeypatch.setattr(ShardedDataModule, "_fits", lambda self, seeds, sampler: len(seeds) <= 5)
+            monkeypatch.setattr(ShardCosts, "_fits", lambda self, seeds, sampler: len(seeds) <= 5)
         pl.seed_everything(0, verbose=False)
         trainer = pl.Trainer(accelerator="cpu", devices=1, **QUIET)
         (tested,) = trainer.test(HeteroSAGE(list(graph.types.edge_types)), data, verbose=False)
@@ -317,12 +317,12 @@ def test_shards_of_two_divisions_are_refused(tmp_path: Path) -> None:
 
 
 def test_shards_are_not_taken_for_a_graph(saved: Path) -> None:
-    with pytest.raises(ValueError, match=r"share-00000 is one shard of a graph.* with ShardedDataModule"):
+    with pytest.raises(ValueError, match=r"share-00000 is one shard of a graph.* with PartitionedDataModule"):
         Graph.open(saved / "shards" / "share-00000")
-    with pytest.raises(FileNotFoundError, match=r"it holds shards of one\. Train on them with ShardedDataModule"):
-        PartitionedDataModule(saved / "shards")
-    with pytest.raises(RuntimeError, match=r"before its ranks have met: give it to trainer\.fit"):
-        ShardedDataModule(saved / "shards").train_dataloader()
+    with pytest.raises(FileNotFoundError, match=r"it holds shards of one\. Train on them with PartitionedDataModule"):
+        Graph.open(saved / "shards")
+    with pytest.raises(RuntimeError, match=r"before its ranks have met: give the data module to trainer\.fit"):
+        PartitionedDataModule(saved / "shards").train_dataloader()
 
 
 def test_a_shard_without_training_nodes_is_refused(tmp_path: Path) -> None:
@@ -337,10 +337,9 @@ def test_a_graph_without_types_has_no_type_of_seeds(tmp_path: Path) -> None:
     graph = communities(60, 2)
     save_shards(graph, Partition(torch.zeros(60).int(), 1), tmp_path / "shards")
     with pytest.raises(ValueError, match=r"seed_type \('paper'\) is for a graph with types"):
-        ShardedDataModule(tmp_path / "shards", seed_type="paper")
+        PartitionedDataModule(tmp_path / "shards", seed_type="paper")
 
 
 def test_layer_by_layer_is_refused(saved: Path, tmp_path: Path) -> None:
-    data = ShardedDataModule(saved / "shards")
     with pytest.raises(ValueError, match="shards of a graph without types"):
-        predict_by_layer(pl.Trainer(**QUIET), HeteroSAGE([]), data, tmp_path / "rows.npy")
+        predict_by_layer(pl.Trainer(**QUIET), HeteroSAGE([]), saved / "shards", tmp_path / "rows.npy")

@@ -18,7 +18,7 @@ from lightning_gnn_dist import (
     LLCGStrategy,
     NeighborSampler,
     Partition,
-    ShardedDataModule,
+    PartitionedDataModule,
     save_shards,
 )
 from lightning_gnn_dist.batches.assembling import assemble
@@ -35,13 +35,13 @@ SEED, BATCH, ROUND, SAMPLER = 5, 40, 3, NeighborSampler([4, 3])
 def corrected(rank: int, world_size: int, folder: str) -> tuple[list[Any], list[str]]:
     """What a rank has of six batches of a round that begin in the middle of a pass, and the lists of nodes it keeps."""
     deal = GlobalBatching(deal="own", batch_size=BATCH)
-    data = ShardedDataModule(f"{folder}/shards", sampler=SAMPLER, batch_size=16, seed=SEED, global_batching=deal)
+    data = PartitionedDataModule(f"{folder}/shards", sampler=SAMPLER, batch_size=16, seed=SEED, global_batching=deal)
     found: list[Any] = []
 
     class Look(pl.Callback):
         def on_train_end(self, *_: Any) -> None:
             found.extend(map(contents, data.correction_batches(ROUND, start=2, stop=8)))
-            found.append(list(data._whole_graph()._splits))
+            found.append(list(data._home.graph()._splits))
 
     types = Graph.open(f"{folder}/whole").types
     assert types is not None

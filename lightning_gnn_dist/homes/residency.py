@@ -5,7 +5,8 @@ It depends on the seed, the super-epoch, the rank and the number of ranks alone,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -17,6 +18,7 @@ from lightning_gnn_dist.checks import (
     check_below,
     check_between,
     check_choice,
+    check_folder,
     check_instance,
     check_seed,
     make_plain,
@@ -151,12 +153,14 @@ class Holding:
         extra_nodes: Random nodes of other parts that send messages and are not learned from (the LLCG paper's subgraph
             approximation), as a share in [0, 1] of what ``extra_of`` names.
         extra_of: Whose number of nodes the share is of: the ``"part"`` or the whole ``"graph"``.
+        cache_dir: The folder where partitions are kept. Default: beside a saved graph, else the user's cache directory.
     """
 
     residency: Residency = Fixed()
     every: int | None = None
     extra_nodes: float = 0.0
     extra_of: Scope = "part"
+    cache_dir: str | Path | None = None
 
     def __post_init__(self) -> None:
         check_instance("residency", self.residency, Residency, "an object such as Fixed(), Rotate() or Redeal(1000)")
@@ -168,7 +172,14 @@ class Holding:
             )
         check_between(0, 1, extra_nodes=self.extra_nodes)
         check_choice("extra_of", self.extra_of, Scope)
+        if self.cache_dir is not None:
+            check_folder("cache_dir", self.cache_dir)
         make_plain(self)
+
+    @property
+    def is_one_chunk(self) -> bool:
+        """Whether each rank holds one chunk for good, and no other nodes."""
+        return replace(self, cache_dir=None) == Holding()
 
     def extra(self, residents: Tensor, partition: Partition, rank: int, seed: int) -> Tensor:
         """Return the random nodes that come along with ``residents``, by their ids in the whole graph."""

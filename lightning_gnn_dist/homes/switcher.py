@@ -8,8 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from lightning_gnn_dist.batches.loader import THREAD_NAME
-from lightning_gnn_dist.data.part_reader import Part, PartReader
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.homes.part_reader import Part, PartReader
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,16 @@ class PartSwitcher:
         self.current()
         assert self._current is not None
         return self._current[1].num_residents
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Numbers to log: what switching parts cost, and the coverage of the running part."""
+        figures = {
+            "data/switches": float(self.switches),
+            "data/switch_bytes": float(self.bytes_read),
+            "data/switch_waited_seconds": self.waited_seconds,
+        }
+        return figures if self.coverage is None else figures | {"data/coverage": self.coverage}
 
     def close(self) -> None:
         """End what runs in the background."""

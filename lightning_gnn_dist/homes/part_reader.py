@@ -11,8 +11,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edges_among, learned_from
 from lightning_gnn_dist.boundary.boundary import Boundary
-from lightning_gnn_dist.data.coverage import Coverage, weights_of
-from lightning_gnn_dist.data.residency import Holding
+from lightning_gnn_dist.boundary.coverage import Coverage, weights_of
 from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
 from lightning_gnn_dist.graph.rows import (
     Lookup,
@@ -27,6 +26,7 @@ from lightning_gnn_dist.graph.rows import (
 from lightning_gnn_dist.graph.sizes import bytes_per_edge, bytes_per_node
 from lightning_gnn_dist.graph.typed.induced import induced
 from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.partition.base import Partition
 
 

@@ -1,4 +1,4 @@
-"""What rows cannot be exchanged or kept for: refused before a fit starts, on all ranks alike."""
+"""What a boundary does not go with: refused when a data module is made, or before a fit starts, on all ranks alike."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 
+from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.checks import brief
 from lightning_gnn_dist.evaluation.model_layers import norm_of_all_rows
 from lightning_gnn_dist.joint import TrainsReplicasApart, WeighsRanks
 from lightning_gnn_dist.layerwise.layers import has_layers
@@ -19,6 +21,15 @@ def check_whole_part(sampler: object) -> None:
             "boundary=Exchange() exchanges the rows of whole parts, so it takes sampler=WholePartSampler(num_hops), "
             f"with a hop for each layer of the model, got {sampler}."
         )
+
+
+def check_in_fit(boundary: Boundary, trainer: Trainer) -> None:
+    """Refuse a strategy, a precision or a module with which a boundary cannot be treated so."""
+    if boundary.exchanges and trainer.world_size > 1:
+        check_exchange(trainer, trainer.lightning_module)
+    if boundary.keeps_rows and trainer.world_size > 1:
+        check_history(trainer, trainer.lightning_module)
+    _check_learns_apart(boundary, trainer)
 
 
 def check_exchange(trainer: Trainer, module: LightningModule) -> None:
@@ -98,3 +109,20 @@ def _norm_of_batch(module: LightningModule) -> str | None:
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
             return f"{name} ({type(child).__name__})"
     return norm_of_all_rows(module)
+
+
+def check_seed_hops(boundary: Boundary, *, is_typed: bool = False, of_edges: bool = False) -> None:
+    """Refuse seeds of other ranks where there are several types of nodes, or where seeds are edges."""
+    if boundary.seed_hops and (is_typed or of_edges):
+        what = "graphs without types" if is_typed else "nodes as seeds, not for edges"
+        raise ValueError(f"boundary={brief(boundary)} is for {what}: leave seed_hops out.")
+
+
+def _check_learns_apart(boundary: Boundary, trainer: Trainer) -> None:
+    """Refuse seeds of other ranks where the gradients of all ranks' seeds are exchanged at every step."""
+    if trainer.world_size > 1 and boundary.seed_hops and not isinstance(trainer.strategy, TrainsReplicasApart):
+        raise ValueError(
+            f"boundary={brief(boundary)} lets ranks learn from each other's training nodes, as replicas drift apart. "
+            f"With {type(trainer.strategy).__name__} they do not, and such nodes would count several times: leave "
+            "seed_hops out, or use LocalSGDStrategy(), TMAStrategy() or LLCGStrategy()."
+        )

@@ -6,21 +6,20 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, check_boundary
-from lightning_gnn_dist.boundary.halo_seeds import check_seed_hops, seed_hops
-from lightning_gnn_dist.checks import brief, check_callable, check_folder, check_instance
-from lightning_gnn_dist.data.coverage import Coverage
-from lightning_gnn_dist.data.part_reader import PartReader
-from lightning_gnn_dist.data.residency import Fixed, Holding, Residency, held_by_all
+from lightning_gnn_dist.boundary.boundary import Boundary, check_boundary
+from lightning_gnn_dist.boundary.coverage import Coverage
+from lightning_gnn_dist.boundary.refusals import check_seed_hops
+from lightning_gnn_dist.checks import brief, check_callable, check_instance
 from lightning_gnn_dist.graph.digest import sampled_digest, sketches
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.homes.part_reader import PartReader
+from lightning_gnn_dist.homes.residency import Fixed, Holding, Residency, held_by_all
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.default import default_partitioner
@@ -42,7 +41,6 @@ class PartPlan:
         boundary: How edges between parts are treated.
         coverage: Weighs nodes by the share of their neighbourhood in the part. With None there are no weights.
         seed: Decides everything random.
-        cache_dir: The folder where partitions are kept. Default: beside a saved graph, else the user's cache.
     """
 
     graph: Graph
@@ -51,7 +49,6 @@ class PartPlan:
     boundary: Boundary
     coverage: Coverage | None
     seed: int
-    cache_dir: str | Path | None
     _partitions: dict[int, Partition] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -61,13 +58,11 @@ class PartPlan:
             )
         check_instance("holding", self.holding, Holding, "an object such as Holding(Rotate())")
         check_boundary(self.boundary)
-        if self.cache_dir is not None:
-            check_folder("cache_dir", self.cache_dir)
-        if isinstance(self.boundary, Fetch | Exchange) and self.holding != Holding():
+        if (self.boundary.sees_whole_graph or self.boundary.exchanges) and not self.holding.is_one_chunk:
             name = type(self.boundary).__name__
             raise ValueError(f"holding says what a part holds, and boundary={name}() sees the whole graph: choose one.")
         check_seed_hops(self.boundary, is_typed=have_names(self.graph.types))
-        if seed_hops(self.boundary) and self.holding != Holding():
+        if self.boundary.seed_hops and not self.holding.is_one_chunk:
             raise ValueError(
                 f"boundary={brief(self.boundary)} is for parts for good, without extra nodes: leave seed_hops out, or "
                 "holding."
@@ -98,7 +93,7 @@ class PartPlan:
             _check_fits(self.partitioner, num_chunks, world_size, self.graph)
             return self.partitioner
         if num_chunks not in self._partitions:
-            partition = cached_partition(self.graph, self.partitioner, num_chunks, self.seed, self.cache_dir)
+            partition = cached_partition(self.graph, self.partitioner, num_chunks, self.seed, self.holding.cache_dir)
             self._partitions[num_chunks] = partition
         return self._partitions[num_chunks]
 

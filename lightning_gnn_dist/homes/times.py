@@ -7,13 +7,19 @@ from collections.abc import Mapping
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_gnn_dist.boundary.boundary import Boundary, History
+from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.data.settings import BatchSettings
-from lightning_gnn_dist.data.temporal.events import times_of_receivers
-from lightning_gnn_dist.engine.temporal.times import Span, node_times, sources_of, span_of, spans_of_types
+from lightning_gnn_dist.engine.temporal.times import (
+    Span,
+    node_times,
+    sources_of,
+    span_of,
+    spans_of_types,
+    times_of_receivers,
+)
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
+from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler, check_event_graph
 
@@ -26,7 +32,7 @@ def check_temporal(graph: Graph, settings: BatchSettings, boundary: Boundary) ->
         if not isinstance(sampler, TemporalSampler):
             continue
         sampler.check_graph(graph)
-        if isinstance(boundary, History):
+        if boundary.keeps_rows:
             raise ValueError(
                 "boundary=History() keeps one row of each node, whatever the time of the seed that reads it, and "
                 f"{sampler} draws by time: take Isolated(), Halo() or Fetch()."

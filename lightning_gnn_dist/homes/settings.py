@@ -72,18 +72,19 @@ class GlobalBatching:
             ``WholePartSampler``.
         deal: Whose seeds are in a rank's slice of a batch: ``"any"``, drawn uniformly from all training nodes, which
             every rank lists; or ``"own"``, those of the rank's own part, evenly over the batches of a pass, so that no
-            rank with a shard lists those of others. Slices are then as unequal as parts. Edges are dealt to any rank
-            where every host has the graph, and in shards by the ranks that own their receivers.
+            rank with a shard lists those of others. Slices are then as unequal as parts. Edges know one way where every
+            host has the graph, ``"any"``, and another in shards, ``"own"``: the rank's own are those into its shard.
+            Default: ``"any"``, and of edges in shards ``"own"``.
     """
 
     batch_size: int | None = None
     sampler: Sampler | None = None
-    deal: Deal = "any"
+    deal: Deal | None = None
 
     def __post_init__(self) -> None:
         check_at_least_if_given(1, batch_size=self.batch_size)
         _check_sampler(self.sampler)
-        check_choice("deal", self.deal, Deal)
+        check_choice("deal", self.deal, Deal | None)
         make_plain(self)
 
     @classmethod

@@ -1,0 +1,285 @@
+"""Where the graph lives, and what data modules ask of it: this host has all of it, or each rank has a shard."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.batches.batch import SampledData, in_type
+from lightning_gnn_dist.batches.source import BatchSource
+from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.boundary.coverage import Coverage
+from lightning_gnn_dist.boundary.exchange_loader import ExchangeLoader
+from lightning_gnn_dist.boundary.exchange_plan import Owners
+from lightning_gnn_dist.engine.sample import Sample
+from lightning_gnn_dist.evaluation.choice import Evaluated
+from lightning_gnn_dist.evaluation.layered_loader import ReadyRows
+from lightning_gnn_dist.evaluation.model_layers import ModelLayers
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.graph.value_check import ValueCheck
+from lightning_gnn_dist.homes.running import Running
+from lightning_gnn_dist.joint import WeighsRanks
+from lightning_gnn_dist.layerwise.layers import Layer, layers_in, with_arrays
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.wire.channel import open_channel
+
+Shown = Callable[[Graph], Graph]
+
+
+class Costs(Protocol):
+    """What an evaluation costs where the graph lives, so that it is done at the least cost."""
+
+    @property
+    def place(self) -> int:
+        """The place of this rank's share among the equal shares of an evaluation."""
+        ...
+
+    def batch_size(self, evaluated: Evaluated, sampler: Sampler, model: ModelLayers | None) -> int:
+        """Return how many seeds a batch has, the same on all ranks. Collective."""
+        ...
+
+    def ready_rows(self, evaluated: Evaluated, batch_size: int, model: ModelLayers | None) -> ReadyRows | None:
+        """Return what computes the rows of all seeds layer by layer, or None where batches do it at less cost."""
+        ...
+
+    def bytes_around(self, some: Sequence[Tensor], most: int) -> list[int | None]:
+        """Return the bytes of a batch around each of some lists of nodes, with one hop more than an evaluation has.
+
+        None where these are more than ``most``, or where that hop brings no edge. Collective.
+        """
+        ...
+
+    def is_whole_graph(self, seeds: Tensor) -> bool:
+        """Return whether a batch of an evaluation around these nodes is known to be the whole graph."""
+        ...
+
+
+class Home(ABC):
+    """Where the graph lives, and which part of it this rank trains on.
+
+    A part is a graph in RAM; what a method says of nodes or seeds of a part is by their ids in it.
+
+    Args:
+        running: The run, and how its batches are made.
+        boundary: What becomes of senders outside the part.
+        coverage: Gives nodes weights for the loss. With None there are none.
+
+    Attributes:
+        costs: What an evaluation costs here.
+    """
+
+    costs: Costs
+
+    def __init__(self, running: Running, boundary: Boundary, coverage: Coverage | None) -> None:
+        self.running, self.boundary, self.coverage = running, boundary, coverage
+
+    # The graph.
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A hash of the graph, by which a strategy sees whether all ranks have the same one."""
+
+    @property
+    @abstractmethod
+    def types(self) -> GraphTypes | TypedBounds:
+        """The types of nodes and edges; a graph without types has one of each, without a name."""
+
+    @property
+    @abstractmethod
+    def about(self) -> str:
+        """What ``repr`` shows of the data that is read."""
+
+    @property
+    def ids(self) -> range:
+        """The nodes of the type that is learned from."""
+        return self.types.nodes_of(self.types.seed_type())
+
+    @property
+    def digests(self) -> dict[str, Any]:
+        """Digests of what else ranks must have alike: the graph's arrays, and which rank holds what."""
+        return {}
+
+    def counts_of_nodes(self) -> frozenset[int]:
+        """Return how many nodes the graph has, and how many there are of each type."""
+        types = self.types
+        return frozenset({types.offsets[-1], *(len(types.nodes_of(kind)) for kind in types.node_types)})
+
+    @abstractmethod
+    def features(self) -> Tensor | None:
+        """Return the features ``x`` that this rank has, or None."""
+
+    @abstractmethod
+    def split(self, name: str) -> Tensor:
+        """Return the nodes of the whole graph that a mask marks, ``"train"`` for ``train_mask``. Collective."""
+
+    def check_labels(self, values: ValueCheck, nodes: Tensor, mask: str) -> None:  # noqa: B027  # optional
+        """Refuse bad labels of nodes that a mask marks, where this rank has them."""
+
+    # The run.
+
+    def prepare(self) -> None:  # noqa: B027  # optional
+        """Do what one process of each host does for all."""
+
+    def choose_boundary(self) -> None:  # noqa: B027  # optional
+        """Find out what ``boundary="auto"`` is in the fit that begins. Collective."""
+
+    @abstractmethod
+    def open(self, check: Callable[[Graph], None], *, is_fit: bool) -> None:
+        """Open the graph, let ``check`` refuse what of it is here, and in a fit read the part. Collective."""
+
+    def begin_nodes(self, *, is_fit: bool) -> None:  # noqa: B027  # optional
+        """Refuse ranks without training nodes, and times that do not fit together: all ranks raise or none."""
+
+    def close(self) -> None:  # noqa: B027  # optional
+        """End what runs in the background, and free what it has taken."""
+
+    def abort(self) -> None:  # noqa: B027  # optional
+        """End connections at once, so that no thread waits for a rank that will never answer."""
+
+    def at_rest(self) -> dict[str, Any]:
+        """Return, by name, the attributes that only a run has, as they are outside of one."""
+        return {}
+
+    def rest(self) -> None:
+        """Forget what only a run has."""
+        vars(self).update(self.at_rest())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | self.at_rest()
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed fit keeps."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:  # noqa: B027  # optional
+        """Go on with what the fit of a checkpoint has kept."""
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Numbers to log."""
+        return {}
+
+    # The part.
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether this rank trains on less than the whole graph."""
+        return self.running.num_ranks > 1 and not self.boundary.sees_whole_graph
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether ranks exchange rows in every step."""
+        return self.boundary.exchanges and self.is_cut
+
+    @property
+    def keeps_history(self) -> bool:
+        """Whether this rank has rows of the last meeting."""
+        return self.boundary.keeps_rows and self.is_cut
+
+    @abstractmethod
+    def partition(self, num_parts: int) -> Partition:
+        """Return which part each node is in."""
+
+    def every(self) -> int | None:
+        """Return the passes in a super-epoch, or None if a rank's part never changes."""
+        return None
+
+    @abstractmethod
+    def parts(self) -> Callable[[int], Graph]:
+        """Return a function from a super-epoch to the part that this rank trains on in it."""
+
+    @abstractmethod
+    def running_part(self) -> Graph:
+        """Return the part that this rank trains on now. Collective, the first time."""
+
+    @abstractmethod
+    def shown(self, part: Graph) -> Graph:
+        """Return a part as batches show it."""
+
+    @property
+    def uncovered(self) -> tuple[int, int]:
+        """The counts of seeds of weight 0 and of all seeds in the running part; (0, 0) where no node has its own."""
+        return 0, 0
+
+    def against_averaging(self) -> str | None:
+        """Return why averaging alone loses accuracy on these parts, and what to do; None where it loses little."""
+        return None
+
+    def refresh_rows(self, super_epoch: int) -> None:  # noqa: B027  # optional
+        """Compute what batches of a part read of nodes outside it. Collective."""
+
+    # Training nodes of the part.
+
+    @abstractmethod
+    def most_seeds(self) -> int:
+        """Return how many training nodes the rank has that has most."""
+
+    @abstractmethod
+    def own_seeds(self, part: Graph) -> Tensor:
+        """Return the training nodes of a part that are the rank's own."""
+
+    @abstractmethod
+    def own_nodes(self, part: Graph) -> Tensor:
+        """Return the nodes of a part that are the rank's own."""
+
+    @abstractmethod
+    def inputs_of(self, part: Graph, seeds: Tensor) -> Tensor:
+        """Return where some training nodes of a part stand among all of the graph, in the order of ranks' lists."""
+
+    @abstractmethod
+    def own_training(self) -> tuple[Tensor, Tensor, int]:
+        """Return the rank's own training nodes by their ids in the graph, where each stands, and how many all have."""
+
+    # Batches.
+
+    @abstractmethod
+    def training_source(self, part: Graph, seeds: Tensor, sampler: Sampler) -> tuple[Tensor, BatchSource]:
+        """Return seeds of a part, by the ids that the source of their batches knows, and this source."""
+
+    @abstractmethod
+    def whole_source(self, sampler: Sampler, num_ids: int | None = None) -> BatchSource:
+        """Return the source of batches of the whole graph. Seeds lie below ``num_ids``, by default below its nodes."""
+
+    @abstractmethod
+    def with_senders(self, part: Graph) -> tuple[Graph, Owners]:
+        """Return a part as batches show it, with all nodes that send to it, and who owns its nodes. Collective."""
+
+    @abstractmethod
+    def whole_arrays(self, layers: list[Layer], owners: Owners) -> dict[str, Tensor]:
+        """Return what layers read of the whole graph, with a row for each node of the part. Collective."""
+
+    def exchange_loader(self, part: Graph, inputs: Tensor | None, values: ValueCheck) -> ExchangeLoader:
+        """Return the one batch of a pass, whose layers exchange rows with other ranks. Collective."""
+        run, trainer = self.running, self.running.trainer
+        assert trainer is not None
+        seeds = part.split("train")
+        shown, owners = self.with_senders(part)
+        values.of_training(shown, seeds)
+        layers = layers_in(trainer.lightning_module)
+        whole, widen, dtype = with_arrays(shown, self.whole_arrays(layers, owners)), run.widen, run.dtype
+
+        def make(sample: Sample) -> SampledData:
+            return in_type(assemble(whole, sample, widen=widen), dtype)
+
+        return ExchangeLoader(
+            whole,
+            seeds,
+            owners,
+            open_channel(run.num_ranks),
+            run.settings.of_parts().num_hops,
+            thrift=self.boundary.thrift,  # type: ignore[attr-defined]
+            seed=run.seed,
+            weigh=not isinstance(trainer.strategy, WeighsRanks),
+            make=make,
+            all_labels=run.settings.loading.all_labels,
+            device=run.device,
+            inputs=inputs,
+        )

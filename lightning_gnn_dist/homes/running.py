@@ -1,0 +1,121 @@
+"""What a data module knows of the run that it is in: the trainer, if there is one, and what ranks have agreed on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+
+from lightning_gnn_dist.batches.loading import widening
+from lightning_gnn_dist.batches.placement import device_of
+from lightning_gnn_dist.batches.pool import Widen
+from lightning_gnn_dist.batches.precision import type_of_model, type_that_stays
+from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.evaluation.budget import DEFAULT_BYTES, agreed_budget
+from lightning_gnn_dist.evaluation.model_layers import ModelLayers, layers_as_they_are
+from lightning_gnn_dist.evaluation.sight import hops_of_evaluation
+from lightning_gnn_dist.homes.settings import BatchSettings
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.wire.collectives import gather_numbers
+
+
+class Running:
+    """The run, and how its batches are made. Without a trainer there is one rank.
+
+    Args:
+        settings: How batches are made.
+        data: The data module, whose hooks may change them.
+    """
+
+    def __init__(self, settings: BatchSettings, data: object) -> None:
+        self.settings, self._data = settings, data
+        self.trainer: Trainer | None = None
+        self.bytes_of_evaluation = DEFAULT_BYTES
+        self._seed_of_fit: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"trainer": None}
+
+    @property
+    def rank(self) -> int:
+        return 0 if self.trainer is None else self.trainer.global_rank
+
+    @property
+    def num_ranks(self) -> int:
+        return 1 if self.trainer is None else self.trainer.world_size
+
+    @property
+    def stage(self) -> TrainerFn | None:
+        """What the trainer is doing."""
+        return None if self.trainer is None else self.trainer.state.fn
+
+    @property
+    def fits(self) -> bool:
+        """Whether the trainer fits, or there is none."""
+        return self.stage in (None, TrainerFn.FITTING)
+
+    @property
+    def module(self) -> LightningModule | None:
+        """The model that is trained or evaluated."""
+        return None if self.trainer is None else getattr(self.trainer, "lightning_module", None)
+
+    @property
+    def device(self) -> torch.device:
+        return device_of(self.trainer)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The type of the model's numbers, if batches are brought to it."""
+        return type_of_model(self.trainer)
+
+    @property
+    def stays(self) -> torch.dtype | None:
+        """The type narrower than float32 that a step computes in, if there is one."""
+        return type_that_stays(self.trainer)
+
+    @property
+    def widen(self) -> Widen:
+        """Which narrow types batches have as float32."""
+        return widening(self.settings.loading, self.stays)
+
+    @property
+    def seed(self) -> int:
+        """The seed of batches: as given; else the checkpoint's, or that of ``seed_everything`` as the fit began."""
+        return self.settings.seed_of_batches if self._seed_of_fit is None else self._seed_of_fit
+
+    def agree(self, *, is_fit: bool) -> None:
+        """Find out the memory of an evaluation, and the seed, which is that of rank 0. Collective."""
+        if is_fit:
+            self._seed_of_fit = None  # of a fit before
+        self.bytes_of_evaluation = agreed_budget(self.settings.evaluation.bytes, self.device, self.trainer)
+        said = [self.seed, self.settings.seed is not None]
+        of_ranks = gather_numbers(said, self.device) if self.num_ranks > 1 else [said]
+        seeds = [seed for seed, _ in of_ranks]
+        if len(set(seeds)) > 1 and any(is_given for _, is_given in of_ranks):
+            raise ValueError(f"All ranks need the same seed, and theirs are {shown(seeds)}: give the same to each.")
+        self._seed_of_fit = seeds[0]
+
+    def keep_seed(self, kept: int) -> None:
+        """Take the seed of the fit of a checkpoint."""
+        given = self.settings.seed
+        if given is not None and int(given) != kept:
+            raise ValueError(
+                f"The checkpoint is of a fit with seed {kept}, and this data module has seed={given}, so that its "
+                f"batches would be others: give seed={kept} to go on, or begin a new fit with the weights alone, "
+                "Model.load_from_checkpoint(path)."
+            )
+        self._seed_of_fit = kept
+
+    def sampler_of_evaluation(self, more_hops: int = 0) -> Sampler:
+        """Return the sampler of an evaluation: of whole rows, as many hops as the layers of the model say, and more."""
+        module, num_hops = self.module, self.settings.of_parts().num_hops
+        hops = num_hops if module is None else hops_of_evaluation(module, num_hops)
+        return self.settings.of_evaluation(hops - num_hops + more_hops)
+
+    def layers_of_model(self) -> ModelLayers | None:
+        """Return the layers of the model, if it has as many as the batches have hops, and these take whole rows."""
+        if self.module is None or not self.settings.evaluates_whole_rows:
+            return None
+        return layers_as_they_are(self.module, self._data, self.settings.of_parts().num_hops)

@@ -1,0 +1,283 @@
+"""The home of a graph of which each rank has a shard: ranks ask each other for what batches need of other shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.batches.ahead.row_cache import figures_of
+from lightning_gnn_dist.batches.placement import stream_to
+from lightning_gnn_dist.batches.source import BatchSource, GraphSource
+from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.boundary.coverage import Coverage
+from lightning_gnn_dist.boundary.exchange_plan import Owners
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.rows import Lookup
+from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.homes.home import Home, Shown
+from lightning_gnn_dist.homes.running import Running
+from lightning_gnn_dist.homes.shard_costs import ShardCosts
+from lightning_gnn_dist.homes.shard_refusals import check_copies, check_shards, check_units_of_shards
+from lightning_gnn_dist.layerwise.layers import Layer
+from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, check_same
+from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sharded.part import read_part
+from lightning_gnn_dist.sharded.refusals import check_on_all_ranks
+from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
+from lightning_gnn_dist.sharded.source import ShardedSource
+from lightning_gnn_dist.wire.channel import open_channel
+from lightning_gnn_dist.wire.collectives import all_gather_rows
+
+CACHE_BYTES = 1 << 26  # for rows of other shards, unless Loading says more
+
+
+class ShardHome(Home):
+    """A graph of which each rank has a shard. Its part is the shard, and what the boundary brings along.
+
+    Args:
+        path: The folder of this host's shards.
+        bounds: Where each shard begins.
+        running: The run, and how its batches are made.
+        boundary: What becomes of senders outside the own shard.
+        coverage: Gives nodes weights for the loss. With None there are none.
+        without_labels: Takes from a shard what batches must not show. Default: they show all.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        bounds: Bounds,
+        running: Running,
+        boundary: Boundary,
+        coverage: Coverage | None,
+        without_labels: Shown | None = None,
+    ) -> None:
+        super().__init__(running, boundary, None if boundary.exchanges else coverage)
+        check_shards(bounds, running.settings, boundary)
+        self.path, self.bounds, self._without_labels = path, bounds, without_labels
+        self._graph: ShardedGraph | None = None
+        self._shard: Shard | None = None  # as it was divided, with the labels of its edges
+        self._part: Graph | None = None
+        self._part_ids = torch.empty(0, dtype=torch.int64)  # of its nodes in the whole graph
+        self._places = torch.empty(0, dtype=torch.int64)  # of its training nodes among those of all ranks
+        # What the rank learns that has most, and all that shards before the own one, and all ranks, can learn.
+        self.most = self.marked_before = self.num_marked = 0
+        self.costs = ShardCosts(self.graph, running, bounds.num_shards, path.resolve().parent)
+
+    # The graph.
+
+    @property
+    def fingerprint(self) -> str:
+        return self.bounds.fingerprint
+
+    @property
+    def types(self) -> TypedBounds:
+        return self.bounds.types
+
+    @property
+    def about(self) -> str:
+        return repr(str(self.path))
+
+    def features(self) -> Tensor | None:
+        is_known = self._graph is not None and not have_names(self.types)
+        return self.graph().shard.rows.node_arrays.get("x") if is_known else None
+
+    def split(self, name: str) -> Tensor:
+        return self.graph().split(name)
+
+    def graph(self) -> ShardedGraph:
+        """Return the whole graph across shards."""
+        if self._graph is None:
+            raise RuntimeError(
+                f"A graph in shards ({self.path}) has no batches before its ranks have met: give the data module to "
+                'trainer.fit(model, data), or without a trainer, in one process, call setup("fit") first.'
+            )
+        return self._graph
+
+    @property
+    def shard(self) -> Shard:
+        """The own shard, with the labels of its edges."""
+        self.graph()  # refuses, if it is too early
+        assert self._shard is not None
+        return self._shard
+
+    # The run.
+
+    def open(self, check: Callable[[Graph], None], *, is_fit: bool) -> None:
+        if self._graph is None:
+            self._graph = self._connect()
+        rows = self._graph.shard.rows
+        check_on_all_ranks(lambda: check(rows), self._graph.shard.index)
+        if is_fit:
+            if self.exchanges:
+                check_copies(self.path, self.bounds, self.running.num_ranks)
+            self.running_part()  # now, as all ranks are here
+
+    def begin_nodes(self, *, is_fit: bool) -> None:
+        if is_fit:
+            counts = self.count(len(self._own_marked()), len(self._marked()))
+            if not self.exchanges and bool((counts == 0).any()):
+                rank = int(counts.argmin())
+                raise ValueError(
+                    f"Shard {rank % self.bounds.num_shards} of {self.path} has no training nodes for rank {rank} of "
+                    f"{len(counts)}, which would have nothing to learn from: divide the graph by "
+                    'MetisPartitioner(balance="train"), or use fewer shards or ranks.'
+                )
+        check_units_of_shards(self.graph().shard.rows, self.running.settings.of_parts())
+        if is_fit and self.boundary.seed_hops:
+            own = self.graph().shard.rows
+            places = {"places": self.marked_before + own.node_arrays["train_mask"].cumsum(0) - 1}
+            self._places = self.graph().extended(places, self._part_ids[own.num_nodes :])["places"]
+
+    def count(self, num_own: int, num_marked: int) -> Tensor:
+        """Return what each rank learns, given what this one does and what its shard has to be learned. Collective."""
+        counts, num_shards = all_gather_rows(torch.tensor([num_own, num_marked])), self.bounds.num_shards
+        self.most = int(counts[:, 0].max())
+        self.num_marked = int(counts[:num_shards, 1].sum())
+        self.marked_before = int(counts[: self.running.rank % num_shards, 1].sum())
+        return counts[:, 0]
+
+    def close(self) -> None:
+        if self._graph is not None:
+            self._graph.close()
+
+    def abort(self) -> None:
+        if self._graph is not None:
+            self._graph.abort()
+
+    def at_rest(self) -> dict[str, Any]:
+        return {"_graph": None, "_shard": None, "_part": None}
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Numbers to log: the rows of other shards, and those in the cache."""
+        if self._graph is None:
+            return {}
+        cache = self._graph.cache
+        return figures_of(cache.asked, cache.hits, cache.fetched_bytes)
+
+    def _connect(self) -> ShardedGraph:
+        check_ranks(self.path, self.bounds, self.running.num_ranks)
+        shard, types = Shard.open(self.path, self.running.rank % self.bounds.num_shards), self.types
+        check_same(all_gather_rows(torch.tensor([self.bounds.mark])).view(-1).tolist())
+        self._shard = shard.with_seeds(types.seed_type()) if have_names(types) else shard
+        return self._opened(replace(self._shard, rows=self.shown(self._shard.rows)))
+
+    def _opened(self, shard: Shard) -> ShardedGraph:
+        """Return the whole graph across shards. Collective."""
+        cache_bytes = self.running.settings.loading.cache_bytes
+        channel = open_channel(self.bounds.num_shards)
+        return ShardedGraph(shard, channel, cache_bytes=CACHE_BYTES if cache_bytes is None else cache_bytes)
+
+    # The part.
+
+    def partition(self, num_parts: int) -> Partition:
+        raise ValueError(
+            f"{self.path} holds shards, and no rank knows which node is in which: the graph was cut when it was "
+            "divided, and the partition that divided it says so."
+        )
+
+    def parts(self) -> Callable[[int], Graph]:
+        part = self.running_part()
+        return lambda _: part
+
+    def running_part(self) -> Graph:
+        """Return the own shard and what the boundary brings along, in RAM. Collective, the first time.
+
+        They are the own rows as they are on disk where batches are drawn in the whole graph, and with an exchange,
+        whose batch holds what it needs.
+        """
+        if self.exchanges or self.boundary.sees_whole_graph:
+            return self.graph().shard.rows
+        if self._part is None:
+            self._part, self._part_ids = self._read_part()
+        return self._part
+
+    def _read_part(self) -> tuple[Graph, Tensor]:
+        """Return the part, with the labels of its edges, and the ids of its nodes in the whole graph. Collective."""
+        how = self.boundary, self.coverage, self.running.settings.seed_of_parts
+        if self._without_labels is None:
+            return read_part(self.graph(), *how)
+        graph = self._opened(self.shard)  # for this once, as no batch may ask for labels
+        try:
+            found = read_part(graph, *how)
+        except BaseException:
+            graph.abort()  # its threads would wait for ranks that never answer
+            raise
+        graph.close()
+        return found
+
+    def shown(self, part: Graph) -> Graph:
+        return part if self._without_labels is None else self._without_labels(part)
+
+    def of_copy(self) -> slice:
+        """Return which of the shard's seeds this rank takes; ranks with the same shard take turns."""
+        num_shards = self.bounds.num_shards
+        return slice(self.running.rank // num_shards, None, self.running.num_ranks // num_shards)
+
+    # Training nodes of the part.
+
+    def _marked(self) -> Tensor:
+        """Return all training nodes of the shard."""
+        return self.graph().shard.rows.split("train")
+
+    def _own_marked(self) -> Tensor:
+        """Return this rank's share of them."""
+        return self._marked()[self.of_copy()]
+
+    def most_seeds(self) -> int:
+        return self.most
+
+    def own_seeds(self, part: Graph) -> Tensor:
+        seeds = self._own_marked()
+        if have_names(part.types) and not self.boundary.sees_whole_graph:  # nodes of others stand between the own ones
+            seeds, _ = Lookup(part.node_arrays["n_id"])(self.graph().ids_of_own(seeds))
+        return seeds
+
+    def own_nodes(self, part: Graph) -> Tensor:
+        return torch.arange(self.graph().shard.rows.num_nodes)
+
+    def inputs_of(self, part: Graph, seeds: Tensor) -> Tensor:
+        if self.boundary.seed_hops:
+            return self._places[seeds]
+        return self.marked_before + torch.arange(self._marked().numel())[self.of_copy()]
+
+    def own_training(self) -> tuple[Tensor, Tensor, int]:
+        own = self._own_marked()
+        return self.graph().ids_of_own(own), self.inputs_of(self.running_part(), own), self.num_marked
+
+    # Batches.
+
+    def training_source(self, part: Graph, seeds: Tensor, sampler: Sampler) -> tuple[Tensor, BatchSource]:
+        if self.boundary.sees_whole_graph:
+            return self.graph().ids_of_own(seeds), self.whole_source(sampler)
+        if have_names(part.types):
+            sampler.sample_bulk(part, [], [])  # refuses the part, or draws nothing
+        return seeds, self.part_source(part, sampler)
+
+    def part_source(self, part: Graph, sampler: Sampler, num_ids: int | None = None) -> GraphSource:
+        """Return the source of batches of a part in RAM."""
+        how: dict[str, Any] = {"widen": self.running.widen, "all_labels": self.running.settings.loading.all_labels}
+        return GraphSource(part, sampler, num_ids=num_ids, stream=stream_to(self.running.device), **how)
+
+    def whole_source(self, sampler: Sampler, num_ids: int | None = None) -> ShardedSource:
+        run, stream = self.running, stream_to(self.running.device)
+        loading = run.settings.loading
+        return ShardedSource(self.graph(), sampler, loading, num_ids=num_ids, stream=stream, stays=run.stays)
+
+    def with_senders(self, part: Graph) -> tuple[Graph, Owners]:
+        found, ids = read_part(self.graph(), self.boundary, None, self.running.settings.seed_of_parts)
+        return found, Owners(ids, torch.searchsorted(self.bounds.nodes, ids, right=True) - 1)
+
+    def whole_arrays(self, layers: list[Layer], owners: Owners) -> dict[str, Tensor]:
+        shard = self.graph().shard
+        own = whole_graph_arrays(layers, shard.rows, shard.first_node)
+        return self.graph().extended(own, owners.ids[shard.rows.num_nodes :])

@@ -1,0 +1,63 @@
+"""What homes take of a graph with types: seeds of one type, and samplers and boundaries that know types."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from lightning_gnn_dist.boundary.auto import Auto
+from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.boundary.prices import short_name
+from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.homes.settings import BatchSettings
+from lightning_gnn_dist.prepare.shard import Bounds
+from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+
+
+def with_seed_type(graph: Graph, seed_type: str | None) -> Graph:
+    """Return the graph, of which a typed one has chosen the type of its seeds: that with a ``train_mask``."""
+    if not have_names(graph.types):
+        _refuse(seed_type, "this one")
+        return graph
+    if seed_type is None and graph.types.seeds is not None:
+        return graph
+    return graph.with_seeds(graph.types.seed_type() if seed_type is None else seed_type)
+
+
+def bounds_with_seed_type(bounds: Bounds, seed_type: str | None, path: Path) -> Bounds:
+    """Do as :func:`with_seed_type` for shards: by default the type is the one that the graph had chosen."""
+    if not have_names(bounds.types):
+        _refuse(seed_type, f"that of {path}")
+        return bounds
+    return replace(bounds, types=bounds.types.with_seeds(bounds.types.seed_type() if seed_type is None else seed_type))
+
+
+def _refuse(seed_type: str | None, graph: str) -> None:
+    if seed_type is not None:
+        raise ValueError(f"seed_type ({shown(seed_type)}) is for a graph with types, and {graph} has none.")
+
+
+def check_typed(types: GraphTypes | TypedBounds, settings: BatchSettings, boundary: Boundary) -> None:
+    """Refuse numbers of other types, and boundaries and places that do not take a typed graph, if this is one."""
+    if not have_names(types):
+        return
+    for sampler in settings.samplers:
+        if isinstance(sampler, NeighborSampler):
+            sampler.of_types(types)
+    if not boundary.takes_types:
+        name = "Auto(exchange=True)" if isinstance(boundary, Auto) else short_name(boundary)
+        raise ValueError(
+            f"boundary={name} is for graphs without types: take Isolated(), Halo() or Fetch() for this one."
+        )
+    if settings.loading.sample_on == "device":
+        raise ValueError('sample_on="device" is for graphs without types: leave it out, and batches are drawn in RAM.')
+
+
+def check_samplers(graph: Graph, settings: BatchSettings) -> None:
+    """Refuse samplers that do not take a typed graph, if this is one."""
+    for sampler in settings.samplers if have_names(graph.types) else ():
+        sampler.sample_bulk(graph, [], [])  # refuses the graph, or draws nothing

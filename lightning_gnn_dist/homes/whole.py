@@ -1,0 +1,390 @@
+"""The home of a graph that every host has, in RAM or in files: each rank trains on a part of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from lightning_gnn_dist.batches.ahead.disk_rows import DiskRows, check_rows_in_files
+from lightning_gnn_dist.batches.ahead.file_source import FileSource
+from lightning_gnn_dist.batches.ahead.row_cache import figures_of
+from lightning_gnn_dist.batches.part_batch import Run
+from lightning_gnn_dist.batches.placement import Placement, release, stream_to
+from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto, chosen, chosen_here, kept, room_of
+from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.boundary.exchange_plan import Owners
+from lightning_gnn_dist.boundary.historic_rows import PLACE, HistoricRows
+from lightning_gnn_dist.boundary.part_nodes import PartNodes
+from lightning_gnn_dist.boundary.prices import short_name
+from lightning_gnn_dist.boundary.refusals import against_exchange
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.memo import remembered
+from lightning_gnn_dist.graph.rows import take_rows
+from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.graph.value_check import ValueCheck
+from lightning_gnn_dist.homes.home import Home, Shown
+from lightning_gnn_dist.homes.meeting_rows import MeetingRows
+from lightning_gnn_dist.homes.part_reader import PartReader
+from lightning_gnn_dist.homes.plan import PartPlan
+from lightning_gnn_dist.homes.residency import default_period
+from lightning_gnn_dist.homes.running import Running
+from lightning_gnn_dist.homes.switcher import PartSwitcher
+from lightning_gnn_dist.homes.whole_costs import WholeCosts, folder_beside
+from lightning_gnn_dist.joint import TrainsReplicasApart
+from lightning_gnn_dist.layerwise.layers import Layer, layers_in, with_arrays
+from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
+from lightning_gnn_dist.partition.advice import against_averaging
+from lightning_gnn_dist.partition.base import Partition, Partitioner
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.device import draws_anywhere
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+
+
+class WholeHome(Home):
+    """A graph that every host has. Ranks cut it into parts, which may change with every super-epoch.
+
+    Args:
+        plan: How the graph is cut.
+        running: The run, and how its batches are made.
+        fingerprint: A hash of what ranks must have alike. Default: the graph's.
+        shown: Returns a part of a split as batches show it, without the labels that are asked for. Default: of nodes.
+    """
+
+    def __init__(
+        self, plan: PartPlan, running: Running, fingerprint: str | None = None, shown: Shown | None = None
+    ) -> None:
+        if plan.graph.path is None:  # arrays in RAM may have been changed since the graph was built
+            plan.graph.check_edges()
+        super().__init__(running, plan.boundary, plan.coverage)
+        check_rows_in_files(plan.graph, running.settings.loading.cache_bytes)
+        self.whole, self.holding = plan.graph, plan.holding
+        self._fingerprint, self._shown_edges = fingerprint, shown
+        self._plan = plan
+        self._suited: dict[bool, PartPlan] = {}
+        self._take(plan.boundary)
+        self._parts: PartSwitcher | None = None
+        self._disk_rows: DiskRows | None = None
+        self._period: int | None = None
+        self._meetings = MeetingRows(running)
+        self.costs = WholeCosts(self.graph, running)
+
+    # The graph.
+
+    @property
+    def graph(self) -> Graph:
+        """The graph, as batches show it."""
+        return self.shown(self.whole)
+
+    @property
+    def fingerprint(self) -> str:
+        return self.whole.fingerprint if self._fingerprint is None else self._fingerprint
+
+    @property
+    def types(self) -> GraphTypes:
+        return self.whole.types
+
+    @property
+    def about(self) -> str:
+        return f"{self.graph}, {self.partitioner}"
+
+    @property
+    def digests(self) -> dict[str, Any]:
+        return self.cut.digests(self.running.num_ranks)
+
+    def features(self) -> Tensor | None:
+        return None if have_names(self.types) else self.whole.node_arrays.get("x")
+
+    def split(self, name: str) -> Tensor:
+        return self.whole.split(name)
+
+    def check_labels(self, values: ValueCheck, nodes: Tensor, mask: str) -> None:
+        values.of_labels(self.whole, nodes, mask)
+
+    @property
+    def cut(self) -> PartPlan:
+        """How the graph is cut in this run: where no partitioner was named, it depends on the strategy."""
+        trainer = self.running.trainer
+        to_averages = trainer is not None and isinstance(trainer.strategy, TrainsReplicasApart)
+        if to_averages not in self._suited:
+            self._suited[to_averages] = self._plan.suited(to_averages=to_averages)
+        return self._suited[to_averages]
+
+    @property
+    def partitioner(self) -> Partitioner | Partition | None:
+        """What cuts the graph."""
+        return self.cut.partitioner
+
+    # The run.
+
+    def prepare(self) -> None:
+        if self.running.stage == TrainerFn.FITTING and self.running.num_ranks > 1:
+            # An error here would stop this rank alone. In setup() all ranks meet it, and stop together.
+            with suppress(ValueError, TypeError):
+                self.partition(self.running.num_ranks)
+
+    def choose_boundary(self) -> None:
+        asked, num_ranks = self.cut.boundary, self.running.num_ranks
+        if num_ranks == 1:
+            return
+        if self._plan.partitioner is None:
+            rank_zero_info(f"{self.partitioner} cuts the graph, as no partitioner was named.")
+        if isinstance(asked, Auto):
+            parts, room = self._residents([self.running.rank], num_ranks), room_of(asked, num_ranks)
+            device, exchanges = self.running.device, self._can_exchange()
+            self._take(*chosen(room, self.graph, parts, self._num_hops, device, exchanges=exchanges))
+
+    def open(self, check: Callable[[Graph], None], *, is_fit: bool) -> None:
+        """Do nothing: the graph is open, and was looked at."""
+
+    def begin_nodes(self, *, is_fit: bool) -> None:
+        if is_fit and self.is_cut:
+            self.cut.check_run(self.running.num_ranks, self._num_super_epochs())
+
+    def close(self) -> None:
+        if self._parts is not None:
+            self._parts.close()
+        if self._disk_rows is not None:
+            self._disk_rows.close()
+        self._meetings.close()
+        release(self.graph)
+
+    def at_rest(self) -> dict[str, Any]:
+        return {"_parts": None, "_disk_rows": None, "_meetings": MeetingRows(self.running)}
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed fit keeps: passes in a super-epoch, and what "auto" has chosen."""
+        state: dict[str, Any] = {} if self.every() is None else {"repartition_every": self.every()}
+        return state | ({"boundary": short_name(self.boundary)} if self._has_chosen() else {})
+
+    def restore(self, state: dict[str, Any]) -> None:
+        if self.holding.every is None:
+            self._period = state.get("repartition_every")
+        name = state.get("boundary")
+        if self._has_chosen() and name not in (None, short_name(self.boundary)):
+            self._take(*kept(name, self._num_hops, exchanges=self._can_exchange()))
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Numbers to log: rows that are read from files, what switching parts cost, the running part's coverage."""
+        figures = dict[str, float]()
+        if self._disk_rows is not None:
+            cache = self._disk_rows.cache
+            figures |= figures_of(cache.asked, cache.hits, self._disk_rows.bytes_read)
+        return figures | ({} if self._parts is None else self._parts.figures)
+
+    # The boundary.
+
+    @property
+    def _num_hops(self) -> int:
+        return self.running.settings.of_parts().num_hops
+
+    def _take(self, boundary: Boundary, reason: str = "") -> None:
+        """Treat the edges that leave the part in this way from now on, and say why."""
+        if reason:
+            rank_zero_info(reason)
+        loses_nothing = boundary.exchanges or boundary.keeps_rows
+        self.boundary, self.coverage = boundary, None if loses_nothing else self.cut.coverage
+
+    def _has_chosen(self) -> bool:
+        return isinstance(self.cut.boundary, Auto) and not isinstance(self.boundary, Auto)
+
+    def _residents(self, ranks: Iterable[int], num_ranks: int) -> Iterator[Tensor]:
+        """Yield what ranks hold without a halo, in the first super-epochs."""
+        for rank in ranks:
+            reader = self.cut.reader(rank, num_ranks, self.cut.boundary, None)
+            for super_epoch in range(min(self.cut.residency.sweep(num_ranks), LOOKED_AT)):
+                yield reader.residents(super_epoch)[0]
+
+    def _can_exchange(self) -> bool:
+        """Return whether ``boundary="auto"`` may be ``Exchange()`` in this fit."""
+        asked, trainer = self.cut.boundary, self.running.trainer
+        if not isinstance(asked, Auto) or not asked.exchange or trainer is None:
+            return False
+        if not isinstance(self.running.settings.of_parts(), WholePartSampler) or not self.holding.is_one_chunk:
+            return False
+        return against_exchange(trainer, trainer.lightning_module) is None
+
+    # The part.
+
+    def partition(self, num_parts: int) -> Partition:
+        return self.cut.partition(num_parts)
+
+    def every(self) -> int | None:
+        sweep, trainer = self.cut.residency.sweep(self.running.num_ranks), self.running.trainer
+        if sweep == 1:
+            return None
+        max_epochs = trainer.max_epochs if trainer is not None else None
+        return self.holding.every or self._period or default_period(max_epochs, sweep)
+
+    def _num_super_epochs(self) -> float:
+        """Return the super-epochs of this run, as if each epoch were a pass; a clock may change that."""
+        every, trainer = self.every(), self.running.trainer
+        if every is None or trainer is None:
+            return 1
+        steps = math.inf if trainer.max_steps < 0 else trainer.max_steps
+        num_batches = -(-self.most_seeds() // self.running.settings.batch_size)
+        passes = steps * trainer.accumulate_grad_batches / num_batches
+        epochs = trainer.max_epochs
+        return min(passes, math.inf if epochs is None or epochs < 0 else epochs) / every
+
+    def parts(self) -> Callable[[int], Graph]:
+        return self._own_parts().at if self.is_cut else lambda _: self.graph
+
+    def running_part(self) -> Graph:
+        return self._own_parts().current() if self.is_cut else self.graph
+
+    def part(self, rank: int, num_parts: int, super_epoch: int) -> Graph:
+        """Return what a rank trains on in a super-epoch."""
+        return self.whole if num_parts == 1 else self._reader(rank, num_parts).read(super_epoch).graph
+
+    def _reader(self, rank: int, num_ranks: int) -> PartReader:
+        """Return the reader of a rank's parts. Before a fit ``"auto"`` is what it would be on ranks of this host."""
+        boundary = self.boundary
+        if isinstance(boundary, Auto):
+            parts = self._residents(range(num_ranks), num_ranks)
+            boundary = chosen_here(room_of(boundary, num_ranks), self.graph, parts, self._num_hops)
+        return self.cut.reader(rank, num_ranks, boundary, self.coverage)
+
+    def _own_parts(self) -> PartSwitcher:
+        if self._parts is None:
+            reader = self._reader(self.running.rank, self.running.num_ranks)
+            self._parts = PartSwitcher(reader, in_background=self.running.settings.loading.num_threads > 0)
+        return self._parts
+
+    def shown(self, part: Graph) -> Graph:
+        """Return a part as batches show it: its own mask marks the rank's seeds, theirs all training nodes."""
+        if self._shown_edges is not None:
+            return self._shown_edges(part)
+        if part is self.whole or have_names(self.types):  # of a typed part the types have the masks
+            return part
+        mask = self.whole.node_arrays.get("train_mask")
+        if mask is None:
+            return part
+
+        def shown() -> Graph:
+            return with_arrays(part, {"train_mask": take_rows(mask, part.node_arrays["n_id"])})
+
+        return remembered(part, "as batches show it", shown)
+
+    @property
+    def uncovered(self) -> tuple[int, int]:
+        if self._parts is None or self.coverage is None or self.coverage.level == "batch":
+            return 0, 0
+        part = self._parts.current()
+        coverage = part.node_arrays["coverage"][part.split("train")]
+        return int((coverage == 0).sum()), coverage.numel()
+
+    def against_averaging(self) -> str | None:
+        """Return why averaging alone loses accuracy on these parts, and what to do; None where it loses little.
+
+        Of lost neighbours this rank's part is the sample. Parts that change are not judged.
+        """
+        num_ranks = self.running.num_ranks
+        if num_ranks == 1 or self.every() is not None:
+            return None
+        self.running_part()  # whose nodes ``uncovered`` counts
+        uncovered, seeds = self.uncovered
+        return against_averaging(self.graph, self.cut.by_rank(num_ranks), uncovered / max(seeds, 1))
+
+    # Training nodes of the part.
+
+    def most_seeds(self) -> int:
+        return self.cut.most_seeds(self.running.num_ranks)
+
+    def own_seeds(self, part: Graph) -> Tensor:
+        seeds = part.split("train")
+        if part is not self.whole or self.running.num_ranks == 1:
+            return seeds
+        return seeds[self.partition(self.running.num_ranks).assignment[seeds] == self.running.rank]
+
+    def own_nodes(self, part: Graph) -> Tensor:
+        nodes = part.node_arrays["n_id"]
+        return (self.partition(self.running.num_ranks).assignment[nodes] == self.running.rank).nonzero().view(-1)
+
+    def inputs_of(self, part: Graph, seeds: Tensor) -> Tensor:
+        rows = seeds if part is self.whole else part.node_arrays["n_id"][seeds]
+        return torch.searchsorted(self.split("train"), rows)
+
+    def own_training(self) -> tuple[Tensor, Tensor, int]:
+        seeds, num_ranks = self.split("train"), self.running.num_ranks
+        own = (self.cut.by_rank(num_ranks).assignment[seeds] == self.running.rank).nonzero().view(-1)
+        return seeds[own], own, seeds.numel()
+
+    # Batches.
+
+    def training_source(self, part: Graph, seeds: Tensor, sampler: Sampler) -> tuple[Tensor, GraphSource | FileSource]:
+        if not self.keeps_history:
+            return seeds, self.source(self.shown(part), sampler)
+        rows = self._rows_of_meetings(part)
+
+        def with_places() -> Graph:
+            of_whole = self._arrays_of_whole_graph(part) if isinstance(sampler, WholePartSampler) else {}
+            return with_arrays(self.shown(part), of_whole | {PLACE: rows.places})
+
+        return seeds, self.source(remembered(part, "with places of rows", with_places), sampler, run=rows)
+
+    def whole_source(self, sampler: Sampler, num_ids: int | None = None) -> GraphSource | FileSource:
+        return self.source(self.graph, sampler, num_ids)
+
+    def source(
+        self, graph: Graph, sampler: Sampler, num_ids: int | None = None, run: Run | None = None
+    ) -> GraphSource | FileSource:
+        """Return the source of batches of a part or of the whole graph, made where ``loading.sample_on`` says."""
+        running, loading = self.running, self.running.settings.loading
+        stream = stream_to(running.device)
+        if run is None and (rows := self._rows_in_files(graph)) is not None:
+            return FileSource(graph, rows, sampler, loading, num_ids=num_ids, stream=stream, stays=running.stays)
+        # The part takes device memory first, though it may be loaded later; it is no larger than the whole graph.
+        is_fit, ours = running.stage == TrainerFn.FITTING, running.settings.of_parts()
+        waits = graph is self.graph and is_fit and self.is_cut and draws_anywhere(ours)
+        sample_on = "cpu" if have_names(graph.types) else loading.sample_on
+        placement = Placement(running.device, sample_on, expected_bytes=graph.num_bytes if waits else 0)
+        how: dict[str, Any] = {"widen": running.widen, "all_labels": loading.all_labels, "num_ids": num_ids}
+        return GraphSource(graph, sampler, placement=placement, stream=stream, run=run, **how)
+
+    def _rows_in_files(self, graph: Graph) -> DiskRows | None:
+        """Return what reads a graph's rows from files, if ``cache_bytes`` says so and does not hold all of them."""
+        cache_bytes = self.running.settings.loading.cache_bytes
+        if cache_bytes is None or have_names(graph.types):
+            return None
+        if self._disk_rows is None:
+            self._disk_rows = DiskRows.of(self.graph, cache_bytes)
+        return self._disk_rows if self._disk_rows is not None and self._disk_rows.are_rows_of(graph) else None
+
+    # Rows of nodes outside the part.
+
+    def with_senders(self, part: Graph) -> tuple[Graph, Owners]:
+        ids = part.node_arrays["n_id"]
+        return self.shown(part), Owners(ids, self.cut.by_rank(self.running.num_ranks).assignment[ids])
+
+    def whole_arrays(self, layers: list[Layer], owners: Owners) -> dict[str, Tensor]:
+        return {name: array[owners.ids] for name, array in whole_graph_arrays(layers, self.graph).items()}
+
+    def _arrays_of_whole_graph(self, part: Graph) -> dict[str, Tensor]:
+        assert self.running.module is not None
+        _, owners = self.with_senders(part)
+        return self.whole_arrays(layers_in(self.running.module), owners)
+
+    def _rows_of_meetings(self, part: Graph) -> HistoricRows:
+        return self._meetings.rows_of(part, self._own_parts().num_residents)
+
+    def refresh_rows(self, super_epoch: int) -> None:
+        if not self.keeps_history:
+            return
+        part, num_ranks = self._own_parts().at(super_epoch), self.running.num_ranks
+
+        def own_nodes() -> PartNodes:
+            whole = with_arrays(part, self._arrays_of_whole_graph(part))
+            chunks, owners = self.partition(num_ranks).assignment, self.cut.owner(super_epoch, num_ranks)
+            return PartNodes(whole, self.running.rank, chunks, owners, num_ranks, widen=self.running.widen)
+
+        self._meetings.refresh(self._rows_of_meetings(part), own_nodes, folder_beside(self.whole))

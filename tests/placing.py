@@ -1,0 +1,39 @@
+"""Data modules that think they are those of some rank, without a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lightning_gnn_dist.homes.running import Running
+
+
+def placed(data: Any, rank: int, num_ranks: int) -> Any:
+    """The data module, which thinks from now on that it is this rank's."""
+    data._running.__class__ = type("Placed", (Running,), {"rank": rank, "num_ranks": num_ranks})
+    return data
+
+
+@contextmanager
+def placing(data: Any, rank: int, num_ranks: int) -> Iterator[Any]:
+    yield placed(data, rank, num_ranks)
+    data._running.__class__ = Running
+
+
+def batches_of(data: Any, part: Any, num_batches: int, seed: int, rank: int, num_ranks: int) -> Any:
+    """The loader of a rank's training batches of a part."""
+    with placing(data, rank, num_ranks):
+        return data._batches_of(part, num_batches, seed, rank, num_ranks)
+
+
+def most_seeds(data: Any, num_ranks: int) -> int:
+    """How much the rank learns that learns most."""
+    with placing(data, 0, num_ranks):
+        return data._targets.most()  # type: ignore[no-any-return]
+
+
+def seeds_and_source(data: Any, part: Any, rank: int, num_ranks: int) -> Any:
+    """What a rank learns of a part, and the source of its batches."""
+    with placing(data, rank, num_ranks):
+        return data._targets.seeds_and_source(part)
