@@ -255,7 +255,7 @@ def _coverage(trainer: Trainer) -> float | None:
 
 def _parts_of(trainer: Trainer) -> PartsRecord | None:
     datamodule = trainer.datamodule  # type: ignore[attr-defined]
-    if trainer.world_size == 1 or not hasattr(datamodule, "parts_of_ranks"):
+    if trainer.world_size == 1 or not hasattr(datamodule, "parts_of_ranks") or _is_in_shards(datamodule):
         return None
     return PartsRecord.of(datamodule.graph, datamodule.parts_of_ranks(trainer.world_size))
 
@@ -271,9 +271,13 @@ def _estimated_by(trainer: Trainer) -> str | None:
     return None if sampler is None else str(sampler)
 
 
+def _is_in_shards(data: object) -> bool:
+    return getattr(data, "shards_path", None) is not None
+
+
 def _name_of_partitioner(trainer: Trainer) -> str:
     data = trainer.datamodule  # type: ignore[attr-defined]
-    if hasattr(data, "shards_path"):
+    if _is_in_shards(data):
         return "as the shards were cut"
     partitioner = getattr(data, "partitioner", None)
     return type(partitioner).__name__ if isinstance(partitioner, Partition) else str(partitioner)

@@ -161,7 +161,7 @@ class GraphDataModule(LightningDataModule):
     def _whole(self, name: str) -> WholeHome:
         if isinstance(self._home, WholeHome):
             return self._home
-        raise ValueError(
+        raise AttributeError(  # so that hasattr(data, "graph") says whether there is one
             f"{type(self).__name__}.{name} is of a graph that every host has, and {self._home.about} holds shards: "
             "give the data module the graph or the path of a saved one."
         )
