@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,9 +22,9 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_gnn_dist.checks import check_choice, check_durations, shown
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.processes import GRACE_SECONDS, asking_for_large_pages, end_of, tied, wait_for
-from lightning_gnn_dist.wire.rank_processes import Start
-from lightning_gnn_dist.wire.roll_call import give_key
+from lightning_gnn_dist.wire.launching.processes import GRACE_SECONDS, end_of, start, wait_for
+from lightning_gnn_dist.wire.launching.rank_processes import Start
+from lightning_gnn_dist.wire.launching.roll_call import give_key
 
 _log = logging.getLogger(__name__)
 _FRESH: Start = "forkserver" if sys.platform == "linux" else "spawn"  # a fork of torch is not safe on macOS
@@ -123,8 +122,7 @@ class ScriptLauncher(_SubprocessScriptLauncher):
         atexit.register(self._wait_for_ranks)
         for local_rank in range(1, self.num_processes):
             command, folder = _own_command(local_rank)
-            variables = asking_for_large_pages(os.environ) | {"LOCAL_RANK": str(local_rank)}
-            self.procs.append(subprocess.Popen(tied(command), env=variables, cwd=folder))
+            self.procs.append(start(command, {**os.environ, "LOCAL_RANK": str(local_rank)}, cwd=folder))
 
     def _watch_no_longer(self) -> None:
         """Let Lightning's observer end. All ranks leave now, and it would kill this one when another has left first."""

@@ -40,8 +40,8 @@ from lightning_gnn_dist.rounds.rows.table_gradients import hidden_from_ddp
 from lightning_gnn_dist.rounds.rows.tables import check_tables, tables_of
 from lightning_gnn_dist.wire import channel, collectives
 from lightning_gnn_dist.wire.alike.replica import Replica
-from lightning_gnn_dist.wire.processes import LEFT_BY_SIGTERM
-from lightning_gnn_dist.wire.roll_call import Roll
+from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
+from lightning_gnn_dist.wire.launching.roll_call import Roll
 
 Buffers = Literal["average", "local"]
 

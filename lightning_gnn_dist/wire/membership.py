@@ -23,7 +23,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from http.server import ThreadingHTTPServer
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -33,19 +32,16 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_at_least, check_positive
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.addresses import serve_store
+from lightning_gnn_dist.wire.addresses import is_loopback, serve_store
 from lightning_gnn_dist.wire.channel import Channel
-from lightning_gnn_dist.wire.roll_call import is_loopback
+from lightning_gnn_dist.wire.launching.sign import Sign
 
 # Variables of the environment:
 LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"  # the address of the lighthouse
 RANK = "LIGHTNING_GNN_DIST_RANK"  # the number of this rank, for its name
 RANKS = "LIGHTNING_GNN_DIST_RANKS"  # how many ranks the launcher started
-WAITS = "LIGHTNING_GNN_DIST_WAITS"  # a file that exists while this rank waits for a quorum
-ALIVE = "LIGHTNING_GNN_DIST_ALIVE"  # a file that this rank touches while it lives
 State = dict[str, Any]
 _SECONDS_OF_SILENCE = 20.0
-_SECONDS_BETWEEN_SIGNS = 1.0
 _HERE = "127.0.0.1"
 _log = logging.getLogger(__name__)
 
@@ -149,8 +145,8 @@ class Membership:
         self._store = serve_store(_HERE if self._stays_on_host else "")
         with _ports_kept(self._stays_on_host):
             self._group, self._manager = _manager(elastic, state, self._catch_up, self._store.port, self._stays_on_host)
-        self._left = threading.Event()
-        _show_alive(self._left)
+        self._sign = Sign()
+        self._sign.show()
         self._manager.load_state_dict({"step": step, "batches_committed": 0})
 
     def meet(
@@ -198,7 +194,7 @@ class Membership:
 
     def leave(self) -> None:
         """Stop serving the others, who go on without this rank."""
-        self._left.set()
+        self._sign.leave()
         self._manager.shutdown(wait=False)
 
     def _find_quorum(self) -> None:
@@ -206,7 +202,7 @@ class Membership:
         reminder.daemon = True
         reminder.start()
         try:
-            with _seen_waiting():
+            with self._sign.waiting():
                 self._manager.start_quorum()
         except TimeoutError as error:
             raise RuntimeError(
@@ -290,40 +286,12 @@ def _ports_kept(on_host: bool) -> Iterator[None]:
         manager.ManagerServer, http_transport._IPv6HTTPServer = served, fetched
 
 
-def _show_alive(left: threading.Event) -> None:
-    """Show the launcher, if there is one, that this member runs: touch a file every second until ``left`` is set."""
-    if ALIVE in os.environ:
-        threading.Thread(target=_touch_often, args=[Path(os.environ[ALIVE]), left], daemon=True).start()
-
-
-def _touch_often(sign: Path, left: threading.Event) -> None:
-    with suppress(FileNotFoundError):  # the launcher has ended and deleted its folder
-        while not left.is_set():
-            sign.touch()
-            left.wait(_SECONDS_BETWEEN_SIGNS)
-        sign.unlink()
-
-
 def name_of_rank() -> str:
     """The name of this rank at the lighthouse. Places follow the order of names."""
     for variable in (RANK, "SLURM_PROCID", "RANK"):
         if variable in os.environ:
             return f"rank{int(os.environ[variable]):05d}"
     return f"{socket.gethostname()}-{os.getpid()}"
-
-
-@contextmanager
-def _seen_waiting() -> Iterator[None]:
-    """Show the launcher, if there is one, that this rank waits: a file exists during the block."""
-    if WAITS not in os.environ:
-        yield
-        return
-    mark = Path(os.environ[WAITS])
-    mark.touch()
-    try:
-        yield
-    finally:
-        mark.unlink(missing_ok=True)
 
 
 def _say_waiting(patience: float) -> None:

@@ -24,9 +24,10 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_gnn_dist.rounds.launching.rank_work import Kept, RankResult, RankWork
-from lightning_gnn_dist.wire.by_value import CannotTravelError
-from lightning_gnn_dist.wire.rank_processes import RankProcesses, Start
-from lightning_gnn_dist.wire.roll_call import give_key
+from lightning_gnn_dist.wire.launching.by_value import CannotTravelError
+from lightning_gnn_dist.wire.launching.processes import handling
+from lightning_gnn_dist.wire.launching.rank_processes import RankProcesses, Start
+from lightning_gnn_dist.wire.launching.roll_call import give_key
 
 
 class FunctionLauncher(_Launcher):
@@ -110,11 +111,8 @@ class FunctionLauncher(_Launcher):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self.kill(signal.SIGTERM)
 
-        signal.signal(signal.SIGTERM, pass_on)
-        try:
+        with handling(pass_on, signal.SIGTERM):
             yield
-        finally:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _joined(results: list[RankResult], fn: TrainerFn) -> Any:

@@ -32,9 +32,9 @@ from lightning_gnn_dist.rounds.lightning_internals import (
     show_one_bar,
 )
 from lightning_gnn_dist.rounds.rows.owned_embedding import owned_tables, rows_here_alone
-from lightning_gnn_dist.wire import by_value
-from lightning_gnn_dist.wire.by_value import CannotTravelError
-from lightning_gnn_dist.wire.rank_processes import How, InterruptedRankError, Start
+from lightning_gnn_dist.wire.launching import by_value
+from lightning_gnn_dist.wire.launching.by_value import CannotTravelError
+from lightning_gnn_dist.wire.launching.rank_processes import How, InterruptedRankError, Start
 
 
 @dataclass

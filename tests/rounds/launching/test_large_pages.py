@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gnn_dist.wire.processes import LARGE_PAGES, asking_for_large_pages, large_pages_in_children
+from lightning_gnn_dist.wire.launching.processes import LARGE_PAGES, asking_for_large_pages, large_pages_in_children
 
 THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 SCRIPT = """

@@ -27,8 +27,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Literal, Protocol
 
-from lightning_gnn_dist.wire import by_value
-from lightning_gnn_dist.wire.processes import (
+from lightning_gnn_dist.wire.launching import by_value
+from lightning_gnn_dist.wire.launching.processes import (
     GRACE_SECONDS,
     LEFT_BY_SIGTERM,
     asking_for_large_pages,
