@@ -18,12 +18,12 @@ from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.strategies.launchers.multiprocessing import _GlobalStateSnapshot
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
+from lightning_gnn_dist.rounds.launching.settings import Settings
 from lightning_gnn_dist.rounds.lightning_internals import (
     load_loop_state,
     loop_state,
@@ -46,7 +46,7 @@ class RankWork:
     kwargs: dict[str, Any]
     trainer: Any
     start: Start
-    settings: Settings = field(default_factory=lambda: Settings())
+    settings: Settings = field(default_factory=Settings)
     keeper: Keeper = field(default_factory=lambda: Keeper())
     returned: Any = None
     known: set[str] = field(default_factory=set)  # the names of the weights at the start
@@ -218,19 +218,6 @@ class Kept:
         for owner, attributes in zip(_owners(work.shared()), self.attributes, strict=True):
             for name, octets in attributes.items():
                 vars(owner)[name] = by_value.from_bytes(octets, work.shared())
-
-
-class Settings:
-    """What is set for a process: random states, as Lightning sends them, and torch's default type and precision."""
-
-    def __init__(self) -> None:
-        self._snapshot = _GlobalStateSnapshot.capture()
-        self._dtype, self._precision = torch.get_default_dtype(), torch.get_float32_matmul_precision()
-
-    def take_on(self) -> None:
-        self._snapshot.restore()
-        torch.set_default_dtype(self._dtype)
-        torch.set_float32_matmul_precision(self._precision)
 
 
 def _owners(shared: Sequence[object]) -> list[Any]:

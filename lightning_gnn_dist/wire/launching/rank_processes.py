@@ -7,7 +7,6 @@ file. An interrupt (Ctrl-C, the stop button of a notebook) ends all ranks, which
 from __future__ import annotations
 
 import codecs
-import linecache
 import logging
 import multiprocessing
 import os
@@ -18,7 +17,6 @@ import tempfile
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -144,7 +142,7 @@ class RankProcesses:
         context: Any = multiprocessing.get_context(self.start)
         is_forked = self.start == "fork"
         if not is_forked:
-            by_value.write(folder / "work", (self.work, _Habits.of_this_process()))
+            by_value.write(folder / "work", self.work)
         if self.start == "forkserver":
             context.set_forkserver_preload(_loaded())  # by its server, once, as it takes seconds
         environment = dict(self.environment) if is_forked else asking_for_large_pages(self.environment)
@@ -162,13 +160,13 @@ class RankProcesses:
         waiting, has_forgotten = dict(enumerate(self._processes)), False
         while waiting:
             wait([process.sentinel for process in waiting.values()], _SECONDS_BETWEEN_LOOKS)
-            if not has_forgotten and all(_mark(folder, rank).exists() for rank in range(self.count)):
+            if not has_forgotten and all(_file(folder, rank).exists() for rank in range(self.count)):
                 has_forgotten = True
                 for path in folder.glob("work*"):  # mapped by the ranks; nobody else could delete it after a SIGKILL
                     path.unlink()
             for rank in [rank for rank, process in waiting.items() if process.exitcode is not None]:
                 code = waiting.pop(rank).exitcode
-                if code not in (0, LEFT_BY_SIGTERM) or not _file(folder, rank).exists():
+                if code not in (0, LEFT_BY_SIGTERM) or not _has_told(folder, rank):
                     return rank
         return None
 
@@ -229,31 +227,6 @@ class _Seat:
         os.environ.update(self.environment, LOCAL_RANK=str(rank))
 
 
-@dataclass
-class _Habits:
-    """What users set for a process, beside the environment: filters of warnings, levels of loggers, lines of cells."""
-
-    filters: list[Any]
-    levels: dict[str, int]
-    cells: dict[str, Any]
-
-    @classmethod
-    def of_this_process(cls) -> _Habits:
-        loggers = {
-            name: one for name, one in logging.root.manager.loggerDict.items() if isinstance(one, logging.Logger)
-        }
-        levels = {name: logger.level for name, logger in loggers.items() if logger.level}
-        cells = {name: entry for name, entry in linecache.cache.items() if len(entry) > 1 and entry[1] is None}
-        return cls(list(warnings.filters), levels, cells)
-
-    def take_on(self) -> None:
-        warnings.resetwarnings()
-        warnings.filters.extend(self.filters)  # type: ignore[attr-defined]
-        for name, level in self.levels.items():
-            logging.getLogger(name).setLevel(level)
-        linecache.cache.update(self.cells)  # a traceback then shows the lines of a notebook
-
-
 def _be_rank(rank: int, seat: _Seat, work: Work | None) -> None:
     """The life of a rank's process."""
     tie_to_parent()
@@ -263,8 +236,9 @@ def _be_rank(rank: int, seat: _Seat, work: Work | None) -> None:
         signal.signal(signal.SIGINT, _once(_raise_interrupt))
         try:
             seat.take(rank)
-            work = _work_of(seat, work)
-            _mark(seat.folder, rank).touch()
+            if work is None:
+                work = by_value.read(seat.folder / "work")
+            _file(seat.folder, rank).touch()
             shared = [*work.shared()]
             signal.signal(signal.SIGINT, _once(work.on_interrupt))
             outcome.how = work.run()
@@ -285,13 +259,6 @@ def _be_rank(rank: int, seat: _Seat, work: Work | None) -> None:
 def _loaded() -> list[str]:
     """What this process has imported of the package, so that it uses it: the package itself imports next to nothing."""
     return [name for name in list(sys.modules) if name.partition(".")[0] == _PACKAGE]
-
-
-def _work_of(seat: _Seat, work: Work | None) -> Work:
-    if work is None:
-        work, habits = by_value.read(seat.folder / "work")
-        habits.take_on()
-    return work
 
 
 def _tell(path: Path, outcome: Outcome, work: Work | None, shared: Sequence[object]) -> None:
@@ -334,12 +301,13 @@ def _silent_end_of(code: int) -> str:
 
 
 def _file(folder: Path, rank: int) -> Path:
+    """Return the file of a rank: there once it has read its work, and with its outcome at the end."""
     return folder / f"rank-{rank}"
 
 
-def _mark(folder: Path, rank: int) -> Path:
-    """Return the file that says that a rank has read its work."""
-    return folder / f"read-{rank}"
+def _has_told(folder: Path, rank: int) -> bool:
+    file = _file(folder, rank)
+    return file.exists() and file.stat().st_size > 0
 
 
 @contextmanager
