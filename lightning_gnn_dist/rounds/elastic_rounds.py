@@ -16,13 +16,12 @@ from torch import Tensor
 
 from lightning_gnn_dist.joint import KeepsRows
 from lightning_gnn_dist.rounds import refusals
-from lightning_gnn_dist.rounds.lightning_internals import (
+from lightning_gnn_dist.rounds.lightning_internals.loops import set_epoch, set_global_step
+from lightning_gnn_dist.rounds.lightning_internals.trainer import (
     callback_states,
     datamodule_of,
     load_callback_states,
     module_of,
-    set_epoch,
-    set_global_step,
 )
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.means import is_rounded
@@ -32,7 +31,8 @@ from lightning_gnn_dist.rounds.part import Share
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.rounds.rows.tables import refuse_elastic
 from lightning_gnn_dist.wire.channel import Channel
-from lightning_gnn_dist.wire.membership import Elastic, Membership, Seat, check_available
+from lightning_gnn_dist.wire.elastic import Elastic, check_available
+from lightning_gnn_dist.wire.membership import Membership, Seat
 
 _SECONDS_BETWEEN_CALLS = 0.2
 

@@ -15,9 +15,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lightning_gnn_dist.wire.collectives import own_interface
+from lightning_gnn_dist.wire.elastic import LIGHTHOUSE, RANK, RANKS, check_available, quieten, quorum_of
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM, end_of, handling, start, wait_for
 from lightning_gnn_dist.wire.launching.sign import SIGN, is_silent, waits
-from lightning_gnn_dist.wire.membership import LIGHTHOUSE, RANK, RANKS, check_available, quieten, quorum_of
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 

@@ -16,7 +16,7 @@ SCRIPT = """
 import sys, torch, lightning.pytorch as pl
 from pathlib import Path
 from lightning_gnn_dist import EverySteps, LocalSGDStrategy, PartitionedDataModule, RandomPartitioner, communities
-from lightning_gnn_dist.rounds.launchers import Launch
+from lightning_gnn_dist.rounds.launching.launch import Launch
 
 class Looks(pl.LightningModule):
     def __init__(self):
