@@ -27,8 +27,8 @@ from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import EverySteps, Fetch, Graph, LocalSGDStrategy, NeighborSampler, PartitionedDataModule
 from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.rounds.launchers import Launch
-from lightning_gnn_dist.wire.processes import LARGE_PAGES
+from lightning_gnn_dist.rounds.launching.launch import Launch
+from lightning_gnn_dist.wire.launching.processes import LARGE_PAGES
 
 QUIET: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
 

@@ -74,7 +74,7 @@ if TYPE_CHECKING:
         RoundProgress,
     )
     from lightning_gnn_dist.rounds.drift import Drift
-    from lightning_gnn_dist.rounds.launchers import Launch
+    from lightning_gnn_dist.rounds.launching.launch import Launch
     from lightning_gnn_dist.rounds.means.outer import Outer
     from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
     from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.strategies.llcg import LLCGStrategy
     from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
     from lightning_gnn_dist.strategies.tma import TMAStrategy
-    from lightning_gnn_dist.wire.membership import Elastic
+    from lightning_gnn_dist.wire.elastic import Elastic
 
 __version__ = "0.1.0"
 
@@ -194,7 +194,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "DeviceSampler": "sampling.device",
     "DiscrepancyProbe": "callbacks.discrepancy",
     "Drift": "rounds.drift",
-    "Elastic": "wire.membership",
+    "Elastic": "wire.elastic",
     "Evaluation": "homes.settings",
     "EveryPass": "rounds.clock",
     "EverySeconds": "rounds.clock",
@@ -214,7 +214,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "Isolated": "boundary.boundary",
     "LLCGStrategy": "strategies.llcg",
     "LadiesSampler": "sampling.ladies",
-    "Launch": "rounds.launchers",
+    "Launch": "rounds.launching.launch",
     "LazyAdam": "rounds.rows.lazy_adam",
     "LinkDataModule": "data.link_datamodule",
     "LinkRanking": "data.link_ranking",

@@ -34,7 +34,7 @@ from lightning_gnn_dist import (
     through_layers,
 )
 from lightning_gnn_dist.cli import main as command_line
-from lightning_gnn_dist.wire.membership import LIGHTHOUSE, RANK, RANKS
+from lightning_gnn_dist.wire.elastic import LIGHTHOUSE, RANK, RANKS
 from tests.link_model import LinkSAGE
 from tests.pages import PAGES, ROOT, TUTORIALS, anchors, blocks, links
 from tests.ranks import run_ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 
-from lightning_gnn_dist.wire.elastic_launcher import Launcher
+from lightning_gnn_dist.wire.launching.elastic_launcher import Launcher
 
 
 def run(options: argparse.Namespace) -> None:

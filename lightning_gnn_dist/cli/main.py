@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from lightning_gnn_dist.cli.options import OF_LIGHTNING, parser
-from lightning_gnn_dist.wire.processes import LARGE_PAGES
+from lightning_gnn_dist.wire.launching.processes import LARGE_PAGES
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -32,7 +32,7 @@ from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.evaluation.prediction import BUDGET_BYTES, predict_by_layer
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.layerwise.layers import has_layers
-from lightning_gnn_dist.wire.processes import LEFT_BY_SIGTERM
+from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 
 REFUSALS = (ValueError, TypeError, OSError)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torchmetrics import Metric
 
-from lightning_gnn_dist.rounds.lightning_internals import takes_batch_idx
+from lightning_gnn_dist.rounds.lightning_internals.trainer import takes_batch_idx
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.part import Fit
 from lightning_gnn_dist.rounds.rows.merging import mean_gradients

@@ -16,23 +16,23 @@ from torch import Tensor
 
 from lightning_gnn_dist.joint import KeepsRows
 from lightning_gnn_dist.rounds import refusals
-from lightning_gnn_dist.rounds.lightning_internals import (
+from lightning_gnn_dist.rounds.lightning_internals.loops import set_epoch, set_global_step
+from lightning_gnn_dist.rounds.lightning_internals.trainer import (
     callback_states,
     datamodule_of,
     load_callback_states,
     module_of,
-    set_epoch,
-    set_global_step,
 )
 from lightning_gnn_dist.rounds.means import finite
-from lightning_gnn_dist.rounds.means.averaging import AveragedMoments
 from lightning_gnn_dist.rounds.means.means import is_rounded
 from lightning_gnn_dist.rounds.means.outer import OuterStep
 from lightning_gnn_dist.rounds.meeting import Meeting, Peers, Votes, contributed
+from lightning_gnn_dist.rounds.part import Share
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.rounds.rows.tables import refuse_elastic
 from lightning_gnn_dist.wire.channel import Channel
-from lightning_gnn_dist.wire.membership import Elastic, Membership, Seat, check_available
+from lightning_gnn_dist.wire.elastic import Elastic, check_available
+from lightning_gnn_dist.wire.membership import Membership, Seat
 
 _SECONDS_BETWEEN_CALLS = 0.2
 
@@ -123,7 +123,7 @@ class LivingPeers(Peers):
         self._member: Membership | None = None
         self._premises: refusals.Premises | None = None  # of the parts that were dealt last, among _dealt_among ranks
         self._dealt_among = self._place = self._told = 0
-        self._rounded: tuple[list[Tensor], list[Tensor]] | None = None  # ways and moments, the means of all members
+        self._share, self._moments = Share([]), list[Tensor]()  # what goes into the mean; means of moments in few bits
 
     @property
     def are_several(self) -> bool:
@@ -210,10 +210,8 @@ class LivingPeers(Peers):
         )
         rows = [_read(row) for row in said]
         _check_premises(rows)
-        if self._rounded is not None:
-            self._take(self._rounded)
-        elif (outer := self._outer()) is not None and any(row.batches for row in rows):
-            outer.step(outer.ways())  # the model is the mean already
+        if any(row.batches for row in rows):
+            self._take_means()
         state.batches_of_ranks = [row.batches for row in rows]
         state.round_idx += any(state.batches_of_ranks)
         if not batches and (self._member.was_behind or any(state.batches_of_ranks)):
@@ -230,32 +228,30 @@ class LivingPeers(Peers):
         return self._rounds.own_weight()
 
     def _tensors_to_average(self, rows: list[list[int]]) -> list[Tensor]:
+        """Return what goes as it is, of a share that is new at each attempt: the rank may have been behind."""
         self._rounds.meeting.parameters.compare([row[_NUM_NUMBERS:] for row in rows])
-        self._rounded, meeting = None, self._rounds.meeting
+        self._share = share = contributed(self._rounds.meeting.parts)
+        self._moments = []
         if self._rounds.means.bits is None:
-            return meeting.equal()
-        share = contributed(meeting.parts)
+            return [*share.ways, *share.whole, *share.moments]
         return [*share.whole, *(each for each in share.moments if not is_rounded(each))]
 
     def _average_rounded(self, channel: Channel, weight: float) -> None:
         """Average what is sent in fewer bits, beside the replica: the meeting may be held again."""
-        means, share = self._rounds.means, contributed(self._rounds.meeting.parts)
+        means = self._rounds.means
         means.move(channel)
         means.begin_meeting(self._rounds.state.round_idx)
-        moments = [each.clone() for each in share.moments if is_rounded(each)]
-        means.average_rounded_(share.ways, moments, weight)
-        self._rounded = [*share.ways], moments
+        self._moments = [each.clone() for each in self._share.moments if is_rounded(each)]
+        means.average_rounded_(self._share.ways, self._moments, weight)
 
     @torch.no_grad()
-    def _take(self, rounded: tuple[list[Tensor], list[Tensor]]) -> None:
+    def _take_means(self) -> None:
         """Make the means of a meeting that was held to its end this replica's."""
-        ways, moments = rounded
-        if (outer := self._outer()) is not None:
-            outer.step(ways)
-        averaged = self._rounds.meeting.part(AveragedMoments)
-        own = [] if averaged is None else [each for each in averaged.equal() if is_rounded(each)]
-        for moment, mean in zip(own, moments, strict=True):
+        rounded = [each for each in self._share.moments if is_rounded(each)]
+        for moment, mean in zip(rounded, self._moments, strict=False):  # there are means only of moments in few bits
             moment.copy_(mean)
+        for part in self._rounds.meeting.parts:
+            part.apply()
         self._rounds.means.keep()
 
     def _outer(self) -> OuterStep | None:

@@ -14,17 +14,15 @@ from torch.optim import Optimizer
 
 from lightning_gnn_dist.joint import HasFigures
 from lightning_gnn_dist.rounds import refusals, replica_state
-from lightning_gnn_dist.rounds.lightning_internals import (
-    announce_sigterm,
-    datamodule_of,
-    log_numbers,
-    set_global_step,
-)
+from lightning_gnn_dist.rounds.lightning_internals.logged_numbers import log_numbers
+from lightning_gnn_dist.rounds.lightning_internals.loops import set_global_step
+from lightning_gnn_dist.rounds.lightning_internals.trainer import announce_sigterm, datamodule_of
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.averaging import Parameters, summary
 from lightning_gnn_dist.rounds.part import Fit, Part, RoundState, Share
 from lightning_gnn_dist.rounds.walking import parameters_of, unchanged
 from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire.octets import checksum
 
 
 class Votes(NamedTuple):
@@ -114,7 +112,7 @@ class Meeting:
 
     def _vote(self, batches: int, is_told_to_end: bool) -> list[Votes]:
         """Return what each rank says at the end of a round. Collective."""
-        equal = collectives.checksum(self.equal()) if collectives.world_size() > 1 else 0
+        equal = checksum(self.equal()) if collectives.world_size() > 1 else 0
         steps = self.fit.lightning_module.trainer.global_step
         mine = Votes(batches, self.fit.round.stop_requested, is_told_to_end, equal, steps)
         rows = collectives.gather_numbers(mine, self.fit.device)

@@ -22,7 +22,8 @@ from lightning_gnn_dist.rounds.clock import (
     steps_after,
     steps_of_round,
 )
-from lightning_gnn_dist.rounds.lightning_internals import accumulated_batches, module_of
+from lightning_gnn_dist.rounds.lightning_internals.loops import accumulated_batches
+from lightning_gnn_dist.rounds.lightning_internals.trainer import module_of
 from lightning_gnn_dist.rounds.round_loader import RoundLoader
 
 _LOOKED_AT = 100_000  # rounds whose ends are compared with changes of parts

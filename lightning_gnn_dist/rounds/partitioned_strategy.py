@@ -21,16 +21,17 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_choice, check_instance
 from lightning_gnn_dist.rounds import refusals, replica_state
-from lightning_gnn_dist.rounds.launchers import Launch, ScriptLauncher, is_interactive, start_method_here
 from lightning_gnn_dist.rounds.launching.function_launcher import FunctionLauncher
-from lightning_gnn_dist.rounds.lightning_internals import (
+from lightning_gnn_dist.rounds.launching.launch import Launch, is_interactive, start_method_here
+from lightning_gnn_dist.rounds.launching.script_launcher import ScriptLauncher
+from lightning_gnn_dist.rounds.lightning_internals.loops import refuse_stop_iteration
+from lightning_gnn_dist.rounds.lightning_internals.trainer import (
     announce_sigterm,
     clip_sparse_gradients,
     give_back_clipping,
     give_back_sigterm,
     join_process_group,
     module_of,
-    refuse_stop_iteration,
     take_over_sigterm,
 )
 from lightning_gnn_dist.rounds.rows.owned_embedding import owned_tables
@@ -40,8 +41,8 @@ from lightning_gnn_dist.rounds.rows.table_gradients import hidden_from_ddp
 from lightning_gnn_dist.rounds.rows.tables import check_tables, tables_of
 from lightning_gnn_dist.wire import channel, collectives
 from lightning_gnn_dist.wire.alike.replica import Replica
-from lightning_gnn_dist.wire.processes import LEFT_BY_SIGTERM
-from lightning_gnn_dist.wire.roll_call import Roll
+from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
+from lightning_gnn_dist.wire.launching.roll_call import Roll
 
 Buffers = Literal["average", "local"]
 

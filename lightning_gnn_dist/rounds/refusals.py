@@ -18,7 +18,7 @@ from torch_geometric.loader import LinkLoader, NodeLoader
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.joint import CountsSeeds, GivesAnchors, GivesCorrections, HasDigests
 from lightning_gnn_dist.rounds.correction_gradients import has_own_step
-from lightning_gnn_dist.rounds.lightning_internals import datamodule_of
+from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
 from lightning_gnn_dist.wire import collectives
 
 _PYG = NodeLoader, LinkLoader

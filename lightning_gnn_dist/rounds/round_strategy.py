@@ -19,8 +19,9 @@ from lightning_gnn_dist.rounds import refusals, replica_state
 from lightning_gnn_dist.rounds.clock import AdaptiveSteps, EveryPass, RoundClock, takes_equal_steps
 from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards, resolved
 from lightning_gnn_dist.rounds.kept_rows import KeptRows
-from lightning_gnn_dist.rounds.launchers import Launch
-from lightning_gnn_dist.rounds.lightning_internals import datamodule_of, take_over_bar, take_over_estimate
+from lightning_gnn_dist.rounds.launching.launch import Launch
+from lightning_gnn_dist.rounds.lightning_internals.progress import take_over_bar, take_over_estimate
+from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
 from lightning_gnn_dist.rounds.means.averaging import (
     AveragedBuffers,
     AveragedMoments,

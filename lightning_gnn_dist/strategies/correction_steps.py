@@ -27,7 +27,7 @@ from lightning_gnn_dist.rounds.correction_gradients import (
     unrecorded,
 )
 from lightning_gnn_dist.rounds.drift import DriftCorrection
-from lightning_gnn_dist.rounds.lightning_internals import datamodule_of
+from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
 from lightning_gnn_dist.rounds.means.averaging import AveragedBuffers, AveragedMoments
 from lightning_gnn_dist.rounds.means.means import length_of
 from lightning_gnn_dist.rounds.part import Fit, Part

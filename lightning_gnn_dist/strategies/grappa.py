@@ -34,14 +34,9 @@ from torch_geometric.data import HeteroData
 from lightning_gnn_dist.checks import check_choice, check_true_or_false
 from lightning_gnn_dist.joint import HasParts
 from lightning_gnn_dist.rounds import refusals, replica_state
-from lightning_gnn_dist.rounds.launchers import Launch
-from lightning_gnn_dist.rounds.lightning_internals import (
-    datamodule_of,
-    give_back_loops,
-    hear_no_skips,
-    hear_skips,
-    watch_loops,
-)
+from lightning_gnn_dist.rounds.launching.launch import Launch
+from lightning_gnn_dist.rounds.lightning_internals.loops import give_back_loops, hear_no_skips, hear_skips, watch_loops
+from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.meeting import log_figures
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers

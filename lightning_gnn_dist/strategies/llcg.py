@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 from lightning_gnn_dist.checks import is_integer
 from lightning_gnn_dist.rounds.clock import RoundClock
 from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards
-from lightning_gnn_dist.rounds.launchers import Launch
+from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.means.averaging import Moments
 from lightning_gnn_dist.rounds.means.finite import Nonfinite
 from lightning_gnn_dist.rounds.means.norm_statistics import GlobalStatistics

@@ -24,6 +24,7 @@ from lightning_gnn_dist.wire.background import Background
 from lightning_gnn_dist.wire.channel import open_channel
 from lightning_gnn_dist.wire.codec import Bits, Codec
 from lightning_gnn_dist.wire.rounded_mean import RoundedMean
+from lightning_gnn_dist.wire.vectors import scatter_back
 
 THREAD_NAME = "lightning_gnn_dist.strategies.rounded_gradients"
 NUMBERS_OF_A_BUCKET = 1 << 20
@@ -73,7 +74,7 @@ class RoundedGradients:
             with collectives.counted(0.0):
                 means = [sent.result() for sent in self._sent]
         for mean, bucket in zip(means, self._buckets, strict=True):
-            collectives.scatter_back(mean, _gradients(bucket))
+            scatter_back(mean, _gradients(bucket))
 
     def close(self) -> None:
         """End what is under way, if that takes no more than some seconds, and the connections. Not collective."""

@@ -19,13 +19,13 @@ from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.clock import AdaptiveSteps, EveryPass, EverySeconds, RoundClock
 from lightning_gnn_dist.rounds.drift import Drift
 from lightning_gnn_dist.rounds.elastic_rounds import LivingPeers
-from lightning_gnn_dist.rounds.launchers import Launch
+from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.means.averaging import Moments
 from lightning_gnn_dist.rounds.means.finite import Nonfinite
 from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
-from lightning_gnn_dist.wire.membership import Elastic
+from lightning_gnn_dist.wire.elastic import Elastic
 
 Weights = Literal["uniform", "nodes", "steps"]
 

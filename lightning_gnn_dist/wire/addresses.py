@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import logging
 import os
 import socket
 import struct
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
@@ -20,11 +22,12 @@ import torch.distributed as dist
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.collectives import INTERFACE, keeps_on_host
 
-_HERE = "127.0.0.1"
+HERE = "127.0.0.1"
 _PATIENCE = timedelta(minutes=5)  # torch's default for a store
 _BACKLOG = 2048  # connections that wait to be taken
 _LONGEST = 48  # letters of an address
 _ADDRESS_OF = 0x8915  # Linux's request for the address of an interface
+_log = logging.getLogger(__name__)
 
 
 def address_for_others(channel: Channel) -> str:
@@ -32,7 +35,7 @@ def address_for_others(channel: Channel) -> str:
 
     Rank 0 may know itself by an address that nobody else can reach: it then takes the one that leads to another rank.
     """
-    own = _HERE if keeps_on_host() else _of_interface() or _towards(os.environ.get("MASTER_ADDR", _HERE))
+    own = HERE if keeps_on_host() else _of_interface() or _towards(os.environ.get("MASTER_ADDR", HERE))
     row = torch.frombuffer(bytearray(own.encode().ljust(_LONGEST)), dtype=torch.uint8)
     rows = channel.exchange([row[None]] * channel.size, [1] * channel.size)
     known = [row.numpy().tobytes().decode().strip() for row in rows]
@@ -47,7 +50,7 @@ def _towards(host: str) -> str:
             with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as way:
                 way.connect(place)
                 return str(way.getsockname()[0])
-    return _HERE
+    return HERE
 
 
 def _of_interface() -> str:
@@ -60,6 +63,33 @@ def _of_interface() -> str:
             found = fcntl.ioctl(any_socket.fileno(), _ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
         return socket.inet_ntoa(found[20:24]) if name else ""
     return ""
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address or name means this host and can be reached from nowhere else."""
+    with suppress(OSError):
+        return all(ipaddress.ip_address(found).is_loopback for found in _addresses(address))
+    return False
+
+
+def own_address(address: str) -> str:
+    """The address of this host that the ranks were told, or ``""`` for all addresses if none can be found."""
+    for found in _addresses(address):
+        if ipaddress.ip_address(found).is_loopback:
+            continue  # other hosts know this one by another address
+        with suppress(OSError), socket.create_server((found, 0), family=_family(found)):
+            return found
+    _log.warning("%s is no address of this host that others can reach: the store listens at all of them.", address)
+    return ""
+
+
+def _addresses(address: str) -> list[str]:
+    found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]).partition("%")[0] for entry in found]
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def serve_store(address: str, port: int = 0, deadline: timedelta = _PATIENCE) -> Any:
@@ -103,14 +133,20 @@ def join_store(address: str, port: int, deadline: timedelta) -> Any:
 
 def _wait_for_listener(address: str, port: int, end: float) -> None:
     """Try often: torch itself, once refused, waits for half a second or more before it asks again."""
-    pause = 0.004
-    while True:
+    for pause in pauses():
         try:
             return socket.create_connection((address, port), timeout=max(1.0, end - time.monotonic())).close()
         except OSError as error:
             if time.monotonic() >= end:
                 raise RuntimeError(f"Nobody answers at {address}:{port}.") from error
         time.sleep(pause)
+
+
+def pauses() -> Iterator[float]:
+    """Yield seconds to wait between two looks, without end: short at first, then longer."""
+    pause = 0.004
+    while True:
+        yield pause
         pause = min(2 * pause, 0.1)
 
 

@@ -26,7 +26,8 @@ from torch import Tensor
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.addresses import address_for_others
 from lightning_gnn_dist.wire.channel import Channel, LostRankError, patience
-from lightning_gnn_dist.wire.collectives import counted, octets
+from lightning_gnn_dist.wire.collectives import counted
+from lightning_gnn_dist.wire.octets import octets
 
 Message: TypeAlias = list[Tensor]
 Answer = Callable[[int, Message], Message]

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gnn_dist.wire.collectives import counted, keeps_on_host, kept_on_host, octets, rank, world_size
+from lightning_gnn_dist.wire.collectives import counted, keeps_on_host, kept_on_host, rank, world_size
+from lightning_gnn_dist.wire.octets import octets
 
 _SECONDS_TO_SAY = 5.0  # that an exchange has failed on a rank, too
 

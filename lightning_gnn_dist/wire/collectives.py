@@ -12,17 +12,17 @@ import io
 import os
 import socket
 import time
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
 from threading import Lock
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from lightning_gnn_dist.wire.vectors import flatten, moved, op_of, scatter_back, write_back
 
 
 @dataclass
@@ -56,7 +56,6 @@ traffic = Traffic()
 _counting = Lock()
 INTERFACE = "GLOO_SOCKET_IFNAME"  # the variable that names the network interface of gloo
 _keeps_on_host = False  # whether channels open their ports to this host alone
-_WORDS_AT_ONCE = 1 << 22  # bounds what a checksum holds beside the tensors
 
 
 def world_size() -> int:
@@ -107,32 +106,12 @@ def average_(tensors: Iterable[Tensor], weight: float = 1.0) -> None:
     if world_size() == 1:
         return
     tensors = list(tensors)
-    flats = flatten(tensors, weight)
+    flats = flatten(tensors, weight, meeting_place(tensors))
     for flat in flats.values():
         _all_reduce(flat, op_of(flat))
         if flat.is_floating_point():
             check_total(float(flat[-1]))
     write_back(flats, tensors)
-
-
-def flatten(tensors: Iterable[Tensor], weight: float, device: torch.device | None = None) -> dict[torch.dtype, Tensor]:
-    """One vector for each kind of number, whose sums over ranks make a mean: weighed, and the weight at its end.
-
-    Integers go without a weight, for a maximum: they count (the batches that a norm has seen), and of counts a mean
-    would be one that no rank has come to. Nothing is exchanged.
-
-    Vectors are on ``device``. Default: where tensors are, and not in RAM if some are not. Adam keeps the number of its
-    steps in RAM, and its moments where the parameters are.
-    """
-    tensors, flats = list(tensors), {}
-    device = _meeting_place(tensors) if device is None else device
-    for dtype, group in _by_dtype(tensors).items():
-        pieces = _moved(group, dtype, device)
-        if dtype.is_floating_point:
-            flats[dtype] = torch.cat([*pieces, pieces[0].new_ones(1)]).mul_(weight)
-        else:
-            flats[dtype] = torch.cat(pieces)
-    return flats
 
 
 def check_total(weight: float) -> None:
@@ -141,35 +120,11 @@ def check_total(weight: float) -> None:
         raise ValueError(f"The weights of all ranks add up to {weight}: a mean needs a positive sum.")
 
 
-def scatter_back(flat: Tensor, tensors: list[Tensor]) -> None:
-    """Put the pieces of a vector in the place of tensors, one after the other. Nothing is exchanged."""
-    runs = _runs(tensors)
-    for run, part in zip(runs, flat.split([_length(run) for run in runs]), strict=True):
-        pieces = part.to(run[0].device).split([t.numel() for t in run])  # one copy for all that are elsewhere
-        for tensor, piece in zip(run, pieces, strict=True):
-            tensor.detach().copy_(piece.view_as(tensor))  # into the old storage: optimizers and compiled graphs hold it
-
-
-def op_of(flat: Tensor) -> dist.ReduceOp.RedOpType:
-    """What ranks make of a vector of :func:`flatten`."""
-    return dist.ReduceOp.SUM if flat.is_floating_point() else dist.ReduceOp.MAX
-
-
-def write_back(flats: Mapping[torch.dtype, Tensor], tensors: Iterable[Tensor]) -> None:
-    """Make means of what :func:`flatten` gave and ranks have reduced. Without weight, floats stay as they are."""
-    for dtype, group in _by_dtype(tensors).items():
-        flat = flats[dtype]
-        if not dtype.is_floating_point:
-            scatter_back(flat, group)
-        elif (total := float(flat[-1])) > 0:
-            scatter_back(flat[:-1].div_(total), group)
-
-
 @torch.no_grad()
 def sum_(tensor: Tensor) -> None:
     """Replace a tensor, in place, by its sum over all ranks."""
     if world_size() > 1:
-        total = tensor.to(_meeting_place([tensor]))
+        total = tensor.to(meeting_place([tensor]))
         _all_reduce(total, dist.ReduceOp.SUM)
         if total is not tensor:
             tensor.copy_(total)
@@ -187,31 +142,21 @@ def broadcast_(tensors: Iterable[Tensor], source: int = 0) -> None:
     if world_size() == 1:
         return
     tensors = list(tensors)
-    place, groups = _meeting_place(tensors), dict[torch.dtype, list[Tensor]]()
+    place, groups = meeting_place(tensors), dict[torch.dtype, list[Tensor]]()
     for tensor in tensors:
         groups.setdefault(tensor.dtype, []).append(tensor)
     for dtype, group in groups.items():
-        flat = torch.cat(_moved(group, dtype, place))
+        flat = torch.cat(moved(group, dtype, place))
         with counted(flat.nbytes * (world_size() - 1) / world_size()):
             dist.broadcast(flat, source)
         scatter_back(flat, group)
-
-
-@torch.no_grad()
-def checksum(tensors: Iterable[Tensor]) -> int:
-    """A hash of the bits of tensors, below 2**62. Nothing is exchanged."""
-    total = 0
-    for tensor in (each for each in tensors if each.numel()):
-        plain = tensor.detach().resolve_conj()
-        total = (total * 31 + (_hash_here(plain) if plain.device.type == "cpu" else _hash_there(plain))) % (1 << 62)
-    return total
 
 
 def all_gather_rows(row: Tensor) -> Tensor:
     """The rows of all ranks, on every rank, shape ``(P, *row.shape)``."""
     if world_size() == 1:
         return row[None]
-    own = row.to(_meeting_place([row])).contiguous()
+    own = row.to(meeting_place([row])).contiguous()
     rows = own.new_empty((world_size(), *row.shape))
     with counted(row.nbytes * (world_size() - 1)):
         dist.all_gather(list(rows), own)
@@ -233,7 +178,7 @@ def gather_objects(item: Any) -> list[Any] | None:
         return [item]
     file = io.BytesIO()
     torch.save(item, file)
-    content = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8).to(_meeting_place([]))
+    content = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8).to(meeting_place([]))
     lengths = [int(length) for length in all_gather_rows(torch.tensor(len(content), device=content.device))]
     content = torch.nn.functional.pad(content, (0, max(lengths) - len(content)))  # a gather needs equal lengths
     pieces = [torch.empty_like(content) for _ in lengths] if rank() == 0 else None
@@ -278,29 +223,6 @@ def own_interface() -> dict[str, str]:
     return {INTERFACE: own.pop()} if own else {}
 
 
-def octets(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor, one after the other, uint8."""
-    if not tensor.numel():  # numpy's empty arrays have a stride of 0, which no view survives
-        return torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return tensor.contiguous().view(-1).view(torch.uint8)
-
-
-def _hash_here(tensor: Tensor) -> int:
-    content = octets(tensor).numpy().data
-    return zlib.crc32(content) << 16 ^ zlib.adler32(content)
-
-
-def _hash_there(tensor: Tensor) -> int:
-    total = 0
-    for content in octets(tensor).split(8 * _WORDS_AT_ONCE):
-        words = torch.nn.functional.pad(content, (0, -len(content) % 8)).view(torch.int64)
-        place = torch.arange(1, 2 * len(words), 2, device=words.device)
-        # Folded before it is multiplied, so that every bit counts, even the sign of the last number.
-        mixed = (words ^ ((words >> 32) & 0xFFFFFFFF) ^ (words >> 7)) * (place * 0x9E3779B1 + 1 | 1)
-        total = (total * 31 + int((mixed ^ (mixed >> 32)).sum())) % (1 << 62)
-    return total
-
-
 def _all_reduce(flat: Tensor, op: dist.ReduceOp.RedOpType) -> None:
     with counted(_ring_bytes(flat.nbytes)):
         dist.all_reduce(flat, op=op)
@@ -330,44 +252,10 @@ def counted(num_bytes: float, *, waits: bool = True, of_boundary: bool = False) 
                 traffic.boundary_seconds += seconds
 
 
-def _by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:
-    """The tensors by the type that they are summed in. The order of types is the same on all ranks."""
-    groups: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in tensors:
-        if tensor.is_complex():
-            tensor = torch.view_as_real(tensor)
-        if not tensor.numel():
-            continue
-        floating = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-        groups.setdefault(floating if tensor.is_floating_point() else torch.int64, []).append(tensor)
-    return {
-        dtype: sorted(group, key=lambda tensor: tensor.device.type)  # each device's together
-        for dtype, group in sorted(groups.items(), key=lambda item: str(item[0]))
-    }
-
-
-def _meeting_place(tensors: Iterable[Tensor]) -> torch.device:
+def meeting_place(tensors: Iterable[Tensor]) -> torch.device:
     """The device that tensors are exchanged on: theirs, or, if all are in RAM, one that the process group can read."""
     elsewhere = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
     if elsewhere is not None:
         return elsewhere
     reads_ram = not is_joined() or "gloo" in dist.get_backend_config()
     return torch.device("cpu") if reads_ram else torch.device("cuda", torch.cuda.current_device())
-
-
-def _runs(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """The tensors, where neighbours on one device are together."""
-    return [list(run) for _, run in groupby(tensors, key=lambda tensor: tensor.device)]
-
-
-def _moved(tensors: Iterable[Tensor], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Vectors of a type on a device that hold the tensors in their order; neighbours on another make one copy."""
-    moved = []
-    for run in _runs(tensors):
-        pieces = [tensor.detach().reshape(-1).to(dtype) for tensor in run]
-        moved += pieces if run[0].device == device else [torch.cat(pieces).to(device)]
-    return moved
-
-
-def _length(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() for tensor in tensors)

@@ -12,67 +12,27 @@ A meeting that a member does not survive is held again without it, so the other 
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from datetime import timedelta
-from http.server import ThreadingHTTPServer
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_at_least, check_positive
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.addresses import serve_store
 from lightning_gnn_dist.wire.channel import Channel
-from lightning_gnn_dist.wire.roll_call import is_loopback
+from lightning_gnn_dist.wire.elastic import LIGHTHOUSE, Elastic
+from lightning_gnn_dist.wire.launching.sign import Sign
+from lightning_gnn_dist.wire.torchft_manager import State, connect, name_of_rank
+from lightning_gnn_dist.wire.vectors import flatten, op_of, write_back
 
-# Variables of the environment:
-LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"  # the address of the lighthouse
-RANK = "LIGHTNING_GNN_DIST_RANK"  # the number of this rank, for its name
-RANKS = "LIGHTNING_GNN_DIST_RANKS"  # how many ranks the launcher started
-WAITS = "LIGHTNING_GNN_DIST_WAITS"  # a file that exists while this rank waits for a quorum
-ALIVE = "LIGHTNING_GNN_DIST_ALIVE"  # a file that this rank touches while it lives
-State = dict[str, Any]
 _SECONDS_OF_SILENCE = 20.0
-_SECONDS_BETWEEN_SIGNS = 1.0
-_HERE = "127.0.0.1"
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Elastic:
-    """How long members wait for each other.
-
-    Args:
-        patience: Seconds to wait for a quorum before the rank gives up. Longer than a round and its validation: a rank
-            that comes back waits for the next meeting of the others.
-        timeout: Seconds that one exchange may take. After that it is tried again, without those who are gone.
-        attempts: How often in a row an exchange is tried again before the rank gives up.
-        ranks: How many ranks to wait for before the first round; later ones join at a meeting. Default: as many as the
-            launcher started; without it, the first quorum.
-        start: Seconds to wait for these ranks, at most.
-    """
-
-    patience: float = 600.0
-    timeout: float = 30.0
-    attempts: int = 10
-    ranks: int = field(default_factory=lambda: int(os.environ.get(RANKS, "1")))
-    start: float = 60.0
-
-    def __post_init__(self) -> None:
-        check_positive(patience=self.patience, timeout=self.timeout, start=self.start)
-        check_at_least(1, attempts=self.attempts, ranks=self.ranks)
 
 
 class Seat(NamedTuple):
@@ -80,26 +40,6 @@ class Seat(NamedTuple):
 
     place: int
     of: int
-
-
-def check_available() -> None:
-    """Refuse elastic training where torchft is not installed."""
-    if importlib.util.find_spec("torchft") is None:
-        raise ValueError("elastic=True needs torchft, which is not installed: pip install lightning-gnn-dist[elastic].")
-
-
-def quieten() -> None:
-    """Let torchft log errors alone, unless the user says otherwise. Call it before torchft is imported.
-
-    For the time of a line its threads read the environment without a lock: the process crashes if it sets a variable
-    meanwhile.
-    """
-    os.environ.setdefault("RUST_LOG", "error")
-
-
-def quorum_of(num_ranks: int) -> int:
-    """How many ranks must be alive: a majority, so that two halves never train apart."""
-    return num_ranks // 2 + 1
 
 
 class MemberLost(Exception):
@@ -145,12 +85,9 @@ class Membership:
         self.seat = Seat(0, 1)
         self.was_behind = False
         self._load_state = load_state
-        self._stays_on_host = is_loopback(urlsplit(_lighthouse()).hostname or "")
-        self._store = serve_store(_HERE if self._stays_on_host else "")
-        with _ports_kept(self._stays_on_host):
-            self._group, self._manager = _manager(elastic, state, self._catch_up, self._store.port, self._stays_on_host)
-        self._left = threading.Event()
-        _show_alive(self._left)
+        self._group, self._manager, self._store = connect(elastic, state, self._catch_up)
+        self._sign = Sign()
+        self._sign.show()
         self._manager.load_state_dict({"step": step, "batches_committed": 0})
 
     def meet(
@@ -174,14 +111,14 @@ class Membership:
             counts = 0.0 if self.was_behind else weight
             rows, total = self._exchange(row(), counts)
             values = tensors(rows)
-            flats = collectives.flatten(values, counts, torch.device("cpu"))
+            flats = flatten(values, counts, torch.device("cpu"))
             self._reduce_(list(flats.values()))
             if further is not None and total > 0:
                 with suppress(MemberLost):
                     further(MembersChannel(self._manager, self._group, self.seat), counts)
             if self._manager.should_commit():
                 break  # otherwise a member was lost: try again with those who are left
-        collectives.write_back(flats, values)
+        write_back(flats, values)
         collectives.traffic.seconds += time.perf_counter() - start
         return rows
 
@@ -198,7 +135,7 @@ class Membership:
 
     def leave(self) -> None:
         """Stop serving the others, who go on without this rank."""
-        self._left.set()
+        self._sign.leave()
         self._manager.shutdown(wait=False)
 
     def _find_quorum(self) -> None:
@@ -206,7 +143,7 @@ class Membership:
         reminder.daemon = True
         reminder.start()
         try:
-            with _seen_waiting():
+            with self._sign.waiting():
                 self._manager.start_quorum()
         except TimeoutError as error:
             raise RuntimeError(
@@ -221,109 +158,13 @@ class Membership:
     def _reduce_(self, flats: list[Tensor]) -> None:
         for flat in flats:
             # All members call this: they have the same quorum, and each comes here once per attempt.
-            self._manager.allreduce(flat, reduce_op=collectives.op_of(flat)).wait()
+            self._manager.allreduce(flat, reduce_op=op_of(flat)).wait()
             share = 2 * (self.seat.of - 1) / self.seat.of
             collectives.traffic.bytes_sent += share * flat.nbytes
 
     def _catch_up(self, state: State) -> None:
         self.was_behind = True
         self._load_state(state)
-
-
-def _lighthouse() -> str:
-    if LIGHTHOUSE not in os.environ:
-        raise ValueError(
-            f"An elastic rank finds the others by {LIGHTHOUSE}=http://host:port in the environment: start the ranks "
-            "with `lightning-gnn-dist elastic --ranks 4 -- python train.py`, or a torchft_lighthouse of your own."
-        )
-    return os.environ[LIGHTHOUSE]
-
-
-def _manager(
-    elastic: Elastic, state: Callable[[], State], load_state: Callable[[State], None], port: int, stays_on_host: bool
-) -> tuple[Any, Any]:
-    quieten()
-    from torchft import Manager, ProcessGroupGloo
-    from torchft.checkpointing.http_transport import HTTPTransport
-
-    timeout, patience = timedelta(seconds=elastic.timeout), timedelta(seconds=elastic.patience)
-    name = _HERE if stays_on_host else socket.gethostname()
-    transport = HTTPTransport(timeout=timeout, num_chunks=0)
-    if stays_on_host:  # by itself it would give the others the host's name, at which it does not listen
-        transport.address = lambda: f"http://{_HERE}:{transport._server.server_port}/checkpoint/"
-    group = ProcessGroupGloo(timeout=timeout)
-    return group, Manager(
-        pg=group,
-        state_dict=state,
-        load_state_dict=load_state,
-        min_replica_size=1,  # the lighthouse alone decides how many a quorum needs
-        use_async_quorum=False,
-        timeout=timeout,
-        quorum_timeout=patience,
-        connect_timeout=timeout,
-        max_retries=elastic.attempts,
-        rank=0,
-        world_size=1,
-        store_addr=name,
-        store_port=port,
-        replica_id=name_of_rank(),
-        hostname=name,
-        checkpoint_transport=transport,
-    )
-
-
-@contextmanager
-def _ports_kept(on_host: bool) -> Iterator[None]:
-    """If ``on_host``, torchft's servers made in the block listen to this host alone. torchft has no option for that."""
-    if not on_host:
-        yield
-        return
-    from torchft import manager
-    from torchft.checkpointing import http_transport
-
-    served, fetched = manager.ManagerServer, http_transport._IPv6HTTPServer
-    manager.ManagerServer = lambda **options: served(**options | {"bind": f"{_HERE}:0"})
-    http_transport._IPv6HTTPServer = lambda address, handler: ThreadingHTTPServer((_HERE, address[1]), handler)
-    try:
-        yield
-    finally:
-        manager.ManagerServer, http_transport._IPv6HTTPServer = served, fetched
-
-
-def _show_alive(left: threading.Event) -> None:
-    """Show the launcher, if there is one, that this member runs: touch a file every second until ``left`` is set."""
-    if ALIVE in os.environ:
-        threading.Thread(target=_touch_often, args=[Path(os.environ[ALIVE]), left], daemon=True).start()
-
-
-def _touch_often(sign: Path, left: threading.Event) -> None:
-    with suppress(FileNotFoundError):  # the launcher has ended and deleted its folder
-        while not left.is_set():
-            sign.touch()
-            left.wait(_SECONDS_BETWEEN_SIGNS)
-        sign.unlink()
-
-
-def name_of_rank() -> str:
-    """The name of this rank at the lighthouse. Places follow the order of names."""
-    for variable in (RANK, "SLURM_PROCID", "RANK"):
-        if variable in os.environ:
-            return f"rank{int(os.environ[variable]):05d}"
-    return f"{socket.gethostname()}-{os.getpid()}"
-
-
-@contextmanager
-def _seen_waiting() -> Iterator[None]:
-    """Show the launcher, if there is one, that this rank waits: a file exists during the block."""
-    if WAITS not in os.environ:
-        yield
-        return
-    mark = Path(os.environ[WAITS])
-    mark.touch()
-    try:
-        yield
-    finally:
-        mark.unlink(missing_ok=True)
 
 
 def _say_waiting(patience: float) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import all_to_all_bytes
-from lightning_gnn_dist.wire.collectives import octets
+from lightning_gnn_dist.wire.octets import octets
 
 
 @torch.no_grad()

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.codec import Codec
-from lightning_gnn_dist.wire.collectives import check_total, octets
+from lightning_gnn_dist.wire.collectives import check_total
+from lightning_gnn_dist.wire.octets import octets
 
 ROW = 256  # numbers that share one range
 _ROWS_AT_ONCE = 1 << 12  # bounds what is held beside the numbers

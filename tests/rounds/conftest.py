@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lightning_gnn_dist.wire.membership import LIGHTHOUSE
+from lightning_gnn_dist.wire.elastic import LIGHTHOUSE
 from tests.rounds.elastic_fitting import HEARTBEAT_SECONDS
 
 

@@ -16,8 +16,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from lightning_gnn_dist import Elastic, EverySeconds, Outer, TMAStrategy
+from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 from lightning_gnn_dist.wire.membership import MembersChannel, Membership
-from lightning_gnn_dist.wire.processes import LEFT_BY_SIGTERM
 from tests.strategies.fitting import Net, State, fit, state_of
 
 HEARTBEAT_SECONDS = 1.5

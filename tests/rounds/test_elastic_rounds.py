@@ -30,7 +30,7 @@ from lightning_gnn_dist import (
     communities,
     split_edges,
 )
-from lightning_gnn_dist.wire.membership import WAITS
+from lightning_gnn_dist.wire.launching.sign import SIGN, waits
 from tests.link_model import LinkSAGE, held
 from tests.ranks import RankError, run_ranks, start_ranks
 from tests.rounds.elastic_fitting import AWAITED, HEARTBEAT_SECONDS, TIMEOUT_SECONDS, Fate, come_back, train
@@ -222,21 +222,21 @@ def test_without_a_quorum_a_rank_gives_up_and_says_so() -> None:
         run_ranks(wait_in_vain, 1)
 
 
-def wait_with_a_mark(rank: int, world_size: int, mark: str) -> None:
-    os.environ[WAITS] = mark
+def wait_with_a_sign(rank: int, world_size: int, sign: str) -> None:
+    os.environ[SIGN] = sign
     wait_in_vain(rank, world_size)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("lighthouse")
 def test_the_launcher_can_see_who_waits(tmp_path: Path) -> None:
-    mark = tmp_path / "waits"
-    with start_ranks(wait_with_a_mark, 1, str(mark)) as ranks:
-        while not mark.exists():
+    sign = tmp_path / "sign"
+    with start_ranks(wait_with_a_sign, 1, str(sign)) as ranks:
+        while not waits(sign):
             time.sleep(0.02)
         with pytest.raises(RankError, match="No quorum in 2 seconds"):
             ranks.results()
-    assert not mark.exists()
+    assert not waits(sign)
 
 
 class Taught(Net):

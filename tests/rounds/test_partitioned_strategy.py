@@ -20,7 +20,7 @@ from packaging.version import Version
 
 from lightning_gnn_dist import GrappaStrategy, Launch, LocalSGDStrategy, TMAStrategy
 from lightning_gnn_dist.wire import addresses, collectives
-from lightning_gnn_dist.wire.roll_call import RUN, Roll
+from lightning_gnn_dist.wire.launching.roll_call import RUN, Roll
 from tests.ranks import run_ranks
 from tests.strategies.fitting import Net, fit
 

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire.vectors import flatten, write_back
 from tests.ranks import RankError, run_ranks
 
 
@@ -94,13 +95,14 @@ def test_tensors_of_two_devices_meet_on_the_one_that_trains() -> None:
     values = [torch.tensor(float(i)) if i % 2 else torch.arange(4.0) + i for i in range(8)]
     with DeviceThere() as device:
         tensors = [value.clone() if i % 2 else There(value.clone()) for i, value in enumerate(values)]
-        flats = collectives.flatten([*tensors, torch.tensor([7])], 2.0)
+        given = [*tensors, torch.tensor([7])]
+        flats = flatten(given, 2.0, collectives.meeting_place(given))
         assert {flat.device.type for flat in flats.values()} == {"meta"}
         assert len(flats[torch.float32]) == 4 * 4 + 4 + 1
         flats[torch.float32] *= 3.0  # as if two other ranks held the same
-        collectives.write_back(flats, [*tensors, torch.tensor([7])])
+        write_back(flats, given)
         assert device.copies == 4  # of all steps together and of the integer, there and back
-        in_ram = collectives.flatten(tensors, 1.0, torch.device("cpu"))
+        in_ram = flatten(tensors, 1.0, torch.device("cpu"))
         assert {flat.device.type for flat in in_ram.values()} == {"cpu"}
     assert [(each.held if isinstance(each, There) else each).tolist() for each in tensors] == [
         value.tolist() for value in values
@@ -148,28 +150,6 @@ def count(rank: int) -> float:
 
 def test_bytes_are_those_of_a_ring() -> None:
     assert run_ranks(grouped, 4, count) == [2 * 4000 * 3 / 4] * 4
-
-
-@pytest.mark.parametrize("where", ["here", "there"], ids=["cpu", "as on a device"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.cfloat])
-def test_a_checksum_sees_every_bit(dtype: torch.dtype, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collectives, "_hash_here", getattr(collectives, f"_hash_{where}"))
-    tensor = torch.randn(37, generator=torch.Generator().manual_seed(0)).to(dtype)
-    sums = {collectives.checksum([torch.zeros(3), tensor])}
-    octets = tensor.view(torch.uint8)
-    bits = range(8 * octets.numel()) if dtype != torch.bool else range(0, 8 * octets.numel(), 8)
-    for bit in bits:
-        octets[bit // 8] ^= 1 << bit % 8
-        sums.add(collectives.checksum([torch.zeros(3), tensor]))
-        octets[bit // 8] ^= 1 << bit % 8
-    assert len(sums) == 1 + len(bits)
-    assert collectives.checksum([torch.zeros(3), tensor.clone()]) in sums
-    assert collectives.checksum([tensor, torch.zeros(3)]) not in sums
-
-
-def test_a_checksum_takes_empty_and_strided_tensors() -> None:
-    matrix = torch.arange(12.0).view(3, 4)
-    assert collectives.checksum([torch.empty(0), matrix.t()]) == collectives.checksum([matrix.t().contiguous()]) != 0
 
 
 def checked(rank: int) -> tuple[int, str]:

@@ -13,15 +13,10 @@ from torch import Tensor
 
 from lightning_gnn_dist import Elastic
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.membership import (
-    LIGHTHOUSE,
-    RANK,
-    RANKS,
-    Membership,
-    check_available,
-    name_of_rank,
-    quorum_of,
-)
+from lightning_gnn_dist.wire.elastic import LIGHTHOUSE, RANK, RANKS, check_available, quorum_of
+from lightning_gnn_dist.wire.launching.sign import Sign
+from lightning_gnn_dist.wire.membership import Membership
+from lightning_gnn_dist.wire.torchft_manager import name_of_rank
 from tests.ranks import run_ranks
 
 HAS_TORCHFT = importlib.util.find_spec("torchft") is not None
@@ -63,7 +58,7 @@ def meet(rank: int, world_size: int, weights: list[float]) -> tuple[list[Tensor]
     dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
     plain, elastic = some_tensors([9.0, 1.0][rank]), some_tensors([9.0, 1.0][rank])
     member = Membership.__new__(Membership)
-    member.elastic, member._manager = Elastic(), Group()
+    member.elastic, member._manager, member._sign = Elastic(), Group(), Sign()
     places = [tensor.data_ptr() for tensor in elastic]
     rows = member.meet(lambda rows: elastic, weights[rank], lambda: [rank, 2**50 + rank])
     assert rows == [[0, 2**50], [1, 2**50 + 1]] and [tensor.data_ptr() for tensor in elastic] == places

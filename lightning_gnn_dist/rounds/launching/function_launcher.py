@@ -23,10 +23,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightning_gnn_dist.rounds.launching.rank_work import Kept, RankResult, RankWork
-from lightning_gnn_dist.wire.by_value import CannotTravelError
-from lightning_gnn_dist.wire.rank_processes import RankProcesses, Start
-from lightning_gnn_dist.wire.roll_call import give_key
+from lightning_gnn_dist.rounds.launching.kept import Kept
+from lightning_gnn_dist.rounds.launching.rank_work import RankResult, RankWork
+from lightning_gnn_dist.wire.launching.by_value import CannotTravelError
+from lightning_gnn_dist.wire.launching.processes import handling
+from lightning_gnn_dist.wire.launching.rank_processes import RankProcesses, Start
+from lightning_gnn_dist.wire.launching.roll_call import give_key
 
 
 class FunctionLauncher(_Launcher):
@@ -63,7 +65,7 @@ class FunctionLauncher(_Launcher):
         results = [ranks.outcomes[rank].result for rank in sorted(ranks.outcomes)]
         kept = results[0].kept if results and results[0] is not None else None
         if kept is not None:
-            kept.give_to(work)
+            kept.give_to(trainer, work.shared())
         left = any(outcome.how == "left" for outcome in ranks.outcomes.values())
         failure = KeyboardInterrupt(_left_behind(trainer, kept)) if ranks.was_interrupted else error
         if failure is not None or left:
@@ -110,11 +112,8 @@ class FunctionLauncher(_Launcher):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self.kill(signal.SIGTERM)
 
-        signal.signal(signal.SIGTERM, pass_on)
-        try:
+        with handling(pass_on, signal.SIGTERM):
             yield
-        finally:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _joined(results: list[RankResult], fn: TrainerFn) -> Any:

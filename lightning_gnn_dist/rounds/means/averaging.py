@@ -23,7 +23,7 @@ from lightning_gnn_dist.rounds.part import Part, Share
 from lightning_gnn_dist.rounds.replica_state import forget_moments, holds, optimizer_tensors
 from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
 from lightning_gnn_dist.rounds.walking import buffers_of, parameters_of
-from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire.octets import checksum
 
 Moments = bool | Literal["momentum", "variance"]
 # What torch's optimizers call their running means of gradients, and of their squares.
@@ -86,7 +86,7 @@ class Parameters(Part):
         """Return a checksum of 48 bits for each frozen parameter; -1 where it is trained, or lives with its owners."""
         owned = self.fit.ids_of_owned()
         return [
-            _TRAINED if each.requires_grad or id(each) in owned else collectives.checksum([each]) % (1 << 48)
+            _TRAINED if each.requires_grad or id(each) in owned else checksum([each]) % (1 << 48)
             for each in self._all()
         ]
 

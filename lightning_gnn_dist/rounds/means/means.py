@@ -18,6 +18,7 @@ from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 from lightning_gnn_dist.wire.codec import Bits, Codec
 from lightning_gnn_dist.wire.rounded_mean import RoundedMean, means_together
+from lightning_gnn_dist.wire.vectors import scatter_back
 
 NewMean = Callable[[int], RoundedMean]  # of so many numbers
 _BITS_OF_MOMENTS = 16
@@ -128,7 +129,7 @@ class Means:
             numbered = enumerate(zip(means, flats, strict=True), self._number)
             found = [mean(flat, weight, number) for number, (mean, flat) in numbered]
         for flat, (tensors, _) in zip(found, given, strict=True):
-            collectives.scatter_back(flat, tensors)
+            scatter_back(flat, tensors)
         self._number += len(given)
 
     def _mean_of_gradient(self, length: int) -> RoundedMean:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire.octets import checksum
 
 _MOST_NAMES = 3  # that an error lists
 _WAY_OUT = (
@@ -49,14 +50,14 @@ class Replica:
         if collectives.world_size() == 1:
             return 0
         settings = zlib.crc32(json.dumps([*_settings(self.optimizers)]).encode())
-        return (collectives.checksum(self.tensors.values()) * 31 + settings) % (1 << 62)
+        return (checksum(self.tensors.values()) * 31 + settings) % (1 << 62)
 
     def compare(self, checksums: Sequence[int], device: torch.device) -> None:
         """Refuse ranks whose checksums differ, given those of all. Collective then: all ranks see the same numbers."""
         if len({*checksums}) == 1:
             return
         own = [*_settings(self.optimizers)]
-        own += [[name, "", collectives.checksum([tensor])] for name, tensor in self.tensors.items()]
+        own += [[name, "", checksum([tensor])] for name, tensor in self.tensors.items()]
         ranks = [{(name, place): value for name, place, value in each} for each in _gathered(own, device)]
         told = [_difference(rank, each, ranks[0]) for rank, each in enumerate(ranks)]
         raise RuntimeError(" ".join([*filter(None, told), _WAY_OUT]))

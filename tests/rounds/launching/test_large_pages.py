@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gnn_dist.wire.processes import LARGE_PAGES, asking_for_large_pages, large_pages_in_children
+from lightning_gnn_dist.wire.launching.processes import LARGE_PAGES, asking_for_large_pages, large_pages_in_children
 
 THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 SCRIPT = """
 import sys, torch, lightning.pytorch as pl
 from pathlib import Path
 from lightning_gnn_dist import EverySteps, LocalSGDStrategy, PartitionedDataModule, RandomPartitioner, communities
-from lightning_gnn_dist.rounds.launchers import Launch
+from lightning_gnn_dist.rounds.launching.launch import Launch
 
 class Looks(pl.LightningModule):
     def __init__(self):

@@ -7,9 +7,7 @@ ranks were given. A run has a key, which is part of all its entries, so that two
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import json
-import logging
 import os
 import secrets
 import socket
@@ -26,11 +24,8 @@ from lightning_gnn_dist.wire import addresses
 RUN = "LIGHTNING_GNN_DIST_RUN"  # the environment variable that holds the key of the run
 _OF_LAUNCHERS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 _NUM_HOSTS = ("GROUP_WORLD_SIZE", "SLURM_NNODES")  # set by torchrun and SLURM
-_HERE = "127.0.0.1"
 _calls = count()  # numbers the roll calls, of which all ranks make equally many
-_SECONDS_BETWEEN_LOOKS = 0.004, 0.1  # at first and at most
 _SECONDS_TO_LEAVE = 5.0  # for all to hear who is missing, before rank 0 takes the store away
-_log = logging.getLogger(__name__)
 
 
 def _nobody() -> Mapping[int, str]:
@@ -68,7 +63,7 @@ class Roll:
     def on_one_host(self) -> bool:
         """Whether all ranks are on this host, so that no other host has to reach its ports."""
         told = any(os.environ.get(name) == "1" for name in _NUM_HOSTS)
-        return self.num_hosts == 1 and (told or is_loopback(self.address))
+        return self.num_hosts == 1 and (told or addresses.is_loopback(self.address))
 
     def call(self) -> Any:
         """Return when all ranks are here. If some do not come, raise an error that names them, on all that are here.
@@ -96,9 +91,9 @@ class Roll:
 
     def _store(self) -> Any:
         serves = self.rank == 0 and not self.is_of_launcher
-        address = _HERE if self.on_one_host and not self.is_of_launcher else self.address
+        address = addresses.HERE if self.on_one_host and not self.is_of_launcher else self.address
         if serves:
-            return self._serve(_HERE if self.on_one_host else _own_address(self.address))
+            return self._serve(addresses.HERE if self.on_one_host else addresses.own_address(self.address))
         try:
             return addresses.join_store(address, self.port, self.deadline)
         except RuntimeError as error:
@@ -176,13 +171,6 @@ def give_key(environment: MutableMapping[str, str] = os.environ) -> None:
     environment.setdefault(RUN, secrets.token_hex(16))
 
 
-def is_loopback(address: str) -> bool:
-    """Whether an address or name means this host and can be reached from nowhere else."""
-    with suppress(OSError):
-        return all(ipaddress.ip_address(found).is_loopback for found in _addresses(address))
-    return False
-
-
 def _key() -> str:
     if RUN in os.environ:
         return os.environ[RUN]
@@ -194,31 +182,12 @@ def _digest() -> str:
     return hashlib.sha256(_key().encode()).hexdigest()
 
 
-def _own_address(address: str) -> str:
-    """The address of this host that the ranks were told, or ``""`` for all addresses if none can be found."""
-    for found in _addresses(address):
-        if ipaddress.ip_address(found).is_loopback:
-            continue  # other hosts know this one by another address
-        with suppress(OSError), socket.create_server((found, 0), family=_family(found)):
-            return found
-    _log.warning("%s is no address of this host that others can reach: the store listens at all of them.", address)
-    return ""
-
-
-def _addresses(address: str) -> list[str]:
-    found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
-    return [str(entry[4][0]).partition("%")[0] for entry in found]
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
 def _look_for(store: Any, keys: Iterable[str], seconds: float, is_vain: Callable[[], bool]) -> set[str]:
     """Wait until all keys are set, the time is over, or ``is_vain()``; return the keys that are not set."""
     absent, end = set(keys), time.monotonic() + seconds
-    pause, longest = _SECONDS_BETWEEN_LOOKS
-    while (absent := {key for key in absent if not store.check([key])}) and time.monotonic() < end and not is_vain():
+    for pause in addresses.pauses():
+        absent = {key for key in absent if not store.check([key])}
+        if not absent or time.monotonic() >= end or is_vain():
+            break
         time.sleep(pause)
-        pause = min(2 * pause, longest)
     return absent

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gnn_dist.wire import processes
-from lightning_gnn_dist.wire.processes import end_of, tied, wait_for
+from lightning_gnn_dist.wire.launching import processes
+from lightning_gnn_dist.wire.launching.processes import end_of, tied, wait_for
 
 SLEEPS = [sys.executable, "-S", "-c", "import time; print('here', flush=True); time.sleep(600)"]
 # The module alone: a start without torch takes no time.

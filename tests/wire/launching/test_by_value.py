@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_gnn_dist.wire import by_value
-from lightning_gnn_dist.wire.by_value import CannotTravelError
+from lightning_gnn_dist.wire.launching import by_value
+from lightning_gnn_dist.wire.launching.by_value import CannotTravelError
 
 LARGE = 1 << 18  # of float32: a file of its own
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from lightning_gnn_dist.wire.rank_processes import How, InterruptedRankError, RankProcesses, RankTraceback
+from lightning_gnn_dist.wire.launching.rank_life import How, InterruptedRankError
+from lightning_gnn_dist.wire.launching.rank_processes import RankProcesses, RankTraceback
 
 
 @dataclass

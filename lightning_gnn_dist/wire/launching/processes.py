@@ -14,8 +14,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 LEFT_BY_SIGTERM = 128 + signal.SIGTERM  # the exit code of a process that was told to end, and ended by itself
 GRACE_SECONDS = 10.0  # that ranks have to end by themselves when one has failed, before they are killed
@@ -35,6 +36,11 @@ def tied(command: Sequence[str]) -> list[str]:
     if not _TIES or threading.current_thread() is not threading.main_thread():
         return list(command)  # another thread may end long before the process
     return [sys.executable, "-I", "-S", "-c", _ASK, str(os.getpid()), *command]
+
+
+def start(command: Sequence[str], variables: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a fresh process that is to be a rank."""
+    return subprocess.Popen(tied(command), env=asking_for_large_pages(variables), **options)
 
 
 def tie_to_parent() -> None:
@@ -62,6 +68,17 @@ def large_pages_in_children() -> Iterator[None]:
     finally:
         if not is_decided:
             os.environ.pop(LARGE_PAGES, None)
+
+
+@contextmanager
+def handling(handler: Callable[..., Any], *numbers: int) -> Iterator[None]:
+    """Let ``handler`` answer these signals in the block. Only the main thread may."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def wait_for(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> list[int]:

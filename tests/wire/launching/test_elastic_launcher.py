@@ -56,7 +56,7 @@ LATE = """
 import os, pathlib, sys, time
 rank, folder = os.environ["LIGHTNING_GNN_DIST_RANK"], pathlib.Path(".")
 if rank == "0":
-    pathlib.Path(os.environ["LIGHTNING_GNN_DIST_WAITS"]).touch()
+    pathlib.Path(os.environ["LIGHTNING_GNN_DIST_SIGN"]).write_text("waits")
     (folder / "waits").touch()
     time.sleep(600)
 while not (folder / "waits").exists(): time.sleep(0.05)
@@ -85,10 +85,10 @@ def test_if_nobody_finishes_the_launcher_fails(tmp_path: Path) -> None:
 
 STANDS_STILL = """
 import os, pathlib, signal, time
-sign = pathlib.Path(os.environ["LIGHTNING_GNN_DIST_ALIVE"])
+sign = pathlib.Path(os.environ["LIGHTNING_GNN_DIST_SIGN"])
 sign.touch()
 if os.environ["LIGHTNING_GNN_DIST_RANK"] == "1": os.kill(os.getpid(), signal.SIGSTOP)
-signs = lambda: len(list(sign.parent.glob("*-lives")))
+signs = lambda: len(list(sign.parent.glob("rank-*")))
 while signs() < 2: time.sleep(0.05)
 while signs() == 2: sign.touch(); time.sleep(0.2)
 time.sleep(3)
@@ -134,7 +134,7 @@ if os.environ["LIGHTNING_GNN_DIST_RANK"] == "0":
 
 @pytest.mark.slow
 def test_the_example_survives_a_death(tmp_path: Path) -> None:
-    example = Path(__file__).parents[2] / "examples" / "tma.py"
+    example = Path(__file__).parents[3] / "examples" / "tma.py"
     kill = DIE_AFTER_A_ROUND + f"sys.argv = [{str(example)!r}, '--elastic', '--rounds', '12']\n"
     kill += f"sys.path.insert(0, {str(example.parent)!r})\n"  # as for any script
     kill += f"runpy.run_path({str(example)!r}, run_name='__main__')"

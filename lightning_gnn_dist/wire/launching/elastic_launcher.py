@@ -15,17 +15,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lightning_gnn_dist.wire.collectives import own_interface
-from lightning_gnn_dist.wire.membership import (
-    ALIVE,
-    LIGHTHOUSE,
-    RANK,
-    RANKS,
-    WAITS,
-    check_available,
-    quieten,
-    quorum_of,
-)
-from lightning_gnn_dist.wire.processes import LEFT_BY_SIGTERM, asking_for_large_pages, end_of, tied
+from lightning_gnn_dist.wire.elastic import LIGHTHOUSE, RANK, RANKS, check_available, quieten, quorum_of
+from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM, end_of, handling, start, wait_for
+from lightning_gnn_dist.wire.launching.sign import SIGN, is_silent, waits
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 
@@ -51,12 +43,13 @@ class Launcher:
     tell: Callable[[str], None]
     _running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     _finished: set[int] = field(default_factory=set)
-    _marks: str = ""
+    _signs: str = ""
 
     def run(self) -> int:
         """Run, and return the exit status: 0 if any rank finished the training, as then all of it is done."""
         check_available()
-        with _told_to_end(), TemporaryDirectory(prefix="elastic-") as self._marks, self._lighthouse() as address:
+        told_to_end = handling(_leave, signal.SIGTERM, signal.SIGHUP)  # as by Ctrl-C, so that no rank is left behind
+        with told_to_end, TemporaryDirectory(prefix="elastic-") as self._signs, self._lighthouse() as address:
             try:
                 for rank in range(self.ranks):
                     self._start(rank, address)
@@ -87,11 +80,10 @@ class Launcher:
             server.shutdown()
 
     def _start(self, rank: int, address: str) -> None:
-        told = {LIGHTHOUSE: address, RANK: str(rank), RANKS: str(self.ranks)}
-        told |= {WAITS: str(self._mark(rank)), ALIVE: str(self._sign(rank))}
-        environment = own_interface() | asking_for_large_pages(os.environ) | told
+        self._sign(rank).unlink(missing_ok=True)  # of the rank that died
+        told = {LIGHTHOUSE: address, RANK: str(rank), RANKS: str(self.ranks), SIGN: str(self._sign(rank))}
         # A session of its own: Ctrl-C reaches the launcher alone, and the rank's own children end with it.
-        self._running[rank] = subprocess.Popen(tied(self.command), env=environment, start_new_session=True)
+        self._running[rank] = start(self.command, {**own_interface(), **os.environ, **told}, start_new_session=True)
 
     def _look_around(self, address: str) -> None:
         for rank, process in list(self._running.items()):
@@ -106,7 +98,6 @@ class Launcher:
             if code != LEFT_BY_SIGTERM and self.restarts and self._running and not self._finished:
                 self.restarts -= 1
                 self.tell(f"Rank {rank} is started again.")
-                self._mark(rank).unlink(missing_ok=True)
                 self._start(rank, address)
             elif 0 < len(self._running) < quorum_of(self.ranks) and not self._finished:
                 self.tell(f"They wait for a quorum of {quorum_of(self.ranks)}.")
@@ -115,7 +106,7 @@ class Launcher:
         """End ranks that wait for a quorum, if others have finished and too few are left for one."""
         if not self._finished or len(self._running) >= quorum_of(self.ranks):
             return
-        for rank in [rank for rank in self._running if self._mark(rank).exists()]:
+        for rank in [rank for rank in self._running if waits(self._sign(rank))]:
             process = self._running.pop(rank)
             _signal_group(process, signal.SIGKILL)
             process.wait()
@@ -123,21 +114,17 @@ class Launcher:
 
     def _end_the_silent(self) -> None:
         """End ranks that stand still, if the others are too few to go on without them."""
-        limit = time.time() - self.heartbeat_seconds - self.grace_seconds
-        silent = [rank for rank in self._running if _is_older(self._sign(rank), limit)]
+        seconds = self.heartbeat_seconds + self.grace_seconds
+        silent = [rank for rank in self._running if is_silent(self._sign(rank), seconds)]
         if not silent or len(self._running) - len(silent) >= quorum_of(self.ranks):
             return
         for rank in silent:
-            seconds = self.heartbeat_seconds + self.grace_seconds
             self.tell(f"Rank {rank} stands still for {seconds:g} s, and too few are left without it: it is ended.")
             self._sign(rank).unlink(missing_ok=True)
             _signal_group(self._running[rank], signal.SIGKILL)
 
     def _sign(self, rank: int) -> Path:
-        return Path(self._marks) / f"{rank}-lives"
-
-    def _mark(self, rank: int) -> Path:
-        return Path(self._marks) / f"{rank}-waits"
+        return Path(self._signs) / f"rank-{rank}"
 
     def _count(self) -> str:
         finished = f" and {len(self._finished)} have finished" if self._finished else ""
@@ -146,22 +133,13 @@ class Launcher:
     def _end_all(self) -> None:
         for process in self._running.values():
             _signal_group(process, signal.SIGTERM)
-        deadline = time.monotonic() + self.grace_seconds
+        wait_for([*self._running.values()], self.grace_seconds)
         for process in self._running.values():
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-            _signal_group(process, signal.SIGKILL)
-            process.wait()
+            _signal_group(process, signal.SIGKILL)  # what they have started
 
 
 def _cause(code: int) -> str:
     return "was told to end by SIGTERM" if code == LEFT_BY_SIGTERM else end_of(code)
-
-
-def _is_older(path: Path, limit: float) -> bool:
-    with suppress(FileNotFoundError):  # the rank does not train yet
-        return path.stat().st_mtime < limit
-    return False
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
@@ -169,16 +147,5 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
         os.killpg(process.pid, number)
 
 
-@contextmanager
-def _told_to_end() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, so that no rank is left behind."""
-
-    def leave(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _leave(number: int, frame: Any) -> None:
+    raise SystemExit(128 + number)

@@ -1,0 +1,144 @@
+"""What a call of the trainer has changed in rank 0, on its way to the process that started it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+
+from lightning_gnn_dist.rounds.lightning_internals.logged_numbers import metrics_of, set_metrics
+from lightning_gnn_dist.rounds.lightning_internals.loops import load_loop_state, loop_state
+from lightning_gnn_dist.rounds.rows.owned_embedding import owned_tables, rows_here_alone
+from lightning_gnn_dist.wire.launching import by_value
+from lightning_gnn_dist.wire.launching.by_value import CannotTravelError
+
+
+@dataclass
+class AtStart:
+    """What the module of a rank has at the start: the names of its weights, and tensors that are plain attributes."""
+
+    weights: set[str] = field(default_factory=set)
+    tensors: dict[str, tuple[Tensor, int]] = field(default_factory=dict)  # with torch's count of what was written there
+
+    @classmethod
+    def of(cls, module: LightningModule) -> AtStart:
+        with rows_here_alone():
+            weights = {*module.state_dict()}
+        tensors = {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
+        counted = {name: (value, value._version) for name, value in tensors.items() if not value.is_inference()}
+        return cls(weights, counted)
+
+    def is_unchanged(self, name: str, value: object) -> bool:
+        """Whether an attribute is the tensor that it was, with nothing written into it."""
+        tensor, version = self.tensors.get(name, (None, 0))
+        return tensor is not None and value is tensor and tensor._version == version
+
+
+@dataclass
+class Kept:
+    """What a fit has changed, on its way from rank 0 to the process that started it."""
+
+    weights: dict[str, Any] | None
+    added: dict[str, Any]  # layers that configure_model or setup made, and parameters
+    state: Any
+    metrics: Sequence[dict[str, Any]]
+    loops: dict[str, Any]
+    rounds: Any
+    attributes: list[dict[str, bytes]]  # of the module, and each callback and logger: those that can travel
+
+    @classmethod
+    def of(
+        cls,
+        trainer: Trainer,
+        shared: Sequence[object],
+        at_start: AtStart,
+        weights_of: Callable[[Trainer], dict[str, Any]],
+    ) -> Kept:
+        weights, module = None, trainer.lightning_module
+        is_whole = all(table.owners is None for table in owned_tables(module).values())  # else it was interrupted
+        if trainer.state.fn == TrainerFn.FITTING and is_whole:
+            weights = weights_of(trainer)
+        made = {name.split(".")[0] for name in (weights or {}).keys() - at_start.weights}
+        return cls(
+            move_data_to_device(weights, "cpu"),
+            {name: getattr(module, name) for name in made if name in {**module._modules, **module._parameters}},
+            trainer.state,
+            move_data_to_device(metrics_of(trainer), "cpu"),
+            loop_state(trainer),
+            getattr(trainer.strategy, "state", None),
+            [_attributes(owner, shared, at_start) for owner in _owners(shared)],
+        )
+
+    def give_to(self, trainer: Any, shared: Sequence[object]) -> None:
+        """Change the objects here as those of rank 0 were changed."""
+        if self.weights is not None:
+            for name, layer in self.added.items():
+                setattr(trainer.lightning_module, name, layer)
+            if any(value.dtype != self.weights.get(name, value).dtype for name, value in _weights(trainer)):
+                trainer.strategy.precision_plugin.convert_module(trainer.lightning_module)  # as the ranks did: 64-true
+            trainer.lightning_module.load_state_dict(self.weights, strict=False)  # a hook may have added buffers
+        trainer.state = self.state
+        set_metrics(trainer, self.metrics)
+        load_loop_state(trainer, self.loops)
+        if self.rounds is not None:
+            trainer.strategy.state = self.rounds
+        for owner, attributes in zip(_owners(shared), self.attributes, strict=True):
+            for name, octets in attributes.items():
+                vars(owner)[name] = by_value.from_bytes(octets, shared)
+
+
+def _owners(shared: Sequence[object]) -> list[Any]:
+    """Return the module, the callbacks, but for progress bars, and the loggers."""
+    kinds = LightningModule | Callback | Logger
+    return [item for item in shared if isinstance(item, kinds) and not isinstance(item, ProgressBar)]
+
+
+def _weights(trainer: Trainer) -> Iterable[tuple[str, Tensor]]:
+    return chain(trainer.lightning_module.named_parameters(), trainer.lightning_module.named_buffers())
+
+
+def _attributes(owner: Any, shared: Sequence[object], at_start: AtStart) -> dict[str, bytes]:
+    found = {}
+    for name, value in (
+        _notes(owner, at_start) if isinstance(owner, LightningModule) else owner.__getstate__()
+    ).items():
+        with suppress(CannotTravelError):  # files, as of a logger: they stay with the rank
+            found[name] = by_value.as_bytes(value, shared)
+    return found
+
+
+def _notes(module: LightningModule, at_start: AtStart) -> dict[str, Any]:
+    """Return what a module has noted: a rate that a search has set, losses. Its weights come back by themselves."""
+    weights = {_place(tensor) for tensor in chain(module.parameters(), module.buffers())}
+    names = [name for name in vars(module) if name == "_hparams" or (not name.startswith("_") and name != "training")]
+    noted = {name: vars(module)[name] for name in names if not at_start.is_unchanged(name, vars(module)[name])}
+    return {
+        name: value.detach().cpu() if isinstance(value, Tensor) else value
+        for name, value in noted.items()
+        if _is_note(value, weights)
+    }
+
+
+def _is_note(value: Any, weights: set[Any]) -> bool:
+    if isinstance(value, Tensor):
+        return _place(value) not in weights
+    if isinstance(value, dict):
+        return all(_is_note(item, weights) for item in chain(value, value.values()))
+    if isinstance(value, list | tuple | set):
+        return all(_is_note(item, weights) for item in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _place(tensor: Tensor) -> object:
+    """Return what two tensors share if a change of one changes the other."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)

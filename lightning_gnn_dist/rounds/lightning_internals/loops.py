@@ -1,0 +1,157 @@
+"""How far the loops of a trainer have come, and what strategies add to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from traceback import walk_tb
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.loops import fetchers, training_epoch_loop
+from lightning.pytorch.loops.loop import _Loop
+
+
+def accumulated_batches(trainer: Trainer, epoch: int) -> int:
+    """Return the number of batches whose gradients make one step in an epoch."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, GradientAccumulationScheduler):
+            return callback.get_accumulate_grad_batches(epoch)
+    return trainer.accumulate_grad_batches
+
+
+def watch_loops(
+    trainer: Trainer,
+    *,
+    on_epoch_start: Callable[[], None],
+    before_step_ends: Callable[[], None],
+    after_step: Callable[[], None],
+    after_epoch: Callable[[], None],
+) -> None:
+    """Call these around the loops' looks at ``trainer.should_stop``, where Lightning has no hooks."""
+    epoch_loop, fit_loop = trainer.fit_loop.epoch_loop, trainer.fit_loop
+
+    def start_epoch(data_fetcher: Any) -> None:
+        type(epoch_loop).on_run_start(epoch_loop, data_fetcher)
+        on_epoch_start()
+
+    def end_step(data_fetcher: Any) -> None:
+        before_step_ends()  # what follows may validate, because of a stop
+        type(epoch_loop).on_advance_end(epoch_loop, data_fetcher)
+        after_step()
+
+    def end_epoch() -> None:
+        type(fit_loop).on_advance_end(fit_loop)
+        after_epoch()
+
+    epoch_loop.on_run_start = start_epoch  # type: ignore[method-assign]
+    epoch_loop.on_advance_end = end_step  # type: ignore[method-assign]
+    fit_loop.on_advance_end = end_epoch  # type: ignore[method-assign]
+
+
+def give_back_loops(trainer: Trainer) -> None:
+    """Undo :func:`watch_loops`."""
+    for name in ("on_run_start", "on_advance_end"):
+        trainer.fit_loop.epoch_loop.__dict__.pop(name, None)
+    trainer.fit_loop.__dict__.pop("on_advance_end", None)
+
+
+def hear_skips(module: LightningModule, on_answer: Callable[[bool], None]) -> None:
+    """Tell ``on_answer`` whether the module's ``on_train_batch_start`` returned -1, which ends the epoch."""
+    hook = module.on_train_batch_start
+    if getattr(hook, "__func__", None) is LightningModule.on_train_batch_start:
+        return  # not the user's: it says nothing
+
+    def listen(*args: Any) -> Any:
+        answer = hook(*args)
+        on_answer(answer == -1)
+        return answer
+
+    listen.heard = module.__dict__.get("on_train_batch_start")  # type: ignore[attr-defined]
+    module.on_train_batch_start = listen  # type: ignore[method-assign,assignment]
+
+
+def hear_no_skips(module: LightningModule) -> None:
+    """Undo :func:`hear_skips`."""
+    listen = module.__dict__.get("on_train_batch_start")
+    if not hasattr(listen, "heard"):
+        return
+    del module.on_train_batch_start
+    if listen.heard is not None:  # type: ignore[union-attr]
+        module.on_train_batch_start = listen.heard  # type: ignore[union-attr,method-assign]
+
+
+def refuse_stop_iteration(trainer: Trainer) -> None:
+    """Turn a StopIteration of the user's code into an error: Lightning takes it for the end of the data."""
+    epoch_loop = trainer.fit_loop.epoch_loop
+    evaluations = (epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop)
+    steps: list[tuple[Any, str]] = [(loop, "_evaluation_step") for loop in evaluations]
+    steps += [(trainer.predict_loop, "_predict_step"), (epoch_loop, "advance"), (epoch_loop, "on_advance_end")]
+    for loop, name in steps:
+        if name not in vars(loop):
+            setattr(loop, name, _refusing(getattr(loop, name)))
+
+
+def _refusing(step: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(step)
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return step(*args, **kwargs)
+        except StopIteration as error:
+            if _is_end_of_data(error, step.__name__, *args):
+                raise
+            raise RuntimeError(
+                "StopIteration was raised while a batch was used, and not by its loader: by training_step or a hook. "
+                "It would end the epoch as if all were done. Give next() a default, or catch it."
+            ) from error
+
+    return refuse
+
+
+def _is_end_of_data(error: StopIteration, step: str, *args: Any) -> bool:
+    if step != "advance":
+        return False
+    modules = [frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__)]
+    if modules[-1] == training_epoch_loop.__name__:
+        return True  # a hook has returned -1
+    return fetchers.__name__ in modules and (args[0].length is None or args[0].fetched >= args[0].length)
+
+
+def set_global_step(trainer: Trainer, steps: int) -> None:
+    """Set ``trainer.global_step`` to ``steps``."""
+    loop = trainer.fit_loop.epoch_loop
+    if trainer.lightning_module.automatic_optimization:
+        progress = loop.automatic_optimization.optim_progress.optimizer.step.total
+    else:
+        progress = loop.manual_optimization.optim_step_progress.total
+    progress.ready = progress.completed = steps
+
+
+def set_epoch(trainer: Trainer, epochs: int, *, running: bool) -> None:
+    """Set Lightning's count of begun epochs to ``epochs``; the last is still running or not."""
+    for progress in (trainer.fit_loop.epoch_progress.current, trainer.fit_loop.epoch_progress.total):
+        progress.ready = progress.started = epochs  # type: ignore[attr-defined]
+        progress.processed = progress.completed = epochs - running  # type: ignore[attr-defined]
+    trainer.fit_loop.restarting = False  # what a checkpoint said of where the epoch stood is out of date
+
+
+def loop_state(trainer: Trainer) -> dict[str, Any]:
+    """Return how far the fits of a trainer have come."""
+    state = trainer.fit_loop.state_dict()
+    counts = {name: content for name, content in state.items() if not name.endswith("state_dict")}
+    return {"counts": counts, "logged": trainer.fit_loop.epoch_loop._batches_that_stepped, "stop": trainer.should_stop}
+
+
+def load_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
+    """Let a trainer be as far as that of :func:`loop_state`, without taking a next fit for one that is resumed."""
+    fit_loop = trainer.fit_loop
+    fit_loop.load_state_dict(state["counts"])
+    for loop in (fit_loop, fit_loop.epoch_loop, *_loops_in(fit_loop.epoch_loop)):
+        loop._restarting = loop._loaded_from_state_dict = loop._resuming_from_checkpoint = False
+    fit_loop.epoch_loop._batches_that_stepped = state["logged"]
+    trainer.should_stop = state["stop"]
+
+
+def _loops_in(loop: Any) -> list[Any]:
+    return [inner for inner in vars(loop).values() if isinstance(inner, _Loop)]

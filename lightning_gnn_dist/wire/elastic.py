@@ -1,0 +1,59 @@
+"""What users and launchers say of ranks that may die and come back."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass, field
+
+from lightning_gnn_dist.checks import check_at_least, check_positive
+
+# Variables of the environment:
+LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"  # the address of the lighthouse
+RANK = "LIGHTNING_GNN_DIST_RANK"  # the number of this rank, for its name
+RANKS = "LIGHTNING_GNN_DIST_RANKS"  # how many ranks the launcher started
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """How long members wait for each other.
+
+    Args:
+        patience: Seconds to wait for a quorum before the rank gives up. Longer than a round and its validation: a rank
+            that comes back waits for the next meeting of the others.
+        timeout: Seconds that one exchange may take. After that it is tried again, without those who are gone.
+        attempts: How often in a row an exchange is tried again before the rank gives up.
+        ranks: How many ranks to wait for before the first round; later ones join at a meeting. Default: as many as the
+            launcher started; without it, the first quorum.
+        start: Seconds to wait for these ranks, at most.
+    """
+
+    patience: float = 600.0
+    timeout: float = 30.0
+    attempts: int = 10
+    ranks: int = field(default_factory=lambda: int(os.environ.get(RANKS, "1")))
+    start: float = 60.0
+
+    def __post_init__(self) -> None:
+        check_positive(patience=self.patience, timeout=self.timeout, start=self.start)
+        check_at_least(1, attempts=self.attempts, ranks=self.ranks)
+
+
+def check_available() -> None:
+    """Refuse elastic training where torchft is not installed."""
+    if importlib.util.find_spec("torchft") is None:
+        raise ValueError("elastic=True needs torchft, which is not installed: pip install lightning-gnn-dist[elastic].")
+
+
+def quieten() -> None:
+    """Let torchft log errors alone, unless the user says otherwise. Call it before torchft is imported.
+
+    For the time of a line its threads read the environment without a lock: the process crashes if it sets a variable
+    meanwhile.
+    """
+    os.environ.setdefault("RUST_LOG", "error")
+
+
+def quorum_of(num_ranks: int) -> int:
+    """How many ranks must be alive: a majority, so that two halves never train apart."""
+    return num_ranks // 2 + 1
