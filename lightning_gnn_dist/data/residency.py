@@ -6,25 +6,21 @@ It depends on the seed, the super-epoch, the rank and the number of ranks alone,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import (
     check_at_least,
-    check_at_least_if_given,
     check_below,
-    check_between,
-    check_choice,
-    check_instance,
     check_seed,
-    make_plain,
 )
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.random import deal
+from lightning_gnn_dist.rules import Count, Fraction, check_fields
 
 
 class Held(NamedTuple):
@@ -113,11 +109,10 @@ class Redeal(Residency):
         num_supernodes: The number of chunks to deal. Take many more than ranks, so that parts look alike.
     """
 
-    num_supernodes: int
+    num_supernodes: Count
 
     def __post_init__(self) -> None:
-        check_at_least(1, num_supernodes=self.num_supernodes)
-        make_plain(self)
+        check_fields(self)
 
     def num_chunks(self, world_size: int) -> int:
         check_at_least(1, world_size=world_size)
@@ -153,22 +148,18 @@ class Holding:
         extra_of: Whose number of nodes the share is of: the ``"part"`` or the whole ``"graph"``.
     """
 
-    residency: Residency = Fixed()
-    every: int | None = None
-    extra_nodes: float = 0.0
+    residency: Annotated[Residency, "an object such as Fixed(), Rotate() or Redeal(1000)"] = Fixed()
+    every: Count | None = None
+    extra_nodes: Fraction = 0.0
     extra_of: Scope = "part"
 
     def __post_init__(self) -> None:
-        check_instance("residency", self.residency, Residency, "an object such as Fixed(), Rotate() or Redeal(1000)")
-        check_at_least_if_given(1, every=self.every)
+        check_fields(self)
         if self.every is not None and isinstance(self.residency, Fixed):
             raise ValueError(
                 f"every={self.every} says how often parts change, and with Fixed() they never do: use Rotate() or "
                 "Redeal(1000), or leave it out."
             )
-        check_between(0, 1, extra_nodes=self.extra_nodes)
-        check_choice("extra_of", self.extra_of, Scope)
-        make_plain(self)
 
     def extra(self, residents: Tensor, partition: Partition, rank: int, seed: int) -> Tensor:
         """Return the random nodes that come along with ``residents``, by their ids in the whole graph."""
