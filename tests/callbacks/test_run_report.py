@@ -276,8 +276,3 @@ def test_a_fit_that_fails_leaves_what_rank_0_knows(tmp_path: Path) -> None:
         run_ranks(meet_fate, 2, tmp_path, Fate(0, None))
     record = RunRecord.load(tmp_path / "lightning_logs" / "version_0")
     assert not record.finished and [len(rows) for rows in record.ranks] == [1] and record.num_ranks == 2
-
-
-def test_an_unknown_figure_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"progress_bar may name \['round', .*got \['rounds'\]"):
-        RunReport(progress_bar=["rounds"])

@@ -115,21 +115,10 @@ def test_a_repeated_edge_is_refused():
         MatrixSampler(NeighborSampler([1])).sample_bulk(graph, [torch.tensor([1])], PLACES[:1])
 
 
-def test_a_repeated_seed_is_refused():
-    with pytest.raises(ValueError, match="must be distinct, but node 4 is given 2 times"):
-        MatrixSampler(NeighborSampler([2])).sample_bulk(GRAPH, [torch.tensor([4, 1, 4])], PLACES[:1])
-
-
 @pytest.mark.parametrize("sampler", [3, NeighborSampler, RandomWalkSampler(2)], ids=repr)
 def test_other_samplers_have_no_matrix_form(sampler):
     with pytest.raises(TypeError, match="NeighborSampler, LadiesSampler or FastGCNSampler, got"):
         MatrixSampler(sampler)
-
-
-def test_no_batches_are_none():
-    assert MatrixSampler(NeighborSampler([2])).sample_bulk(GRAPH, [], []) == []
-    with pytest.raises(ValueError, match="Each batch needs a key"):
-        MatrixSampler(NeighborSampler([2])).sample_bulk(GRAPH, SEEDS[:1], [])
 
 
 def test_tensors_draw_the_words_of_kernels():

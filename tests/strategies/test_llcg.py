@@ -275,29 +275,13 @@ def test_the_checksum_names_the_rank_that_differs() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": -1}, "steps must be a whole number .* got -1"),
-        ({"steps": 0}, "got 0. For no correction use correction=None"),
         ({"steps": 1.5}, "up to 1.0"),
-        ({"steps": True}, "got True"),
-        ({"way": "server"}, r"way must be one of \['sliced', 'rank0'\]"),
-        ({"lr": 0.0}, r"lr must be a positive number, .* got 0\.0"),
-        ({"lr": None}, "got None"),
-        ({"lr": True}, "got True"),
-        ({"lr": float("inf")}, "got inf"),
-        ({"lr": "0.1"}, r"got '0\.1'"),
-        ({"optimizer": "adam"}, "optimizer must be one of"),
         ({"optimizer": torch.optim.Adam, "lr": 0.1}, "set it where you make that"),
     ],
 )
 def test_corrections_that_could_not_work_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Correction(**options)
-
-
-@pytest.mark.parametrize("other", ["rank0", 2, {"steps": 2}])
-def test_what_is_no_correction_is_refused(other: Any) -> None:
-    with pytest.raises(TypeError, match=r"correction must be a Correction, such as Correction\(steps=0\.5\), or None"):
-        LLCGStrategy(correction=other)
 
 
 def test_no_default_follows_another_argument() -> None:

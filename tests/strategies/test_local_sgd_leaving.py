@@ -146,14 +146,6 @@ def test_after_a_fit_sigterm_is_lightnings_again() -> None:
     assert run_ranks(handlers, 2) == [False, False]
 
 
-def dry_run(rank: int, world_size: int) -> int:
-    return fit(rank, local_sgd(EverySteps(8)), Net(), devices=world_size, validate=True, fast_dev_run=2).global_step
-
-
-def test_fast_dev_run_runs() -> None:
-    assert run_ranks(dry_run, 2) == [2, 2]
-
-
 def passes(rank: int, world_size: int, clock: Any, accumulate: int) -> int:
     return fit(rank, local_sgd(clock), Net(), devices=world_size, accumulate_grad_batches=accumulate).global_step
 
