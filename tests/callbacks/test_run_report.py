@@ -166,10 +166,7 @@ def test_what_another_strategy_sends_is_not_known(tmp_path: Path) -> None:
 
 def fit_with_exchange(rank: int, world_size: int, folder: Path, strategy: Any) -> RunRecord | None:
     data = PartitionedDataModule(
-        graph_of(weighted_data()),
-        partitioner=RandomPartitioner(),
-        sampler=WholePartSampler(2),
-        boundary=Exchange(),
+        graph_of(weighted_data()), partitioner=RandomPartitioner(), sampler=WholePartSampler(2), boundary=Exchange()
     )
     report = RunReport(monitor="loss")
     fit(folder, world_size, strategy, [report], data, model("SAGE", 2), precision="64-true")

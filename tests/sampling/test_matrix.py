@@ -94,15 +94,6 @@ def test_a_bulk_is_its_batches(sampler):
     assert_same(alone, matrix.sample_bulk(GRAPH, SEEDS, PLACES))
 
 
-@pytest.mark.parametrize("sampler", [NeighborSampler([4, 2]), LadiesSampler([9, 9]), FastGCNSampler([9, 9])], ids=repr)
-def test_nodes_without_edges(sampler):
-    graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 2]]), 6)
-    matrix = MatrixSampler(sampler)
-    for seeds in ([[5, 4], [2]], [[5], [4, 0]]):  # the latter finds no frontier for the second hop
-        ids, places = [torch.tensor(nodes) for nodes in seeds], PLACES[:2]
-        assert_same(sampler.sample_bulk(graph, ids, places), matrix.sample_bulk(graph, ids, places))
-
-
 def test_the_matrix_numbers_the_edges():
     matrix = adjacency(GRAPH)
     assert matrix.values().tolist() == list(range(1, GRAPH.num_edges + 1))

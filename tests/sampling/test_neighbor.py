@@ -105,31 +105,7 @@ def test_batches_are_the_same_in_every_process_and_version():
     graph = Graph.from_edge_index(torch.stack([senders, receivers]), 20)
     sample = one(graph, [3, 1, 4], 3, 2, place=BatchKey(0, 0, 0))
     assert sample.nodes.tolist() == [3, 1, 4, 2, 7, 13, 5, 8, 0, 12, 9, 11, 17, 18, 19]
-    assert sample.indices.tolist() == [
-        3,
-        1,
-        4,
-        5,
-        6,
-        7,
-        0,
-        8,
-        9,
-        8,
-        10,
-        1,
-        9,
-        11,
-        12,
-        13,
-        1,
-        12,
-        14,
-        4,
-        0,
-        2,
-        3,
-    ]
+    assert sample.indices.tolist() == [3, 1, 4, 5, 6, 7, 0, 8, 9, 8, 10, 1, 9, 11, 12, 13, 1, 12, 14, 4, 0, 2, 3]
 
 
 def test_the_arrays_are_small_and_the_batchs_own():
@@ -138,11 +114,7 @@ def test_the_arrays_are_small_and_the_batchs_own():
     copies = [tensor.clone() for tensor in (first.nodes, first.indptr, first.indices)]
     one(graph, [250, 251, 252], 9, 9)
     assert all(map(torch.equal, copies, (first.nodes, first.indptr, first.indices)))
-    assert (first.nodes.dtype, first.indptr.dtype, first.indices.dtype) == (
-        torch.int64,
-        torch.int32,
-        torch.int32,
-    )
+    assert (first.nodes.dtype, first.indptr.dtype, first.indices.dtype) == (torch.int64, torch.int32, torch.int32)
     assert one(random_graph(arrays=False), [1], 2).edge_ids is None
 
 

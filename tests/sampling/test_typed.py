@@ -197,14 +197,6 @@ def test_every_edge_of_a_type_is_equally_likely():
         assert chi_square < count + 4 * (2 * count) ** 0.5, name
 
 
-def test_a_batch_larger_than_any_before_is_sampled_anew():
-    graph = citations(30_000, mean_degree=8)
-    large = draw(graph, torch.arange(20_000), [-1, -1])
-    assert large.indices.numel() > 8 * (1 << 14)
-    again = draw(graph, torch.arange(20_000), [-1, -1])
-    assert large.nodes.equal(again.nodes) and large.indices.equal(again.indices)
-
-
 @pytest.mark.parametrize("num_types", [1, 3, 300])
 def test_places_are_those_among_the_edges_of_a_type(num_types):
     graph = many_types(num_types)

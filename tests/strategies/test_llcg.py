@@ -85,10 +85,7 @@ REPLICAS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "default": ({}, {}),
     "rank0": ({"correction": Correction(0.5, "rank0", lr="local")}, {}),
     "clipped": ({"drift": Drift("ranks"), "correction": None}, {"gradient_clip_val": 0.1}),
-    "bf16": (
-        {"drift": Drift("global"), "average_optimizer": True, "buffers": "average"},
-        {"precision": "bf16-mixed"},
-    ),
+    "bf16": ({"drift": Drift("global"), "average_optimizer": True, "buffers": "average"}, {"precision": "bf16-mixed"}),
     "accumulated": ({"drift": Drift("global"), "weights": "nodes"}, {"accumulate_grad_batches": 2}),
     "averaged": ({"correction": Correction(optimizer="averaged"), "average_optimizer": False}, {}),
     "statistics": ({"buffers": "global", "correction": None}, {}),
@@ -274,10 +271,7 @@ def test_the_checksum_names_the_rank_that_differs() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        ({"steps": 1.5}, "up to 1.0"),
-        ({"optimizer": torch.optim.Adam, "lr": 0.1}, "set it where you make that"),
-    ],
+    [({"steps": 1.5}, "up to 1.0"), ({"optimizer": torch.optim.Adam, "lr": 0.1}, "set it where you make that")],
 )
 def test_corrections_that_could_not_work_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -210,14 +210,7 @@ def ema(rank: int, world_size: int) -> list[State]:
                 self._average_model.update_parameters(trainer.lightning_module)
 
     module = same_start()
-    fit(
-        rank,
-        local_sgd(EverySteps(4)),
-        module,
-        devices=world_size,
-        validate=True,
-        callbacks=[RoundEMA(decay=0.5)],
-    )
+    fit(rank, local_sgd(EverySteps(4)), module, devices=world_size, validate=True, callbacks=[RoundEMA(decay=0.5)])
     return module.validated
 
 
@@ -285,10 +278,7 @@ def refused(rank: int, world_size: int, options: dict[str, Any]) -> None:
         ({"val_check_interval": 3, "check_val_every_n_epoch": None}, "use check_val_every_n_epoch"),
         ({"val_check_interval": "00:00:00:01"}, "use check_val_every_n_epoch"),
         ({"sync_batchnorm": True}, "sync_batchnorm=True talks to the other ranks"),
-        (
-            {"callbacks": [ModelCheckpoint(every_n_train_steps=2)], "enable_checkpointing": True},
-            "use every_n_epochs",
-        ),
+        ({"callbacks": [ModelCheckpoint(every_n_train_steps=2)], "enable_checkpointing": True}, "use every_n_epochs"),
         ({"callbacks": [Timer(timedelta(hours=1), interval="step")]}, 'interval="epoch"'),
         ({"max_time": "00:01:00:00"}, 'interval="epoch"'),
         ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs"),

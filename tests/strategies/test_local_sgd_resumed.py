@@ -46,14 +46,7 @@ def fail_in_round(rank: int, world_size: int, path: str) -> None:
     warnings.filterwarnings("ignore", "This checkpoint is written after an exception")
     saver = ModelCheckpoint(path, save_on_exception=True)
     with pytest.raises(RuntimeError, match="out of luck"):
-        fit(
-            rank,
-            local_sgd(EverySteps(2)),
-            Broken(),
-            devices=world_size,
-            callbacks=[saver],
-            enable_checkpointing=True,
-        )
+        fit(rank, local_sgd(EverySteps(2)), Broken(), devices=world_size, callbacks=[saver], enable_checkpointing=True)
 
 
 def test_a_checkpoint_written_inside_a_round_is_not_resumed(tmp_path: Path) -> None:
