@@ -77,14 +77,14 @@ def make_plain(settings: Any) -> None:
             object.__setattr__(settings, field.name, value.item())
 
 
-def check_at_least(least: int, *, most: int = MAX_INTEGER, **numbers: int) -> None:
-    """Refuse a value that is no integer, or lies below ``least`` or above ``most``."""
+def check_at_least(least: int, hint: str = "", /, *, most: int = MAX_INTEGER, **numbers: int) -> None:
+    """Refuse a value that is no integer, or lies below ``least`` or above ``most``. ``hint`` says what it counts."""
     for name, value in numbers.items():
         if not is_integer(value) or value < least:
-            raise ValueError(f"{name} must be an integer of at least {least}, got {shown(value)}.")
+            raise ValueError(_refusal(name, f"an integer of at least {least}", value, hint))
         if value > most:
             limit = "2**63 - 1" if most == MAX_INTEGER else f"{most}"
-            raise ValueError(f"{name} must be an integer between {least} and {limit}, got {shown(value)}.")
+            raise ValueError(_refusal(name, f"an integer between {least} and {limit}", value, hint))
 
 
 def check_at_least_if_given(least: int, **numbers: int | None) -> None:
@@ -100,11 +100,15 @@ def check_below(end: int, what: str, **numbers: int) -> None:
             raise ValueError(f"{name} must be below {end}, the number of {what}, got {value}: they count from 0.")
 
 
-def check_between(least: float, most: float, **numbers: float) -> None:
-    """Refuse a value that is no finite number from ``least`` to ``most``."""
+def check_between(least: float, most: float, hint: str = "", /, **numbers: float) -> None:
+    """Refuse a value that is no finite number from ``least`` to ``most``. ``hint`` says what such a number does."""
     for name, value in numbers.items():
         if not is_number(value) or not least <= value <= most:
-            raise ValueError(f"{name} must be a finite number between {least} and {most:g}, got {shown(value)}.")
+            raise ValueError(_refusal(name, f"a finite number between {least:g} and {most:g}", value, hint))
+
+
+def _refusal(name: str, wants: str, value: object, hint: str) -> str:
+    return f"{name} must be {wants}, got {shown(value)}{hint and f': {hint}'}."
 
 
 def check_fits(num_bytes: int, what: str) -> None:
@@ -138,9 +142,9 @@ def check_true_or_false(**flags: bool) -> None:
 
 
 def check_choice(name: str, value: object, choices: Any) -> None:
-    """Refuse a value that is none of ``choices``, a ``Literal`` or ``Literal | None``."""
-    allowed = [choice for option in get_args(choices) for choice in get_args(option) or [option]]
-    allowed = [None if choice is type(None) else choice for choice in allowed]
+    """Refuse a value that is none of ``choices``: a ``Literal``, or one beside None or ``bool``."""
+    known: dict[Any, list[Any]] = {type(None): [None], bool: [True, False]}
+    allowed = [choice for option in get_args(choices) for choice in known.get(option) or get_args(option) or [option]]
     if not any(type(value) is type(choice) and value == choice for choice in allowed):
         raise ValueError(f"{name} must be one of {allowed}, got {shown(value)}.")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import lightning.pytorch as pl
 import numpy as np
@@ -31,6 +31,7 @@ from lightning_gnn_dist import (
     communities,
     split_edges,
 )
+from lightning_gnn_dist.rules import Rule
 
 OF_PYG = {kind.__name__: kind for kind in (Data, FeatureStore, GraphStore, HeteroData)}  # loaded late
 HUGE = 10**5000  # too long for str() and repr()
@@ -80,19 +81,8 @@ RIGHT: dict[str, set[str]] = {
     "stop": {"0"},
     "num_own": {"0"},
     "round_idx": {"0"},
-    "num_threads": {"0"},
-    "seed_hops": {"0"},
     "cache_bytes": {"0"},
-    "ahead_bytes": {"0"},
-    "visits": {"0"},
-    "imbalance": {"0"},
-    "slack": {"0"},
-    "shrinkage": {"0"},
-    "prior": {"0"},
-    "decay": {"0"},
-    "momentum": {"0"},
     "weight_decay": {"0"},
-    "extra_nodes": {"0"},
     "homophily": {"0"},
     "noise": {"0"},
     "mean_degree": {"0"},
@@ -173,11 +163,24 @@ def right_of_type(hint: Any) -> set[str]:
         return set().union(*map(right_of_type, get_args(hint)))
     if get_origin(hint) is Literal:
         return {"0"} if 0 in get_args(hint) else set()
+    if get_origin(hint) is Annotated:
+        kind, rule = get_args(hint)
+        found = right_of_type(kind)
+        return {odd for odd in found | {"0"} if passes(rule, ODD[odd])} if isinstance(rule, Rule) else found
     if hint in (None, type(None)):
         return {"None"}
     return {bool: {"True"}, int: {"np.int64"}, float: {"1.5", "np.int64", "np.float64"}, str: {"x", "long"}}.get(
         hint, {"x"} if hint is Path else set()
     )
+
+
+def passes(rule: Rule, value: Any) -> bool:
+    """Whether a rule of an annotation lets a value pass."""
+    try:
+        rule.check("value", value)
+    except ValueError:
+        return False
+    return True
 
 
 class Layered(pl.LightningModule):
@@ -229,7 +232,7 @@ def cases(world: World) -> Iterator[Case]:
             yield Case(name, thing, valid[name], get_type_hints(thing))
             continue
         if name not in NO_CONSTRUCTORS:
-            hints = get_type_hints(thing if is_dataclass(thing) else thing.__init__)
+            hints = get_type_hints(thing if is_dataclass(thing) else thing.__init__, include_extras=True)
             yield Case(name, thing, valid.get(name, dict), hints)
         for method in methods_of(thing) if name not in NO_CONSTRUCTORS else ():
             bound = getattr(instances.get(f"{name}.{method}", instances[name])(), method)

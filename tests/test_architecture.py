@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).parents[1] / "lightning_gnn_dist"
 # column and the strategy column meet in `joint`.
 LINE = [
     {"checks", "joint"},
+    {"rules"},
     {"wire", "graph"},
     {"partition", "engine"},
     {"prepare", "sampling"},
@@ -33,7 +34,7 @@ LINE = [
     {"cli"},
 ]
 HEIGHT = {name: height for height, names in enumerate(LINE) for name in names}
-ROOT_FILES = {"__init__", "__main__", "checks", "joint"}
+ROOT_FILES = {"__init__", "__main__", "checks", "joint", "rules"}
 FACADES = {"__init__", "__main__"}
 TALKS = "wire"  # the one folder that calls torch.distributed
 PRINTS = "cli"  # the one folder that prints

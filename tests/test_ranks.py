@@ -27,19 +27,8 @@ from tests import ranks
 from tests.ranks import RankError, run_ranks, start_ranks
 
 
-def describe(rank: int, world_size: int, scale: Tensor) -> tuple[int, int, Tensor]:
-    return rank, world_size, scale * rank
-
-
 def surroundings(rank: int, world_size: int) -> tuple[str, str, str]:
     return os.environ["OF_THE_TEST"], os.getcwd(), multiprocessing.get_start_method()
-
-
-def add_ranks(rank: int, world_size: int) -> float:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
-    total = torch.tensor(float(rank + 1))
-    dist.all_reduce(total)
-    return total.item()
 
 
 def fit(rank: int, world_size: int, root: Path) -> tuple[int, int, int, Tensor]:
@@ -104,21 +93,10 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def test_results_come_in_order_of_rank() -> None:
-    results = run_ranks(describe, 3, torch.ones(2))
-    assert [(rank, world_size, scaled.tolist()) for rank, world_size, scaled in results] == [
-        (rank, 3, [float(rank)] * 2) for rank in range(3)
-    ]
-
-
 def test_ranks_see_what_surrounds_the_caller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OF_THE_TEST", "seen")
     monkeypatch.chdir(tmp_path)
     assert run_ranks(surroundings, 1) == [("seen", str(tmp_path), multiprocessing.get_start_method())]
-
-
-def test_ranks_form_a_process_group() -> None:
-    assert run_ranks(add_ranks, 3) == [6.0] * 3
 
 
 def test_a_trainer_takes_part_as_the_rank_and_launches_nothing(tmp_path: Path) -> None:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
 from lightning_gnn_dist.batches.placement import SampleOn
 from lightning_gnn_dist.batches.pool import Widen
-from lightning_gnn_dist.checks import (
-    check_at_least,
-    check_at_least_if_given,
-    check_choice,
-    check_true_or_false,
-    make_plain,
-    shown,
-)
+from lightning_gnn_dist.rules import Natural, check_fields, whole
 
 MAX_THREADS = 1024
 MAX_BULK = 1 << 20  # batches that are made together
@@ -52,25 +45,17 @@ class Loading:
             classes, negative.
     """
 
-    bulk_size: int = 4
-    num_threads: int = 1
+    bulk_size: Annotated[int, whole(1, MAX_BULK)] = 4
+    num_threads: Annotated[int, whole(0, MAX_THREADS)] = 1
     widen: bool | Literal["auto"] = "auto"
     sample_on: SampleOn = "cpu"
     all_labels: bool = False
-    ahead_bytes: int = 1 << 29
-    cache_bytes: int | None = None
+    ahead_bytes: Natural = 1 << 29
+    cache_bytes: Natural | None = None
     check_values: bool = True
 
     def __post_init__(self) -> None:
-        check_at_least(1, most=MAX_BULK, bulk_size=self.bulk_size)
-        check_at_least(0, most=MAX_THREADS, num_threads=self.num_threads)
-        check_at_least(0, ahead_bytes=self.ahead_bytes)
-        check_at_least_if_given(0, cache_bytes=self.cache_bytes)
-        check_true_or_false(all_labels=self.all_labels, check_values=self.check_values)
-        if not (isinstance(self.widen, bool) or (isinstance(self.widen, str) and self.widen == "auto")):
-            raise ValueError(f'widen must be True, False or "auto", got {shown(self.widen)}.')
-        check_choice("sample_on", self.sample_on, SampleOn)
-        make_plain(self)
+        check_fields(self)
 
 
 def widening(loading: Loading, stays: torch.dtype | None) -> Widen:

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Exchange, Halo, Isolated
 from lightning_gnn_dist.boundary.prices import bytes_with_halos, short_name
-from lightning_gnn_dist.checks import check_at_least_if_given, check_true_or_false, make_plain, shown
+from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.evaluation.budget import free_bytes, ranks_here
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.rules import Count, check_fields
 from lightning_gnn_dist.wire.collectives import gather_numbers
 
 LOOKED_AT = 4  # super-epochs whose parts are counted
@@ -36,13 +37,11 @@ class Auto(Boundary):
             ``layers()`` it is supposed that ``forward()`` returns :func:`through_layers`.
     """
 
-    bytes: int | None = None
+    bytes: Count | None = None
     exchange: bool = False
 
     def __post_init__(self) -> None:
-        check_at_least_if_given(1, bytes=self.bytes)
-        check_true_or_false(exchange=self.exchange)
-        make_plain(self)
+        check_fields(self)
 
     @property
     def takes_types(self) -> bool:

@@ -11,19 +11,13 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import (
-    MAX_HOPS,
-    check_at_least,
-    check_at_least_if_given,
-    check_between,
-    check_choice,
     check_instance,
-    check_true_or_false,
-    make_plain,
 )
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.graph.sizes import bytes_per_node
+from lightning_gnn_dist.rules import Count, Fraction, Hops, Natural, check_fields
 from lightning_gnn_dist.wire.codec import Bits, Codec
 from lightning_gnn_dist.wire.shipments import Thrift
 
@@ -116,22 +110,19 @@ class Halo(Boundary):
             good of a graph without types.
     """
 
-    hops: int = 1
-    bytes: int | None = None
-    neighbors: int | None = None
-    seed_hops: int = 0
+    hops: Hops = 1
+    bytes: Count | None = None
+    neighbors: Count | None = None
+    seed_hops: Natural = 0
 
     def __post_init__(self) -> None:
-        check_at_least(1, most=MAX_HOPS, hops=self.hops)
-        check_at_least_if_given(1, bytes=self.bytes, neighbors=self.neighbors)
-        check_at_least(0, seed_hops=self.seed_hops)
+        check_fields(self)
         if self.seed_hops >= self.hops:
             raise ValueError(
                 f"seed_hops ({self.seed_hops}) must be below hops ({self.hops}), as nodes of the last hop receive "
                 f"nothing that a seed could learn from: Halo({self.seed_hops + 1}, seed_hops={self.seed_hops}) has one "
                 "hop more."
             )
-        make_plain(self)
 
     def check_fits(self, graph: Graph) -> None:
         per_node = bytes_per_node(graph)
@@ -187,19 +178,15 @@ class Exchange(Boundary):
     """
 
     bits: Bits | None = None
-    every: int = 1
+    every: Count = 1
     overlap: bool = False
-    share: float = 1.0
+    share: Fraction = 1.0
     exchanges = True
 
     def __post_init__(self) -> None:
-        check_choice("bits", self.bits, Bits | None)
-        check_at_least(1, every=self.every)
-        check_true_or_false(overlap=self.overlap)
-        check_between(0, 1, share=self.share)
+        check_fields(self)
         if self.share == 0:
             raise ValueError("share=0.0 sends no row at all: take boundary=Isolated(), or a share above 0.")
-        make_plain(self)
 
     def __repr__(self) -> str:
         given = {
@@ -242,7 +229,7 @@ class History(Boundary):
     keeps_rows = True
 
     def __post_init__(self) -> None:
-        check_choice("every", self.every, Every)
+        check_fields(self)
 
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
         return Halo().around(graph, residents, edges_into, seed)

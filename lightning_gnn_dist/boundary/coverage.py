@@ -22,11 +22,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import (
-    MAX_HOPS,
-    MAX_NUMBER,
     check_at_least,
-    check_between,
-    check_choice,
     check_ids,
     check_instance,
     check_tensor,
@@ -35,6 +31,7 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import row_slices
+from lightning_gnn_dist.rules import Amount, Fraction, Hops, check_fields
 
 Level = Literal["node", "batch"]
 
@@ -52,16 +49,12 @@ class Coverage:
     """
 
     level: Level = "node"
-    hops: int = 1
-    shrinkage: float = 0.0
-    prior: float | None = None
+    hops: Hops = 1
+    shrinkage: Amount = 0.0
+    prior: Fraction | None = None
 
     def __post_init__(self) -> None:
-        check_choice("level", self.level, Level)
-        check_at_least(1, most=MAX_HOPS, hops=self.hops)
-        check_between(0, MAX_NUMBER, shrinkage=self.shrinkage)
-        if self.prior is not None:
-            check_between(0, 1, prior=self.prior)
+        check_fields(self)
 
     def of(self, part: Graph, degrees: Tensor, num_own: int) -> Tensor:
         """Return the coverage of every node of a part: float32, shape ``(part.num_nodes,)``.

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.weighted.alias import Array, fill_table
 from lightning_gnn_dist.engine.weighted.draws import EVEN, Weights
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
@@ -22,11 +21,7 @@ T = TypeVar("T")
 
 NONE: Array = np.empty(0, np.float32)  # tells a kernel that edges have no weights
 
-
-def check_weight(name: str | None) -> None:
-    """Refuse what is neither None nor a name."""
-    if name is not None and (not isinstance(name, str) or not name):
-        raise ValueError(f'weight is the name of an edge array, such as "edge_weight", or None, got {shown(name)}.')
+Weight = Annotated[str, "edge_weight"] | None  # the name of an edge array
 
 
 def edge_weights(graph: Graph, name: str) -> Array:

@@ -7,26 +7,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import (
     check_at_least,
-    check_at_least_if_given,
     check_below,
-    check_between,
-    check_choice,
     check_folder,
-    check_instance,
     check_seed,
-    make_plain,
 )
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.random import deal
+from lightning_gnn_dist.rules import Count, Fraction, check_fields
 
 
 class Held(NamedTuple):
@@ -115,11 +111,10 @@ class Redeal(Residency):
         num_supernodes: The number of chunks to deal. Take many more than ranks, so that parts look alike.
     """
 
-    num_supernodes: int
+    num_supernodes: Count
 
     def __post_init__(self) -> None:
-        check_at_least(1, num_supernodes=self.num_supernodes)
-        make_plain(self)
+        check_fields(self)
 
     def num_chunks(self, world_size: int) -> int:
         check_at_least(1, world_size=world_size)
@@ -156,25 +151,21 @@ class Holding:
         cache_dir: The folder where partitions are kept. Default: beside a saved graph, else the user's cache directory.
     """
 
-    residency: Residency = Fixed()
-    every: int | None = None
-    extra_nodes: float = 0.0
+    residency: Annotated[Residency, "an object such as Fixed(), Rotate() or Redeal(1000)"] = Fixed()
+    every: Count | None = None
+    extra_nodes: Fraction = 0.0
     extra_of: Scope = "part"
     cache_dir: str | Path | None = None
 
     def __post_init__(self) -> None:
-        check_instance("residency", self.residency, Residency, "an object such as Fixed(), Rotate() or Redeal(1000)")
-        check_at_least_if_given(1, every=self.every)
+        check_fields(self)
         if self.every is not None and isinstance(self.residency, Fixed):
             raise ValueError(
                 f"every={self.every} says how often parts change, and with Fixed() they never do: use Rotate() or "
                 "Redeal(1000), or leave it out."
             )
-        check_between(0, 1, extra_nodes=self.extra_nodes)
-        check_choice("extra_of", self.extra_of, Scope)
         if self.cache_dir is not None:
             check_folder("cache_dir", self.cache_dir)
-        make_plain(self)
 
     @property
     def is_one_chunk(self) -> bool:

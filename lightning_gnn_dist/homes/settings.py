@@ -5,28 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placement import check_sample_on
 from lightning_gnn_dist.checks import (
     MAX_SEED,
     check_at_least,
-    check_at_least_if_given,
-    check_choice,
     check_instance,
-    check_seed,
-    check_true_or_false,
-    make_plain,
     shown,
 )
 from lightning_gnn_dist.evaluation.budget import LEAST_BYTES
+from lightning_gnn_dist.rules import Count, Seed, check_fields, whole
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 
 Deal = Literal["any", "own"]
+AnySampler = Annotated[Sampler, "an object such as NeighborSampler([15, 10])"]
 
 
 @dataclass(frozen=True)
@@ -46,19 +43,16 @@ class Evaluation:
             sees farther than its batches.
     """
 
-    batch_size: int | None = None
+    batch_size: Count | None = None
     sampler: Sampler | None = None
-    bytes: int | None = None
+    bytes: Annotated[int, whole(LEAST_BYTES)] | None = None
     probe: bool = True
 
     def __post_init__(self) -> None:
-        check_at_least_if_given(1, batch_size=self.batch_size)
-        check_at_least_if_given(LEAST_BYTES, bytes=self.bytes)
-        check_true_or_false(probe=self.probe)
+        check_fields(self)
         if self.sampler is not None:
             kinds = NeighborSampler | TemporalSampler
             check_instance("sampler", self.sampler, kinds, "an object such as NeighborSampler([50, 50])")
-        make_plain(self)
 
 
 @dataclass(frozen=True)
@@ -77,15 +71,12 @@ class GlobalBatching:
             Default: ``"any"``, and of edges in shards ``"own"``.
     """
 
-    batch_size: int | None = None
-    sampler: Sampler | None = None
+    batch_size: Count | None = None
+    sampler: AnySampler | None = None
     deal: Deal | None = None
 
     def __post_init__(self) -> None:
-        check_at_least_if_given(1, batch_size=self.batch_size)
-        _check_sampler(self.sampler)
-        check_choice("deal", self.deal, Deal | None)
-        make_plain(self)
+        check_fields(self)
 
     @classmethod
     def as_published(cls, num_hops: int = 2) -> GlobalBatching:
@@ -111,27 +102,19 @@ class BatchSettings:
         global_batching: How the whole graph is sampled for corrections.
     """
 
-    sampler: Sampler | None
-    batch_size: int
-    seed: int | None
-    loading: Loading
-    evaluation: Evaluation
-    global_batching: GlobalBatching
+    sampler: AnySampler | None
+    batch_size: Count
+    seed: Seed | None
+    loading: Annotated[Loading, "an object such as Loading(bulk_size=8)"]
+    evaluation: Annotated[Evaluation, "an object such as Evaluation(batch_size=4096)"]
+    global_batching: Annotated[GlobalBatching, "an object such as GlobalBatching(batch_size=4096)"]
 
     def __post_init__(self) -> None:
-        if self.seed is not None:
-            check_seed(self.seed)
-        check_at_least(1, batch_size=self.batch_size)
-        _check_sampler(self.sampler)
-        check_instance("loading", self.loading, Loading, "an object such as Loading(bulk_size=8)")
-        check_instance("evaluation", self.evaluation, Evaluation, "an object such as Evaluation(batch_size=4096)")
-        example = "an object such as GlobalBatching(batch_size=4096)"
-        check_instance("global_batching", self.global_batching, GlobalBatching, example)
+        check_fields(self)
         check_sample_on(self.loading.sample_on, self.of_parts(), self.global_batching.sampler)
         self._check_hops()
         self._check_times()
         self._check_cache()
-        make_plain(self)
 
     @property
     def evaluates_whole_rows(self) -> bool:
@@ -235,8 +218,3 @@ def _seed_of_lightning() -> int:
 def _sight_of(sampler: Sampler) -> object:
     """Return what decides which events a seed must not see; None where it sees all."""
     return sampler.sight if isinstance(sampler, TemporalSampler) else None
-
-
-def _check_sampler(sampler: object) -> None:
-    if sampler is not None:
-        check_instance("sampler", sampler, Sampler, "an object such as NeighborSampler([15, 10])")

@@ -9,17 +9,17 @@ r"""METIS: a fast and high quality multilevel scheme (Karypis & Kumar, SIAM J. S
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 
-from lightning_gnn_dist.checks import check_choice, is_number, shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition import kernels
 from lightning_gnn_dist.partition.base import MAX_SHARE, Partition, check_request, part_capacity
 from lightning_gnn_dist.partition.kernels import Array
+from lightning_gnn_dist.rules import check_fields, within
 
 try:
     import pymetis
@@ -53,16 +53,11 @@ class MetisPartitioner:
     """
 
     balance: Balance = "nodes"
-    imbalance: float = 0.03
+    imbalance: Annotated[float, within(0, MAX_SHARE, "0.03 lets a part hold 3% more than the average")] = 0.03
 
     def __post_init__(self) -> None:
         check_available("MetisPartitioner()", "StreamingPartitioner()")
-        check_choice("balance", self.balance, Balance)
-        if not is_number(self.imbalance) or not 0 <= self.imbalance <= MAX_SHARE:
-            raise ValueError(
-                f"imbalance must be a share of the average part, 0 or more, got {shown(self.imbalance)}, and at most "
-                f"{MAX_SHARE}: 0.03 lets a part hold 3% more than the average."
-            )
+        check_fields(self)
 
     def __call__(self, graph: Graph, num_parts: int, seed: int) -> Partition:
         check_request(graph, num_parts, seed)

@@ -22,17 +22,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import sqrt
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 
-from lightning_gnn_dist.checks import check_at_least, check_choice, is_number, shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition import kernels
 from lightning_gnn_dist.partition.base import MAX_SHARE, Partition, check_request, part_capacity
 from lightning_gnn_dist.partition.kernels import Array
 from lightning_gnn_dist.partition.random import generator
+from lightning_gnn_dist.rules import check_fields, whole, within
 
 Method = Literal["ldg", "fennel"]
 Order = Literal["natural", "random"]
@@ -61,19 +61,12 @@ class StreamingPartitioner:
     """
 
     method: Method = "ldg"
-    slack: float = 0.05
-    passes: int = 5
+    slack: Annotated[float, within(0, MAX_SHARE, "0.05 lets a part hold 5% more or less than the average")] = 0.05
+    passes: Annotated[int, whole(1, MAX_PASSES)] = 5
     order: Order = "natural"
 
     def __post_init__(self) -> None:
-        check_choice("method", self.method, Method)
-        check_choice("order", self.order, Order)
-        check_at_least(1, most=MAX_PASSES, passes=self.passes)
-        if not is_number(self.slack) or not 0 <= self.slack <= MAX_SHARE:
-            raise ValueError(
-                f"slack must be a share of the average part, 0 or more, got {shown(self.slack)}, and at most "
-                f"{MAX_SHARE}: 0.05 lets a part hold 5% more or less than the average."
-            )
+        check_fields(self)
 
     def __call__(self, graph: Graph, num_parts: int, seed: int) -> Partition:
         check_request(graph, num_parts, seed)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_gnn_dist.checks import brief, check_at_least_if_given, check_callable
+from lightning_gnn_dist.checks import brief, check_callable
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition, Partitioner, check_request
 from lightning_gnn_dist.partition.metis import MetisPartitioner, check_available
 from lightning_gnn_dist.partition.random import deal
+from lightning_gnn_dist.rules import Count, check_fields
 
 SUPERNODES_PER_PART = 50  # 400 super-nodes for eight parts: benchmarks/accuracy.md
 
@@ -29,11 +30,11 @@ class SuperNodePartitioner:
             ``StreamingPartitioner()``.
     """
 
-    num_supernodes: int | None = None
+    num_supernodes: Count | None = None
     clusters: Partitioner | None = None
 
     def __post_init__(self) -> None:
-        check_at_least_if_given(1, num_supernodes=self.num_supernodes)
+        check_fields(self)
         if self.clusters is None:
             check_available("SuperNodePartitioner()", "SuperNodePartitioner(clusters=StreamingPartitioner())")
         else:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lightning_gnn_dist.checks import check_at_least, check_below, check_file, check_path, shown
+from lightning_gnn_dist.checks import check_below, check_file, check_path, shown
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.prepare.journal import Journal
@@ -19,6 +19,7 @@ from lightning_gnn_dist.prepare.numbering import Numbering
 from lightning_gnn_dist.prepare.shard import INDEX, Bounds
 from lightning_gnn_dist.prepare.shard import write_index as write_whole_index
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds, seeds_of
+from lightning_gnn_dist.rules import Count, check_fields
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,11 @@ class OneShard:
     """
 
     index: int
-    num_shards: int
+    num_shards: Count
     assignment: str | Path | None = None
 
     def __post_init__(self) -> None:
-        check_at_least(1, num_shards=self.num_shards)
+        check_fields(self)
         check_below(self.num_shards, "shards", index=self.index)
         if self.assignment is not None:
             check_path("assignment", self.assignment)

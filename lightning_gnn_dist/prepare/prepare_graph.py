@@ -14,20 +14,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
 from lightning_gnn_dist.checks import (
-    check_at_least,
     check_between,
     check_callable,
     check_folder,
-    check_instance,
     check_path,
-    check_seed,
     check_true_or_false,
-    check_word,
     check_words,
     shown,
 )
@@ -56,6 +52,7 @@ from lightning_gnn_dist.prepare.one_shard import (
     write_index,
 )
 from lightning_gnn_dist.prepare.shard import shard_name
+from lightning_gnn_dist.rules import Count, Seed, check_fields
 
 VERSION = 2  # of unfinished work: raise it when a new release cannot go on with it
 OnProgress: TypeAlias = Callable[[str, float], None]
@@ -131,31 +128,26 @@ class Preparation:
 
     source: Path
     out: Path
-    shard: OneShard | None = None
+    shard: Annotated[OneShard, "a OneShard, as OneShard(0, num_shards=4) makes it"] | None = None
     nodes: Path | None = None
     undirected: bool = False
-    time: str | None = None
+    time: Annotated[str, "time"] | None = None
     reverse: bool = False
     split: Sequence[float] | None = None
-    seed: int = 0
+    seed: Seed = 0
     drop: tuple[str, ...] = ()
     float_labels: bool = False
-    memory_bytes: int = DEFAULT_MEMORY
+    memory_bytes: Count = DEFAULT_MEMORY
 
     def __post_init__(self) -> None:
-        check_at_least(1, memory_bytes=self.memory_bytes)
-        check_true_or_false(undirected=self.undirected, reverse=self.reverse, float_labels=self.float_labels)
-        check_seed(self.seed)
+        check_fields(self)
         check_split(self.split)
-        if self.time is not None:
-            check_word("time", self.time, "time")
         for file in (self.source, *([self.nodes] if self.nodes else [])):
             if not file.exists():
                 raise FileNotFoundError(f"{file} does not exist.")
         has_nodes, has_time = self.nodes is not None, self.time is not None
         check_types(self.source, is_typed(self.source), has_nodes, self.undirected, has_time, self.reverse)
         if self.shard is not None:
-            check_instance("shard", self.shard, OneShard, "a OneShard, as OneShard(0, num_shards=4) makes it")
             check_assignment(self.shard, self.inputs.nodes)
             self._check_carried()
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 from lightning_gnn_dist.checks import (
     MAX_NUMBER,
     check_at_least,
-    check_at_least_if_given,
     check_instance,
-    check_positive,
-    is_number,
-    make_plain,
-    shown,
 )
+from lightning_gnn_dist.rules import Count, Positive, check_fields, whole, within
 
 MAX_STEPS = 10**9  # a round of more steps would never end
+Steps = Annotated[int, whole(1, MAX_STEPS)]
 
 
 class RoundProgress(NamedTuple):
@@ -113,15 +110,12 @@ class EverySteps:
         limit: :math:`K_\mathrm{max}`. Needed when rounds grow: 64 steps growing by 1.1 are 74,001 after 75 rounds.
     """
 
-    steps: int
-    growth: float = 1.0
-    limit: int | None = None
+    steps: Steps
+    growth: Annotated[float, within(1, MAX_NUMBER, "1 keeps rounds equal")] = 1.0
+    limit: Count | None = None
 
     def __post_init__(self) -> None:
-        check_at_least(1, most=MAX_STEPS, steps=self.steps)
-        check_at_least_if_given(1, limit=self.limit)
-        if not is_number(self.growth) or not 1.0 <= self.growth <= MAX_NUMBER:
-            raise ValueError(f"growth must be at least 1 (1 keeps rounds equal), and finite, got {shown(self.growth)}.")
+        check_fields(self)
         if self.growth > 1.0 and self.limit is None:
             raise ValueError(
                 f"Rounds that grow by {self.growth} need a limit, or the last ones never end: "
@@ -129,7 +123,6 @@ class EverySteps:
             )
         if self.limit is not None and self.limit < self.steps:
             raise ValueError(f"limit ({self.limit}) must not be below steps ({self.steps}).")
-        make_plain(self)
 
     def local_steps(self, round_idx: int) -> int:
         """Return :math:`K_r`."""
@@ -155,11 +148,10 @@ class EveryPass:
         passes: Passes in a round.
     """
 
-    passes: int = 1
+    passes: Steps = 1
 
     def __post_init__(self) -> None:
-        check_at_least(1, most=MAX_STEPS, passes=self.passes)
-        make_plain(self)
+        check_fields(self)
 
     def is_over(self, progress: RoundProgress) -> bool:
         _check_progress(progress)
@@ -186,14 +178,13 @@ class AdaptiveSteps:
         longest: Local steps of a round, at most.
     """
 
-    shortest: int = 10
-    longest: int = 100
+    shortest: Steps = 10
+    longest: Steps = 100
 
     def __post_init__(self) -> None:
-        check_at_least(1, most=MAX_STEPS, shortest=self.shortest, longest=self.longest)
+        check_fields(self)
         if self.longest < self.shortest:
             raise ValueError(f"longest ({self.longest}) must not be below shortest ({self.shortest}).")
-        make_plain(self)
 
     def is_over(self, progress: RoundProgress) -> bool:
         _check_progress(progress)
@@ -211,11 +202,10 @@ class EverySeconds:
         seconds: The length of a round. It ends with the step that reaches it, and has one step at least.
     """
 
-    seconds: float
+    seconds: Positive
 
     def __post_init__(self) -> None:
-        check_positive(seconds=self.seconds)
-        make_plain(self)
+        check_fields(self)
 
     def is_over(self, progress: RoundProgress) -> bool:
         _check_progress(progress)

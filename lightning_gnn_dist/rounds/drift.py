@@ -26,20 +26,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import (
-    check_at_least,
-    check_choice,
     check_instance,
-    check_true_or_false,
-    is_number,
-    make_plain,
-    shown,
 )
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.correction_gradients import (
@@ -54,6 +48,7 @@ from lightning_gnn_dist.rounds.means.means import length_of
 from lightning_gnn_dist.rounds.means.momentum import share_to_keep
 from lightning_gnn_dist.rounds.part import Fit, Part
 from lightning_gnn_dist.rounds.rows.tables import tables_of
+from lightning_gnn_dist.rules import Count, check_fields, within
 
 Towards = Literal["ranks", "global"]
 DECAY = 0.8  # of the default, where rounds do not agree
@@ -75,17 +70,12 @@ class Drift:
     """
 
     towards: Towards | None = None
-    decay: float | None = None
-    anchor_steps: int = 4
+    decay: Annotated[float, within(0, 1, "with 1 the shift does not fade")] | None = None
+    anchor_steps: Count = 4
     corrects: bool = False
 
     def __post_init__(self) -> None:
-        check_choice("towards", self.towards, Towards | None)
-        check_at_least(1, anchor_steps=self.anchor_steps)
-        check_true_or_false(corrects=self.corrects)
-        if self.decay is not None and (not is_number(self.decay) or not 0.0 <= self.decay <= 1.0):
-            raise ValueError(f"decay must lie in [0, 1] (1: the shift does not fade), got {shown(self.decay)}.")
-        make_plain(self)
+        check_fields(self)
 
 
 def resolved(drift: Drift, modes: Sequence[Towards], strategy: str) -> Drift:

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_at_least, check_fits, check_instance, check_word
+from lightning_gnn_dist.checks import check_at_least, check_fits, check_instance
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import edge_positions, starts_of
+from lightning_gnn_dist.rules import Layers, check_fields
 from lightning_gnn_dist.sampling.base import check_bulk, check_seeds
-from lightning_gnn_dist.sampling.subgraph import check_num_hops, induced
+from lightning_gnn_dist.sampling.subgraph import induced
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,11 @@ class ClusterSampler:
         chunk: Name of the graph's node array that holds the chunk of each node, integers from 0.
     """
 
-    num_hops: int
-    chunk: str = "chunk"
+    num_hops: Layers
+    chunk: Annotated[str, "chunk"] = "chunk"
 
     def __post_init__(self) -> None:
-        check_num_hops(self.num_hops)
-        check_word("chunk", self.chunk, "chunk")
+        check_fields(self)
 
     def order(self, graph: Graph, seeds: Tensor, seed: int, epoch: int) -> Tensor:
         check_instance("graph", graph, Graph, "a Graph")

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_true_or_false
 from lightning_gnn_dist.engine.hop_kernels import ONE_TYPE, Draws
 from lightning_gnn_dist.engine.hops import sample_hops
 from lightning_gnn_dist.engine.kernels import Array, Rule
@@ -26,8 +25,9 @@ from lightning_gnn_dist.engine.layer_kernels import Layers, sample_layers
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.weighted.draws import EVEN
-from lightning_gnn_dist.engine.weights import NONE, check_weight, edge_weights
+from lightning_gnn_dist.engine.weights import NONE, Weight, edge_weights
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.rules import check_fields
 from lightning_gnn_dist.sampling.base import check_bulk, check_numbers
 
 
@@ -57,14 +57,13 @@ class LayerSampler(ABC):
     """
 
     num_nodes: Sequence[int]
-    weight: str | None = None
+    weight: Weight = None
     normalize: bool = False
 
     def __post_init__(self) -> None:
         example = f"{type(self).__name__}([512, 512])"
         object.__setattr__(self, "num_nodes", check_numbers("num_nodes", self.num_nodes, example))
-        check_weight(self.weight)
-        check_true_or_false(normalize=self.normalize)
+        check_fields(self)
 
     @property
     def num_hops(self) -> int:

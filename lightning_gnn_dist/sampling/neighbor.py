@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_true_or_false, shown
+from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.hops import sample_neighbors
 from lightning_gnn_dist.engine.kernels import Array, Rule
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.engine.weights import check_weight, weights_of
+from lightning_gnn_dist.engine.weights import Weight, weights_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, have_names
+from lightning_gnn_dist.rules import check_fields
 from lightning_gnn_dist.sampling.base import check_bulk, check_numbers
 
 _EXAMPLE = "NeighborSampler([15, 10])"
@@ -59,12 +60,11 @@ class NeighborSampler:
 
     num_neighbors: Sequence[int] | Mapping[Any, Sequence[int]]
     replace: bool = False
-    weight: str | None = None
+    weight: Weight = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_neighbors", self._checked())
-        check_true_or_false(replace=self.replace)
-        check_weight(self.weight)
+        check_fields(self)
 
     def _checked(self) -> tuple[int, ...] | PerType:
         if isinstance(self.num_neighbors, Mapping):

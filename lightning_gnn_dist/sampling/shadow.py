@@ -20,8 +20,9 @@ from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.subgraph_kernels import sample_egos
 from lightning_gnn_dist.engine.weighted.draws import EVEN
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.rules import Layers, check_fields
 from lightning_gnn_dist.sampling.base import check_bulk, check_numbers
-from lightning_gnn_dist.sampling.subgraph import check_num_hops, seeds_first
+from lightning_gnn_dist.sampling.subgraph import seeds_first
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,13 @@ class ShadowSampler:
     """
 
     num_neighbors: Sequence[int]
-    num_hops: int
+    num_hops: Layers
 
     def __post_init__(self) -> None:
         example = "ShadowSampler([10, 5], num_hops=3)"
         numbers = check_numbers("num_neighbors", self.num_neighbors, example, or_all=True)
         object.__setattr__(self, "num_neighbors", numbers)
-        check_num_hops(self.num_hops)
+        check_fields(self)
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         return [self._sample(graph, ids, batch_key) for ids, batch_key in check_bulk(graph, seeds, keys)]

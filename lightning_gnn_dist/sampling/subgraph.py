@@ -9,17 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import MAX_HOPS, is_integer, shown
 from lightning_gnn_dist.engine.hops import sample_hops
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.subgraph_kernels import sample_induced
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import edge_positions, starts_of
-
-
-def check_num_hops(num_hops: int) -> None:
-    if not is_integer(num_hops) or not 1 <= num_hops <= MAX_HOPS:
-        raise ValueError(f"num_hops must be the model's number of layers, 1 to {MAX_HOPS}, got {shown(num_hops)}.")
 
 
 def induced(

@@ -11,21 +11,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import MAX_HOPS, check_at_least, make_plain
 from lightning_gnn_dist.engine.hops import graph_is_damaged
 from lightning_gnn_dist.engine.rng import key, permutation
 from lightning_gnn_dist.engine.sample import MAX_ENTRIES, BatchKey, Sample
 from lightning_gnn_dist.engine.subgraph_kernels import walk
-from lightning_gnn_dist.engine.weights import check_weight, edge_weights
+from lightning_gnn_dist.engine.weights import Weight, edge_weights
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
+from lightning_gnn_dist.rules import Hops, Layers, check_fields, whole
 from lightning_gnn_dist.sampling.base import check_bulk
-from lightning_gnn_dist.sampling.subgraph import check_num_hops, induced
+from lightning_gnn_dist.sampling.subgraph import induced
 
 log = logging.getLogger(__name__)
 
@@ -55,17 +56,13 @@ class RandomWalkSampler:
             ``node_norm``, and ``edge_weight`` is the graph's.
     """
 
-    num_hops: int
-    walk_length: int = 2
-    weight: str | None = None
-    visits: int = 50
+    num_hops: Layers
+    walk_length: Hops = 2
+    weight: Weight = None
+    visits: Annotated[int, whole(0, MAX_ENTRIES)] = 50
 
     def __post_init__(self) -> None:
-        check_num_hops(self.num_hops)
-        check_at_least(1, most=MAX_HOPS, walk_length=self.walk_length)
-        check_at_least(0, most=MAX_ENTRIES, visits=self.visits)
-        check_weight(self.weight)
-        make_plain(self)
+        check_fields(self)
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         return [self._sample(graph, ids, batch_key) for ids, batch_key in self._checked(graph, seeds, keys)]

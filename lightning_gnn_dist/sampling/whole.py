@@ -13,8 +13,9 @@ from lightning_gnn_dist.engine.hops import has_ids
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import memory_of
+from lightning_gnn_dist.rules import Layers, check_fields
 from lightning_gnn_dist.sampling.base import check_bulk
-from lightning_gnn_dist.sampling.subgraph import check_num_hops, seeds_first
+from lightning_gnn_dist.sampling.subgraph import seeds_first
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,10 @@ class WholePartSampler:
         num_hops: Layers of the model. The last one is computed for the seeds alone.
     """
 
-    num_hops: int
+    num_hops: Layers
 
     def __post_init__(self) -> None:
-        check_num_hops(self.num_hops)
+        check_fields(self)
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         return [self._sample(graph, ids.sort().values) for ids, _ in check_bulk(graph, seeds, keys)]

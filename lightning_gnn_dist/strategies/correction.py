@@ -12,14 +12,13 @@ from torch.optim import Optimizer
 from lightning_gnn_dist.checks import (
     MAX_INTEGER,
     MAX_NUMBER,
-    check_choice,
     check_instance,
     is_integer,
     is_number,
-    make_plain,
     shown,
     takes,
 )
+from lightning_gnn_dist.rules import check_fields
 
 Way = Literal["sliced", "rank0"]
 Mode = Literal["persistent", "reset", "averaged", "sgd"]
@@ -56,7 +55,7 @@ class Correction:
                 "steps must be a whole number (2: two steps a round) or a share of the local steps up to 1.0 (0.1: one "
                 f"for every ten), got {shown(self.steps)}. For no correction use correction=None."
             )
-        check_choice("way", self.way, Way)
+        check_fields(self)
         if not (self.optimizer in get_args(Mode) if isinstance(self.optimizer, str) else takes(self.optimizer, [])):
             raise ValueError(
                 f"optimizer must be one of {list(get_args(Mode))}, or a function from parameters to an optimizer such "
@@ -66,7 +65,6 @@ class Correction:
             check_lr(self.lr)
         if callable(self.optimizer) and self.lr != "shortened":
             raise ValueError("lr is ignored by an optimizer of your own: leave it out, and set it where you make that.")
-        make_plain(self)
 
     @classmethod
     def as_published(cls, steps: int | float = 1, way: Way = "sliced") -> Correction:

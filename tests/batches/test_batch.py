@@ -43,16 +43,6 @@ def is_pending(batch: SampledData) -> bool:
     return bool(batch._store.is_pending)
 
 
-def test_it_holds_what_the_graph_knows(batch):
-    assert batch.batch_size == 5
-    assert batch.n_id[:5].equal(SEEDS)
-    assert batch.x.equal(GRAPH.node_arrays["x"][batch.n_id])
-    assert batch.y.equal(GRAPH.node_arrays["y"][batch.n_id])
-    assert batch.num_nodes == sum(batch.num_sampled_nodes) == batch.x.size(0)
-    assert batch.num_edges == sum(batch.num_sampled_edges) == batch.edge_attr.size(0)
-    assert is_pending(batch)
-
-
 def test_edge_arrays_stand_in_the_order_of_edge_index(batch):
     receivers = torch.arange(200).repeat_interleave(GRAPH.degrees())
     known = torch.cat([torch.stack([GRAPH.indices, receivers], 1), GRAPH.edge_arrays["edge_attr"]], 1)

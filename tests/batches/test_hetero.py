@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import HeteroData
-from torch_geometric.nn import GraphConv, HeteroConv, HGTConv, RGCNConv, SAGEConv, to_hetero
+from torch_geometric.nn import GraphConv, HeteroConv, SAGEConv, to_hetero
 from torch_geometric.utils import trim_to_layer
 
 from lightning_gnn_dist import BatchKey, Graph, NeighborSampler, Sampler, ShadowSampler, WholePartSampler, citations
@@ -75,36 +75,12 @@ def test_to_hetero_computes_the_whole_graphs_rows(data: HeteroData) -> None:
     check_rows(model, data)
 
 
-def test_hetero_conv_computes_the_whole_graphs_rows(data: HeteroData) -> None:
-    check_rows(Stacked(hetero_conv(data)).double(), data)
-
-
-def test_hgt_computes_the_whole_graphs_rows(data: HeteroData) -> None:
-    check_rows(Stacked(lambda: HGTConv(-1, 8, data.metadata(), heads=2)).double(), data)
-
-
 def check_rows(model: Any, data: HeteroData) -> None:
     batch = batch_of(data)
     with torch.no_grad():
         expected = model(data.x_dict, data.edge_index_dict)["paper"][SEEDS]
         found = model(batch.x_dict, batch.edge_index_dict)["paper"][: batch["paper"].batch_size]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
-
-
-def test_rgcn_computes_the_whole_graphs_rows(data: HeteroData) -> None:
-    convs = [RGCNConv(3, 8, len(data.edge_types)).double(), RGCNConv(8, 4, len(data.edge_types)).double()]
-
-    def run(of: HeteroData) -> dict[str, Tensor]:
-        of = copy.copy(of)
-        for store in of.node_stores:
-            store.x = store.x[:, :3]
-        flat = of.to_homogeneous(node_attrs=["x"], edge_attrs=[])
-        x = convs[1](convs[0](flat.x, flat.edge_index, flat.edge_type).relu(), flat.edge_index, flat.edge_type)
-        counts = [store.num_nodes for store in of.node_stores]
-        return dict(zip(of.node_types, x.split(counts), strict=True))
-
-    with torch.no_grad():
-        torch.testing.assert_close(run(batch_of(data))["paper"][:4], run(data)["paper"][SEEDS], rtol=0, atol=1e-9)
 
 
 def test_blocks_are_the_layers(data: HeteroData) -> None:

@@ -99,14 +99,6 @@ def test_two_iterators_do_not_disturb_each_other():
     assert all(itertools.starmap(same, pairs))
 
 
-def batches_of_rank(rank: int, world_size: int) -> tuple[list[list[int]], int]:
-    return seeds_of(list(loader())), len(threads())
-
-
-def test_every_process_gets_the_same_batches():
-    assert run_ranks(batches_of_rank, 2) == [(seeds_of(list(loader())), 0)] * 2
-
-
 def in_a_fork(function: Callable[[], object]) -> object:
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
@@ -147,12 +139,6 @@ def test_a_memory_mapped_graph_gives_the_same_batches(tmp_path):
     assert all(map(same, loader(), loader(graph=Graph.open(tmp_path / "graph"))))
 
 
-def test_a_part_gives_global_ids():
-    part = GRAPH.induced(torch.arange(100, 200))
-    batches = list(loader(seeds=torch.arange(50), graph=part))
-    assert sorted(itertools.chain(*seeds_of(batches))) == list(range(100, 150))
-
-
 def test_whole_parts_share_what_they_can_and_nothing_else():
     one = loader(1, sampler=WholePartSampler(2))
     first = next(iter(one))
@@ -175,17 +161,6 @@ def test_what_whole_parts_share_is_not_written_into():
     batch.x.mul_(2)
     with pytest.raises(RuntimeError, match=r"written into a batch of the whole part, .* batch.clone\(\)"):
         next(iter(one))
-
-
-def test_kept_batches_never_change(monkeypatch):
-    monkeypatch.setattr(pool, "SMALL_BYTES", 1)
-    monkeypatch.setattr(pool, "POOLED_BYTES", 1)
-    one = loader(bulk_size=1)
-    kept = [(batch, batch.x[:3], batch.x.clone()) for batch in one]
-    for _ in range(3):
-        for batch in one:
-            batch.x.fill_(-1.0)
-    assert all(batch.x.equal(copied) and rows.equal(copied[:3]) for batch, rows, copied in kept)
 
 
 def test_there_are_no_more_buffers_than_promised(monkeypatch):
@@ -226,38 +201,11 @@ def test_memory_stays_flat_over_many_batches():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_batches": 0}, r"num_batches must be an integer of at least 1, got 0"),
-        ({"num_batches": 2.5}, r"got 2\.5"),
-        ({"bulk_size": 0}, "bulk_size"),
-        ({"seed": 1.5}, r"seed must be an integer of at least 0, got 1\.5"),
-        ({"num_threads": -1}, "num_threads"),
-        ({"prefetch": 0}, "prefetch"),
         ({"num_threads": 3, "prefetch": 2}, "prefetch must be an integer of at least 3, got 2"),
         ({"seeds": SEEDS[:0]}, "no seeds"),
         ({"seeds": torch.tensor([1, 1])}, "node 1 is given 2 times"),
-        ({"seeds": torch.tensor([300])}, r"\[0, 300\)"),
-        ({"seeds": torch.ones(300, dtype=torch.bool)}, "Turn a mask into ids"),
     ],
 )
 def test_useless_arguments_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         loader(**options)
-
-
-@pytest.mark.parametrize("sampler", [[3, 2], NeighborSampler])
-def test_a_sampler_is_needed(sampler):
-    with pytest.raises(TypeError, match=r"like NeighborSampler\(\[15, 10\]\), got"):
-        loader(sampler=sampler)
-
-
-@pytest.mark.parametrize("seeds", [[0, 1], SEEDS.numpy(), None])
-def test_seeds_are_a_tensor(seeds):
-    with pytest.raises(TypeError, match="The seeds of a batch must be a tensor of node ids, got"):
-        loader(seeds=seeds)
-
-
-def test_a_stream_begins_at_a_batch():
-    with pytest.raises(ValueError, match="start must be an integer of at least 0, got -1"):
-        loader().stream(-1)
-    with pytest.raises(ValueError, match="start must be an integer of at least 0, got -5"):
-        loader().between(-5, 2)

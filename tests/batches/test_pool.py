@@ -7,15 +7,12 @@ import threading
 import weakref
 
 import numba
-import numpy as np
 import pytest
 import torch
 
 from lightning_gnn_dist.batches import pool as pools
 from lightning_gnn_dist.batches.gather_kernels import widened_by_integers
 from lightning_gnn_dist.batches.pool import BufferPool, gather_rows
-from tests.memory import give_back_at_once, reads_memory, resident_bytes
-from tests.ranks import run_ranks
 
 ROWS = torch.tensor([3, 0, 3, 9, 5])
 
@@ -105,14 +102,6 @@ def test_arrays_with_gaps_are_copied(pool):
     assert gather_rows(array, ROWS, pool).equal(array[ROWS])
 
 
-def test_a_large_copy_is_exact():
-    array, rows = torch.randn(5000, 100), torch.randint(5000, (20_000,))
-    pool = BufferPool(max_free=1)
-    for _ in range(3):
-        assert gather_rows(array, rows, pool).equal(array[rows])
-    assert pool.num_free == 1
-
-
 def test_a_buffer_is_used_again_when_nobody_holds_it(pool):
     out = gather_rows(torch.randn(10, 8), ROWS, pool)
     address = out.data_ptr()
@@ -148,25 +137,6 @@ def test_whoever_holds_a_part_of_a_buffer_keeps_it(pool, hold):
         held.sum().backward()  # reads what was saved
     del others, held
     gc.collect()
-    assert pool.num_free == 2
-
-
-def test_what_is_kept_never_changes(pool):
-    array = torch.arange(10.0).repeat(8, 1).t().contiguous()
-    kept = [gather_rows(array, ROWS, pool)[:3] for _ in range(4)]
-    loss = (gather_rows(array, ROWS, pool) * (w := torch.ones(8, requires_grad=True))).sum()
-    for _ in range(10):
-        gather_rows(torch.full((10, 8), -1.0), ROWS, pool)
-    assert all(rows.equal(array[ROWS[:3]]) for rows in kept)
-    loss.backward()
-    assert w.grad is not None
-    assert w.grad.equal(array[ROWS].sum(0))
-
-
-def test_no_more_buffers_wait_than_allowed(pool):
-    batches = [gather_rows(torch.randn(10, 8), ROWS, pool) for _ in range(6)]
-    assert pool.num_free == 0
-    batches.clear()
     assert pool.num_free == 2
 
 
@@ -215,30 +185,6 @@ def test_threads_share_a_pool(pool):
         thread.join()
     assert not wrong
     assert pool.num_free == 2
-
-
-def growth(rank: int, world_size: int) -> int:
-    """Bytes that sixty more batches add."""
-    give_back_at_once()
-    array, pool = torch.randn(20_000, 64), BufferPool(max_free=3)
-    generator = np.random.default_rng(0)
-
-    def some_batches() -> int:
-        for _ in range(60):
-            rows = torch.from_numpy(generator.integers(20_000, size=generator.integers(70_000, 80_000)))
-            x = gather_rows(array, rows, pool)  # 20 MB
-            del x
-        return resident_bytes("RssAnon")
-
-    some_batches()
-    first = some_batches()
-    return some_batches() - first
-
-
-@reads_memory
-@pytest.mark.slow
-def test_memory_stays_flat():
-    assert run_ranks(growth, 1)[0] < 10e6  # half a batch
 
 
 def test_what_is_kept_does_not_hold_what_waits():

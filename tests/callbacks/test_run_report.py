@@ -165,10 +165,7 @@ def test_what_another_strategy_sends_is_not_known(tmp_path: Path) -> None:
 
 def fit_with_exchange(rank: int, world_size: int, folder: Path, strategy: Any) -> RunRecord | None:
     data = PartitionedDataModule(
-        graph_of(weighted_data()),
-        partitioner=RandomPartitioner(),
-        sampler=WholePartSampler(2),
-        boundary=Exchange(),
+        graph_of(weighted_data()), partitioner=RandomPartitioner(), sampler=WholePartSampler(2), boundary=Exchange()
     )
     report = RunReport(monitor="loss")
     fit(folder, world_size, strategy, [report], data, model("SAGE", 2), precision="64-true")
@@ -275,8 +272,3 @@ def test_a_fit_that_fails_leaves_what_rank_0_knows(tmp_path: Path) -> None:
         run_ranks(meet_fate, 2, tmp_path, Fate(0, None))
     record = RunRecord.load(tmp_path / "lightning_logs" / "version_0")
     assert not record.finished and [len(rows) for rows in record.ranks] == [1] and record.num_ranks == 2
-
-
-def test_an_unknown_figure_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"progress_bar may name \['round', .*got \['rounds'\]"):
-        RunReport(progress_bar=["rounds"])

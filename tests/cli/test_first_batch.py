@@ -38,6 +38,7 @@ def test_a_batch_is_made_of_any_saved_graph(graph: object, tmp_path: Path) -> No
     assert first_batch.is_compiled() == compiling.is_kept(hop_kernels.sample) is True
 
 
+@pytest.mark.slow  # a process of its own, which imports torch
 def test_a_graph_that_gives_no_batch_is_prepared_all_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

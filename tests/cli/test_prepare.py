@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -60,13 +58,6 @@ def test_a_graph_is_replaced_only_when_asked(edges: Path, tmp_path: Path) -> Non
     assert "is not a saved graph" in refused(str(edges), str(tmp_path / "mine"), "--overwrite")
 
 
-def test_a_full_disk_is_seen_before_anything_is_read(
-    edges: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(100, 1, 99))
-    assert "has 99 bytes free" in refused(str(edges), str(tmp_path / "graph"))
-
-
 def test_a_target_of_regression_is_accepted_by_name(tmp_path: Path) -> None:
     torch.save(Data(y=torch.rand(3), edge_index=torch.tensor([[0], [1]]), num_nodes=3), tmp_path / "data.pt")
     source, out = str(tmp_path / "data.pt"), str(tmp_path / "graph")
@@ -105,13 +96,6 @@ def test_what_cannot_be_prepared_out_of_core_says_so(edges: Path, tmp_path: Path
         str(tmp_path / "data.pt"), out, "--out-of-core"
     )
     assert "nowhere does not exist" in refused("nowhere", out, "--out-of-core")
-
-
-def test_a_real_graph(to_pyg: Callable[..., Data], tmp_path: Path) -> None:
-    data = to_pyg("cora.npz", split=0)
-    torch.save(data, tmp_path / "cora.pt")
-    main(["prepare", str(tmp_path / "cora.pt"), str(tmp_path / "cora")])
-    assert Graph.open(tmp_path / "cora").fingerprint == Graph.from_pyg(data).fingerprint
 
 
 def test_a_host_prepares_its_own_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,6 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning_gnn_dist import (
     Correction,
     Coverage,
-    DiscrepancyProbe,
     Drift,
     Evaluation,
     EveryPass,
@@ -32,14 +31,11 @@ from lightning_gnn_dist import (
     GrappaStrategy,
     Halo,
     Holding,
-    MetisPartitioner,
     NeighborSampler,
     Outer,
     PartitionedDataModule,
     RandomPartitioner,
     Redeal,
-    StreamingPartitioner,
-    SuperNodePartitioner,
     WholePartSampler,
     communities,
     save_shards,
@@ -170,19 +166,6 @@ def parsed(data: dict[str, Any] | None = None, **trainer: Any) -> Any:
     return parser.instantiate(parser.parse_args([f"--config={json.dumps(config)}"]))
 
 
-@pytest.mark.parametrize(
-    ("config", "partitioner"),
-    [
-        ("lightning_gnn_dist.RandomPartitioner", RandomPartitioner()),
-        (init("MetisPartitioner", balance="train", imbalance=0.1), MetisPartitioner("train", 0.1)),
-        (init("SuperNodePartitioner", num_supernodes=40), SuperNodePartitioner(40)),
-        (init("StreamingPartitioner", method="fennel", passes=2), StreamingPartitioner("fennel", passes=2)),
-    ],
-)
-def test_a_partitioner_can_be_written(config: Any, partitioner: Any) -> None:
-    assert parsed({"partitioner": config}).data.partitioner == partitioner
-
-
 def test_samplers_and_numbers_can_be_written() -> None:
     data = parsed(
         {
@@ -237,18 +220,6 @@ def test_a_share_of_steps_stays_a_share(steps: int | float) -> None:
     assert found == steps and type(found) is type(steps)
 
 
-@pytest.mark.parametrize(
-    ("written", "correction"),
-    [
-        ({"steps": 2, "lr": "local"}, Correction(2, lr="local")),
-        (init("Correction", way="rank0"), Correction(way="rank0")),
-        (None, None),
-    ],
-)
-def test_a_correction_can_be_written(written: Any, correction: Correction | None) -> None:
-    assert parsed(strategy=init("LLCGStrategy", correction=written)).trainer.strategy.correction == correction
-
-
 def test_the_papers_method_can_be_written() -> None:
     strategy = parsed(strategy=init("LLCGStrategy.as_published")).trainer.strategy
     assert strategy.correction == Correction.as_published()
@@ -274,11 +245,6 @@ def test_residency_and_coverage_can_be_written() -> None:
     assert parsed({"coverage": None}).data.coverage is None
     strategy = parsed(strategy=init("GrappaStrategy", weights="nodes", launch={"timeout": "0:01:30"})).trainer.strategy
     assert isinstance(strategy, GrappaStrategy) and strategy._timeout == timedelta(seconds=90)
-
-
-def test_callbacks_can_be_written() -> None:
-    (probe,) = parsed(callbacks=[init("DiscrepancyProbe", every_n_rounds=3)]).trainer.callbacks
-    assert isinstance(probe, DiscrepancyProbe) and probe.every_n_rounds == 3
 
 
 @pytest.mark.parametrize(
@@ -320,9 +286,7 @@ def test_a_misspelt_key_of_a_file_meets_the_nearest_right_one(
     [
         ("--data.graph=nowhere", "error: nowhere is not a saved graph: it has no meta.json."),
         pytest.param(
-            "--data.batch_size=0",
-            "error: batch_size must be an integer of at least 1, got 0.",
-            marks=pytest.mark.slow,
+            "--data.batch_size=0", "error: batch_size must be an integer of at least 1, got 0.", marks=pytest.mark.slow
         ),
         ("--trainer.strategy.correction.steps=-1", "error: trainer.strategy.correction.steps must be "),
     ],

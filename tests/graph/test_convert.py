@@ -74,10 +74,7 @@ def test_a_homogeneous_view_of_a_heterogeneous_graph_is_taken() -> None:
         ({"y": torch.tensor([-1, 0, 0, -1])}, "train_mask marks 1 nodes whose label is negative"),
         ({"train_mask": torch.tensor([1, 0, 0, 0])}, "train_mask must be boolean"),
         ({"train_mask": torch.ones(4, 3, dtype=torch.bool)}, "one column per split"),
-        (
-            {"x": torch.tensor([[0.0], [1.0], [float("nan")], [2.0]])},
-            r"the first at node 2\).*torch.nan_to_num\(x\)",
-        ),
+        ({"x": torch.tensor([[0.0], [1.0], [float("nan")], [2.0]])}, r"the first at node 2\).*torch.nan_to_num\(x\)"),
         ({"x": torch.eye(4).to_sparse()}, "x is sparse"),
         ({"edge_weight": torch.ones(2)}, "edge_weight has shape"),
         ({"n_id": torch.arange(4)}, r"\['n_id'\] are names that batches use"),

@@ -82,11 +82,6 @@ def test_a_node_given_twice_or_outside_the_graph_is_refused(graph: Graph) -> Non
         graph.induced(torch.tensor([3, 40]))
 
 
-def test_arrays_of_wrong_length_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"x has shape \(3, 1\), but the graph has 4 nodes"):
-        Graph.from_edge_index(torch.zeros(2, 0, dtype=torch.long), 4, {"x": torch.ones(3, 1)})
-
-
 def test_a_missing_split_names_those_there_are(graph: Graph) -> None:
     with pytest.raises(ValueError, match="no train_mask"):
         graph.split("train")

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data, EdgeAttr, FeatureStore, GraphStore, HeteroData, TensorAttr
 from torch_geometric.utils import sort_edge_index
 
-from lightning_gnn_dist import Graph, NeighborSampler, PartitionedDataModule, citations, communities
+from lightning_gnn_dist import Graph, citations, communities
 from lightning_gnn_dist.graph import stores
 
 
@@ -151,13 +151,6 @@ def test_a_graph_with_types_is_that_of_the_hetero_data() -> None:
     assert found.types.num_nodes == expected.types.num_nodes
     check_same(found, expected)
     check_same(Graph.from_pyg((data, data)), Graph.from_pyg(data))
-
-
-def test_it_is_saved_and_trained_on(tmp_path: Any) -> None:
-    graph = Graph.from_pyg(pair_of(plain()))
-    graph.save(tmp_path / "graph")
-    data = PartitionedDataModule(tmp_path / "graph", sampler=NeighborSampler([3]), batch_size=16)
-    assert next(iter(data.val_dataloader())).x.shape[1] == 6
 
 
 def broken(change: str) -> Any:

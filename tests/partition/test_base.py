@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import Partition
-from lightning_gnn_dist.partition.base import check_request, part_capacity
+from lightning_gnn_dist.partition.base import part_capacity
 from tests.partition.graphs import path_graph
 
 
@@ -40,17 +40,6 @@ def test_bad_partitions_are_refused(parts: Tensor, num_parts: int, message: str)
 def test_a_report_is_on_the_graph_that_was_partitioned() -> None:
     with pytest.raises(ValueError, match="assigns 3 nodes, but the graph has 4"):
         Partition(assignment(0, 0, 1), 2).report(path_graph(4))
-
-
-@pytest.mark.parametrize(
-    ("num_parts", "seed", "message"),
-    [
-        (8, 0, r"num_parts \(8\) must not exceed the graph's nodes \(5\)"),
-    ],
-)
-def test_impossible_requests_are_refused(num_parts: int, seed: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        check_request(path_graph(5), num_parts, seed)
 
 
 def test_capacity_is_in_whole_nodes_and_everything_fits() -> None:

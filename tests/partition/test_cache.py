@@ -241,12 +241,6 @@ def test_identity_names_the_class_in_full_and_every_field() -> None:
     )
 
 
-def test_impossible_requests_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="must not exceed"):
-        cached_partition(GRAPH, RandomPartitioner(), 51, 0, tmp_path)
-    assert entries(tmp_path) == []
-
-
 def test_one_line_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="lightning_gnn_dist.partition.cache")
     cached_partition(GRAPH, RandomPartitioner(), 4, 0, tmp_path)

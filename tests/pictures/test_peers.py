@@ -166,11 +166,7 @@ def test_what_fails_ends_the_run_with_what_it_said(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_is_installed(
-    words: list[str],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if "no graph" not in said:
         (tmp_path / "graph").mkdir()

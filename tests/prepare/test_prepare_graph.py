@@ -16,7 +16,6 @@ import pytest
 from torch_geometric.data import Data
 
 from lightning_gnn_dist import Graph, prepare_graph
-from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.prepare import journal
 from lightning_gnn_dist.prepare.files.sources import find_source
 from lightning_gnn_dist.prepare.prepare_graph import Preparation
@@ -25,13 +24,7 @@ from tests.ranks import start_ranks
 NUM_NODES, NUM_EDGES = 300, 5000
 TINY = 3000  # bytes: dozens of buckets, a hundred pieces
 SMALL = 20_000  # bytes: a few of both
-STAGES = [
-    "copying arrays",
-    "counting edges",
-    "dealing edges into buckets",
-    "sorting edges",
-    "taking the fingerprint",
-]
+STAGES = ["copying arrays", "counting edges", "dealing edges into buckets", "sorting edges", "taking the fingerprint"]
 
 
 @pytest.fixture
@@ -96,15 +89,6 @@ def test_it_is_the_graph_of_pyg(to_pyg: Callable[..., Data], tmp_path: Path) -> 
     expected, found = content(tmp_path / "expected"), content(tmp_path / "graph")
     metas = [json.loads(files.pop("meta.json")) for files in (expected, found)]
     assert found == expected and metas[0] == metas[1]
-
-
-def test_a_split_is_dealt_as_from_memory(source: Path, tmp_path: Path) -> None:
-    shares = (0.6, 0.2, 0.2)
-    find_source(source, drop=["train_idx"]).read(lambda share: None).with_split(shares, 3).build().save(
-        tmp_path / "expected"
-    )
-    prepare_graph(source, tmp_path / "graph", split=shares, seed=3, drop=["train_idx"], memory_bytes=TINY)
-    assert content(tmp_path / "graph") == content(tmp_path / "expected")
 
 
 def peak_bytes(source: Path, out: Path, memory_bytes: int) -> int:
@@ -240,14 +224,6 @@ def test_it_may_go_on_with_less_memory(source: Path, tmp_path: Path, stage: str)
     assert content(tmp_path / "graph") == from_memory(source, tmp_path / "expected", undirected=True)
 
 
-def test_too_little_memory_in_between_does_no_harm(source: Path, tmp_path: Path) -> None:
-    interrupted(source, tmp_path / "graph", "sorting edges", memory_bytes=SMALL, undirected=True)
-    with pytest.raises(ValueError, match=r"memory_bytes=.* are too few"):
-        prepare_graph(source, tmp_path / "graph", undirected=True, memory_bytes=200)
-    prepare_graph(source, tmp_path / "graph", undirected=True, memory_bytes=SMALL)
-    assert content(tmp_path / "graph") == from_memory(source, tmp_path / "expected", undirected=True)
-
-
 def test_a_bucket_that_lost_bytes_is_not_sorted(source: Path, tmp_path: Path) -> None:
     interrupted(source, tmp_path / "graph", "sorting edges", memory_bytes=TINY)
     bucket = tmp_path / ".graph.preparing" / "edges" / "buckets" / "7"
@@ -263,14 +239,6 @@ def test_two_do_not_work_in_one_folder(source: Path, tmp_path: Path) -> None:
 
     with pytest.raises(BlockingIOError, match="Another process works in"):
         prepare_graph(source, tmp_path / "graph", on_progress=again)
-
-
-def test_a_graph_is_replaced_only_when_asked(source: Path, tmp_path: Path) -> None:
-    prepare_graph(source, tmp_path / "graph")
-    with pytest.raises(FileExistsError, match="exists already"):
-        prepare_graph(source, tmp_path / "graph")
-    prepare_graph(source, tmp_path / "graph", undirected=True, overwrite=True)
-    assert content(tmp_path / "graph") == from_memory(source, tmp_path / "expected", undirected=True)
 
 
 def test_what_a_graph_must_not_hold_is_refused(source: Path, tmp_path: Path) -> None:
@@ -307,20 +275,3 @@ def test_a_graph_without_edges(source: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "none.npy", np.zeros((2, 0), np.int64))
     with pytest.raises(ValueError, match="does not say how many nodes"):
         prepare_graph(tmp_path / "none.npy", tmp_path / "second")
-
-
-def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    np.save(tmp_path / "source" / "edge_index.npy", np.array([[0, 1, 2], [1, 2, 0]]))
-    np.save(tmp_path / "source" / "edge_weight.npy", np.array([1.0, 2.0, np.nan]))
-    with pytest.raises(ValueError, match=r"edge_weight holds NaN or infinite values \(the first at edge 2\)"):
-        prepare_graph(tmp_path / "source", tmp_path / "graph", undirected=True)
-
-
-def test_what_it_writes_carries_checksums(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    np.save(tmp_path / "source" / "edge_index.npy", np.array([[0, 1, 2], [1, 2, 0]]))
-    np.save(tmp_path / "source" / "x.npy", np.ones((3, 2), np.float32))
-    prepare_graph(tmp_path / "source", tmp_path / "graph")
-    assert store.verify(tmp_path / "graph") == []
-    assert not (tmp_path / "graph" / "nodes" / "x.npy").stat().st_mode & 0o222

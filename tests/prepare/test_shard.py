@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -61,13 +60,6 @@ def test_shards_of_two_divisions_are_not_mixed(folder: Path, tmp_path: Path) -> 
     shutil.copytree(tmp_path / "other" / "share-00001", folder / "share-00001")
     with pytest.raises(ValueError, match="they come from two divisions"):
         Shard.open(folder, 1)
-
-
-@pytest.mark.parametrize("text", ["{", json.dumps({"format": "another"})])
-def test_a_damaged_index_is_refused(folder: Path, text: str) -> None:
-    (folder / "shares.json").write_text(text)
-    with pytest.raises(ValueError, match=r"shares.json"):
-        Shard.open(folder, 0)
 
 
 def test_a_folder_without_an_index_is_refused(tmp_path: Path) -> None:

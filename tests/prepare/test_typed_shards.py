@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -123,17 +122,6 @@ def test_a_flipped_bit_is_found(has_types: bool, tmp_path: Path) -> None:
         file.write_bytes(content)
 
 
-def test_shards_of_two_divisions_are_not_mixed(folder: Path, tmp_path: Path) -> None:
-    other = some_graph().to_pyg()
-    other = other.rename("venue", "place")
-    graph = Graph.from_pyg(other)
-    save_shards(graph, some_partition(graph, 3), tmp_path / "other")
-    shutil.rmtree(folder / "share-00001")
-    shutil.copytree(tmp_path / "other" / "share-00001", folder / "share-00001")
-    with pytest.raises(ValueError, match="they come from two divisions"):
-        Shard.open(folder, 1)
-
-
 def test_types_and_none_are_not_mixed(folder: Path) -> None:
     about = json.loads((folder / "shares.json").read_text())
     del about["types"]
@@ -164,20 +152,6 @@ def test_senders_that_cannot_be_are_refused(folder: Path, senders: Any) -> None:
     file.write_text(json.dumps(meta))
     with pytest.raises(ValueError, match=r"senders"):
         Shard.open(folder, 1)
-
-
-def test_nothing_is_left_of_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, saved = some_graph(), Graph.save
-
-    def fails(self: Graph, path: Any, **more: Any) -> None:
-        if str(path).endswith("share-00001"):
-            raise OSError("no space left")
-        saved(self, path, **more)
-
-    monkeypatch.setattr(Graph, "save", fails)
-    with pytest.raises(OSError, match="no space left"):
-        save_shards(graph, some_partition(graph, 3), tmp_path / "shards")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_shard_is_no_whole_graph(folder: Path, tmp_path: Path) -> None:

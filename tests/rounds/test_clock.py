@@ -73,7 +73,6 @@ def test_the_schedule_is_told_at_the_start() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: EverySteps(4, growth=0.5, limit=8), "growth must be at least 1"),
         (lambda: EverySteps(64, growth=1.1), r"need a limit.*limit=1024"),
         (lambda: EverySteps(64, limit=8), r"limit \(8\) must not be below steps \(64\)"),
     ],

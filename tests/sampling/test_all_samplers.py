@@ -12,6 +12,7 @@ import torch
 import lightning_gnn_dist
 from lightning_gnn_dist import (
     BatchKey,
+    ClusterSampler,
     DeviceSampler,
     Graph,
     LadiesSampler,
@@ -21,6 +22,7 @@ from lightning_gnn_dist import (
     Sample,
     Sampler,
     ShadowSampler,
+    WholePartSampler,
 )
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.sampling.layer import LayerSampler
@@ -89,6 +91,23 @@ def test_no_seeds_are_an_empty_batch(sampler: Sampler, graph: Graph) -> None:
     for sample in (alone, second):
         assert sample.num_sampled_nodes[0] == 0
         assert assemble(graph, sample).batch_size == 0
+    assert sampler.sample_bulk(graph, [], []) == []
+
+
+@of_all
+def test_nodes_without_edges_are_alone(sampler: Sampler, graph: Graph) -> None:
+    bare = Graph(torch.zeros(401, dtype=torch.int64), graph.indices[:0], graph.node_arrays)
+    bare.edge_arrays["weight"] = torch.empty(0)
+    sample = sampler.sample_bulk(bare, [SEEDS[0]], KEYS[:1])[0]
+    others = bare.num_nodes if isinstance(sampler, ClusterSampler | WholePartSampler) else SEEDS[0].numel()
+    assert sample.nodes[:9].sort().values.equal(SEEDS[0].sort().values) and sample.nodes.numel() <= others
+    assert sample.indices.numel() == 0 == sum(sample.num_sampled_edges)
+
+
+@of_all
+def test_every_batch_needs_a_key(sampler: Sampler, graph: Graph) -> None:
+    with pytest.raises(ValueError, match="Each batch needs a key, got 1 lists of seeds and 0 keys"):
+        sampler.sample_bulk(graph, SEEDS[:1], [])
 
 
 @of_all

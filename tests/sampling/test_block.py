@@ -17,12 +17,7 @@ from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.sampling.block import Block, spend_warning
 from tests.sampling.reference import random_graph
 
-SAMPLERS = [
-    NeighborSampler([4, 3]),
-    NeighborSampler([-1, -1]),
-    NeighborSampler([2, 2, 2]),
-    WholePartSampler(2),
-]
+SAMPLERS = [NeighborSampler([4, 3]), NeighborSampler([-1, -1]), NeighborSampler([2, 2, 2]), WholePartSampler(2)]
 SAMPLERS += [WholePartSampler(3), WholePartSampler(1), NeighborSampler([5])]
 
 

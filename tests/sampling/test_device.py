@@ -245,11 +245,6 @@ def test_a_repeated_seed_is_refused():
         DeviceSampler(NeighborSampler([2])).sample_bulk(GRAPHS[0], [torch.tensor([7, 1, 7])], [BatchKey(0, 0, 0)])
 
 
-def test_batches_and_keys_go_together():
-    with pytest.raises(ValueError, match="got 2 lists of seeds and 1 keys"):
-        DeviceSampler(NeighborSampler([2])).sample_bulk(GRAPHS[0], [torch.tensor([7])] * 2, [BatchKey(0, 0, 0)])
-
-
 def test_other_samplers_are_refused():
     @dataclass(frozen=True)
     class Own(NeighborSampler):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv, GraphConv, SAGEConv
 
-from lightning_gnn_dist import BatchKey, FastGCNSampler, Graph, LadiesSampler, NeighborSampler, Sample, Sampler
+from lightning_gnn_dist import BatchKey, FastGCNSampler, Graph, LadiesSampler, NeighborSampler, Sample
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.engine import scratch
@@ -166,11 +165,6 @@ def test_every_node_of_a_frontier_sees_all_drawn_nodes_among_its_neighbours(samp
             assert sample.indices[low:high].numel() == 0 or sample.indices[low:high].max() < ends[hop + 1]
 
 
-def test_the_number_of_nodes_is_right_on_average():
-    sizes = [drawn(sample, 0).numel() for sample in many(LadiesSampler([25]), 1000)]
-    assert abs(sum(sizes) / 1000 - 25) < 0.6
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_normalised_rows_sum_to_those_of_the_matrix(kind):
     sampler = kind([15, 15], "edge_weight", normalize=True)
@@ -183,21 +177,6 @@ def test_normalised_rows_sum_to_those_of_the_matrix(kind):
     plain = one(replace(sampler, normalize=False))
     assert plain.indices.equal(sample.indices)
     assert not torch.allclose(plain.edge_weight, sample.edge_weight)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_bulk_is_its_batches_in_any_number_of_threads(kind):
-    sampler = kind([40, 20])
-    seeds = [torch.randperm(120, generator=torch.Generator().manual_seed(i))[: 5 + 3 * i] for i in range(12)]
-    places = [BatchKey(0, 0, i) for i in range(12)]
-    bulk = sampler.sample_bulk(GRAPH, seeds, places)
-    with ThreadPoolExecutor(4) as threads:
-        alone = list(threads.map(lambda ids, place: one(sampler, seeds=ids, place=place), seeds, places))
-    for left, right in zip(bulk, alone, strict=True):
-        assert left.nodes.equal(right.nodes)
-        assert left.indices.equal(right.indices)
-        assert left.edge_weight.equal(right.edge_weight)
-    assert not one(sampler).nodes.equal(one(sampler, place=BatchKey(0, 1, 3)).nodes)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -220,14 +199,6 @@ def test_both_tables_and_any_room_give_the_same_batch(kind, monkeypatch):
         assert sample.nodes.equal(samples[0].nodes)
         assert sample.indices.equal(samples[0].indices)
     assert max(samples[0].num_sampled_edges) > 3000
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_graph_without_edges(kind):
-    graph = Graph.from_edge_index(torch.zeros(2, 0, dtype=torch.int64), 100)
-    sample = one(kind([5, 5]), graph)
-    assert sample.num_sampled_nodes == [5, 0, 0]
-    assert sample.num_sampled_edges == [0, 0]
 
 
 class Net(nn.Module):
@@ -279,16 +250,3 @@ def test_gcn_learns_from_layers(kind):
     for conv in net.convs:
         x = (exact @ conv.lin(x) + conv.bias).relu()
     assert torch.allclose(net.by_edges(whole), x[SEEDS], atol=1e-4)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_useless_numbers_are_refused(kind):
-    assert isinstance(kind([5]), Sampler)
-    assert hash(kind([5])) == hash(kind((5,)))
-    for numbers, message in (([], "is empty"), ([5, -1], "got -1"), (5, "one number per hop"), ([2.5], "got 2.5")):
-        with pytest.raises(ValueError, match=message):
-            kind(numbers)
-    with pytest.raises(ValueError, match="has no edge array 'w'"):
-        one(kind([5], weight="w"))
-    with pytest.raises(ValueError, match="normalize must be True or False, got 'yes'"):
-        kind([5], normalize="yes")

@@ -94,15 +94,6 @@ def test_a_bulk_is_its_batches(sampler):
     assert_same(alone, matrix.sample_bulk(GRAPH, SEEDS, PLACES))
 
 
-@pytest.mark.parametrize("sampler", [NeighborSampler([4, 2]), LadiesSampler([9, 9]), FastGCNSampler([9, 9])], ids=repr)
-def test_nodes_without_edges(sampler):
-    graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 2]]), 6)
-    matrix = MatrixSampler(sampler)
-    for seeds in ([[5, 4], [2]], [[5], [4, 0]]):  # the latter finds no frontier for the second hop
-        ids, places = [torch.tensor(nodes) for nodes in seeds], PLACES[:2]
-        assert_same(sampler.sample_bulk(graph, ids, places), matrix.sample_bulk(graph, ids, places))
-
-
 def test_the_matrix_numbers_the_edges():
     matrix = adjacency(GRAPH)
     assert matrix.values().tolist() == list(range(1, GRAPH.num_edges + 1))
@@ -115,21 +106,10 @@ def test_a_repeated_edge_is_refused():
         MatrixSampler(NeighborSampler([1])).sample_bulk(graph, [torch.tensor([1])], PLACES[:1])
 
 
-def test_a_repeated_seed_is_refused():
-    with pytest.raises(ValueError, match="must be distinct, but node 4 is given 2 times"):
-        MatrixSampler(NeighborSampler([2])).sample_bulk(GRAPH, [torch.tensor([4, 1, 4])], PLACES[:1])
-
-
 @pytest.mark.parametrize("sampler", [3, NeighborSampler, RandomWalkSampler(2)], ids=repr)
 def test_other_samplers_have_no_matrix_form(sampler):
     with pytest.raises(TypeError, match="NeighborSampler, LadiesSampler or FastGCNSampler, got"):
         MatrixSampler(sampler)
-
-
-def test_no_batches_are_none():
-    assert MatrixSampler(NeighborSampler([2])).sample_bulk(GRAPH, [], []) == []
-    with pytest.raises(ValueError, match="Each batch needs a key"):
-        MatrixSampler(NeighborSampler([2])).sample_bulk(GRAPH, SEEDS[:1], [])
 
 
 def test_tensors_draw_the_words_of_kernels():

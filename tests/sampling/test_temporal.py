@@ -228,12 +228,6 @@ def all_arrays(graph: Graph) -> list[dict[str, Tensor]]:
     return [*types.edge_arrays.values(), *types.node_arrays.values()]  # type: ignore[list-item]
 
 
-def test_a_graph_without_edges_has_trees_of_seeds() -> None:
-    graph = Graph.from_edge_index(torch.empty(2, 0, dtype=torch.int64), 3, {"time": torch.arange(3)})
-    (sample,) = TemporalSampler([2, 2], "time").sample_bulk(graph, [torch.arange(3)], [KEY])
-    assert sample.num_sampled_nodes == [3, 0, 0] and sample.extra["batch"].tolist() == [0, 1, 2]
-
-
 @pytest.mark.parametrize("graph", [plain(0, "edges"), typed(0, False), plain(0, "edges", num_edges=3000)], ids=repr)
 def test_a_tree_does_not_depend_on_the_other_seeds_of_its_batch(graph: Graph) -> None:
     """So the slices of a correction batch draw what the whole batch draws, also if that needs more room."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -196,28 +195,6 @@ def test_every_edge_of_a_type_is_equally_likely():
         share = min(1, 4 / count)
         chi_square = ((of_type - 800 * share) ** 2).sum() / (800 * share * (1 - share) or 1)
         assert chi_square < count + 4 * (2 * count) ** 0.5, name
-
-
-def test_a_bulk_is_its_batches_in_any_number_of_threads():
-    graph, sampler = citations(800), NeighborSampler([3, 2])
-    seeds = [torch.arange(i, 800, 40) for i in range(10)]
-    keys = [BatchKey(0, 0, i) for i in range(10)]
-    bulk = sampler.sample_bulk(graph, seeds, keys)
-    with ThreadPoolExecutor(4) as threads:
-        alone = list(threads.map(lambda ids, key: sampler.sample_bulk(graph, [ids], [key])[0], seeds, keys))
-    for left, right in zip(bulk, alone, strict=True):
-        pairs = zip(
-            (left.nodes, left.indices, left.edge_kinds), (right.nodes, right.indices, right.edge_kinds), strict=True
-        )
-        assert all(torch.equal(one, other) for one, other in pairs)
-
-
-def test_a_batch_larger_than_any_before_is_sampled_anew():
-    graph = citations(30_000, mean_degree=8)
-    large = draw(graph, torch.arange(20_000), [-1, -1])
-    assert large.indices.numel() > 8 * (1 << 14)
-    again = draw(graph, torch.arange(20_000), [-1, -1])
-    assert large.nodes.equal(again.nodes) and large.indices.equal(again.indices)
 
 
 @pytest.mark.parametrize("num_types", [1, 3, 300])

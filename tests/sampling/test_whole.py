@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from lightning_gnn_dist import BatchKey, Sample, Sampler, WholePartSampler
+from lightning_gnn_dist import BatchKey, Sample, WholePartSampler
 from lightning_gnn_dist.batches.assembling import assemble
 from tests.sampling.neighborhoods import edge_index_of, edges_of
 from tests.sampling.reference import random_graph
@@ -69,14 +69,3 @@ def test_it_lives_no_longer_than_its_graph():
     del graph
     gc.collect()
     assert nodes() is None
-
-
-def test_useless_arguments_are_refused():
-    assert isinstance(WholePartSampler(2), Sampler)
-    for number in (0, -1, 1.5, True, "2"):
-        with pytest.raises(ValueError, match="number of layers"):
-            WholePartSampler(number)
-    with pytest.raises(ValueError, match="node 3 is given 2 times"):
-        whole(random_graph(), torch.tensor([3, 3]))
-    with pytest.raises(ValueError, match="1 lists of seeds and 0 keys"):
-        WholePartSampler(2).sample_bulk(random_graph(), [SEEDS], [])

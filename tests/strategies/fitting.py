@@ -68,11 +68,7 @@ def fit(
         "Checkpoint directory .* not empty",
     ):
         warnings.filterwarnings("ignore", message)
-    options = {
-        "max_epochs": 3,
-        "enable_checkpointing": False,
-        "use_distributed_sampler": False,
-    } | trainer_options
+    options = {"max_epochs": 3, "enable_checkpointing": False, "use_distributed_sampler": False} | trainer_options
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=devices,

@@ -62,13 +62,6 @@ def test_the_local_optimizer_is_left_alone(make: Make, mode: Any) -> None:
             assert torch.equal(torch.as_tensor(left["state"][number][name]), torch.as_tensor(value))
 
 
-def test_sgd_moves_along_the_gradient() -> None:
-    ours, before = weights(), weights()
-    correct(CorrectionOptimizer("sgd", "local"), [torch.optim.Adam(ours, lr=0.25)], ours, range(1), steps=1)
-    for after, start, slope in zip(ours, before, gradient(0, ours), strict=True):
-        assert torch.equal(after, start - 0.25 * slope)
-
-
 def test_a_function_makes_an_optimizer_that_persists() -> None:
     ours, expected = weights(), weights()
     correct(CorrectionOptimizer(ADAM, "local"), [torch.optim.SGD(ours, lr=0.1)], ours, range(3))

@@ -12,7 +12,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lightning_gnn_dist import Coverage, Graph, GrappaStrategy, Launch, LocalSGDStrategy, NeighborSampler, Partition
+from lightning_gnn_dist import Coverage, Graph, GrappaStrategy, Launch, NeighborSampler, Partition
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.placing import batches_of
@@ -278,20 +278,6 @@ def with_unused_parameters(rank: int, world_size: int) -> None:
 def test_unused_parameters_are_told_of_with_the_way_out() -> None:
     with pytest.raises(RankError, match=r"use GrappaStrategy\(find_unused_parameters=True\)"):
         run_ranks(with_unused_parameters, 2)
-
-
-WRONG: list[dict[str, Any]] = [
-    {"weights": "degree"},
-    {"buffers": "global"},
-    {"launch": "popen"},
-]
-
-
-@pytest.mark.parametrize("strategy", [GrappaStrategy, LocalSGDStrategy])
-@pytest.mark.parametrize("options", WRONG, ids=str)
-def test_arguments_are_checked_where_they_are_given(strategy: Any, options: dict[str, Any]) -> None:
-    with pytest.raises((TypeError, ValueError), match=next(iter(options))):
-        strategy(**options)
 
 
 def test_backends_of_several_devices_are_known() -> None:

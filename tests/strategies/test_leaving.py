@@ -75,19 +75,6 @@ def test_a_stop_on_one_rank_ends_all_after_the_same_step() -> None:
     }
 
 
-def stopped_alone(rank: int, world_size: int) -> tuple[int, int]:
-    ends = []
-    for strategy in (grappa(), "auto"):
-        trainer = trainer_of(1, strategy, callbacks=[Stops("on_train_batch_end", [0], step=2)])
-        trainer.fit(Model(), settings())
-        ends.append(trainer.global_step)
-    return ends[0], ends[1]
-
-
-def test_one_rank_stops_where_plain_lightning_does() -> None:
-    assert run_ranks(stopped_alone, 1) == [(2, 2)]
-
-
 class Leaves(Model):
     """Leaves an epoch early, or fails, on some ranks."""
 

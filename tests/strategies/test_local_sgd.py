@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Tim
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 
-from lightning_gnn_dist import EverySteps, Launch, LocalSGDStrategy
+from lightning_gnn_dist import EverySteps, LocalSGDStrategy
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
@@ -210,14 +210,7 @@ def ema(rank: int, world_size: int) -> list[State]:
                 self._average_model.update_parameters(trainer.lightning_module)
 
     module = same_start()
-    fit(
-        rank,
-        local_sgd(EverySteps(4)),
-        module,
-        devices=world_size,
-        validate=True,
-        callbacks=[RoundEMA(decay=0.5)],
-    )
+    fit(rank, local_sgd(EverySteps(4)), module, devices=world_size, validate=True, callbacks=[RoundEMA(decay=0.5)])
     return module.validated
 
 
@@ -285,10 +278,7 @@ def refused(rank: int, world_size: int, options: dict[str, Any]) -> None:
         ({"val_check_interval": 3, "check_val_every_n_epoch": None}, "use check_val_every_n_epoch"),
         ({"val_check_interval": "00:00:00:01"}, "use check_val_every_n_epoch"),
         ({"sync_batchnorm": True}, "sync_batchnorm=True talks to the other ranks"),
-        (
-            {"callbacks": [ModelCheckpoint(every_n_train_steps=2)], "enable_checkpointing": True},
-            "use every_n_epochs",
-        ),
+        ({"callbacks": [ModelCheckpoint(every_n_train_steps=2)], "enable_checkpointing": True}, "use every_n_epochs"),
         ({"callbacks": [Timer(timedelta(hours=1), interval="step")]}, 'interval="epoch"'),
         ({"max_time": "00:01:00:00"}, 'interval="epoch"'),
         ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs"),
@@ -300,25 +290,6 @@ def refused(rank: int, world_size: int, options: dict[str, Any]) -> None:
 def test_what_acts_in_mid_round_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         refused(0, 1, options)
-
-
-def test_arguments_are_checked_where_they_are_given() -> None:
-    with pytest.raises(TypeError, match="inner_optim"):
-        LocalSGDStrategy(EverySteps(1), inner_optim="adam")  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match=r"weights must be one of \['uniform', 'nodes'\], got 'node'"):
-        LocalSGDStrategy(weights="node")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"as EverySteps\(16\).*got 16"):
-        LocalSGDStrategy(16)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"as EverySteps\(16\).*got <class"):
-        LocalSGDStrategy(EverySteps)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"timeout must be a timedelta, .* got 30"):
-        Launch(timeout=30)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"start_timeout must be a timedelta, .* got 60"):
-        Launch(start_timeout=60)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"start_method must be one of \['popen', .* got 'thread'"):
-        Launch(start_method="thread")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"average_optimizer must be True, False, .*, got 'yes'"):
-        LocalSGDStrategy(average_optimizer="yes")  # type: ignore[arg-type]
 
 
 def test_weights_by_nodes_need_a_loader_that_knows_them() -> None:

@@ -42,13 +42,7 @@ def test_one_rank_that_stops_in_mid_round_stops_all_at_its_end(where: str) -> No
 def stop_early(rank: int, world_size: int) -> int:
     stopper = EarlyStopping("val_loss", patience=1, min_delta=1e9)
     return fit(
-        rank,
-        local_sgd(EverySteps(2)),
-        Net(),
-        devices=world_size,
-        max_epochs=9,
-        validate=True,
-        callbacks=[stopper],
+        rank, local_sgd(EverySteps(2)), Net(), devices=world_size, max_epochs=9, validate=True, callbacks=[stopper]
     ).current_epoch
 
 
@@ -67,15 +61,7 @@ def preempted(rank: int, world_size: int, folder: str) -> tuple[int, Any]:
     saver = ModelCheckpoint(folder, filename="{epoch}", save_on_exception=True)
     strategy = local_sgd(EverySteps(4))
     try:
-        fit(
-            rank,
-            strategy,
-            module,
-            devices=world_size,
-            max_epochs=9,
-            callbacks=[saver],
-            enable_checkpointing=True,
-        )
+        fit(rank, strategy, module, devices=world_size, max_epochs=9, callbacks=[saver], enable_checkpointing=True)
     except SystemExit as left:
         return module.trainer.global_step, left.code
     return module.trainer.global_step, None
@@ -144,14 +130,6 @@ def handlers(rank: int, world_size: int) -> bool:
 
 def test_after_a_fit_sigterm_is_lightnings_again() -> None:
     assert run_ranks(handlers, 2) == [False, False]
-
-
-def dry_run(rank: int, world_size: int) -> int:
-    return fit(rank, local_sgd(EverySteps(8)), Net(), devices=world_size, validate=True, fast_dev_run=2).global_step
-
-
-def test_fast_dev_run_runs() -> None:
-    assert run_ranks(dry_run, 2) == [2, 2]
 
 
 def passes(rank: int, world_size: int, clock: Any, accumulate: int) -> int:

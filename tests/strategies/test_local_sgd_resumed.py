@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -13,43 +12,8 @@ from torch import Tensor
 
 from lightning_gnn_dist import EverySteps
 from tests.ranks import RankError, run_ranks
-from tests.strategies.fitting import Net, State, differs, fit, state_of
+from tests.strategies.fitting import Net, fit
 from tests.strategies.round_fitting import local_sgd, same_start
-
-
-def stopped_and_resumed(rank: int, world_size: int, folder: str) -> tuple[State, State, int]:
-    def run(epochs: int, folder: str, ckpt_path: str | None = None) -> tuple[Net, pl.Trainer]:
-        module = same_start(dropout=0.5, batch_norm=True, optimizer="Adam")
-        torch.manual_seed(10 + rank)
-        saver = ModelCheckpoint(folder, filename="{epoch}", every_n_epochs=2, save_top_k=-1)
-        # Four batches a round out of six: rounds end in the middle of passes.
-        strategy = local_sgd(EverySteps(4, growth=1.3, limit=9), buffers="local")
-        trainer = fit(
-            rank,
-            strategy,
-            module,
-            devices=world_size,
-            max_epochs=epochs,
-            validate=True,
-            callbacks=[saver],
-            enable_checkpointing=True,
-            ckpt_path=ckpt_path,
-        )
-        return module, trainer
-
-    whole, trainer = run(5, f"{folder}/whole")
-    run(2, f"{folder}/half")
-    resumed, again = run(5, f"{folder}/half", ckpt_path=f"{folder}/half/epoch=1.ckpt")
-    assert again.global_step == trainer.global_step
-    return state_of(whole), state_of(resumed), trainer.global_step
-
-
-def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
-    for whole, resumed, steps in run_ranks(stopped_and_resumed, 2, str(tmp_path)):
-        assert steps == 4 + 6 + 7 + 9 + 9
-        assert differs(whole, resumed) == 0.0
-    saved = torch.load(tmp_path / "half" / "epoch=1.ckpt", weights_only=True)
-    assert saved["lightning_gnn_dist"]["round_idx"] == 2
 
 
 def save_then(rank: int, world_size: int, path: str) -> None:
@@ -82,14 +46,7 @@ def fail_in_round(rank: int, world_size: int, path: str) -> None:
     warnings.filterwarnings("ignore", "This checkpoint is written after an exception")
     saver = ModelCheckpoint(path, save_on_exception=True)
     with pytest.raises(RuntimeError, match="out of luck"):
-        fit(
-            rank,
-            local_sgd(EverySteps(2)),
-            Broken(),
-            devices=world_size,
-            callbacks=[saver],
-            enable_checkpointing=True,
-        )
+        fit(rank, local_sgd(EverySteps(2)), Broken(), devices=world_size, callbacks=[saver], enable_checkpointing=True)
 
 
 def test_a_checkpoint_written_inside_a_round_is_not_resumed(tmp_path: Path) -> None:

@@ -51,26 +51,6 @@ def test_one_rank_sends_and_rounds_nothing() -> None:
     assert differs(exact, eight) == sent == 0.0
 
 
-def stopped_and_resumed(rank: int, world_size: int, folder: Path) -> tuple[State, State]:
-    def run(epochs: int, path: Path | None = None) -> Any:
-        torch.manual_seed(0)
-        module = Net(optimizer="Adam")
-        strategy = GrappaStrategy(bits=8, **PATIENCE)
-        options = {"max_epochs": epochs, "ckpt_path": None if path is None else str(path)}
-        return fit(rank, strategy, module, devices=world_size, **options), module
-
-    _, whole = run(4)
-    half, _ = run(2)
-    half.save_checkpoint(folder / "half.ckpt")
-    _, resumed = run(4, folder / "half.ckpt")
-    return state_of(whole), state_of(resumed)
-
-
-def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
-    for whole, resumed in run_ranks(stopped_and_resumed, 2, tmp_path):
-        assert differs(whole, resumed) == 0.0
-
-
 class Uneven(Net):
     """The last layer has no part in some losses of one rank, and a step takes two passes."""
 
@@ -110,23 +90,6 @@ def test_what_is_sent_during_the_backward_pass_is_what_is_sent_after_it(tmp_path
     assert all(differs(first[0], other) == 0.0 for other in [*first[1:], *second])
 
 
-class Spoiled(Net):
-    """Has a NaN in the gradient of one rank."""
-
-    def training_step(self, batch: Any) -> Tensor:
-        loss = super().training_step(batch)
-        return loss * (float("nan") if self.trainer.global_rank == 1 else 1.0)
-
-
-def spoil(rank: int, world_size: int, bits: int) -> None:
-    fit(rank, GrappaStrategy(bits=bits, **PATIENCE), Spoiled(), devices=world_size)  # type: ignore[arg-type]
-
-
-def test_rounding_hides_no_nan() -> None:
-    with pytest.raises(RankError, match="The loss of rank 1 is NaN or infinite"):
-        run_ranks(spoil, 2, 8)
-
-
 class FrozenHere(Net):
     """Freezes a layer on one rank alone."""
 
@@ -142,8 +105,3 @@ def freeze(rank: int, world_size: int) -> None:
 def test_a_layer_that_one_rank_has_frozen_is_refused() -> None:
     with pytest.raises(RankError, match=r"about to average different numbers of values: \[49, 40\]"):
         run_ranks(freeze, 2)
-
-
-def test_other_bits_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"bits must be one of \[8, 16, None\], got 4"):
-        GrappaStrategy(bits=4)  # type: ignore[arg-type]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from datetime import timedelta
-from itertools import count, pairwise
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -12,15 +11,13 @@ from typing import Any, NamedTuple
 import lightning.pytorch as pl
 import pytest
 import torch
-import torch.distributed as dist
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, WeightAveraging
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from lightning_gnn_dist import (
     Correction,
     Drift,
     EverySeconds,
-    EverySteps,
     Launch,
     LLCGStrategy,
     Loading,
@@ -277,43 +274,6 @@ def test_schedules_go_by_rounds() -> None:
         run_ranks(scheduled, 2, "step")
 
 
-def ema(rank: int, world_size: int) -> tuple[list[State], State]:
-    class RoundEMA(WeightAveraging):
-        def __init__(self) -> None:
-            super().__init__(avg_fn=lambda average, new, count: 0.5 * average + 0.5 * new)
-
-        def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
-            return epoch_idx is not None
-
-    module = same_start()
-    fit(rank, tma(unequal(rank)), module, devices=world_size, max_epochs=4, validate=True, callbacks=[RoundEMA()])
-    return module.validated, state_of(module)
-
-
-def test_a_moving_average_over_rounds_is_equal_on_all_ranks() -> None:
-    (first, first_end), (second, second_end) = run_ranks(ema, 2)
-    assert len(first) == 4
-    for mine, yours in zip([*first, first_end], [*second, second_end], strict=True):
-        assert differs(mine, yours) == 0.0
-    assert all(differs(before, after) > 0 for before, after in pairwise(first))
-
-
-def stop_early(rank: int, world_size: int) -> int:
-    class StopHere(Net):
-        def training_step(self, batch: list[Tensor]) -> Tensor:
-            if rank == 1 and self.current_epoch == 2:
-                self.trainer.should_stop = True
-            return super().training_step(batch)
-
-    stopper = EarlyStopping("val_loss", patience=5, min_delta=1e9)
-    options: dict[str, Any] = {"max_epochs": 9, "validate": True, "callbacks": [stopper]}
-    return fit(rank, tma(unequal(rank)), StopHere(), devices=world_size, **options).current_epoch
-
-
-def test_one_rank_that_stops_stops_all_at_the_meeting() -> None:
-    assert run_ranks(stop_early, 2) == [3, 3]
-
-
 def dry_run(rank: int, world_size: int) -> int:
     return fit(rank, tma(EverySeconds(60)), Net(), devices=world_size, validate=True, fast_dev_run=2).global_step
 
@@ -323,35 +283,6 @@ def test_fast_dev_run_runs() -> None:
 
 
 # Nothing in between.
-
-
-def spy(rank: int, world_size: int) -> list[list[int]]:
-    calls: Counter[str] = Counter()
-    for name in ("broadcast", "all_reduce", "all_gather", "barrier", "reduce", "broadcast_object_list"):
-        real = getattr(dist, name)
-
-        def counted(*args: Any, _name: str = name, _real: Any = real, **kwargs: Any) -> Any:
-            calls[_name] += 1
-            return _real(*args, **kwargs)
-
-        setattr(dist, name, counted)
-    seen: list[list[int]] = []
-
-    class Watch(pl.Callback):
-        def on_train_epoch_start(self, *args: Any) -> None:
-            seen.append([])
-
-        def on_train_batch_start(self, *args: Any) -> None:
-            seen[-1].append(calls.total())
-
-    fit(rank, tma(unequal(rank)), Net(), devices=world_size, validate=True, callbacks=[Watch()])
-    return seen
-
-
-def test_nothing_is_sent_between_meetings() -> None:
-    for rank, seen in enumerate(run_ranks(spy, 3)):
-        assert [len(calls) for calls in seen] == [(7, 2, 4)[rank] + round_idx for round_idx in range(3)]
-        assert all(len(set(calls)) == 1 for calls in seen)
 
 
 def log_in_round(rank: int, world_size: int, how: str) -> None:
@@ -375,20 +306,6 @@ def test_what_exchanges_in_a_round_is_refused() -> None:
         run_ranks(log_in_round, 2, "gather")
 
 
-def test_arguments_are_checked_where_they_are_given() -> None:
-    with pytest.raises(ValueError, match=r"one of \['uniform', 'nodes', 'steps'\], got 'time'"):
-        TMAStrategy(weights="time")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="failed_ranks: a rank must be an integer of at least 0, got -1"):
-        TMAStrategy(failed_ranks=[-1])
-    with pytest.raises(TypeError, match=r"failed_ranks must be a list of ranks, such as \[3\], got 3"):
-        TMAStrategy(failed_ranks=3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"elastic must be True, False or Elastic\(...\), got 'yes'"):
-        TMAStrategy(elastic="yes")  # type: ignore[arg-type]
+def test_a_rank_is_left_to_learn() -> None:
     with pytest.raises(ValueError, match=r"failed_ranks=\[0\] must name some of the 1 ranks, and leave one"):
         fit(0, tma(EverySeconds(1), failed_ranks=[0]), Net(), devices=1)
-    assert TMAStrategy().clock == EverySeconds(30)
-    assert isinstance(TMAStrategy(EverySteps(3)).clock, EverySteps)  # a clock of steps is a clock too
-
-
-def test_its_short_name() -> None:
-    assert isinstance(pl.Trainer(strategy="tma", accelerator="cpu", devices=2, logger=False).strategy, TMAStrategy)

@@ -17,13 +17,8 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from lightning_gnn_dist.checks import (
-    check_between,
     check_callable,
-    check_choice,
     check_instance,
-    check_positive,
-    check_true_or_false,
-    make_plain,
     shown,
     takes,
 )
@@ -31,6 +26,7 @@ from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.means import length_of
 from lightning_gnn_dist.rounds.means.momentum import AgreeingMomentum
 from lightning_gnn_dist.rounds.part import Fit, Part, Share
+from lightning_gnn_dist.rules import Fraction, Positive, check_fields
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.codec import Bits
 
@@ -54,17 +50,15 @@ class Outer:
             Gradients (of corrections and anchors) take as many bits, moments of optimizers take 16. Default: 32.
     """
 
-    lr: float = 0.7
-    momentum: float = 0.9
+    lr: Positive = 0.7
+    momentum: Fraction = 0.9
     nesterov: bool = True
     adaptive: bool = False
     optimizer: Callable[[list[Tensor]], Optimizer] | None = None
     bits: Bits | None = None
 
     def __post_init__(self) -> None:
-        check_positive(lr=self.lr)
-        check_between(0, 1, momentum=self.momentum)
-        check_true_or_false(nesterov=self.nesterov, adaptive=self.adaptive)
+        check_fields(self)
         if self.adaptive and self.momentum == 0:
             raise ValueError("adaptive=True adapts momentum, and momentum=0.0 is none: set momentum=0.8, say.")
         if self.optimizer is not None:
@@ -75,8 +69,6 @@ class Outer:
                     "lr, momentum, nesterov and adaptive are those of the optimizer that Outer makes: with optimizer= "
                     "set them there."
                 )
-        check_choice("bits", self.bits, Bits | None)
-        make_plain(self)
 
 
 class OuterStep(Part):

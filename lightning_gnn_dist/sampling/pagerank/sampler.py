@@ -12,19 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_at_least, check_between, make_plain
 from lightning_gnn_dist.engine.hops import graph_is_damaged
 from lightning_gnn_dist.engine.kernels import DAMAGED
 from lightning_gnn_dist.engine.pagerank.kernels import most_reached, room_for
 from lightning_gnn_dist.engine.sample import MAX_ENTRIES, BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.rules import Layers, check_fields, whole, within
 from lightning_gnn_dist.sampling.base import check_bulk
-from lightning_gnn_dist.sampling.subgraph import check_num_hops, induced
+from lightning_gnn_dist.sampling.subgraph import induced
 
 LEAST = 1e-9  # of eps; below, a seed may take minutes
 _ROOM = 1 << 12  # nodes that a seed may reach at first
@@ -44,17 +45,13 @@ class PageRankSampler:
         eps: What may be left out, for each edge of a node. Smaller: more exact, and slower.
     """
 
-    num_neighbors: int
-    num_hops: int
-    alpha: float = 0.25
-    eps: float = 1e-4
+    num_neighbors: Annotated[int, whole(1, MAX_ENTRIES)]
+    num_hops: Layers
+    alpha: Annotated[float, within(0.01, 0.99)] = 0.25
+    eps: Annotated[float, within(LEAST, 1)] = 1e-4
 
     def __post_init__(self) -> None:
-        check_at_least(1, most=MAX_ENTRIES, num_neighbors=self.num_neighbors)
-        check_num_hops(self.num_hops)
-        check_between(0.01, 0.99, alpha=self.alpha)
-        check_between(LEAST, 1, eps=self.eps)
-        make_plain(self)
+        check_fields(self)
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         return [

@@ -11,18 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import (
     MAX_INTEGER,
-    check_choice,
-    check_true_or_false,
-    check_word,
     is_number,
-    make_plain,
     shown,
 )
 from lightning_gnn_dist.engine.kernels import Array
@@ -31,6 +27,7 @@ from lightning_gnn_dist.engine.temporal.hops import View, check_span, checked_ti
 from lightning_gnn_dist.engine.temporal.times import sources_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import TypeNames
+from lightning_gnn_dist.rules import check_fields
 from lightning_gnn_dist.sampling.base import check_bulk
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
@@ -62,8 +59,8 @@ class TemporalSampler:
     """
 
     num_neighbors: Sequence[int] | Mapping[Any, Sequence[int]]
-    time: str
-    seed_time: str | None = None
+    time: Annotated[str, "time"]
+    seed_time: Annotated[str, "time"] | None = None
     equal: bool = False
     pick: Pick = "uniform"
     last: float | None = None
@@ -71,11 +68,7 @@ class TemporalSampler:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_neighbors", self._numbers.num_neighbors)
-        check_word("time", self.time, "time")
-        if self.seed_time is not None:
-            check_word("seed_time", self.seed_time, "time")
-        check_true_or_false(equal=self.equal)
-        check_choice("pick", self.pick, Pick)
+        check_fields(self)
         if self.last is not None and not (is_number(self.last) and 0 < self.last <= MAX_INTEGER):
             raise ValueError(
                 "last must be a number above 0, in the unit of the times, such as 86_400 for a day of seconds, or None "
@@ -83,7 +76,6 @@ class TemporalSampler:
             )
         if self.replace and self.pick == "latest":
             raise ValueError('pick="latest" takes each event once: leave replace out, or draw with pick="uniform".')
-        make_plain(self)
 
     @property
     def _numbers(self) -> NeighborSampler:

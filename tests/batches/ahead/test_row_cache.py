@@ -60,21 +60,3 @@ def test_without_room_everything_is_fetched() -> None:
         cache.offer(missing, {"x": missing.view(-1, 1).expand(-1, 2).float()})
         assert missing[places].equal(bulk)
     assert cache.hits == 0
-
-
-@pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
-def test_it_hits_more_than_the_latest_and_the_most_frequent(share: float) -> None:
-    room, bulks = int(share * NUM_NODES), some_bulks()
-    times = torch.bincount(torch.cat(bulks), minlength=NUM_NODES)
-    most = set(times.argsort(descending=True)[:room].tolist())
-    latest: dict[int, None] = {}
-    of_latest = 0
-    for bulk in bulks:
-        for node in bulk.tolist():
-            of_latest += node in latest
-            latest.pop(node, None)
-            latest[node] = None
-        for node in list(latest)[: max(0, len(latest) - room)]:
-            del latest[node]
-    of_most = sum(len(most & set(bulk.tolist())) for bulk in bulks[1:])
-    assert sum(held_by_belady(room, 8)) > max(of_latest, of_most)

@@ -129,36 +129,10 @@ def test_a_name_cannot_leave_the_directory(graph: Graph, saved: Path, tmp_path: 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["graph"]
 
 
-@pytest.mark.parametrize("missing", ["arrays", "version", "fingerprint"])
-def test_an_incomplete_description_is_refused(saved: Path, missing: str) -> None:
-    meta = json.loads((saved / "meta.json").read_text())
-    del meta[missing]
-    (saved / "meta.json").write_text(json.dumps(meta))
-    with pytest.raises(ValueError, match="damaged"):
-        Graph.open(saved)
-
-
 def test_a_newer_version_is_refused(saved: Path) -> None:
     meta = json.loads((saved / "meta.json").read_text())
     (saved / "meta.json").write_text(json.dumps(meta | {"version": 99}))
     with pytest.raises(ValueError, match=r"version 99.*upgrade"):
-        Graph.open(saved)
-
-
-@pytest.mark.parametrize("keep", [0, 50, -4])
-def test_a_truncated_array_is_refused(saved: Path, keep: int) -> None:
-    file = saved / "nodes" / "x.npy"
-    file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(ValueError, match=r"x\.npy cannot be used"):
-        Graph.open(saved)
-
-
-def test_a_missing_or_exchanged_array_is_refused(saved: Path) -> None:
-    np.save(saved / "nodes" / "y.npy", np.zeros(7))
-    with pytest.raises(ValueError, match="mixes two graphs"):
-        Graph.open(saved)
-    (saved / "nodes" / "y.npy").unlink()
-    with pytest.raises(ValueError, match=r"y\.npy cannot be used \(.*No such file"):
         Graph.open(saved)
 
 
@@ -221,9 +195,6 @@ def test_a_graph_that_was_changed_is_not_saved(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match=r"beside holds \['indices'\], which are arrays of the graph"):
         graph().save(tmp_path / "graph", beside={"indices": torch.zeros(1)})
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="path must be a folder"):
-        graph().save(tmp_path / "file" / "graph")
     changed = graph()
     changed.indices[0] = 7
     with pytest.raises(ValueError, match="indices must lie in"):

@@ -11,7 +11,6 @@ import pytest
 from numpy.typing import NDArray
 
 from lightning_gnn_dist import Graph, prepare_graph
-from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
 from tests.prepare.test_prepare_graph import prepared
 
 Edges = NDArray[np.int64]
@@ -64,17 +63,6 @@ FORMS = [one_npy, by_column, pairs, pairs_by_column, several, table, zipped]
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "edges").mkdir()
     return tmp_path / "edges"
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_gives_the_edges_in_order(form: Callable[[Path], Path], folder: Path) -> None:
-    files = EdgeFiles.of(form(folder))
-    found = list(files.pieces(7))
-    assert np.array_equal(np.concatenate([np.stack(piece[:2]) for piece in found], axis=1), EDGES)
-    assert all(piece.sender.size <= 7 for piece in found if piece.file.suffix == ".npy")
-    assert 80 < files.num_edges < 250  # of a zipped table one knows little beforehand
-    again = list(files.pieces(7, skip=len(found) - 1))
-    assert len(again) == 1 and np.array_equal(again[0].receiver, found[-1].receiver)
 
 
 @pytest.mark.parametrize("form", FORMS)

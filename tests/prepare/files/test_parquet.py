@@ -66,10 +66,7 @@ def write_several(folder: Path, columns: dict[str, Any]) -> Path:
 def tables(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Path]:
     form = write_several if request.param == "several" else write
     suffix = "" if request.param == "several" else ".parquet"
-    return {
-        "path": form(tmp_path / f"edges{suffix}", edges()),
-        "nodes": form(tmp_path / f"nodes{suffix}", nodes()),
-    }
+    return {"path": form(tmp_path / f"edges{suffix}", edges()), "nodes": form(tmp_path / f"nodes{suffix}", nodes())}
 
 
 @pytest.fixture
@@ -296,18 +293,3 @@ def test_the_estimate_knows_the_columns(tables: dict[str, Path], tmp_path: Path)
     prepare_graph(tables["path"], tmp_path / "graph", nodes=tables["nodes"])
     assert estimate.num_edges == NUM_EDGES
     assert abs(estimate.stored_bytes - Graph.open(tmp_path / "graph").num_bytes) < 16 * NUM_NODES
-
-
-@pytest.mark.parametrize("stage", ["reading nodes", "counting edges", "dealing edges into buckets"])
-def test_it_goes_on_after_it_was_stopped(stage: str, tables: dict[str, Path], tmp_path: Path) -> None:
-    expected = saved(tmp_path / "expected", **tables)
-
-    def stop(name: str, share: float) -> None:
-        if name == stage:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        prepare_graph(tables["path"], tmp_path / "graph", nodes=tables["nodes"], memory_bytes=20_000, on_progress=stop)
-    assert not (tmp_path / "graph").exists()
-    prepare_graph(tables["path"], tmp_path / "graph", nodes=tables["nodes"], memory_bytes=20_000)
-    assert content(tmp_path / "graph") == expected

@@ -92,10 +92,3 @@ def test_names_are_those_of_a_graph(folder: Path, tmp_path: Path) -> None:
         GraphFiles.of(folder, drop=["nothing"])
     prepare_graph(folder, tmp_path / "graph", drop=["x"])
     assert list(Graph.open(tmp_path / "graph").node_arrays) == ["x"]
-
-
-def test_a_truncated_array_is_refused(folder: Path) -> None:
-    file = folder / "features" / "3.npy"
-    file.write_bytes(file.read_bytes()[:-2])
-    with pytest.raises(ValueError, match=r"3.npy is truncated"):
-        GraphFiles.of(folder)

@@ -171,11 +171,6 @@ BAD: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
         r"names node 10, which .*author\.tsv",
     ),
     "a node twice": (with_text("nodes/author.tsv", "name\nann\nann\nbob\n"), (), "author.tsv lists node ann twice"),
-    "an unknown type": (
-        with_text("edges/paper__by__x.csv", "a,b\n10,1\n"),
-        (),
-        r"names the node type 'x', and .*nodes has \['author', 'paper', 'venue'\]: add a table of it",
-    ),
     "a name of two words": (
         with_text("edges/writes__paper.csv", "a,b\n"),
         (),
@@ -186,11 +181,6 @@ BAD: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
         with_text(f"edges/{AT}.csv", "a,b\n"),
         (),
         f"{AT}.csv and .*{AT} are two tables of one type",
-    ),
-    "dates": (
-        with_text(f"edges/{CITES}.csv", "a,b,year\n10,20,2012-01-01\n"),
-        ("--time", "year"),
-        r"column 'year' holds '2012-01-01' in row 1, and times are numbers",
     ),
     "a missing time": (
         with_text(f"edges/{CITES}.csv", "a,b,year\n10,20,1\n10,20,nan\n"),
@@ -209,13 +199,11 @@ BAD: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
         (),
         "names the receiver 2, but there are 2",
     ),
-    "features in words": (with_text("nodes/author.tsv", "name\tage\nann\tx\n"), (), "column 'age' holds 'x' in row 1"),
     "reverse twice": (
         with_text("edges/paper__rev_writes__author.csv", "a,b\n10,ann\n"),
         ("--reverse",),
         "rev_writes.*already",
     ),
-    "undirected": (nothing, ("--undirected",), "--reverse, no --undirected"),
     "one file of parts": (
         nothing,
         ("--shard", "0", "--num-shards", "2", "--assignment", "parts.npy"),

@@ -1,0 +1,64 @@
+"""The table of rules in docs/api.md is that of the annotations. `python -m tests.test_rules` writes it anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import pytest
+
+import lightning_gnn_dist as package
+from lightning_gnn_dist import Halo
+from lightning_gnn_dist.rules import Rule, rules_of
+
+PAGE = Path(__file__).parents[1] / "docs" / "api.md"
+HEAD = "\n## What arguments may be\n\n| of | argument | may be |\n| --- | --- | --- |\n"
+
+
+def table() -> str:
+    kinds = {name: getattr(package, name) for name in package.__all__}
+    rows = {
+        f"| `{name}` | `{argument}` | {said} |\n"
+        for name, kind in kinds.items()
+        if isinstance(kind, type) and is_dataclass(kind)
+        for argument, hint in rules_of(kind).items()
+        if hint is not bool and (said := words(hint))
+    }
+    return "".join(sorted(rows))
+
+
+def words(hint: Any) -> str:
+    """What a rule says of a value, or nothing where an annotation has none."""
+    if get_origin(hint) is Annotated:
+        rule = get_args(hint)[1]
+        return (
+            rule.words if isinstance(rule, Rule) else f"a name such as `{rule!r}`" if hint.__origin__ is str else rule
+        )
+    if get_origin(hint) is Literal:
+        return ", ".join(f"`{choice!r}`" for choice in get_args(hint))
+    if hint in (bool, NoneType):
+        return "`True`, `False`" if hint is bool else "`None`"
+    said = [words(option) for option in get_args(hint)]
+    return " or ".join(said) if said and all(said) else ""
+
+
+def test_the_table_is_that_of_the_rules() -> None:
+    assert PAGE.read_text().partition(HEAD)[2] == table(), "write it anew: python -m tests.test_rules"
+
+
+def test_what_somebody_derives_may_have_fields_of_any_type() -> None:
+    class Unheard: ...
+
+    @dataclass(frozen=True)
+    class Own(Halo):
+        more: Unheard | None = None
+
+    assert Own(2).more is None
+    with pytest.raises(ValueError, match="hops must be an integer of at least 1, got 0"):
+        Own(0)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(PAGE.read_text().partition(HEAD)[0] + HEAD + table())
