@@ -24,12 +24,13 @@ def check_whole_part(sampler: object) -> None:
 
 
 def check_in_fit(boundary: Boundary, trainer: Trainer) -> None:
-    """Refuse a strategy, a precision or a module with which a boundary cannot be treated so."""
-    if boundary.exchanges and trainer.world_size > 1:
+    """Refuse a strategy, a precision or a module with which several ranks cannot treat a boundary so."""
+    if boundary.exchanges:
         check_exchange(trainer, trainer.lightning_module)
-    if boundary.keeps_rows and trainer.world_size > 1:
+    if boundary.keeps_rows:
         check_history(trainer, trainer.lightning_module)
-    _check_learns_apart(boundary, trainer)
+    if boundary.seed_hops:
+        _check_learns_apart(boundary, trainer)
 
 
 def check_exchange(trainer: Trainer, module: LightningModule) -> None:
@@ -120,7 +121,7 @@ def check_seed_hops(boundary: Boundary, *, is_typed: bool = False, of_edges: boo
 
 def _check_learns_apart(boundary: Boundary, trainer: Trainer) -> None:
     """Refuse seeds of other ranks where the gradients of all ranks' seeds are exchanged at every step."""
-    if trainer.world_size > 1 and boundary.seed_hops and not isinstance(trainer.strategy, TrainsReplicasApart):
+    if not isinstance(trainer.strategy, TrainsReplicasApart):
         raise ValueError(
             f"boundary={brief(boundary)} lets ranks learn from each other's training nodes, as replicas drift apart. "
             f"With {type(trainer.strategy).__name__} they do not, and such nodes would count several times: leave "

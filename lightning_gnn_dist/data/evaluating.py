@@ -15,7 +15,6 @@ from lightning_gnn_dist.evaluation.layered_loader import EvaluationLoader, Targe
 from lightning_gnn_dist.evaluation.probe import Exactness, Outlook
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.home import Home
-from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.sampling.base import Sampler
 
 
@@ -82,14 +81,7 @@ class Evaluating:
         look, num_hops = partial(self.exactness.look, run.trainer, outlook), run.settings.of_parts().num_hops
         make = partial(EvaluationLoader, num_hops, look, rows, judged.targets)
         share, places = (replace(evaluated, ids=ids).share(costs.place) for ids in (judged.ids, range(count)))
-        how = options_of_loader(run)
+        how = run.options_of_loader
         if run.settings.loading.sample_on != "cpu":
             how["bulk_size"] = 1  # full neighbourhoods are large for a device
         return make(source, share, num_batches, seed=run.seed, shuffle=False, inputs=places, **how)
-
-
-def options_of_loader(running: Running) -> dict[str, Any]:
-    """Return what all loaders of batches take of a run."""
-    loading = running.settings.loading
-    how = {"bulk_size": loading.bulk_size, "num_threads": loading.num_threads}
-    return {**how, "num_ranks": running.num_ranks, "dtype": running.dtype}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from lightning_gnn_dist.checks import (
     check_choice,
     check_true_or_false,
 )
-from lightning_gnn_dist.data.evaluating import Evaluating, options_of_loader
+from lightning_gnn_dist.data.evaluating import Evaluating
 from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels, guard_plain_ddp
 from lightning_gnn_dist.data.targets import Targets, judged_nodes
 from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader, passes_left
@@ -57,7 +57,6 @@ class GraphDataModule(LightningDataModule):
         self._settings = settings = targets.home.running.settings
         self.sampler, self.batch_size, self.loading = settings.of_parts(), settings.batch_size, settings.loading
         self.evaluation, self.global_batching = settings.evaluation, settings.global_batching
-        self._evaluating = Evaluating(self._home, probes=targets.probes)
         self._loaders: list[BatchLoader | TrainLoader] = []
         self._train_loader: TrainLoader | None = None
         self._anchors: tuple[Graph, BatchLoader] | None = None
@@ -88,6 +87,10 @@ class GraphDataModule(LightningDataModule):
     def coverage(self) -> Coverage | None:
         """What gives batches weights for the loss; None where there are none, or where nothing is lost."""
         return self._home.coverage
+
+    @cached_property
+    def _evaluating(self) -> Evaluating:
+        return Evaluating(self._home, probes=self._targets.probes)
 
     @property
     def exactness(self) -> Exactness:
@@ -184,7 +187,8 @@ class GraphDataModule(LightningDataModule):
         warn_of_slow_bfloat16(trainer)
         self._running.agree(is_fit=is_fit)
         if is_fit and trainer is not None:
-            check_in_fit(self.boundary, trainer)
+            if self._running.num_ranks > 1:
+                check_in_fit(self.boundary, trainer)
             guard_plain_ddp(trainer)  # before DDP takes rows that are not made
         self._home.open(self._targets.check, is_fit=is_fit)
         self._targets.begin(is_fit=is_fit)
@@ -245,7 +249,8 @@ class GraphDataModule(LightningDataModule):
         vars(self).update(self._at_rest())
         self._targets.rest()
         self._home.rest()
-        self.exactness.forget()
+        if "_evaluating" in vars(self):
+            self.exactness.forget()
 
     def on_exception(self, exception: BaseException) -> None:
         """Explain the error and end what runs in the background: after an exception Lightning tears nothing down."""
@@ -365,7 +370,7 @@ class GraphDataModule(LightningDataModule):
         own, source = self._targets.seeds_and_source(part)
         seeds = torch.cat([own, self._targets.seeds_around(part)])
         make, inputs = partial(BatchLoader, num_taken=own.numel()), self._targets.inputs_of(part, seeds)
-        how = options_of_loader(self._running) | others
+        how = self._running.options_of_loader | others
         # Replicas differ in what they draw.
         return make(source, seeds, num_batches, seed=seed * num_ranks + rank, shuffle=True, inputs=inputs, **how)
 

@@ -70,17 +70,17 @@ class Home(ABC):
         running: The run, and how its batches are made.
         boundary: What becomes of senders outside the part.
         coverage: Gives nodes weights for the loss. With None there are none.
-
-    Attributes:
-        costs: What an evaluation costs here.
     """
-
-    costs: Costs
 
     def __init__(self, running: Running, boundary: Boundary, coverage: Coverage | None) -> None:
         self.running, self.boundary, self.coverage = running, boundary, coverage
 
     # The graph.
+
+    @property
+    @abstractmethod
+    def costs(self) -> Costs:
+        """What an evaluation costs here."""
 
     @property
     @abstractmethod

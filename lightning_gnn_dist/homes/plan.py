@@ -61,7 +61,8 @@ class PartPlan:
         if (self.boundary.sees_whole_graph or self.boundary.exchanges) and not self.holding.is_one_chunk:
             name = type(self.boundary).__name__
             raise ValueError(f"holding says what a part holds, and boundary={name}() sees the whole graph: choose one.")
-        check_seed_hops(self.boundary, is_typed=have_names(self.graph.types))
+        if self.boundary.seed_hops:
+            check_seed_hops(self.boundary, is_typed=have_names(self.graph.types))
         if self.boundary.seed_hops and not self.holding.is_one_chunk:
             raise ValueError(
                 f"boundary={brief(self.boundary)} is for parts for good, without extra nodes: leave seed_hops out, or "

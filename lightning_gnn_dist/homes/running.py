@@ -85,6 +85,13 @@ class Running:
         """The seed of batches: as given; else the checkpoint's, or that of ``seed_everything`` as the fit began."""
         return self.settings.seed_of_batches if self._seed_of_fit is None else self._seed_of_fit
 
+    @property
+    def options_of_loader(self) -> dict[str, Any]:
+        """What all loaders of batches take."""
+        loading = self.settings.loading
+        how = {"bulk_size": loading.bulk_size, "num_threads": loading.num_threads}
+        return {**how, "num_ranks": self.num_ranks, "dtype": self.dtype}
+
     def agree(self, *, is_fit: bool) -> None:
         """Find out the memory of an evaluation, and the seed, which is that of rank 0. Collective."""
         if is_fit:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,12 @@ class ShardHome(Home):
         self._places = torch.empty(0, dtype=torch.int64)  # of its training nodes among those of all ranks
         # What the rank learns that has most, and all that shards before the own one, and all ranks, can learn.
         self.most = self.marked_before = self.num_marked = 0
-        self.costs = ShardCosts(self.graph, running, bounds.num_shards, path.resolve().parent)
 
     # The graph.
+
+    @cached_property
+    def costs(self) -> ShardCosts:
+        return ShardCosts(self.graph, self.running, self.bounds.num_shards, self.path.resolve().parent)
 
     @property
     def fingerprint(self) -> str:

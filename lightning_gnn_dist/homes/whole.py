@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -65,7 +66,8 @@ class WholeHome(Home):
         if plan.graph.path is None:  # arrays in RAM may have been changed since the graph was built
             plan.graph.check_edges()
         super().__init__(running, plan.boundary, plan.coverage)
-        check_rows_in_files(plan.graph, running.settings.loading.cache_bytes)
+        if (cache_bytes := running.settings.loading.cache_bytes) is not None:
+            check_rows_in_files(plan.graph, cache_bytes)
         self.whole, self.holding = plan.graph, plan.holding
         self._fingerprint, self._shown_edges = fingerprint, shown
         self._plan = plan
@@ -74,8 +76,7 @@ class WholeHome(Home):
         self._parts: PartSwitcher | None = None
         self._disk_rows: DiskRows | None = None
         self._period: int | None = None
-        self._meetings = MeetingRows(running)
-        self.costs = WholeCosts(self.graph, running)
+        self._meetings: MeetingRows | None = None
 
     # The graph.
 
@@ -83,6 +84,10 @@ class WholeHome(Home):
     def graph(self) -> Graph:
         """The graph, as batches show it."""
         return self.shown(self.whole)
+
+    @cached_property
+    def costs(self) -> WholeCosts:
+        return WholeCosts(self.graph, self.running)
 
     @property
     def fingerprint(self) -> str:
@@ -154,11 +159,12 @@ class WholeHome(Home):
             self._parts.close()
         if self._disk_rows is not None:
             self._disk_rows.close()
-        self._meetings.close()
+        if self._meetings is not None:
+            self._meetings.close()
         release(self.graph)
 
     def at_rest(self) -> dict[str, Any]:
-        return {"_parts": None, "_disk_rows": None, "_meetings": MeetingRows(self.running)}
+        return {"_parts": None, "_disk_rows": None, "_meetings": None}
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed fit keeps: passes in a super-epoch, and what "auto" has chosen."""
@@ -375,6 +381,8 @@ class WholeHome(Home):
         return self.whole_arrays(layers_in(self.running.module), owners)
 
     def _rows_of_meetings(self, part: Graph) -> HistoricRows:
+        if self._meetings is None:
+            self._meetings = MeetingRows(self.running)
         return self._meetings.rows_of(part, self._own_parts().num_residents)
 
     def refresh_rows(self, super_epoch: int) -> None:
@@ -387,4 +395,6 @@ class WholeHome(Home):
             chunks, owners = self.partition(num_ranks).assignment, self.cut.owner(super_epoch, num_ranks)
             return PartNodes(whole, self.running.rank, chunks, owners, num_ranks, widen=self.running.widen)
 
-        self._meetings.refresh(self._rows_of_meetings(part), own_nodes, folder_beside(self.whole))
+        rows = self._rows_of_meetings(part)
+        assert self._meetings is not None
+        self._meetings.refresh(rows, own_nodes, folder_beside(self.whole))
