@@ -30,10 +30,10 @@ def batches_of(data: Any, part: Any, num_batches: int, seed: int, rank: int, num
 def most_seeds(data: Any, num_ranks: int) -> int:
     """How much the rank learns that learns most."""
     with placing(data, 0, num_ranks):
-        return data._targets.most()  # type: ignore[no-any-return]
+        return data._task.most()  # type: ignore[no-any-return]
 
 
 def seeds_and_source(data: Any, part: Any, rank: int, num_ranks: int) -> Any:
     """What a rank learns of a part, and the source of its batches."""
     with placing(data, rank, num_ranks):
-        return data._targets.seeds_and_source(part)
+        return data._task.seeds_and_source(part)

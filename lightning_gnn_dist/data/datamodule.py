@@ -15,7 +15,7 @@ from lightning_gnn_dist.boundary.refusals import check_whole_part
 from lightning_gnn_dist.checks import check_instance
 from lightning_gnn_dist.data.explained_errors import knows_words_of_pyg
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
-from lightning_gnn_dist.data.targets import NodeTargets
+from lightning_gnn_dist.data.task import NodeTask
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.opening import folder_of_shards, graph_of, refuse_to_cut
@@ -114,14 +114,14 @@ class PartitionedDataModule(GraphDataModule):
         if shards is not None:
             refuse_to_cut(shards, partitioner, holding)
             bounds = _bounds_of_nodes(shards, seed_type)
-            super().__init__(NodeTargets(ShardHome(shards, bounds, running, asked, coverage), values))
+            super().__init__(NodeTask(ShardHome(shards, bounds, running, asked, coverage), values))
             return
         whole = with_seed_type(graph_of(graph), seed_type)
         check_typed(whole.types, settings, asked)
         check_samplers(whole, settings)
         check_temporal(whole, settings, asked)
         plan = PartPlan(whole, partitioner, holding, asked, coverage, settings.seed_of_parts)
-        super().__init__(NodeTargets(WholeHome(plan, running), values))
+        super().__init__(NodeTask(WholeHome(plan, running), values))
 
 
 def _bounds_of_nodes(path: Path, seed_type: str | None) -> Bounds:

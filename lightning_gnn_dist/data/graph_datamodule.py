@@ -27,7 +27,7 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.data.evaluating import Evaluating
 from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels, guard_plain_ddp
-from lightning_gnn_dist.data.targets import Targets, judged_nodes
+from lightning_gnn_dist.data.task import Task, judged_nodes
 from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader, passes_left
 from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.evaluation.probe import Exactness
@@ -45,16 +45,16 @@ if TYPE_CHECKING:
 class GraphDataModule(LightningDataModule):
     """Batches of a rank's own part for training, and of the whole graph for evaluation and corrections.
 
-    Its home says where the graph lives, and its targets what is learned of it.
+    Its home says where the graph lives, and its task what is learned of it.
 
     Args:
-        targets: What is learned and judged.
+        task: What is learned and judged.
     """
 
-    def __init__(self, targets: Targets) -> None:
-        self._targets, self._home, self._running = targets, targets.home, targets.home.running
+    def __init__(self, task: Task) -> None:
+        self._task, self._home, self._running = task, task.home, task.home.running
         super().__init__()
-        self._settings = settings = targets.home.running.settings
+        self._settings = settings = task.home.running.settings
         self.sampler, self.batch_size, self.loading = settings.of_parts(), settings.batch_size, settings.loading
         self.evaluation, self.global_batching = settings.evaluation, settings.global_batching
         self._loaders: list[BatchLoader | TrainLoader] = []
@@ -90,7 +90,7 @@ class GraphDataModule(LightningDataModule):
 
     @cached_property
     def _evaluating(self) -> Evaluating:
-        return Evaluating(self._home, probes=self._targets.probes)
+        return Evaluating(self._home, probes=self._task.probes)
 
     @property
     def exactness(self) -> Exactness:
@@ -190,8 +190,8 @@ class GraphDataModule(LightningDataModule):
             if self._running.num_ranks > 1:
                 check_in_fit(self.boundary, trainer)
             guard_plain_ddp(trainer)  # before DDP takes rows that are not made
-        self._home.open(self._targets.check, is_fit=is_fit)
-        self._targets.begin(is_fit=is_fit)
+        self._home.open(self._task.check, is_fit=is_fit)
+        self._task.begin(is_fit=is_fit)
         if is_fit:
             self._num_batches()  # refuses ranks with nothing to learn from
 
@@ -216,14 +216,14 @@ class GraphDataModule(LightningDataModule):
         return self._train_loader
 
     def val_dataloader(self) -> BatchLoader:
-        return self._kept(self._evaluating.loader(self._targets.judged("val")))
+        return self._kept(self._evaluating.loader(self._task.judged("val")))
 
     def test_dataloader(self) -> BatchLoader:
-        return self._kept(self._evaluating.loader(self._targets.judged("test")))
+        return self._kept(self._evaluating.loader(self._task.judged("test")))
 
     def predict_dataloader(self) -> BatchLoader:
         """Return a loader of this rank's share of all nodes in order; with shards, nearly all are of its own."""
-        self._targets.check_prediction()
+        self._task.check_prediction()
         ids = self._home.ids
         nodes = judged_nodes(self._home, torch.arange(ids.start, ids.stop), "the graph has")
         loader = self._kept(self._evaluating.loader(nodes))
@@ -247,7 +247,7 @@ class GraphDataModule(LightningDataModule):
             self._global.close()
         self._home.close()
         vars(self).update(self._at_rest())
-        self._targets.rest()
+        self._task.rest()
         self._home.rest()
         if "_evaluating" in vars(self):
             self.exactness.forget()
@@ -325,7 +325,7 @@ class GraphDataModule(LightningDataModule):
 
     def against_averaging(self) -> str | None:
         """Return why averaging alone loses accuracy on these parts, and what to do; None where it loses little."""
-        return self._home.against_averaging() if self._targets.has_inputs else None
+        return self._home.against_averaging() if self._task.has_inputs else None
 
     def keeps_rows(self) -> bool:
         """Return whether ranks compute rows of inner layers for each other at meetings."""
@@ -353,12 +353,12 @@ class GraphDataModule(LightningDataModule):
 
     def _num_batches(self) -> int:
         """Return the number of batches of a pass, the same for all ranks and parts."""
-        return 1 if self._home.exchanges else -(-self._targets.most() // self.batch_size)
+        return 1 if self._home.exchanges else -(-self._task.most() // self.batch_size)
 
     def _local_batches(self, part: Graph, num_batches: int, rank: int, num_ranks: int) -> PassLoader:
         if self._home.exchanges:
-            inputs = self._targets.inputs_of(part, part.split("train"))
-            return self._home.exchange_loader(part, inputs, self._targets.values)
+            inputs = self._task.inputs_of(part, part.split("train"))
+            return self._home.exchange_loader(part, inputs, self._task.values)
         if self._anchors is not None and self._anchors[0] is not part:
             self._anchors = None  # else the part before would stay in memory
         return self._batches_of(part, num_batches, self.seed, rank, num_ranks)
@@ -367,9 +367,9 @@ class GraphDataModule(LightningDataModule):
         self, part: Graph, num_batches: int, seed: int, rank: int, num_ranks: int, **others: Any
     ) -> BatchLoader:
         """Return a loader of training batches of a part."""
-        own, source = self._targets.seeds_and_source(part)
-        seeds = torch.cat([own, self._targets.seeds_around(part)])
-        make, inputs = partial(BatchLoader, num_taken=own.numel()), self._targets.inputs_of(part, seeds)
+        own, source = self._task.seeds_and_source(part)
+        seeds = torch.cat([own, self._task.seeds_around(part)])
+        make, inputs = partial(BatchLoader, num_taken=own.numel()), self._task.inputs_of(part, seeds)
         how = self._running.options_of_loader | others
         # Replicas differ in what they draw.
         return make(source, seeds, num_batches, seed=seed * num_ranks + rank, shuffle=True, inputs=inputs, **how)
@@ -377,11 +377,11 @@ class GraphDataModule(LightningDataModule):
     def _global_batches(self) -> GlobalBatches:
         if self._global is None:
             size = self.global_batching.batch_size or self.batch_size * self._running.num_ranks
-            source = self._home.whole_source(self._targets.across(self._settings.of_corrections()))
+            source = self._home.whole_source(self._task.across(self._settings.of_corrections()))
             bulk_size = self.loading.bulk_size if source.is_remote else 1  # one question for many batches
             in_background = self.loading.num_threads > 0
-            more = self._running.dtype, self._targets.has_inputs, in_background, lambda: passes_left(self.trainer) > 0
-            self._global = batches_of(source, self._targets.of_corrections(), size, self.seed, bulk_size, *more)
+            more = self._running.dtype, self._task.has_inputs, in_background, lambda: passes_left(self.trainer) > 0
+            self._global = batches_of(source, self._task.of_corrections(), size, self.seed, bulk_size, *more)
         return self._global
 
 

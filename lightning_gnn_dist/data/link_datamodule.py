@@ -12,7 +12,7 @@ from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Isolated
 from lightning_gnn_dist.checks import check_instance, check_path
 from lightning_gnn_dist.data.edges.asked import AskedEdges, check_settings_of_edges
 from lightning_gnn_dist.data.edges.shards import ShardEdges
-from lightning_gnn_dist.data.edges.targets import EdgeTargets
+from lightning_gnn_dist.data.edges.task import EdgeTask
 from lightning_gnn_dist.data.edges.whole import WholeEdges
 from lightning_gnn_dist.data.explained_errors import knows_words_of_pyg
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
@@ -140,8 +140,8 @@ class LinkDataModule(GraphDataModule):
     @property
     def num_negatives(self) -> int:
         """False receivers for each training edge."""
-        assert isinstance(self._targets, EdgeTargets)
-        return self._targets.asked.num_negatives
+        assert isinstance(self._task, EdgeTask)
+        return self._task.asked.num_negatives
 
 
 def _check_split(graph: Graph, settings: BatchSettings, links: LinkBounds, boundary: Boundary) -> None:

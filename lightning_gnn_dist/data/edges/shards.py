@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_gnn_dist.batches.global_batches import OwnSeeds
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.data.edges.asked import AskedEdges
-from lightning_gnn_dist.data.edges.targets import EdgeTargets
+from lightning_gnn_dist.data.edges.task import EdgeTask
 from lightning_gnn_dist.engine.temporal.times import times_of_receivers
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
@@ -23,7 +23,7 @@ from lightning_gnn_dist.sharded.links.held import held_of_shard, own_share
 from lightning_gnn_dist.sharded.temporal.times import prepare_times, times_of_all_nodes
 
 
-class ShardEdges(EdgeTargets):
+class ShardEdges(EdgeTask):
     """The edges of a split in shards.
 
     Args:

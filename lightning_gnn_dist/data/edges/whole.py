@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.data.edges.asked import AskedEdges
-from lightning_gnn_dist.data.edges.targets import EdgeTargets
+from lightning_gnn_dist.data.edges.task import EdgeTask
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
@@ -17,7 +17,7 @@ from lightning_gnn_dist.sampling.negatives import Candidates
 from lightning_gnn_dist.sampling.targets.tables import HeldLinks
 
 
-class WholeEdges(EdgeTargets):
+class WholeEdges(EdgeTask):
     """The edges of a split in a graph that every host has.
 
     Args:

@@ -130,7 +130,7 @@ class OneHost(LinkDataModule):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._targets.__class__ = OnOneHost
+        self._task.__class__ = OnOneHost
 
 
 class OnOneHost(WholeEdges):

@@ -76,13 +76,13 @@ def on_shards(rank: int, world_size: int, folder: str, options: dict[str, Any]) 
 def own_corrections(data: LinkDataModule, rank: int, num_ranks: int) -> Any:
     """Batches of the whole graph of which each rank deals the edges into its part."""
     graph, owner = data._home.whole, data.partition(num_ranks).assignment
-    seeds = data._targets.of_corrections()
+    seeds = data._task.of_corrections()
     receivers = (graph.indptr[1:, None] <= seeds).sum(0)
     own = seeds[owner[receivers] == rank]
     settings = OWN.batch_size, data.seed, 1
     dealt = OwnSeeds(own, own, seeds.numel(), rank, num_ranks)
     return lambda round_idx: batches_of(
-        data._home.whole_source(data._targets.across(data._settings.of_corrections())), dealt, *settings
+        data._home.whole_source(data._task.across(data._settings.of_corrections())), dealt, *settings
     ).of_round(round_idx, rank, num_ranks, stop=3)
 
 

@@ -124,10 +124,10 @@ def turns_of_bulks(rank: int, world_size: int, folder: str, fanouts: list[int]) 
     dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
     data = of_shards(folder, rank, world_size, sampler=NeighborSampler(fanouts))
     data.setup("fit")
-    graph, seeds = CountingGraph(data._home.shard, open_channel(world_size)), data._targets._own()
+    graph, seeds = CountingGraph(data._home.shard, open_channel(world_size)), data._task._own()
     turns = []
     for count in (1, 6):
-        source = ShardedSource(graph, data._targets.across(data.sampler), Loading(), num_ids=10**6)
+        source = ShardedSource(graph, data._task.across(data.sampler), Loading(), num_ids=10**6)
         before, bulks = graph.turns, [([seeds[10 * i : 10 * i + 10]], [BatchKey(0, 0, i)], None) for i in range(count)]
         for _, batches in source.make_in_turn(iter(bulks)):
             list(batches)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lightning_gnn_dist.data.edges.asked import AskedEdges, check_held_back
 from lightning_gnn_dist.data.evaluating import Judged
-from lightning_gnn_dist.data.targets import Targets
-from lightning_gnn_dist.evaluation.layered_loader import Targets as InBatch
+from lightning_gnn_dist.data.task import Task
+from lightning_gnn_dist.evaluation.layered_loader import Targets
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.home import Home
@@ -20,7 +20,7 @@ from lightning_gnn_dist.sampling.targets.sampler import LinkSampler
 from lightning_gnn_dist.sampling.targets.tables import HeldLinks
 
 
-class EdgeTargets(Targets):
+class EdgeTask(Task):
     """The edges that batches ask for: those of the graph are learned, held ones are judged.
 
     Args:
@@ -78,9 +78,9 @@ class EdgeTargets(Targets):
         def sampler(more_hops: int) -> Sampler:
             return self.asked.around(held, self.home.running.sampler_of_evaluation(more_hops))
 
-        def targets(ids: Tensor) -> InBatch:
+        def targets(ids: Tensor) -> Targets:
             asked = held.targets_of(ids)
             nodes, ends = asked.seeds()
-            return InBatch(nodes, asked.in_batch(ends))
+            return Targets(nodes, asked.in_batch(ends))
 
         return Judged(range(count), f"There are {count} {name} edges", sampler, count, targets)

@@ -20,7 +20,7 @@ from lightning_gnn_dist.homes.times import check_temporal
 from lightning_gnn_dist.sampling.base import Sampler
 
 
-class Targets(ABC):
+class Task(ABC):
     """What is learned and judged in a graph, wherever it lives.
 
     Args:
@@ -85,7 +85,7 @@ class Targets(ABC):
         return vars(self) | self.at_rest() | {"values": ValueCheck(is_on=self.values.is_on)}
 
 
-class NodeTargets(Targets):
+class NodeTask(Task):
     """The nodes that masks of the graph mark."""
 
     has_inputs = True
