@@ -9,8 +9,6 @@ from contextlib import nullcontext
 from typing import Any, ClassVar, Literal
 
 import torch
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
@@ -21,8 +19,9 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_choice, check_instance
 from lightning_gnn_dist.rounds import refusals, replica_state
+from lightning_gnn_dist.rounds.launching.choice import launcher_for
 from lightning_gnn_dist.rounds.launching.function_launcher import FunctionLauncher
-from lightning_gnn_dist.rounds.launching.launch import Launch, is_interactive, start_method_here
+from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.launching.script_launcher import ScriptLauncher
 from lightning_gnn_dist.rounds.lightning_internals.loops import refuse_stop_iteration
 from lightning_gnn_dist.rounds.lightning_internals.trainer import (
@@ -262,18 +261,7 @@ class PartitionedStrategy(DDPStrategy):
         return super().reduce(tensor, group, reduce_op)
 
     def _configure_launcher(self) -> None:  # Lightning asks for it once it knows where it runs
-        environment = self.cluster_environment
-        assert environment is not None
-        if is_interactive() and isinstance(environment, SLURMEnvironment):
-            environment = self.cluster_environment = LightningEnvironment()  # a notebook is none of srun's tasks
-        method = start_method_here(self.launch, environment.creates_processes_externally)
-        is_alone = self.launch.start_method is None and self.num_processes * self.num_nodes == 1
-        if method == "popen" or is_alone:  # a rank that is alone is this process
-            patience = self.launch.timeout.total_seconds()
-            size = {"num_processes": self.num_processes, "num_nodes": self.num_nodes}
-            self._launcher = ScriptLauncher(patience, cluster_environment=environment, **size)
-        else:
-            self._launcher = FunctionLauncher(self, method)
+        self._launcher = launcher_for(self, self.launch)
 
     def _give_back(self, trainer: Trainer) -> None:
         """Undo what a fit changed in the trainer."""

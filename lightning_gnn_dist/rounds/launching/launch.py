@@ -6,17 +6,13 @@ that get the model, the data module and the callbacks by value, and give back wh
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
 from lightning_gnn_dist.checks import check_choice, check_durations, shown
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.launching.rank_processes import Start
 
-_FRESH: Start = "forkserver" if sys.platform == "linux" else "spawn"  # a fork of torch is not safe on macOS
 StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
 
 
@@ -51,20 +47,3 @@ class Launch:
                 'backend must be "gloo", "nccl" or another that this torch was built with, or None for what fits the '
                 f"device, got {shown(name)}."
             )
-
-
-def is_interactive() -> bool:
-    """Return whether this is a notebook or a prompt, as Lightning finds it out."""
-    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
-
-
-def start_method_here(launch: Launch, has_started: bool) -> StartMethod:
-    """Return how ranks are started here. ``has_started`` says that torchrun or SLURM have done so."""
-    is_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
-    can_run_again = not is_interactive() and (is_module or os.path.isfile(sys.argv[0]))
-    if launch.start_method == "popen" and not has_started and not can_run_again:
-        raise ValueError(
-            "start_method='popen' runs the script again for each rank, and here is none (a notebook, a prompt or "
-            "python -c): leave start_method out."
-        )
-    return launch.start_method or ("popen" if has_started or can_run_again else _FRESH)
