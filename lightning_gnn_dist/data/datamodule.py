@@ -74,8 +74,9 @@ class PartitionedDataModule(GraphDataModule):
             where partitions are kept. Of shards a rank holds one.
         boundary: What becomes of senders outside the part: :class:`Isolated`, :class:`Halo`,
             :class:`Exchange`, :class:`History` or :class:`Fetch`; ``"auto"`` or :class:`Auto` chooses one that fits
-            into memory. Default: ``"auto"``, and for shards, which know neither ``"auto"`` nor :class:`History`,
-            ``Isolated()``. What ``Halo`` and ``Exchange`` need of other shards is asked for once, when the fit starts.
+            into memory. For shards, whose ranks cannot count that beforehand, ``"auto"`` is ``Isolated()``, and there
+            is no :class:`History`. What ``Halo`` and ``Exchange`` need of other shards is asked for once, when the fit
+            starts.
         evaluation: How the whole graph is sampled to evaluate a model. Default: all neighbours, which is exact.
         global_batching: How the whole graph is sampled for corrections: of shards by a ``NeighborSampler``, a
             ``LadiesSampler`` or a ``FastGCNSampler``, which keeps a number for every node of the graph.
@@ -96,7 +97,7 @@ class PartitionedDataModule(GraphDataModule):
         seed: int | None = None,
         loading: Loading = Loading(),  # noqa: B008  # frozen, as all of these
         holding: Holding = Holding(),  # noqa: B008
-        boundary: Boundary | Literal["auto"] | None = None,
+        boundary: Boundary | Literal["auto"] = Auto(),  # noqa: B008
         evaluation: Evaluation = Evaluation(),  # noqa: B008
         global_batching: GlobalBatching = GlobalBatching(),  # noqa: B008
         coverage: Coverage | None = Coverage(),  # noqa: B008
@@ -106,7 +107,9 @@ class PartitionedDataModule(GraphDataModule):
         if coverage is not None:
             check_instance("coverage", coverage, Coverage, 'an object such as Coverage() or Coverage("batch"), or None')
         shards = folder_of_shards(graph, "graph")
-        asked = asked_for(boundary) if boundary is not None else Auto() if shards is None else Isolated()
+        asked = asked_for(boundary)
+        if shards is not None and asked == Auto():
+            asked = Isolated()
         check_boundary(asked)
         if asked.exchanges:
             check_whole_part(sampler)

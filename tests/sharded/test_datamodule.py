@@ -12,6 +12,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
 from lightning_gnn_dist import (
+    Auto,
     Correction,
     Drift,
     Evaluation,
@@ -286,3 +287,8 @@ def limited(rank: int, world_size: int, folder: str) -> tuple[int, int, list[Ten
 def test_a_pass_that_the_trainer_limits_is_over_at_its_limit(saved: Path) -> None:
     for length, batches_done, trained in run_ranks(limited, 2, str(saved)):
         assert (length > 2, batches_done, len(trained)) == (True, 0, 2)
+
+
+def test_auto_with_a_budget_is_refused(saved: Path) -> None:
+    with pytest.raises(ValueError, match=r"boundary must be Isolated\(\).* for shards, got Auto\(bytes=5"):
+        PartitionedDataModule(saved / "shares", boundary=Auto(5))
