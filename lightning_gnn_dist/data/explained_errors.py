@@ -38,7 +38,7 @@ WORDS_OF_PYG = {  # and of torch's DataLoader, with what is written here
     "disjoint": "leave it out: ShadowSampler and TemporalSampler draw for each seed apart, others for the batch",
     "directed": _DRAWN,
     "subgraph_type": _DRAWN,
-    "input_nodes": _MASKS + "; of a typed graph by the type, Graph.from_pyg(data).with_seeds('paper')",
+    "input_nodes": _MASKS + "; of a typed graph by the type, write seed_type='paper'",
     "input_train_nodes": _MASKS,
     "input_val_nodes": _MASKS,
     "input_test_nodes": _MASKS,

@@ -33,6 +33,7 @@ from lightning_gnn_dist import (
     RandomWalkSampler,
     Rotate,
     WholePartSampler,
+    communities,
 )
 from tests.data_fitting import trainer
 from tests.every_strategy import every_strategy
@@ -200,9 +201,11 @@ def test_the_type_of_the_seeds_can_be_chosen(tmp_path: Path) -> None:
     assert next(iter(data.train_dataloader())).seed_type == "paper" and data.num_nodes == 12
     graph.save(tmp_path / "graph")
     chosen = Graph.open(tmp_path / "graph").with_seeds("author")
-    data = PartitionedDataModule(chosen)
-    batch = next(iter(data.train_dataloader()))
-    assert batch.seed_type == "author" and batch.batch_size == 2 and "y" not in batch["paper"]
+    for data in (PartitionedDataModule(chosen), PartitionedDataModule(tmp_path / "graph", seed_type="author")):
+        batch = next(iter(data.train_dataloader()))
+        assert batch.seed_type == "author" and batch.batch_size == 2 and "y" not in batch["paper"]
+    with pytest.raises(ValueError, match=r"seed_type \('author'\) is for a graph with types, and this one has none"):
+        PartitionedDataModule(communities(60, 2), seed_type="author")
     assert pickle.loads(pickle.dumps(chosen)).split("train").equal(chosen.split("train"))
 
 
