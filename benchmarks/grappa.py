@@ -42,6 +42,7 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     Rotate,
 )
+from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.wire.collectives import traffic
 
 FEATURES, HIDDEN, CLASSES, BATCH = 128, 256, 32, 1024
@@ -196,9 +197,8 @@ def remote_features(options: argparse.Namespace) -> float:
     assignment = data.partition(2).assignment
     total = 0
     for rank in range(2):
-        seeds = data.graph.split("train")
-        seeds = seeds[assignment[seeds] == rank]
-        loader = data._loader(data.graph, data.sampler, seeds, -(-seeds.numel() // BATCH), rank)
+        data._running.__class__ = type("Placed", (Running,), {"rank": rank, "num_ranks": 2})
+        loader = data._batches_of(data.graph, -(-data._home.cut.most_seeds(2) // BATCH), 0, rank, 2)
         total += sum(int((assignment[batch.n_id] != rank).sum()) for batch in loader)
     return float(total * FEATURES * 4)
 

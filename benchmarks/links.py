@@ -55,6 +55,7 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.homes.running import Running
 
 PAIRS_AT_ONCE = 1 << 18
 
@@ -178,7 +179,9 @@ def run(split: LinkSplit, method: str, options: argparse.Namespace, seed: int) -
     )
     ranks = 1 if partitioner is None else options.parts
     meets = partitioner is not None and not method.startswith("grappa")
-    per_epoch = options.steps if meets else -(-data._most_seeds(ranks) // options.batch_size)
+    data._running.__class__ = type("Placed", (Running,), {"num_ranks": ranks})  # as if they had started
+    per_epoch = options.steps if meets else -(-data._task.most() // options.batch_size)
+    data._running.__class__ = Running
     epochs = -(-options.rounds * options.steps // per_epoch)
     every = max(1, round(options.every * options.steps / per_epoch))
     pl.seed_everything(seed, verbose=False)

@@ -90,7 +90,7 @@ assert torch.allclose(through_layers(model, pyg_data), expected, rtol=1e-4)
 """,
     "def milliseconds": "assert 9.9 < milliseconds(torch.nn.Linear(206_895, 1, bias=False), 4, 1) < 10",
     'accelerator="gpu"': "trainer.fit(model, data)",
-    "save_shards(split, ": "assert data.bounds.num_shards == 4 and data.bounds.links.held['test'][-1] > 0",
+    "save_shards(split, ": "assert data._home.bounds.num_shards == 4 and data._home.bounds.links.held['test'][-1] > 0",
     "rows = OwnedEmbedding(": "assert x.shape == (batch.num_nodes, 64)",
     "on_rows=evaluate": "assert 0 < accuracy.compute() < 1",
 }
