@@ -19,7 +19,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GATv2Conv, GCNConv, SAGEConv
 
-from lightning_gnn_dist import Graph, Partition, PartitionedDataModule, layers_of, predict_by_layer, save_shards
+from lightning_gnn_dist import Graph, Partition, layers_of, predict_by_layer, save_shards
 from lightning_gnn_dist.evaluation import row_table
 from lightning_gnn_dist.evaluation.layer_pass import LayerPass
 from lightning_gnn_dist.evaluation.prediction import Work
@@ -115,10 +115,8 @@ def predict(rank: int, world_size: int, folder: Path, kind: str) -> list[Tensor]
     def evaluate(batch: Data, rows: Tensor) -> None:
         seen.append(torch.cat([batch.n_id[: batch.batch_size, None], rows], 1))
 
-    data = PartitionedDataModule(folder / "shares")
-    predict_by_layer(
-        quiet(world_size), model_of(kind), data, folder / "rows.npy", on_rows=evaluate, budget_bytes=16 << 20
-    )
+    options: dict[str, Any] = {"on_rows": evaluate, "budget_bytes": 16 << 20}
+    predict_by_layer(quiet(world_size), model_of(kind), folder / "shares", folder / "rows.npy", **options)
     return seen
 
 
