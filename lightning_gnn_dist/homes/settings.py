@@ -114,7 +114,6 @@ class BatchSettings:
         check_sample_on(self.loading.sample_on, self.of_parts(), self.global_batching.sampler)
         self._check_hops()
         self._check_times()
-        self._check_cache()
 
     @property
     def evaluates_whole_rows(self) -> bool:
@@ -160,10 +159,8 @@ class BatchSettings:
                     "draw as many hops as the model has layers."
                 )
 
-    def _check_cache(self) -> None:
+    def check_cache_of_files(self) -> None:
         """Refuse a cache of rows in files where there is nothing to ask for ahead."""
-        if self.loading.cache_bytes is None:
-            return
         if self.loading.sample_on != "cpu":
             raise ValueError(
                 f"Loading(cache_bytes={self.loading.cache_bytes}) makes batches in RAM, and sample_on is "

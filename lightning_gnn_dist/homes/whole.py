@@ -67,6 +67,7 @@ class WholeHome(Home):
             plan.graph.check_edges()
         super().__init__(running, plan.boundary, plan.coverage)
         if (cache_bytes := running.settings.loading.cache_bytes) is not None:
+            running.settings.check_cache_of_files()
             check_rows_in_files(plan.graph, cache_bytes)
         self.whole, self.holding = plan.graph, plan.holding
         self._fingerprint, self._shown_edges = fingerprint, shown

@@ -292,3 +292,9 @@ def test_a_pass_that_the_trainer_limits_is_over_at_its_limit(saved: Path) -> Non
 def test_auto_with_a_budget_is_refused(saved: Path) -> None:
     with pytest.raises(ValueError, match=r"boundary must be Isolated\(\).* for shards, got Auto\(bytes=5"):
         PartitionedDataModule(saved / "shares", boundary=Auto(5))
+
+
+def test_whole_parts_of_shards_take_a_cache(saved: Path) -> None:
+    """Corrections and evaluation ask others for rows, however training draws."""
+    loading = Loading(cache_bytes=5000)
+    assert PartitionedDataModule(saved / "shares", sampler=WholePartSampler(2), loading=loading).loading == loading

@@ -116,10 +116,8 @@ def wide_arrays_in_files(arrays: Mapping[str, Tensor], maps: list[Map] | None = 
     return {name: array for name, array in wide.items() if file_of(array, maps) is not None}
 
 
-def check_rows_in_files(graph: Graph, cache_bytes: int | None) -> None:
+def check_rows_in_files(graph: Graph, cache_bytes: int) -> None:
     """Refuse a cache for rows of files where no rows come from files."""
-    if cache_bytes is None:
-        return
     if have_names(graph.types):
         raise ValueError(
             f"Loading(cache_bytes={cache_bytes}) reads rows of graphs without types, and this one has types: leave "
