@@ -10,9 +10,7 @@ from typing import ClassVar, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import (
-    check_instance,
-)
+from lightning_gnn_dist.checks import check_instance
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup

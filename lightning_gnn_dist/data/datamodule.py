@@ -24,7 +24,6 @@ from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
 from lightning_gnn_dist.homes.shards import ShardHome
-from lightning_gnn_dist.homes.times import check_temporal
 from lightning_gnn_dist.homes.typed import bounds_with_seed_type, check_samplers, check_typed, with_seed_type
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.partition.base import Partition, Partitioner
@@ -122,9 +121,10 @@ class PartitionedDataModule(GraphDataModule):
         whole = with_seed_type(graph_of(graph), seed_type)
         check_typed(whole.types, settings, asked)
         check_samplers(whole, settings)
-        check_temporal(whole, settings, asked)
         plan = PartPlan(whole, partitioner, holding, asked, coverage, settings.seed_of_parts)
-        super().__init__(NodeTask(WholeHome(plan, running), values))
+        task = NodeTask(WholeHome(plan, running), values)
+        task.check(whole)
+        super().__init__(task)
 
 
 def _bounds_of_nodes(path: Path, seed_type: str | None) -> Bounds:

@@ -54,7 +54,7 @@ class GraphDataModule(LightningDataModule):
     def __init__(self, task: Task) -> None:
         self._task, self._home, self._running = task, task.home, task.home.running
         super().__init__()
-        self._settings = settings = task.home.running.settings
+        settings = self._running.settings
         self.sampler, self.batch_size, self.loading = settings.of_parts(), settings.batch_size, settings.loading
         self.evaluation, self.global_batching = settings.evaluation, settings.global_batching
         self._loaders: list[BatchLoader | TrainLoader] = []
@@ -377,7 +377,7 @@ class GraphDataModule(LightningDataModule):
     def _global_batches(self) -> GlobalBatches:
         if self._global is None:
             size = self.global_batching.batch_size or self.batch_size * self._running.num_ranks
-            source = self._home.whole_source(self._task.across(self._settings.of_corrections()))
+            source = self._home.whole_source(self._task.across(self._running.settings.of_corrections()))
             bulk_size = self.loading.bulk_size if source.is_remote else 1  # one question for many batches
             in_background = self.loading.num_threads > 0
             more = self._running.dtype, self._task.has_inputs, in_background, lambda: passes_left(self.trainer) > 0

@@ -25,7 +25,7 @@ from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
 from lightning_gnn_dist.homes.shards import ShardHome
-from lightning_gnn_dist.homes.times import check_event_samplers, sampler_of_events
+from lightning_gnn_dist.homes.times import sampler_of_events
 from lightning_gnn_dist.homes.typed import check_samplers, check_typed
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.partition.base import Partition, Partitioner
@@ -85,7 +85,8 @@ class LinkDataModule(GraphDataModule):
             batches the seed of Lightning's ``seed_everything`` as the fit begins, and 0 without one; 0 for the
             partition, which is not made anew, and for what ranks hold of it. A resumed fit keeps its seed.
         loading: How batches are made: bulks, threads, the device. It never changes what is in them.
-        holding: What a rank holds: which chunks of the partition, when that changes, and random nodes of others.
+        holding: What a rank holds: which chunks of the partition, when that changes, and random nodes of others; and
+            where partitions are kept. Of shards a rank holds one.
         boundary: What a batch sees around the edges of its part: with :class:`Fetch` the whole graph, from which false
             receivers are drawn as well; with :class:`Isolated` the part, or with :class:`Halo` nodes around it, too,
             and false receivers are the rank's own. Default: ``Fetch()``, and ``Isolated()`` beside a ``holding``, or
@@ -123,12 +124,14 @@ class LinkDataModule(GraphDataModule):
         if isinstance(known, LinkSplit):
             self.split: LinkSplit | None = known
             graph = _with_seeds(known)
-            _check_split(graph, settings, links, boundary)
+            _check_split(graph, settings, boundary)
             if partitioner is None and boundary.sees_whole_graph:
                 partitioner = RandomPartitioner()
             plan = PartPlan(graph, partitioner, holding, boundary, None, settings.seed_of_parts)
             home = WholeHome(plan, running, known.fingerprint, asked.shown)
-            super().__init__(WholeEdges(home, values, asked, known))
+            task = WholeEdges(home, values, asked, known)
+            task.check(graph)
+            super().__init__(task)
             return
         assert shards is not None
         refuse_to_cut(shards, partitioner, holding)
@@ -144,7 +147,7 @@ class LinkDataModule(GraphDataModule):
         return self._task.asked.num_negatives
 
 
-def _check_split(graph: Graph, settings: BatchSettings, links: LinkBounds, boundary: Boundary) -> None:
+def _check_split(graph: Graph, settings: BatchSettings, boundary: Boundary) -> None:
     """Refuse settings that do not suit a split that every host has."""
     if settings.global_batching.deal == "own":
         raise ValueError(
@@ -152,7 +155,6 @@ def _check_split(graph: Graph, settings: BatchSettings, links: LinkBounds, bound
         )
     check_typed(graph.types, settings, boundary)
     check_samplers(graph, settings)
-    check_event_samplers(graph, settings, links.time, links.edge_type)
 
 
 def _check_shards(settings: BatchSettings, boundary: Boundary) -> None:

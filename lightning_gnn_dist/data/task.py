@@ -16,11 +16,12 @@ from lightning_gnn_dist.data.evaluating import Judged
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.home import Home
+from lightning_gnn_dist.homes.running import ForgetsRun
 from lightning_gnn_dist.homes.times import check_temporal
 from lightning_gnn_dist.sampling.base import Sampler
 
 
-class Task(ABC):
+class Task(ForgetsRun, ABC):
     """What is learned and judged in a graph, wherever it lives.
 
     Args:
@@ -70,19 +71,11 @@ class Task(ABC):
     def judged(self, name: str) -> Judged:
         """Return the ``"val"`` or ``"test"`` nodes or edges. Collective, the first time, of shards."""
 
-    def check_prediction(self) -> None:  # noqa: B027  # optional
+    def check_prediction(self) -> None:  # optional
         """Refuse to predict rows of nodes where nodes have no rows of their own."""
 
-    def at_rest(self) -> dict[str, Any]:
-        """Return, by name, the attributes that only a run has, as they are outside of one."""
-        return {}
-
-    def rest(self) -> None:
-        """Forget what only a run has."""
-        vars(self).update(self.at_rest())
-
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | self.at_rest() | {"values": ValueCheck(is_on=self.values.is_on)}
+        return super().__getstate__() | {"values": ValueCheck(is_on=self.values.is_on)}
 
 
 class NodeTask(Task):

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.batch import SampledData, in_type
-from lightning_gnn_dist.batches.source import BatchSource
+from lightning_gnn_dist.batches.placement import stream_to
+from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.boundary.exchange_loader import ExchangeLoader
@@ -22,7 +23,7 @@ from lightning_gnn_dist.evaluation.model_layers import ModelLayers
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.homes.running import Running
+from lightning_gnn_dist.homes.running import ForgetsRun, Running
 from lightning_gnn_dist.joint import WeighsRanks
 from lightning_gnn_dist.layerwise.layers import Layer, layers_in, with_arrays
 from lightning_gnn_dist.partition.base import Partition
@@ -61,7 +62,7 @@ class Costs(Protocol):
         ...
 
 
-class Home(ABC):
+class Home(ForgetsRun, ABC):
     """Where the graph lives, and which part of it this rank trains on.
 
     A part is a graph in RAM; what a method says of nodes or seeds of a part is by their ids in it.
@@ -120,46 +121,35 @@ class Home(ABC):
     def split(self, name: str) -> Tensor:
         """Return the nodes of the whole graph that a mask marks, ``"train"`` for ``train_mask``. Collective."""
 
-    def check_labels(self, values: ValueCheck, nodes: Tensor, mask: str) -> None:  # noqa: B027  # optional
+    def check_labels(self, values: ValueCheck, nodes: Tensor, mask: str) -> None:  # optional
         """Refuse bad labels of nodes that a mask marks, where this rank has them."""
 
     # The run.
 
-    def prepare(self) -> None:  # noqa: B027  # optional
+    def prepare(self) -> None:  # optional
         """Do what one process of each host does for all."""
 
-    def choose_boundary(self) -> None:  # noqa: B027  # optional
+    def choose_boundary(self) -> None:  # optional
         """Find out what ``boundary="auto"`` is in the fit that begins. Collective."""
 
     @abstractmethod
     def open(self, check: Callable[[Graph], None], *, is_fit: bool) -> None:
         """Open the graph, let ``check`` refuse what of it is here, and in a fit read the part. Collective."""
 
-    def begin_nodes(self, *, is_fit: bool) -> None:  # noqa: B027  # optional
+    def begin_nodes(self, *, is_fit: bool) -> None:  # optional
         """Refuse ranks without training nodes, and times that do not fit together: all ranks raise or none."""
 
-    def close(self) -> None:  # noqa: B027  # optional
+    def close(self) -> None:  # optional
         """End what runs in the background, and free what it has taken."""
 
-    def abort(self) -> None:  # noqa: B027  # optional
+    def abort(self) -> None:  # optional
         """End connections at once, so that no thread waits for a rank that will never answer."""
-
-    def at_rest(self) -> dict[str, Any]:
-        """Return, by name, the attributes that only a run has, as they are outside of one."""
-        return {}
-
-    def rest(self) -> None:
-        """Forget what only a run has."""
-        vars(self).update(self.at_rest())
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | self.at_rest()
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed fit keeps."""
         return {}
 
-    def restore(self, state: dict[str, Any]) -> None:  # noqa: B027  # optional
+    def restore(self, state: dict[str, Any]) -> None:  # optional
         """Go on with what the fit of a checkpoint has kept."""
 
     @property
@@ -213,7 +203,7 @@ class Home(ABC):
         """Return why averaging alone loses accuracy on these parts, and what to do; None where it loses little."""
         return None
 
-    def refresh_rows(self, super_epoch: int) -> None:  # noqa: B027  # optional
+    def refresh_rows(self, super_epoch: int) -> None:  # optional
         """Compute what batches of a part read of nodes outside it. Collective."""
 
     # Training nodes of the part.
@@ -247,6 +237,14 @@ class Home(ABC):
     @abstractmethod
     def whole_source(self, sampler: Sampler, num_ids: int | None = None) -> BatchSource:
         """Return the source of batches of the whole graph. Seeds lie below ``num_ids``, by default below its nodes."""
+
+    def source_in_ram(self, graph: Graph, sampler: Sampler, num_ids: int | None = None, **more: Any) -> GraphSource:
+        """Return the source of batches of a graph that this process has; ``more`` says where and how they are made."""
+        run, stream = self.running, stream_to(self.running.device)
+        all_labels = run.settings.loading.all_labels
+        return GraphSource(
+            graph, sampler, widen=run.widen, all_labels=all_labels, num_ids=num_ids, stream=stream, **more
+        )
 
     @abstractmethod
     def with_senders(self, part: Graph) -> tuple[Graph, Owners]:

@@ -21,7 +21,22 @@ from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.wire.collectives import gather_numbers
 
 
-class Running:
+class ForgetsRun:
+    """Has attributes that only a run has: a copy is without them, as for a process that Lightning spawns."""
+
+    def at_rest(self) -> dict[str, Any]:
+        """Return these attributes by name, as they are outside of a run."""
+        return {}
+
+    def rest(self) -> None:
+        """Forget what only the run has."""
+        vars(self).update(self.at_rest())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | self.at_rest()
+
+
+class Running(ForgetsRun):
     """The run, and how its batches are made. Without a trainer there is one rank.
 
     Args:
@@ -35,8 +50,8 @@ class Running:
         self.bytes_of_evaluation = DEFAULT_BYTES
         self._seed_of_fit: int | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"trainer": None}
+    def at_rest(self) -> dict[str, Any]:
+        return {"trainer": None}
 
     @property
     def rank(self) -> int:

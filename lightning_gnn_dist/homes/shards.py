@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.row_cache import figures_of
 from lightning_gnn_dist.batches.placement import stream_to
-from lightning_gnn_dist.batches.source import BatchSource, GraphSource
+from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.boundary.exchange_plan import Owners
@@ -265,12 +265,7 @@ class ShardHome(Home):
             return self.graph().ids_of_own(seeds), self.whole_source(sampler)
         if have_names(part.types):
             sampler.sample_bulk(part, [], [])  # refuses the part, or draws nothing
-        return seeds, self.part_source(part, sampler)
-
-    def part_source(self, part: Graph, sampler: Sampler, num_ids: int | None = None) -> GraphSource:
-        """Return the source of batches of a part in RAM."""
-        how: dict[str, Any] = {"widen": self.running.widen, "all_labels": self.running.settings.loading.all_labels}
-        return GraphSource(part, sampler, num_ids=num_ids, stream=stream_to(self.running.device), **how)
+        return seeds, self.source_in_ram(part, sampler)
 
     def whole_source(self, sampler: Sampler, num_ids: int | None = None) -> ShardedSource:
         run, stream = self.running, stream_to(self.running.device)

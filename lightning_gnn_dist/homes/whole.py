@@ -347,16 +347,15 @@ class WholeHome(Home):
     ) -> GraphSource | FileSource:
         """Return the source of batches of a part or of the whole graph, made where ``loading.sample_on`` says."""
         running, loading = self.running, self.running.settings.loading
-        stream = stream_to(running.device)
         if run is None and (rows := self._rows_in_files(graph)) is not None:
-            return FileSource(graph, rows, sampler, loading, num_ids=num_ids, stream=stream, stays=running.stays)
+            how: dict[str, Any] = {"stream": stream_to(running.device), "stays": running.stays}
+            return FileSource(graph, rows, sampler, loading, num_ids=num_ids, **how)
         # The part takes device memory first, though it may be loaded later; it is no larger than the whole graph.
         is_fit, ours = running.stage == TrainerFn.FITTING, running.settings.of_parts()
         waits = graph is self.graph and is_fit and self.is_cut and draws_anywhere(ours)
         sample_on = "cpu" if have_names(graph.types) else loading.sample_on
         placement = Placement(running.device, sample_on, expected_bytes=graph.num_bytes if waits else 0)
-        how: dict[str, Any] = {"widen": running.widen, "all_labels": loading.all_labels, "num_ids": num_ids}
-        return GraphSource(graph, sampler, placement=placement, stream=stream, run=run, **how)
+        return self.source_in_ram(graph, sampler, num_ids, placement=placement, run=run)
 
     def _rows_in_files(self, graph: Graph) -> DiskRows | None:
         """Return what reads a graph's rows from files, if ``cache_bytes`` says so and does not hold all of them."""

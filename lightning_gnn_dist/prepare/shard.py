@@ -247,16 +247,6 @@ def _rows_of(graph: Graph, nodes: Tensor, number: Tensor) -> Graph:
 def _read_index(folder: Path) -> dict[str, Any]:
     file = folder / INDEX
     if not file.exists():
-        if (folder / "links").is_dir():
-            raise FileNotFoundError(
-                f"{folder} is a whole split of edges, not a folder of shards: train on it with LinkDataModule, or "
-                f"divide it with `lightning-gnn-dist divide {folder} SHARDS --parts P`."
-            )
-        if (folder / "meta.json").exists():
-            raise FileNotFoundError(
-                f"{folder} is a whole graph, not a folder of shards: train on it with PartitionedDataModule, or "
-                "divide it with save_shards(graph, partition, path)."
-            )
         raise FileNotFoundError(f"{folder} has no {INDEX}. Divide a graph with save_shards(graph, partition, path).")
     about = read_json(file, _WAY_OUT)
     if about.get("format") != FORMAT:

@@ -32,9 +32,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.checks import (
-    check_instance,
-)
+from lightning_gnn_dist.checks import check_instance
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.correction_gradients import (
     average_gradient_,

@@ -115,7 +115,7 @@ class ShardEdges(EdgeTask):
         if self.home.boundary.sees_whole_graph:
             sampler = self.across(self.home.running.settings.of_parts())
             return seeds, self.home.whole_source(sampler, int(self.home.bounds.edges[-1]))
-        return seeds, self.home.part_source(shown, self.around_part(part, self._is_own(part)), part.num_edges)
+        return seeds, self.home.source_in_ram(shown, self.around_part(part, self._is_own(part)), part.num_edges)
 
     def _own(self) -> Tensor:
         """Return the positions of what this rank learns: in the whole graph, or without ``Fetch()`` in its part."""
