@@ -68,7 +68,7 @@ def by_layer(store: str, num_ranks: int, tally: Tally, place: Place) -> None:
     """All rows, one layer after the other."""
     torch.manual_seed(0)
     model, path = Layered(), place.own / "rows.npy"
-    where = place.nodes("plain", store) if store == "shards" else GRAPHS["plain"]()
+    where = place.shared / "plain_shards" if store == "shards" else GRAPHS["plain"]()
     rows: list[tuple[Tensor, Tensor]] = []
 
     def take(batch: Any, found: Tensor) -> None:
