@@ -55,8 +55,8 @@ class Content(NamedTuple):
     coverage: Tensor | None = None
 
     @classmethod
-    def of(cls, graph: Graph, sample: Sample) -> Content:
-        """Return the content of a sample of a graph."""
+    def of(cls, graph: Graph, sample: Sample, seed_type: str | None = None) -> Content:
+        """Return the content of a sample of a graph, whose seeds may be of several types if one is named."""
         types, of_nodes, of_edges = graph.types, graph.types.node_arrays, graph.types.edge_arrays
         apart = take_apart(graph, sample, with_ids=any(of_edges.values()))
         nodes = [Taken(of_nodes[kind], ids) for kind, ids in zip(types.node_types, apart.nodes, strict=True)]
@@ -66,7 +66,7 @@ class Content(NamedTuple):
             else Taken({})
             for number, (kind, rows) in enumerate(zip(types.edge_types, apart.rows, strict=True))
         ]
-        content = cls.by_types(types, apart, sample, nodes, edges)
+        content = cls.by_types(types, apart, sample, nodes, edges, seed_type)
         of_part = {} if not have_names(types) else vars(graph).get("node_arrays", {})  # beside the arrays of the types
         if "coverage" not in of_part:
             return content
@@ -79,14 +79,21 @@ class Content(NamedTuple):
 
     @classmethod
     def by_types(
-        cls, types: TypeNames, apart: Apart, sample: Sample, nodes: Sequence[Taken], edges: Sequence[Taken]
+        cls,
+        types: TypeNames,
+        apart: Apart,
+        sample: Sample,
+        nodes: Sequence[Taken],
+        edges: Sequence[Taken],
+        seed_type: str | None = None,
     ) -> Content:
         """Return the content of a sample that was taken apart."""
         extra = dict(sample.extra)
         if not have_names(types):  # samplers that weigh know no types
             weights = {"edge_weight": sample.edge_weight, "node_norm": sample.node_norm}
             extra = {name: array for name, array in weights.items() if array is not None} | extra
-        return cls(types, apart, nodes, edges, _seed_type(types, apart, sample), extra)
+        seeds = _seed_type(types, apart, sample) if seed_type is None else seed_type
+        return cls(types, apart, nodes, edges, seeds, extra)
 
 
 class Stores(NamedTuple):

@@ -15,13 +15,14 @@ from torch_geometric.data.view import ItemsView, ValuesView
 
 from lightning_gnn_dist.batches.pool import Pool, Widen, gather_rows
 from lightning_gnn_dist.graph.convert import SUFFIX
-from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.quantize import scale_of
+from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.sampling.block import Block, innermost, rebase
 
 PoolOf = Callable[[str], Pool | None]
+NamesOfTypes = dict[Any, list[str]]  # by the key of a store, which is None where a batch has only one
 LABELS = "y"
-_WIDE = ("x", "x0")  # few layers read these again, so they are copied when one does
 _ABSENT = {
     "e_id": "This batch has no e_id: the graph does not know where its edges stood in data.edge_index, for they are "
     "sorted. Graph.from_pyg(data, edge_ids=True) keeps that, in 8 bytes for each edge.",
@@ -83,7 +84,7 @@ class Promising(BaseStorage):  # type: ignore[misc]
     def _set_weight(self, weight: Any) -> None:
         if self._blocks:
             first = self._blocks[0]
-            weight = _weight(weight, first.num_edges, first.dtype)
+            weight = weight_of(weight, first.num_edges, first.dtype)
             self._blocks = rebase(self._blocks, replace(first, weight=weight, is_corrected=False))
 
     def get(self, key: str, value: Any = None) -> Any:
@@ -132,7 +133,22 @@ class Promising(BaseStorage):  # type: ignore[misc]
         return self
 
 
-class BatchStore(Promising, GlobalStorage):  # type: ignore[misc]
+class WithInputs(BaseStorage):  # type: ignore[misc]
+    """Adds to a PyG store that the input rows ``x0`` may be a promise."""
+
+    _read_inputs: Callable[[], Tensor] | None = None
+
+    def promise_x0(self, read: Callable[[], Tensor]) -> None:
+        """Let ``read`` return ``x0`` when it is first read."""
+        self._read_inputs = read
+
+    def __getitem__(self, key: str) -> Any:
+        if key == "x0" and self._read_inputs is not None and key not in self._mapping:
+            self._mapping[key] = self._read_inputs()
+        return super().__getitem__(key)
+
+
+class BatchStore(Promising, WithInputs, GlobalStorage):  # type: ignore[misc]
     """The store of a batch without types."""
 
 
@@ -193,13 +209,7 @@ class SampledData(Data):  # type: ignore[misc]
     def is_filler(self, is_filler: bool) -> None:
         self._store["is_filler"] = is_filler
 
-    def promise_x0(self, read: Callable[[], Tensor]) -> None:
-        """Let ``read`` return ``x0`` when it is first read."""
-        self.__dict__["_read_x0"] = read
-
     def __getattr__(self, key: str) -> Any:
-        if key == "x0" and "_read_x0" in self.__dict__:
-            self.x0 = self.__dict__.pop("_read_x0")()
         if key == "blocks":
             raise AttributeError(
                 "This batch has no blocks: they went when its edge_index was replaced, for they describe the "
@@ -208,54 +218,6 @@ class SampledData(Data):  # type: ignore[misc]
         if key in _ABSENT and key not in self._store:
             raise AttributeError(_ABSENT[key])
         return super().__getattr__(key)
-
-
-def one_hop(batch: SampledData, block: Block, x: Tensor | None = None, nodes: Tensor | None = None) -> SampledData:
-    """The batch of one hop that a layer on ``block``, one of the batch's blocks, reads: the first rows of all arrays.
-
-    Nodes and edges of a block are the first of those of the blocks before it, so no array is copied.
-
-    Args:
-        batch: A batch with blocks, or what this function made of it for the layer before.
-        block: The layer's block.
-        x: What the layer before returned. Default: the batch's own ``x``, which then is ``x0`` as well.
-        nodes: The block's nodes, as positions in the batch, if they are not its first. Their arrays are copied.
-    """
-    store, view = batch._store, SampledData.__new__(SampledData)
-    view.__dict__["_store"] = BatchStore(_parent=view)  # Data.__init__ would take longer than all that follows
-    num_nodes, num_edges, entries = store._blocks[0].num_src, store._blocks[0].num_edges, view._store._mapping
-    for name, value in store._mapping.items():
-        size = len(value) if isinstance(value, Tensor) and value.dim() else -1
-        is_of_edges = size == num_edges and (size != num_nodes or name in store._edge_arrays or name[:4] == "edge")
-        rows = block.num_edges if is_of_edges else block.num_src if size == num_nodes else size
-        if nodes is None or is_of_edges or size != num_nodes:
-            entries[name] = value if rows == size else value[:rows]
-        elif name not in _WIDE:
-            entries[name] = value[nodes]
-    if x is not None:
-        entries["x"] = x
-    elif "x" in entries:
-        entries["x0"] = entries["x"]
-    if "num_nodes" in entries:
-        entries["num_nodes"] = block.num_src
-    entries["batch_size"] = block.num_dst
-    entries["num_sampled_nodes"] = [block.num_dst, block.num_src - block.num_dst]
-    entries["num_sampled_edges"] = [block.num_edges]
-    view._store._edge_arrays = store._edge_arrays
-    view._store.promise((block,))
-    if nodes is not None and "x0" in store._mapping:
-        view.promise_x0(lambda: store._mapping["x0"][nodes])
-    return view
-
-
-def with_x(batch: SampledData, x: Tensor) -> SampledData:
-    """The batch with other features: the values of its matrices have their type."""
-    batch.x = x
-    store = batch._store
-    first, dtype = store._blocks[0], dtype_of(x)
-    weight = _weight(store.get("edge_weight"), first.num_edges, dtype)
-    store._blocks = rebase(store._blocks, replace(first, weight=weight, dtype=dtype))
-    return batch
 
 
 def in_type(batch: Any, dtype: torch.dtype | None) -> SampledData:
@@ -269,10 +231,15 @@ def in_type(batch: Any, dtype: torch.dtype | None) -> SampledData:
     return made
 
 
-def names_in_batches(graph: Graph, *, widen: Widen) -> list[str]:
-    """The names of a graph's arrays that batches have, and ``n_id``."""
-    names = gathered(graph.node_arrays, torch.empty(0, dtype=torch.int64), widen=widen)
-    return [*names, *({"n_id"} - names.keys()), *graph.edge_arrays]
+def names_of_types(types: GraphTypes, *, widen: Widen) -> NamesOfTypes:
+    """The names of a graph's arrays that batches have, and ``n_id``, by the keys of their stores."""
+    none = torch.empty(0, dtype=torch.int64)
+    nodes = {kind: [*gathered(arrays, none, widen=widen)] for kind, arrays in types.node_arrays.items()}
+    nodes = {kind: names if "n_id" in names else [*names, "n_id"] for kind, names in nodes.items()}
+    edges = {kind: [*arrays] for kind, arrays in types.edge_arrays.items()}
+    if have_names(types):
+        return {**nodes, **edges}
+    return {None: [*nodes[types.node_types[0]], *edges[types.edge_types[0]]]}
 
 
 def bytes_of(batch: Any) -> int:
@@ -284,7 +251,9 @@ def bytes_of(batch: Any) -> int:
 
 def device_of_batch(batch: Any) -> torch.device:
     """Where a batch is. Reads nothing that it promises."""
-    found: torch.device = batch.node_stores[0]["n_id"].device
+    seeds = getattr(batch, "seed_type", None)  # whose ids a batch has without sampling
+    store = batch.node_stores[0] if seeds is None else batch[seeds if isinstance(seeds, str) else seeds[0]]
+    found: torch.device = store["n_id"].device
     return found
 
 
@@ -322,7 +291,7 @@ def blocks_of(
     """The blocks of all layers over one CSR. Of receivers and senders there are so many up to each hop."""
     dtype = dtype_of(x)
     edges = list(accumulate(num_sampled_edges))
-    weight = _weight(edge_weight, edges[-1], dtype)
+    weight = weight_of(edge_weight, edges[-1], dtype)
     outermost = Block(receivers[-2], senders[-1], *csr, weight, dtype, is_corrected)
     inner = range(len(edges) - 2, -1, -1)
     return outermost, *(outermost.head(receivers[hop], senders[hop + 1], edges[hop]) for hop in inner)
@@ -338,7 +307,7 @@ def _is_plain(value: Any) -> bool:
     return all(isinstance(each, int | float | str | None) for each in (value if isinstance(value, list) else [value]))
 
 
-def _weight(edge_weight: Any, num_edges: int, dtype: torch.dtype) -> Tensor | None:
+def weight_of(edge_weight: Any, num_edges: int, dtype: torch.dtype) -> Tensor | None:
     """The values of a block's matrix if ``edge_weight`` has one number per edge, otherwise None."""
     if not isinstance(edge_weight, Tensor) or edge_weight.numel() != num_edges:
         return None

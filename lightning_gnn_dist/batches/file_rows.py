@@ -26,7 +26,10 @@ class FileRows:
 
     def assemble(self, sample: Sample, *, widen: Widen = True, all_labels: bool = True) -> SampledData:
         """Make a batch, as :func:`~lightning_gnn_dist.batches.assembling.assemble` does."""
-        content = Content.of(self._graph, sample)
+        return self.made_of(Content.of(self._graph, sample), widen=widen, all_labels=all_labels)
+
+    def made_of(self, content: Content, *, widen: Widen = True, all_labels: bool = True) -> SampledData:
+        """Make a batch of what is taken of the graph's arrays."""
         num_labels = [None if all_labels else per_hop[0] for per_hop in content.apart.num_sampled]
         nodes = [self._read(*taken) for taken in zip(content.nodes, num_labels, strict=True)]
         content = content._replace(nodes=nodes, edges=[self._read(taken) for taken in content.edges])

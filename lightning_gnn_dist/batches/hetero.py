@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any, Self
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import EdgeStorage, NodeStorage
 
-from lightning_gnn_dist.batches.batch import LABELS, Promising
+from lightning_gnn_dist.batches.batch import LABELS, Promising, WithInputs
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames
 from lightning_gnn_dist.sampling.block import Block
 
@@ -19,6 +20,10 @@ ENDS, LABELS_OF_LINKS = "edge_label_index", "edge_label"
 
 class EdgeStore(Promising, EdgeStorage):  # type: ignore[misc]
     """The store of one edge type of a batch."""
+
+
+class NodeStore(WithInputs, NodeStorage):  # type: ignore[misc]
+    """The store of one node type of a batch."""
 
 
 class SampledHeteroData(HeteroData):  # type: ignore[misc]
@@ -36,11 +41,20 @@ class SampledHeteroData(HeteroData):  # type: ignore[misc]
     @classmethod
     def of(cls, types: TypeNames, seed_type: str | EdgeType) -> Self:
         """Return an empty batch with a store for each type."""
+        return cls._with_stores(types.node_types, types.edge_types, seed_type)
+
+    @classmethod
+    def like(cls, batch: SampledHeteroData) -> Self:
+        """Return an empty batch with the stores of another one."""
+        return cls._with_stores(batch._node_store_dict, batch._edge_store_dict, batch.seed_type)
+
+    @classmethod
+    def _with_stores(cls, node_types: Iterable[str], edge_types: Iterable[EdgeType], seed_type: str | EdgeType) -> Self:
         batch = cls()
         batch.__dict__["_seed_type"] = seed_type
-        for kind in types.node_types:
-            batch._node_store_dict[kind] = NodeStorage(_parent=batch, _key=kind)
-        for edge_type in types.edge_types:
+        for kind in node_types:
+            batch._node_store_dict[kind] = NodeStore(_parent=batch, _key=kind)
+        for edge_type in edge_types:
             batch._edge_store_dict[edge_type] = EdgeStore(_parent=batch, _key=edge_type)
         return batch
 

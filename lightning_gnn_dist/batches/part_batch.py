@@ -6,48 +6,50 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from torch import Tensor
-from torch_geometric.data import Data
-
 from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.hetero import EdgeStore, SampledHeteroData
 from lightning_gnn_dist.sampling.block import Block
 
-Run: TypeAlias = Callable[["PartBatch", Sequence[Callable[[Data], Tensor]]], Tensor]
-_HIDDEN = ("edge_index", "blocks", "adj_t")
+Run: TypeAlias = Callable[["OfPart", Sequence[Callable[[Any], Any]]], Any]
+_HIDDEN = ("edge_index", "edge_index_dict", "blocks", "adj_t", "adj_t_dict")
+_WHY = (
+    "This batch has no {key}: with boundary=Exchange() ranks send each other rows between the layers, and with "
+    "boundary=History() at meetings. Define layers(), and let forward() return through_layers(self, batch); for one of "
+    "PyG's models, layers() returns layers_of(self.gnn). Within a layer its batch has edges, which it may change."
+)
 
 
-class PartBatch(SampledData):
+class OfPart:
     """Nodes that a rank computes rows for, the seeds first, and senders among other ranks' nodes.
 
     Its edges are not handed out: a layer that ran on them all at once would take rows for granted that other ranks
     compute.
     """
 
-    @classmethod
-    def of(cls, batch: SampledData, run: Run) -> PartBatch:
-        """The batch with what runs layers on it."""
-        part = cls.__new__(cls)
-        part.__dict__.update(copy.copy(batch).__dict__, _run=run)
-        part._store._parent = part
-        return part
+    __dict__: dict[str, Any]
+    node_stores: list[Any]
+    edge_stores: list[Any]
 
-    def through(self, layers: Sequence[Callable[[Data], Tensor]]) -> Tensor:
+    def through(self, layers: Sequence[Callable[[Any], Any]]) -> Any:
         """Run layers, with rows of other ranks between each two, and return the rows of the seeds.
 
         Collective, if ranks exchange them in every step.
         """
-        rows: Tensor = self.__dict__["_run"](self, layers)
-        return rows
+        return self.__dict__["_run"](self, layers)
 
     @property
-    def outermost(self) -> Block:
-        """The edges that the first layer computes on."""
-        return self.all_blocks[0]
+    def outermost(self) -> list[Block]:
+        """The edges of each type that the first layer computes on."""
+        return [store._blocks[0] for store in self.edge_stores]
 
-    @property
-    def all_blocks(self) -> list[Block]:
-        """What ``blocks`` is of other batches."""
-        return list(self._store._blocks)
+    def __getattr__(self, key: str) -> Any:
+        if key in _HIDDEN:
+            raise AttributeError(_WHY.format(key=key))
+        return super().__getattr__(key)  # type: ignore[misc]
+
+
+class PartBatch(OfPart, SampledData):
+    """That of a graph without types."""
 
     @property
     def edge_index(self) -> Any:
@@ -56,12 +58,40 @@ class PartBatch(SampledData):
     def _found_blocks(self) -> tuple[Block, ...]:
         return ()
 
-    def __getattr__(self, key: str) -> Any:
+
+class HiddenEdges(EdgeStore):
+    """The edges of one type, of which only the layers see some."""
+
+    @property
+    def num_edges(self) -> int:
+        return int(self._blocks[0].num_edges)
+
+    def __getitem__(self, key: str) -> Any:
         if key in _HIDDEN:
-            raise AttributeError(
-                f"This batch has no {key}: with boundary=Exchange() ranks send each other rows between the layers, and "
-                "with boundary=History() at meetings. "
-                "Define layers(), and let forward() return through_layers(self, batch); for one of PyG's models, "
-                "layers() returns layers_of(self.gnn). Within a layer its batch has edges, which it may change."
-            )
-        return super().__getattr__(key)
+            raise AttributeError(_WHY.format(key=key))
+        return super().__getitem__(key)
+
+
+class PartHeteroBatch(OfPart, SampledHeteroData):
+    """That of a graph with types."""
+
+    @property
+    def blocks(self) -> Any:
+        raise AttributeError  # __getattr__ says why
+
+
+def part_batch_of(batch: Any, run: Run) -> Any:
+    """The batch with what runs layers on it."""
+    kind = PartBatch if isinstance(batch, SampledData) else PartHeteroBatch
+    part: Any = kind.__new__(kind)
+    part.__dict__.update(copy.copy(batch).__dict__, _run=run)
+    if isinstance(batch, SampledData):
+        part._store._parent = part
+        return part
+    for key, store in part._edge_store_dict.items():
+        hidden = part._edge_store_dict[key] = HiddenEdges(_parent=part, _key=key)
+        hidden.__dict__.update({name: value for name, value in store.__dict__.items() if name != "_parent"})
+        hidden._mapping.pop("edge_index", None)
+    for store in part.stores:
+        store._parent = part
+    return part

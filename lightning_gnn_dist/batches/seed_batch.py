@@ -15,31 +15,36 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from lightning_gnn_dist.batches.batch import BatchStore, SampledData
+from lightning_gnn_dist.batches.batch import BatchStore, NamesOfTypes, Promising, SampledData
+from lightning_gnn_dist.batches.hetero import EdgeStore, NodeStore, SampledHeteroData, ends_of
+from lightning_gnn_dist.batches.one_hop import RowsOfTypes
+from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.sampling.block import Block
 
 Apply = Callable[[Tensor], Tensor]
 Rows = Callable[[], Tensor]
-_SIZES = ("num_sampled_nodes", "num_sampled_edges")
+_SIZES_OF_NODES, _SIZES_OF_EDGES = ("num_sampled_nodes",), ("num_sampled_edges",)
+_SIZES = {*_SIZES_OF_NODES, *_SIZES_OF_EDGES, "num_nodes"}
 
 
 class Neighbourhood:
     """What a batch holds: the rows of its seeds, and its whole neighbourhood once that was asked for.
 
     Args:
-        num_seeds: How many seeds the batch has.
+        num_seeds: How many seeds the batch has, by the key of their store: their type, or None where there is one.
         make: Samples the whole neighbourhood.
-        seed_rows: Returns the seeds' rows of the array of a name, or None if it has no row for each node.
-        rows_of: Returns a function for what a module has computed for the seeds, or None if that is not known.
+        seed_rows: Returns the rows of a store's seeds of the array of a name; None if it has no row for each node.
+        rows_of: Returns a function for what a module has computed for the seeds of each type, or None if that is not
+            known.
         moves: The copies to another device that were made of the batch's tensors since.
     """
 
     def __init__(
         self,
-        num_seeds: int,
+        num_seeds: dict[Any, int],
         make: Callable[[], SampledData],
-        seed_rows: Callable[[str], Tensor | None],
-        rows_of: Callable[[object], Rows | None],
+        seed_rows: Callable[[Any, str], Tensor | None],
+        rows_of: Callable[[object], Callable[[], RowsOfTypes] | None],
         moves: tuple[Apply, ...] = (),
     ) -> None:
         self.num_seeds = num_seeds
@@ -58,28 +63,29 @@ class Neighbourhood:
         """Whether somebody has asked for the whole neighbourhood, and may have written to it."""
         return "whole" in self.__dict__
 
-    def promises(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return a promise for each name."""
-        return {name: _Sizes(self, name) if name in _SIZES else self._promise(name) for name in names}
+    def promises(self, key: object, names: Iterable[str]) -> dict[str, Any]:
+        """Return a promise for each name in the store of a key."""
+        return {name: _Sizes(self, key, name) if name in _SIZES else self._promise(key, name) for name in names}
 
-    def rows_of(self, module: object) -> Rows | None:
-        """Return a function for what a module has computed for the seeds.
+    def rows_of(self, module: object) -> Callable[[], RowsOfTypes] | None:
+        """Return a function for what a module has computed for the seeds of each type.
 
         None if that is not known, or if the batch may have changed since.
         """
         found = None if self.is_read else self._rows_of(module)
-        return None if found is None else lambda: self._moved(found())
+        return None if found is None else lambda: [rows if rows is None else self._moved(rows) for rows in found()]
 
     def then(self, move: Apply) -> Neighbourhood:
         """Return the same neighbourhood on another device."""
         return Neighbourhood(self.num_seeds, self._make, self._seed_rows, self._rows_of, (*self._moves, move))
 
-    def _promise(self, name: str) -> Promise:
+    def _promise(self, key: object, name: str) -> Promise:
         def of_seeds() -> Tensor | None:
-            rows = None if self.is_read else self._seed_rows(name)
+            rows = None if self.is_read or key not in self.num_seeds else self._seed_rows(key, name)
             return None if rows is None else self._moved(rows)
 
-        return Promise(lambda: self.whole[name], of_seeds, self.num_seeds, (self, name))
+        count = self.num_seeds.get(key, 0)
+        return Promise(lambda: stores_of(self.whole)[key][name], of_seeds, count, (self, name))
 
     def _moved(self, rows: Tensor) -> Tensor:
         for move in self._moves:
@@ -88,10 +94,10 @@ class Neighbourhood:
 
 
 class _Sizes:
-    """A promise of a list of numbers, one for each hop."""
+    """A promise of a number, or of a list of them, one for each hop."""
 
-    def __init__(self, neighbourhood: Neighbourhood, name: str) -> None:
-        self.read: Callable[[], list[int]] = lambda: neighbourhood.whole[name]
+    def __init__(self, neighbourhood: Neighbourhood, key: object, name: str) -> None:
+        self.read: Callable[[], list[int]] = lambda: stores_of(neighbourhood.whole)[key][name]
 
 
 class Promise(Tensor):
@@ -160,27 +166,65 @@ _OF_ANY_ROW: Any = {
 }
 
 
-class SeedStore(BatchStore):
+class _ReadsSizes:
     """A store that samples the neighbourhood when the sizes of its hops are read."""
 
+    _mapping: dict[str, Any]
+
     def __getitem__(self, key: str) -> Any:
-        value = super().__getitem__(key)
+        value = super().__getitem__(key)  # type: ignore[misc]
         if isinstance(value, _Sizes):
             value = self._mapping[key] = value.read()
         return value
 
 
-class SeedBatch(SampledData):
+class SeedStore(_ReadsSizes, BatchStore):
+    """The only store of a batch of a graph without types."""
+
+
+class SeedNodes(_ReadsSizes, NodeStore):
+    """The store of a node type."""
+
+
+class SeedEdges(_ReadsSizes, EdgeStore):
+    """The store of an edge type."""
+
+
+def stores_of(batch: Any) -> dict[Any, Any]:
+    """The stores of a batch by their keys: of each type, or the only one, whose key is None."""
+    return {store._key: store for store in [*batch.node_stores, *batch.edge_stores]}
+
+
+class SeedsOnly:
     """A batch as loaders yield it, which samples the neighbourhood of its seeds when that is read."""
 
+    __dict__: dict[str, Any]
+
     @classmethod
-    def around(cls, neighbourhood: Neighbourhood, names: Iterable[str], **others: Any) -> SeedBatch:
-        """Return a batch with a promise for each name and for ``edge_index``, and ``others`` as they are."""
-        batch, store = cls(), SeedStore()
-        given = others | {"batch_size": neighbourhood.num_seeds}
-        store._mapping = neighbourhood.promises(names) | given | neighbourhood.promises([*_SIZES, "edge_index"])
-        batch.__dict__.update(_store=store, _promised=(neighbourhood, dict(store._mapping)))
-        store._parent = batch
+    def around(
+        cls, neighbourhood: Neighbourhood, names: NamesOfTypes, seed_type: str | EdgeType | None, others: dict[str, Any]
+    ) -> Any:
+        """Return a batch with a promise for each name and for ``edge_index``.
+
+        Args:
+            neighbourhood: What it promises.
+            names: The names of its arrays by the keys of its stores.
+            seed_type: That of its seeds or targets, if the graph has types.
+            others: What these have beside, as it is.
+        """
+        batch: Any = SeedBatch.empty() if seed_type is None else SeedHeteroBatch.empty(names, seed_type)
+        num_seeds, asked = neighbourhood.num_seeds, (None,) if seed_type is None else ends_of(seed_type)
+        for kind, store in stores_of(batch).items():
+            sizes = [*_SIZES_OF_NODES] if kind is None or isinstance(store, NodeStore) else []
+            sizes += ["num_nodes"] if isinstance(store, NodeStore) else []
+            sizes += [*_SIZES_OF_EDGES, "edge_index"] if isinstance(store, Promising) else []
+            store._mapping = neighbourhood.promises(kind, names[kind])
+            store._mapping |= others if kind == seed_type else {}
+            store._mapping |= {"batch_size": num_seeds[kind]} if kind in asked else {}
+            store._mapping |= neighbourhood.promises(kind, sizes)
+        if seed_type is not None:
+            batch._global_store._mapping["batch_size"] = sum(num_seeds.values())
+        batch.__dict__["_promised"] = neighbourhood, batch._held()
         return batch
 
     @property
@@ -189,79 +233,137 @@ class SeedBatch(SampledData):
         found: Neighbourhood = self.__dict__["_promised"][0]
         return found
 
-    def read(self) -> SeedBatch:
+    def _held(self) -> dict[Any, dict[str, Any]]:
+        return {key: dict(store._mapping) for key, store in stores_of(self).items()}
+
+    def read(self) -> Any:
         """Sample the neighbourhood, and put it where it was promised."""
-        (neighbourhood, before), store = self.__dict__["_promised"], self._store
-        mapping, whole = store._mapping, neighbourhood.whole._store
-        edges = mapping.get("edge_index")
-        has_edges = isinstance(edges, Promise) and before["edge_index"] is edges  # otherwise somebody replaced them
-        for name, value in before.items():
-            if mapping.get(name) is value and isinstance(value, Promise | _Sizes):
-                mapping[name] = whole._mapping[name]
-        store._edge_arrays, store._num_layers = whole._edge_arrays, whole._num_layers
-        if has_edges:
-            store._blocks = store._blocks or whole._blocks
-            if mapping.get("edge_weight") is not whole._mapping.get("edge_weight"):
-                store._set_weight(mapping.get("edge_weight"))
+        neighbourhood, before = self.__dict__["_promised"]
+        whole = stores_of(neighbourhood.whole)
+        for key, store in stores_of(self).items():
+            _fill(store, whole[key], before[key])
         return self
 
-    def ordinary(self) -> SampledData:
+    def rows_of(self, module: object) -> Any:
+        """Return what a module has computed for the seeds; None if that is not known, or of a batch since changed."""
+        neighbourhood, before = self.__dict__["_promised"]
+        is_same = all(_is_same(store._mapping, before[key]) for key, store in stores_of(self).items())
+        rows = neighbourhood.rows_of(module) if is_same else None
+        return None if rows is None else rows()
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return copy.deepcopy(self.ordinary(), memo)
+
+    def __reduce__(self) -> Any:
+        return copy.copy, (self.ordinary(),)
+
+    def ordinary(self) -> Any:
         """Return the same batch, with all that was promised."""
+        raise NotImplementedError
+
+    def apply(self, function: Apply, *names: str) -> Any:
+        if not names:
+            self.read()
+        return super().apply(function, *names)  # type: ignore[misc]
+
+    def apply_(self, function: Callable[[Tensor], Any], *names: str) -> Any:
+        self.read()
+        return super().apply_(function, *names)  # type: ignore[misc]
+
+    def to(self, device: Any, *names: str, non_blocking: bool = False) -> Any:
+        """Like PyG's, without reading what is promised."""
+        if names or self.neighbourhood.is_read:
+            return super().to(device, *names, non_blocking=non_blocking)  # type: ignore[misc]
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device=device, non_blocking=non_blocking)
+
+        neighbourhood, before = self.__dict__["_promised"]
+        after, unchanged = neighbourhood.then(move), dict[Any, dict[str, Any]]()
+        for key, store in stores_of(self).items():
+            unchanged[key] = _moved(store._mapping, before[key], after.promises(key, before[key]), move)
+        self.__dict__["_promised"] = after, unchanged
+        return self
+
+
+class SeedBatch(SeedsOnly, SampledData):
+    """That of a graph without types."""
+
+    @classmethod
+    def empty(cls) -> SeedBatch:
+        batch = cls()
+        batch.__dict__["_store"] = SeedStore(_parent=batch)
+        return batch
+
+    def ordinary(self) -> SampledData:
         batch, store = SampledData(), self.read()._store
         batch._store._blocks, batch._store._edge_arrays = store._blocks, store._edge_arrays
         batch._store._num_layers = store._num_layers
         batch._store._mapping |= store._mapping
         return batch
 
-    def __deepcopy__(self, memo: Any) -> SampledData:
-        return copy.deepcopy(self.ordinary(), memo)
-
-    def __reduce__(self) -> Any:
-        return copy.copy, (self.ordinary(),)
-
     def _found_blocks(self) -> tuple[Block, ...]:
         blocks: tuple[Block, ...] = self.read()._store.blocks_of_layers
         return blocks
 
-    def rows_of(self, module: object) -> Tensor | None:
-        """Return what a module has computed for the seeds; None if that is not known, or of a batch since changed."""
-        neighbourhood, before = self.__dict__["_promised"]
-        now = self._store._mapping
-        is_same = now.keys() == before.keys() and all(
-            now[name] is value or isinstance(value, _Sizes) for name, value in before.items()
-        )
-        rows = neighbourhood.rows_of(module) if is_same else None
-        return None if rows is None else rows()
 
-    def apply(self, function: Apply, *names: str) -> SampledData:
-        if not names:
-            self.read()
-        applied: SampledData = super().apply(function, *names)
-        return applied
+class SeedHeteroBatch(SeedsOnly, SampledHeteroData):
+    """That of a graph with types."""
 
-    def apply_(self, function: Callable[[Tensor], Any], *names: str) -> SampledData:
-        applied: SampledData = super(SeedBatch, self.read()).apply_(function, *names)
-        return applied
+    @classmethod
+    def empty(cls, names: NamesOfTypes, seed_type: str | EdgeType) -> SeedHeteroBatch:
+        batch = cls()
+        batch.__dict__["_seed_type"] = seed_type
+        for kind in names:
+            of_kind, store = (
+                (batch._node_store_dict, SeedNodes) if isinstance(kind, str) else (batch._edge_store_dict, SeedEdges)
+            )
+            of_kind[kind] = store(_parent=batch, _key=kind)
+        return batch
 
-    def to(self, device: Any, *names: str, non_blocking: bool = False) -> SampledData:
-        """Like PyG's, without reading what is promised."""
-        if names or self.neighbourhood.is_read:
-            moved: SampledData = super().to(device, *names, non_blocking=non_blocking)
-            return moved
+    def ordinary(self) -> SampledHeteroData:
+        batch = SampledHeteroData.like(self)
+        batch._global_store._mapping |= self._global_store._mapping
+        for key, store in stores_of(self.read()).items():
+            made = stores_of(batch)[key]
+            made._mapping |= store._mapping
+            if isinstance(made, Promising):
+                made._blocks, made._edge_arrays, made._num_layers = store._blocks, store._edge_arrays, store._num_layers
+        return batch
 
-        def move(tensor: Tensor) -> Tensor:
-            return tensor.to(device=device, non_blocking=non_blocking)
 
-        (neighbourhood, before), mapping = self.__dict__["_promised"], self._store._mapping
-        after = neighbourhood.then(move)
-        promises, unchanged = after.promises(before), dict[str, Any]()
-        for name, value in mapping.items():
-            was = before.get(name)
-            if was is value and isinstance(value, Promise | _Sizes):
-                mapping[name] = promises[name]
-            elif isinstance(value, Tensor):
-                mapping[name] = move(value)
-            if was is value:
-                unchanged[name] = mapping[name]
-        self.__dict__["_promised"] = after, {name: unchanged.get(name) for name in before}
-        return self
+def _fill(store: Any, whole: Any, before: dict[str, Any]) -> None:
+    """Put what was promised into a store, but for what somebody has replaced since."""
+    mapping = store._mapping
+    edges = mapping.get("edge_index")
+    has_edges = isinstance(edges, Promise) and before["edge_index"] is edges  # otherwise somebody replaced them
+    for name, value in before.items():
+        if mapping.get(name) is value and isinstance(value, Promise | _Sizes):
+            mapping[name] = whole._mapping[name]
+    if "edge_index" not in before:
+        return
+    store._edge_arrays, store._num_layers = whole._edge_arrays, whole._num_layers
+    if has_edges:
+        store._blocks = store._blocks or whole._blocks
+        if mapping.get("edge_weight") is not whole._mapping.get("edge_weight"):
+            store._set_weight(mapping.get("edge_weight"))
+
+
+def _is_same(now: dict[str, Any], before: dict[str, Any]) -> bool:
+    if now.keys() != before.keys():
+        return False
+    return all(now[name] is value or isinstance(value, _Sizes) for name, value in before.items())
+
+
+def _moved(mapping: dict[str, Any], before: dict[str, Any], promises: dict[str, Any], move: Apply) -> dict[str, Any]:
+    """Move what a store holds, and put other promises in the place of those that are left; return what is unchanged."""
+    unchanged = dict[str, Any]()
+    for name, value in mapping.items():
+        was = before.get(name)
+        if was is value and isinstance(value, Promise | _Sizes):
+            mapping[name] = promises[name]
+        elif isinstance(value, Tensor):
+            mapping[name] = move(value)
+        if was is value:
+            unchanged[name] = mapping[name]
+    return {name: unchanged.get(name) for name in before}

@@ -20,7 +20,7 @@ from lightning_gnn_dist.batches.batch import SampledData, device_of_batch
 from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
 from lightning_gnn_dist.batches.file_rows import FileRows
 from lightning_gnn_dist.batches.hetero import store_of_seeds
-from lightning_gnn_dist.batches.part_batch import PartBatch, Run
+from lightning_gnn_dist.batches.part_batch import Run, part_batch_of
 from lightning_gnn_dist.batches.placement import Placement
 from lightning_gnn_dist.batches.pool import BufferPool, Pool, Widen
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
@@ -143,7 +143,7 @@ class GraphSource:
     ) -> Iterator[SampledData]:
         self._place()
         batches, run = handed_out(lambda: self._batches_around(seeds, keys, inputs), self._stream), self._run
-        return batches if run is None else (PartBatch.of(batch, run) for batch in batches)
+        return batches if run is None else (part_batch_of(batch, run) for batch in batches)
 
     def make_in_turn(self, bulks: Iterator[Asked]) -> Iterator[Made]:
         return ((len(asked[0]), self.make(*asked)) for asked in bulks)

@@ -43,10 +43,6 @@ class Auto(Boundary):
     def __post_init__(self) -> None:
         check_fields(self)
 
-    @property
-    def takes_types(self) -> bool:
-        return not self.exchange
-
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
         raise NotImplementedError("A fit takes what has been chosen in its place.")
 

@@ -37,11 +37,6 @@ class Boundary(ABC):
     keeps_rows: ClassVar[bool] = False
 
     @property
-    def takes_types(self) -> bool:
-        """Whether the graph may have types."""
-        return not (self.exchanges or self.keeps_rows)
-
-    @property
     def seed_hops(self) -> int:
         """How far from the part training nodes of other ranks are seeds of this one too."""
         return 0

@@ -5,19 +5,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData, one_hop
+from lightning_gnn_dist.batches.hetero import store_of_seeds
 from lightning_gnn_dist.batches.loader import Batches
-from lightning_gnn_dist.batches.part_batch import PartBatch
+from lightning_gnn_dist.batches.one_hop import Nodes, RowsOfTypes, Seen, one_hop, seen_by_layers
+from lightning_gnn_dist.batches.part_batch import OfPart, part_batch_of
 from lightning_gnn_dist.batches.source import WRITTEN, writes_of
 from lightning_gnn_dist.boundary.exchange_plan import ExchangePlan, Owners, Step, exchange_plan
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.layerwise.layers import Layer
-from lightning_gnn_dist.layerwise.through_layers import rows_of_layer
+from lightning_gnn_dist.layerwise.through_layers import layer_rows, of_seeds
 from lightning_gnn_dist.sampling.block import Block
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.row_exchange import RowExchange, tied
@@ -28,7 +30,7 @@ class ExchangeLoader:
     """Yields the same batch in every pass: all that a rank computes on its part. It is made by all ranks together.
 
     Args:
-        part: The rank's nodes, and behind them all others that send to them.
+        part: The rank's nodes, and all others that send to them.
         seeds: The nodes that the rank learns from, positions in the part.
         owners: The rank of every node of the part.
         channel: The ranks.
@@ -56,7 +58,7 @@ class ExchangeLoader:
         thrift: Thrift,
         seed: int,
         weigh: bool,
-        make: Callable[[Sample], SampledData],
+        make: Callable[[Sample], Any],
         all_labels: bool,
         device: torch.device,
         inputs: Tensor | None = None,
@@ -64,14 +66,18 @@ class ExchangeLoader:
         plan = exchange_plan(part, seeds, owners, channel, num_layers)
         self.num_seeds = plan.num_seeds
         batch = make(plan.sample)
-        batch.batch_size = plan.num_seeds
-        if "y" in batch and not all_labels:
-            batch.y = batch.y[: plan.num_seeds]
+        seeds_of, batch.batch_size = store_of_seeds(batch), plan.num_seeds
+        seeds_of.batch_size = plan.num_seeds
+        if "y" in seeds_of and not all_labels:
+            seeds_of.y = seeds_of.y[: plan.num_seeds]
         if inputs is not None:
-            batch.input_id = inputs
+            seeds_of.input_id = inputs
         self._exchange = RowExchange(channel, seed, thrift)
         weight = plan.share * channel.size if weigh else 1.0
-        self._batch = PartBatch.of(batch.to(device), _LayerRun(plan, self._exchange, weight))
+        types = part.types
+        ends = [tuple(map(types.node_types.index, kind[::2])) for kind in types.edge_types]
+        run = _LayerRun(plan, ends, self._exchange, weight)
+        self._batch = part_batch_of(batch.to(device), run)
         self._written = writes_of(self._batch)
 
     def between(self, start: int, stop: int | None, then: Sequence[range] = ()) -> Batches:
@@ -92,53 +98,74 @@ class ExchangeLoader:
 
 
 class _LayerRun:
-    """Runs layers on the batch of a part, with an exchange before each layer but the first."""
+    """Runs layers on the batch of a part, with an exchange before each layer but the first.
 
-    def __init__(self, plan: ExchangePlan, exchange: RowExchange, weight: float) -> None:
-        self._plan, self._exchange, self._weight = plan, exchange, weight
-        self._views: list[tuple[Block, Tensor | None]] = []
+    Args:
+        plan: What the rank computes, sends and receives.
+        ends: The numbers of the two node types of each edge type.
+        exchange: Sends and receives.
+        weight: What gradients are multiplied by.
+    """
 
-    def __call__(self, batch: PartBatch, layers: Sequence[Layer]) -> Tensor:
+    def __init__(
+        self, plan: ExchangePlan, ends: Sequence[tuple[int, ...]], exchange: RowExchange, weight: float
+    ) -> None:
+        self._plan, self._ends, self._exchange, self._weight = plan, ends, exchange, weight
+        self._seen: tuple[Block, list[Seen]] | None = None
+
+    def __call__(self, batch: OfPart, layers: Sequence[Layer]) -> Tensor:
         steps = self._plan.steps
         if len(layers) != len(steps):
             raise ValueError(
                 f"layers() returns {len(layers)} layers, and the sampler was told of {len(steps)}: give it as many, "
                 f"WholePartSampler({len(layers)})."
             )
-        views, thread = self._views_of(batch.outermost), self._exchange.begin()
-        first = one_hop(batch, batch.outermost)
-        rows = rows_of_layer(layers[0](first), steps[0].num_dst, 0)
+        seen, thread = self._seen_by_layers(batch), self._exchange.begin()
+        first = one_hop(batch, seen[0])
+        rows = layer_rows(layers[0], first, 0)
         for index in range(1, len(layers)):
-            step = steps[index]
-            assert step.route is not None
-            x, thread = self._exchange.gather(rows, thread, step.route, index - 1)
-            block, nodes = views[index]
-            rows = rows_of_layer(layers[index](one_hop(first, block, x, nodes)), step.num_dst, index)
-        return tied(rows, thread, self._weight)
+            x = RowsOfTypes()
+            for kind, (step, of_kind) in enumerate(zip(steps[index], rows, strict=True)):
+                if of_kind is not None:
+                    assert step.route is not None
+                    number = (index - 1) * len(rows) + kind
+                    of_kind, thread = self._exchange.gather(of_kind, thread, step.route, number)
+                x.append(of_kind)
+            rows = layer_rows(layers[index], one_hop(first, seen[index], x), index)
+        return tied(of_seeds(batch, rows), thread, self._weight)
 
-    def _nodes_of(self, step: Step, device: torch.device) -> Tensor | None:
-        """Return the positions in the batch of the nodes that a layer reads, or None if it reads all."""
-        num_own, num_all = self._plan.num_own, len(self._plan.sample.nodes)
-        if step.num_own + step.num_remote == num_all:
-            return None
+    def _seen_by_layers(self, batch: OfPart) -> list[Seen]:
+        """Return what each layer sees of the batch. It is found once for its blocks, which change with the device."""
+        outermost = batch.outermost
+        if self._seen is None or self._seen[0] is not outermost[0]:
+            (first,) = seen_by_layers(batch)
+            self._seen = outermost[0], [first, *(self._seen_in(outermost, steps) for steps in self._plan.steps[1:])]
+        return self._seen[1]
+
+    def _seen_in(self, outermost: list[Block], steps: list[Step]) -> Seen:
+        device = outermost[0].indices.device
+        nodes = [self._nodes(kind, step, device) for kind, step in enumerate(steps)]
+        blocks = [
+            self._block(block, steps[receiver], steps[sender], self._plan.num_own[sender])
+            for block, (sender, receiver) in zip(outermost, self._ends, strict=True)
+        ]
+        return Seen(nodes, blocks)
+
+    def _nodes(self, kind: int, step: Step, device: torch.device) -> Nodes:
+        """Return the nodes of a type that a layer sees, and where they stand in the batch if it does not see all."""
+        first, num_own = self._plan.steps[0][kind], self._plan.num_own[kind]
+        num_src = step.num_own + step.num_remote
+        if num_src == num_own + first.num_remote:
+            return Nodes(step.num_dst, num_src)
         others = torch.arange(num_own, num_own + step.num_remote, device=device)
-        return torch.cat([torch.arange(step.num_own, device=device), others])
+        return Nodes(step.num_dst, num_src, torch.cat([torch.arange(step.num_own, device=device), others]))
 
-    def _views_of(self, outermost: Block) -> list[tuple[Block, Tensor | None]]:
-        """Return the block of each layer and where its nodes stand in the batch, None if it reads all.
-
-        They are built once for the batch's block, which changes with the device alone.
-        """
-        if not self._views or self._views[0][0] is not outermost:
-            device, others = outermost.indices.device, self._plan.steps[1:]
-            inner = [(self._block(outermost, step), self._nodes_of(step, device)) for step in others]
-            self._views = [(outermost, None), *inner]
-        return self._views
-
-    def _block(self, outermost: Block, step: Step) -> Block:
-        num_own, num_edges = self._plan.num_own, int(outermost.indptr[step.num_dst])
-        block = outermost.head(step.num_dst, step.num_own + step.num_remote, num_edges)
-        if step.num_own == num_own:
+    @staticmethod
+    def _block(outermost: Block, receivers: Step, senders: Step, num_own: int) -> Block:
+        num_edges = int(outermost.indptr[receivers.num_dst])
+        block = outermost.head(receivers.num_dst, senders.num_own + senders.num_remote, num_edges)
+        if senders.num_own == num_own:
             return block
         is_other = block.indices >= num_own  # rows of other ranks begin where those of own nodes end
-        return replace(block, indices=torch.where(is_other, block.indices - (num_own - step.num_own), block.indices))
+        left_out = num_own - senders.num_own
+        return replace(block, indices=torch.where(is_other, block.indices - left_out, block.indices))

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from lightning_gnn_dist.batches.part_batch import PartBatch
+from lightning_gnn_dist.batches.one_hop import RowsOfTypes, seen_by_layers
+from lightning_gnn_dist.batches.part_batch import OfPart
 from lightning_gnn_dist.evaluation.layer_pass import LayerPass, Step
-from lightning_gnn_dist.evaluation.row_table import RowTable
+from lightning_gnn_dist.evaluation.row_table import RowTables
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import edge_positions
 from lightning_gnn_dist.layerwise.layers import Layer, layers_in
@@ -32,23 +34,31 @@ class HistoricRows:
     """The rows that a rank knows of nodes outside its part. It runs the layers on the batches of the part.
 
     Args:
-        part: What the rank holds, its outside nodes last. ``n_id`` has the ids in the whole graph.
-        num_inside: How many of its nodes come first that have all their in-edges here.
+        part: What the rank holds. ``n_id`` has the ids in the whole graph.
+        is_inside: Which of its nodes have all their in-edges here.
         num_layers: Layers of the model.
+        offsets: The first id of each node type in the whole graph, and at the end the number of its nodes.
 
     Attributes:
-        places: Where each node's rows stand in all tables, or -1: int64, shape ``(part.num_nodes,)``.
+        places: Where each node's rows stand in all tables of its type, or -1: int64, shape ``(part.num_nodes,)``.
     """
 
-    def __init__(self, part: Graph, num_inside: int, num_layers: int) -> None:
+    def __init__(self, part: Graph, is_inside: Tensor, num_layers: int, offsets: Sequence[int]) -> None:
         self.num_layers = num_layers
-        last = _last_readers(part, num_inside, num_layers)
+        last = _last_readers(part, is_inside, num_layers)
         first = last.argsort(descending=True, stable=True)  # nodes that the last layers read stand first
-        self._counts = [int((last > layer).sum()) for layer in range(1, num_layers)]
-        known = first[: self._counts[0] if self._counts else 0] + num_inside
-        self.places = torch.full((part.num_nodes,), -1).index_copy_(0, known, torch.arange(known.numel()))
-        self._nodes = part.node_arrays["n_id"][known]
-        self._tables: list[Tensor] = []
+        known, n_id = first[: int((last > 1).sum())], part.node_arrays["n_id"]
+        kinds = torch.searchsorted(torch.tensor(offsets), n_id[known], right=True) - 1
+        self.places, self._nodes = torch.full((part.num_nodes,), -1), list[Tensor]()
+        self._counts = list[list[int]]()  # of each layer, how many nodes of each type have a row behind it
+        for kind in range(len(offsets) - 1):
+            of_kind = known[kinds == kind]
+            self.places[of_kind] = torch.arange(of_kind.numel())
+            self._nodes.append(n_id[of_kind])
+        for layer in range(1, num_layers):
+            is_read = last[known] > layer
+            self._counts.append([int((is_read & (kinds == kind)).sum()) for kind in range(len(offsets) - 1)])
+        self._tables: list[RowsOfTypes] = []
         self._pass: LayerPass | None = None
         self._steps: list[Step] = []
 
@@ -59,7 +69,8 @@ class HistoricRows:
 
     def plan(self, work: LayerPass) -> None:
         """Find out what the ranks compute and send. Collective."""
-        self._pass, wanted = work, [self._nodes[:count].sort().values for count in self._counts]
+        self._pass = work
+        wanted = [torch.cat(self._first(counts)).sort().values for counts in self._counts]
         self._steps = work.plan_all(wanted) if wanted else []
 
     def refresh(self, module: LightningModule) -> None:
@@ -69,9 +80,9 @@ class HistoricRows:
         self._check(layers)
         with torch.no_grad(), _in_evaluation(module):
             tables = self._pass.tables(layers[:-1], self._steps) if self._steps else ()
-            self._tables = [self._taken(table, count) for table, count in zip(tables, self._counts, strict=True)]
+            self._tables = [self._taken(table, counts) for table, counts in zip(tables, self._counts, strict=True)]
 
-    def __call__(self, batch: PartBatch, layers: Sequence[Layer]) -> Tensor:
+    def __call__(self, batch: OfPart, layers: Sequence[Layer]) -> Any:
         """Run the layers on a batch of the part, and return the rows of its seeds. Not collective."""
         self._check(layers)
         if len(self._tables) < len(self._counts):
@@ -80,20 +91,28 @@ class HistoricRows:
                 "and at every meeting, so batches of a part can be computed on in a fit alone."
             )
         return layers_on_blocks(
-            list(layers), batch, batch.all_blocks, lambda rows, layer: self._replaced(batch, rows, layer)
+            list(layers), batch, seen_by_layers(batch), lambda rows, layer: self._replaced(batch, rows, layer)
         )
 
-    def _taken(self, table: RowTable, count: int) -> Tensor:
-        assert self._pass is not None
-        return table.take(self._nodes[:count]).to(self._pass.device)
+    def _first(self, counts: Sequence[int]) -> list[Tensor]:
+        return [nodes[:count] for nodes, count in zip(self._nodes, counts, strict=True)]
 
-    def _replaced(self, batch: PartBatch, rows: Tensor, layer: int) -> Tensor:
+    def _taken(self, tables: RowTables, counts: Sequence[int]) -> RowsOfTypes:
+        assert self._pass is not None
+        device = self._pass.device
+        return [rows if rows is None else rows.to(device) for rows in tables.take(self._first(counts))]
+
+    def _replaced(self, batch: OfPart, rows: RowsOfTypes, layer: int) -> RowsOfTypes:
         """Return a layer's rows with those of the last meeting for nodes outside the part."""
-        table, places = self._tables[layer], batch[PLACE][: len(rows)]
-        outside = ((places >= 0) & (places < len(table))).nonzero().view(-1)
-        if not outside.numel():  # a table that no rank has rows of has no width either
-            return rows
-        return rows.index_copy(0, outside, table[places[outside]].to(rows.dtype))
+        replaced = RowsOfTypes()
+        for store, own, table in zip(batch.node_stores, rows, self._tables[layer], strict=True):
+            if own is not None and table is not None:
+                places = store[PLACE][: len(own)]
+                outside = ((places >= 0) & (places < len(table))).nonzero().view(-1)
+                if outside.numel():  # a table that no rank has rows of has no width either
+                    own = own.index_copy(0, outside, table[places[outside]].to(own.dtype))
+            replaced.append(own)
+        return replaced
 
     def _check(self, layers: Sequence[Layer]) -> None:
         if len(layers) != self.num_layers:
@@ -135,11 +154,14 @@ def _in_evaluation(module: nn.Module) -> Iterator[None]:
             child.training = True
 
 
-def _last_readers(part: Graph, num_inside: int, num_layers: int) -> Tensor:
-    """The last layer that reads each outside node on the way to the seeds of a part, counted from 1; 0 if none does."""
+def _last_readers(part: Graph, is_inside: Tensor, num_layers: int) -> Tensor:
+    """The last layer that reads each node on the way to the seeds of a part, counted from 1.
+
+    It is 0 for nodes inside, and where no layer does.
+    """
     last, computed = torch.zeros(part.num_nodes, dtype=torch.int64), part.split("train")
     for layer in range(num_layers, 0, -1):
         senders = part.indices[edge_positions(part.indptr, computed)].to(torch.int64).unique()
         last[senders] = last[senders].clamp(min=layer)
-        computed = torch.cat([computed, senders[senders < num_inside]]).unique()
-    return last[num_inside:]
+        computed = torch.cat([computed, senders[is_inside[senders]]]).unique()
+    return last.masked_fill(is_inside, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -16,21 +18,31 @@ class PartNodes(GraphNodes):
     """The own nodes of a part. Nodes are told by their ids in the whole graph, which ``n_id`` of the part holds.
 
     Args:
-        part: The rank's own nodes, in increasing order of their ids, and behind them all others that send to them.
+        part: The rank's own nodes, in increasing order of their ids, and all others that send to them.
         rank: The rank.
         chunks: The chunk of every node of the whole graph.
         owners: The rank that owns each chunk.
         num_ranks: How many ranks there are.
         widen: Make float32 of narrower features, of all or of all but one type.
+        offsets: The first id of each node type in the whole graph, and at the end the number of its nodes.
     """
 
     def __init__(
-        self, part: Graph, rank: int, chunks: Tensor, owners: Tensor, num_ranks: int, *, widen: Widen = True
+        self,
+        part: Graph,
+        rank: int,
+        chunks: Tensor,
+        owners: Tensor,
+        num_ranks: int,
+        *,
+        widen: Widen = True,
+        offsets: Sequence[int],
     ) -> None:
-        super().__init__(part, widen=widen)
+        super().__init__(part, widen=widen, offsets=offsets)
         self._chunks, self._owners, self._num_ranks = chunks, owners, num_ranks
         self._n_id = part.node_arrays["n_id"]
-        self._own = self._n_id[: int((self._owner_of(self._n_id) == rank).sum())]
+        self._own_at = (self._owner_of(self._n_id) == rank).nonzero().view(-1)
+        self._own = self._n_id[self._own_at]
 
     def by_owner(self, nodes: Tensor) -> list[Tensor]:
         owner = self._owner_of(nodes)
@@ -43,10 +55,10 @@ class PartNodes(GraphNodes):
         return found
 
     def _at(self, nodes: Ids) -> Tensor:
-        return torch.searchsorted(self._own, ids_of(nodes))
+        return self._own_at[torch.searchsorted(self._own, ids_of(nodes))]
 
-    def _ids(self, at: Tensor) -> Tensor:
-        return self._n_id[at]
+    def _ids(self, of_types: list[Tensor]) -> list[Tensor]:
+        return [self._n_id[at] for at in super()._ids(of_types)]
 
     def _owner_of(self, nodes: Tensor) -> Tensor:
         owners: Tensor = self._owners[self._chunks[nodes].to(torch.int64)]

@@ -12,7 +12,6 @@ from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Halo, Histo
 from lightning_gnn_dist.checks import brief
 from lightning_gnn_dist.evaluation.reach import Neighbourhoods, Reach
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition.advice import bytes_of_part, bytes_per_part
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.partition_report import PartitionReport
@@ -63,8 +62,6 @@ def prices(graph: Graph, partition: Partition, report: PartitionReport, num_laye
         if is_exact:
             break
         rows_before = rows
-    if have_names(graph.types):  # whose rows are not exchanged
-        return
     rows, held = halos[0]
     between = _rows_between(graph, partition, num_layers)
     if not between.any():  # as of a single layer, or a single part
@@ -149,5 +146,7 @@ def _rows_of_a_meeting(graph: Graph, partition: Partition, num_layers: int) -> t
 
 
 def _training_nodes(graph: Graph) -> Tensor:
-    mask = graph.node_arrays.get("train_mask")
-    return torch.ones(graph.num_nodes, dtype=torch.bool) if mask is None else mask.clone()
+    marked = list(graph.types.splits("train").values())
+    if not marked:
+        return torch.ones(graph.num_nodes, dtype=torch.bool)
+    return torch.zeros(graph.num_nodes, dtype=torch.bool).index_fill_(0, torch.cat(marked), True)

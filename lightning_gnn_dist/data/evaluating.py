@@ -66,7 +66,7 @@ class Evaluating:
                 "limit_val_batches=0."
             )
         evaluated = Evaluated(judged.ids, lambda ids: judged.targets(ids).nodes.unique(), num_ranks)
-        sampler, model = judged.sampler(0), None if have_names(self._home.types) else run.layers_of_model()
+        sampler, model = judged.sampler(0), run.layers_of_model(is_typed=have_names(self._home.types))
         size = run.settings.evaluation.batch_size or run.settings.batch_size
         if run.settings.evaluation.batch_size is None and not is_limited(run.trainer):
             size = costs.batch_size(evaluated, sampler, model)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lightning_gnn_dist.batches.batch import LABELS, SampledData
 from lightning_gnn_dist.batches.hetero import SampledHeteroData
-from lightning_gnn_dist.batches.seed_batch import SeedBatch
+from lightning_gnn_dist.batches.seed_batch import SeedsOnly
 from lightning_gnn_dist.joint import RowsOfRanks, WeighsRanks
 from lightning_gnn_dist.wire.alike.replica import Replica
 
@@ -196,7 +196,7 @@ def _with_labels(held: object) -> tuple[Any, str]:
 
     One that nobody has read is left alone: to look would sample it, maybe from ranks that are gone.
     """
-    if isinstance(held, SeedBatch) and not held.neighbourhood.is_read:
+    if isinstance(held, SeedsOnly) and not held.neighbourhood.is_read:
         return None, ""
     if isinstance(held, SampledHeteroData) and isinstance(held.seed_type, str):
         return held[held.seed_type], f"batch[{held.seed_type!r}]"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -34,3 +37,16 @@ def edges_before(indptr: Tensor, rows: Ids) -> Tensor:
     if isinstance(rows, range):
         return indptr[rows.start : rows.stop + 1]
     return starts_of(degrees_of(indptr, rows))
+
+
+def by_type(ids: Ids, offsets: Sequence[int]) -> list[Ids]:
+    """Divide increasing ids by the type of the node, which begin at these offsets."""
+    if len(offsets) == 2:
+        return [ids]
+    cuts = [bisect_left(ids, offset) for offset in offsets] if isinstance(ids, range) else _cuts(ids, offsets)
+    return [ids[start:stop] for start, stop in pairwise(cuts)]
+
+
+def _cuts(ids: Tensor, offsets: Sequence[int]) -> list[int]:
+    found: list[int] = torch.searchsorted(ids, torch.tensor(offsets)).tolist()
+    return found

@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData, in_type
+from lightning_gnn_dist.batches.batch import in_type
+from lightning_gnn_dist.batches.one_hop import RowsOfTypes
 from lightning_gnn_dist.evaluation.budget import Forecast
-from lightning_gnn_dist.evaluation.ids import Ids, ids_of, kept
-from lightning_gnn_dist.evaluation.row_table import RowTable, fetch_rows
-from lightning_gnn_dist.graph.storage.row_file import has_rows
-from lightning_gnn_dist.layerwise.layers import BYTES_OF_AN_EDGE, COPIES, Layer
+from lightning_gnn_dist.evaluation.ids import Ids, by_type, ids_of, kept
+from lightning_gnn_dist.evaluation.row_table import RowTables, fetch_rows
+from lightning_gnn_dist.layerwise.layers import BYTES_OF_AN_EDGE, COPIES, Layer, rows_of_types
 from lightning_gnn_dist.wire.channel import Channel
 
 _FOR_A_BATCH = 0.4  # of the budget; pages of files and what an allocator keeps come on top
@@ -37,19 +37,24 @@ _SHORT = ("can't allocate memory", "not enough memory")  # what torch says where
 
 Progress = Callable[[int], object]
 Bring = Callable[[Tensor], Tensor]
-OnRows = Callable[[SampledData, Tensor], object]
+OnRows = Callable[[Any, Tensor], object]
+Told = Callable[[Any, RowsOfTypes], object]
 
 
 class NodesOfRank(Protocol):
     """The part of a graph that a rank computes rows for.
 
     Attributes:
+        offsets: The first id of each node type, and at the end the number of all nodes.
         bytes_per_edge: Bytes of one edge's arrays.
         most_rows: The nodes that a batch can have at most.
     """
 
     bytes_per_edge: int
     most_rows: int
+
+    @property
+    def offsets(self) -> Sequence[int]: ...
 
     def by_owner(self, nodes: Tensor) -> list[Tensor]:
         """Divide increasing nodes by the rank that owns them."""
@@ -67,7 +72,7 @@ class NodesOfRank(Protocol):
         """Have the input rows of these nodes and seeds at hand; return the bytes of one. Collective."""
         ...
 
-    def one_hop(self, nodes: Tensor, rows: RowTable | None, bring: Bring) -> SampledData:
+    def one_hop(self, nodes: Tensor, rows: RowTables | None, bring: Bring) -> Any:
         """A batch of own nodes with all their in-neighbours. Its ``x`` are ``rows``, or the input rows.
 
         Its ``x0`` are the input rows, which ``bring`` brings to the device when they are read.
@@ -134,24 +139,26 @@ class LayerPass:
         self.bytes_in = self.nodes.prepare(wanted, wanted_of_layers[-1])
         return steps
 
-    def plan_of_own(self, own: range, num_layers: int) -> list[Step]:
-        """Return the steps that lead to the last layer's rows of all nodes, each on the rank that owns it. Collective.
+    def plan_of_own(self, own: Ids, num_layers: int, kind: int = 0) -> list[Step]:
+        """Return the steps that lead to the last layer's rows of all nodes of a type, each on the rank that owns it.
 
-        They are alike, so nodes are listed once: as a range, or where they take much memory in a file.
+        The steps before the last are alike, so nodes are listed once: as a range, or where they take much memory in a
+        file. Collective.
         """
-        held: Ids = own
+        held = own
         wanted, told = ids_of(own[:0]), list[Tensor]()
         if self.channel.size > 1:
             held = self._kept(self.nodes.senders(own))
-            wanted = self._kept(held[(held < own.start) | (held >= own.stop)])
+            wanted = self._kept(held[_is_outside(held, own)])
             told = [self._kept(nodes) for nodes in self.channel.exchange(self.nodes.by_owner(wanted))]
         self.bytes_in = self.nodes.prepare(held, wanted[:0])
-        return [Step(own, wanted, told, held)] * num_layers
+        last = by_type(own, self.nodes.offsets)[kind]
+        return [Step(own, wanted, told, held)] * (num_layers - 1) + [Step(last, wanted, told, held)]
 
     def _kept(self, nodes: Tensor) -> Tensor:
         return kept(nodes, int(_FOR_A_LIST * self.budget_bytes), self.folder)
 
-    def rows(self, layers: Sequence[Layer], steps: Sequence[Step], progress: Progress = lambda _: None) -> RowTable:
+    def rows(self, layers: Sequence[Layer], steps: Sequence[Step], progress: Progress = lambda _: None) -> RowTables:
         """Compute the layers; return the rows of the last one for the nodes that the last step wants. Collective.
 
         The arguments are those of :meth:`tables`.
@@ -164,7 +171,7 @@ class LayerPass:
 
     def tables(
         self, layers: Sequence[Layer], steps: Sequence[Step], progress: Progress = lambda _: None
-    ) -> Iterator[RowTable]:
+    ) -> Iterator[RowTables]:
         """Compute the layers; yield the rows of each for the nodes that its step holds. Collective.
 
         Args:
@@ -179,7 +186,7 @@ class LayerPass:
             yield table
 
     def last_rows(
-        self, layers: Sequence[Layer], steps: Sequence[Step], on_rows: OnRows | None
+        self, layers: Sequence[Layer], steps: Sequence[Step], on_rows: OnRows | None, kind: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Compute the layers; yield nodes and rows of each batch of the last one, which nobody keeps. Collective.
 
@@ -187,39 +194,52 @@ class LayerPass:
             layers: The layers, each a function of a batch of one hop.
             steps: What a plan has returned for as many layers.
             on_rows: Called with each batch of the last layer and the rows of its seeds, on the device.
+            kind: Which of the types the nodes of the last layer are of.
         """
         table = None
         for found in self.tables(layers[:-1], steps[:-1]):
             table = found
-        yield from self._batches(layers[-1], steps[-1].nodes, table, on_rows)
+
+        def told(batch: Any, rows: RowsOfTypes) -> None:
+            of_kind = rows[kind]
+            if of_kind is None:
+                raise TypeError(f"The last layer returned no rows of type {batch.node_types[kind]!r}.")
+            if on_rows is not None:
+                on_rows(batch, of_kind)
+
+        for nodes, rows in self._batches(layers[-1], steps[-1].nodes, table, told):
+            of_kind = rows[kind]
+            assert of_kind is not None
+            yield nodes, of_kind
 
     def try_one(self, layer: Layer, step: Step) -> None:
         """Compute the first layer for one node, if this rank has some."""
         if len(step.nodes):
             self._outputs(layer, ids_of(step.nodes[:1]), None)
 
-    def _computed(self, layer: Layer, step: Step, before: RowTable | None, progress: Progress) -> RowTable:
+    def _computed(self, layer: Layer, step: Step, before: RowTables | None, progress: Progress) -> RowTables:
         """Compute a layer for the own nodes of a step, and fetch the rows of the others. Collective."""
-        table = None
+        tables = None
         for nodes, rows in self._batches(layer, step.nodes, before):
-            table = self._table(step, rows) if table is None else table
-            table.write(nodes, rows)
-            self._held += 0 if table.is_file else rows.nbytes
+            tables = self._tables(step, rows) if tables is None else tables
+            tables.write([ids_of(ids) for ids in by_type(nodes, self.nodes.offsets)], rows)
+            self._held += _bytes_of(rows) if tables.bytes_in_ram else 0
             progress(len(nodes))
         if self.channel.size > 1:
-            like = self._agreed_form(None if table is None else table.like)
-            table = self._table(step, like) if table is None else table
-            self._exchange(step, table)
-        assert table is not None
-        return table
+            likes = self._agreed_forms(None if tables is None else tables.likes)
+            tables = self._tables(step, likes) if tables is None else tables
+            self._exchange(step, tables)
+        assert tables is not None
+        return tables
 
-    def _table(self, step: Step, like: Tensor) -> RowTable:
-        return RowTable(step.held, like, int(_FOR_A_TABLE * self.budget_bytes), self.folder)
+    def _tables(self, step: Step, likes: RowsOfTypes) -> RowTables:
+        held = by_type(step.held, self.nodes.offsets)
+        return RowTables(held, likes, int(_FOR_A_TABLE * self.budget_bytes), self.folder)
 
     def _batches(
-        self, layer: Layer, nodes: Ids, before: RowTable | None, on_rows: OnRows | None = None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the nodes of each batch of a layer, and their rows."""
+        self, layer: Layer, nodes: Ids, before: RowTables | None, told: Told = lambda *_: None
+    ) -> Iterator[tuple[Tensor, RowsOfTypes]]:
+        """Yield the nodes of each batch of a layer, and their rows by types."""
         bytes_in, self._held = (self.bytes_in, 0) if before is None else (before.bytes_of_row, before.bytes_in_ram)
         start, bytes_out, edges = 0, bytes_in, self.nodes.edges_before(nodes)
         while start < len(nodes):
@@ -237,13 +257,12 @@ class LayerPass:
                     raise
                 self._forecast.was_too_much(foreseen(stop))
                 continue
-            if on_rows is not None:
-                on_rows(batch, outputs)
-            rows = outputs.cpu()
+            told(batch, outputs)
+            rows = [None if each is None else each.cpu() for each in outputs]
             del batch, outputs  # otherwise two batches would be held while the next is made
             yield some, rows
             self._forecast.end(foreseen(stop), self._held)
-            start, bytes_out = stop, rows[:1].nbytes
+            start, bytes_out = stop, max((each[:1].nbytes for each in rows if each is not None), default=0)
 
     def _all_of(self, nodes: Ids, num_bytes: float) -> int:
         """Return the number of all nodes; refuse them if they take too much memory for one batch."""
@@ -263,40 +282,63 @@ class LayerPass:
         per_edge = BYTES_OF_AN_EDGE + self.nodes.bytes_per_edge + _MESSAGES * max(bytes_in, bytes_out)
         return COPIES * (senders * bytes_in + num_nodes * bytes_out) + num_edges * per_edge
 
-    def _outputs(self, layer: Layer, nodes: Tensor, before: RowTable | None) -> tuple[SampledData, Tensor]:
+    def _outputs(self, layer: Layer, nodes: Tensor, before: RowTables | None) -> tuple[Any, RowsOfTypes]:
         """A batch of a layer, and the rows of its seeds."""
         batch = self.nodes.one_hop(nodes, before, self._brought)
         batch = in_type(batch, self.dtype).to(self.device)
-        outputs = layer(batch)
-        if not has_rows(outputs, len(nodes)):
-            got = f"a tensor of {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
-            raise TypeError(
-                f"A layer must return a tensor with a row for each of the {len(nodes)} seeds of its batch, and it "
-                f"returned {got}."
-            )
-        if outputs.dtype not in _DTYPES:
-            raise TypeError(f"A layer returned rows of {outputs.dtype}, and may return {', '.join(map(str, _DTYPES))}.")
-        return batch, outputs[: len(nodes)].detach()
+        outputs = rows_of_types(layer(batch), batch)
+        for rows in outputs:
+            if rows is not None and rows.dtype not in _DTYPES:
+                known = ", ".join(map(str, _DTYPES))
+                raise TypeError(f"A layer returned rows of {rows.dtype}, and may return {known}.")
+        return batch, [None if rows is None else rows.detach() for rows in outputs]
 
     def _brought(self, rows: Tensor) -> Tensor:
         """Rows in the type and on the device that compute."""
         return rows.to(self.device, self.dtype if rows.is_floating_point() else None)
 
-    def _agreed_form(self, like: Tensor | None) -> Tensor:
-        """Return rows of the type and shape that some rank has computed: a rank may own none of the nodes."""
-        form = torch.zeros(_FORM, dtype=torch.int64)
-        if like is not None:
-            described = [1, _DTYPES.index(like.dtype), like.dim() - 1, *like.shape[1:]]
-            form[: len(described)] = torch.tensor(described)
-        told = [piece for piece in self.channel.exchange([form] * self.channel.size) if int(piece[0])]
-        _, dtype, dims, *shape = (told or [form])[0].tolist()  # nobody wants a row where no part has a boundary
-        return torch.empty((0, *shape[:dims]), dtype=_DTYPES[dtype])
+    def _agreed_forms(self, likes: RowsOfTypes | None) -> RowsOfTypes:
+        """Return rows of the types and shapes that some rank has computed: a rank may own none of the nodes."""
+        forms = torch.zeros((len(self.nodes.offsets) - 1, _FORM), dtype=torch.int64)
+        for form, like in zip(forms, likes or [], strict=False):
+            if like is not None:
+                described = [1, _DTYPES.index(like.dtype), like.dim() - 1, *like.shape[1:]]
+                form[: len(described)] = torch.tensor(described)
+        told = self.channel.exchange([forms] * self.channel.size)
+        agreed: Tensor = torch.stack(told).amax(0)  # those who say something say the same
+        if len(agreed) == 1 and not int(agreed[0, 0]):
+            agreed[0, 0] = 1  # nobody wants a row where no part has a boundary
+        return [_of_form(form) for form in agreed.tolist()]
 
-    def _exchange(self, step: Step, table: RowTable) -> None:
+    def _exchange(self, step: Step, tables: RowTables) -> None:
         """Send the rows that other ranks need, and receive those that this one does. Collective."""
         own, asked, told = self.channel.rank, self.nodes.by_owner(step.wanted), list(step.told)
         asked[own], told[own] = asked[own][:0], told[own][:0]
-        fetch_rows(self.channel, asked, told, table.take, table, self.budget_bytes)
+        asked_of, told_of = self._by_type(asked), self._by_type(told)
+        for number, table in enumerate(tables.of_types):
+            if table is not None:
+                fetch_rows(self.channel, asked_of[number], told_of[number], table.take, table, self.budget_bytes)
+
+    def _by_type(self, of_ranks: list[Tensor]) -> list[list[Tensor]]:
+        """For each type the nodes of each rank."""
+        pieces = [by_type(nodes, self.nodes.offsets) for nodes in of_ranks]
+        return [[ids_of(piece) for piece in of_type] for of_type in zip(*pieces, strict=True)]
+
+
+def _is_outside(nodes: Tensor, own: Ids) -> Tensor:
+    if isinstance(own, range):
+        return (nodes < own.start) | (nodes >= own.stop)
+    return ~torch.isin(nodes, own, assume_unique=True)
+
+
+def _bytes_of(rows: RowsOfTypes) -> int:
+    return sum(each.nbytes for each in rows if each is not None)
+
+
+def _of_form(form: list[int]) -> Tensor | None:
+    """No rows of a type and shape."""
+    is_there, dtype, dims, *shape = form
+    return torch.empty((0, *shape[:dims]), dtype=_DTYPES[dtype]) if is_there else None
 
 
 def _is_short_of_memory(error: Exception) -> bool:

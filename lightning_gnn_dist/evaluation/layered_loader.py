@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -12,10 +12,13 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
-from lightning_gnn_dist.batches.batch import Promising, SampledData
+from lightning_gnn_dist.batches.batch import NamesOfTypes, Promising, SampledData
+from lightning_gnn_dist.batches.hetero import ENDS
 from lightning_gnn_dist.batches.loader import Batches, BatchLoader
-from lightning_gnn_dist.batches.seed_batch import Neighbourhood, Rows, SeedBatch
+from lightning_gnn_dist.batches.one_hop import RowsOfTypes
+from lightning_gnn_dist.batches.seed_batch import Neighbourhood, SeedsOnly
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.evaluation.ids import by_type, ids_of
 from lightning_gnn_dist.evaluation.layer_pass import LayerPass, NodesOfRank, Step
 from lightning_gnn_dist.evaluation.model_layers import (
     ModelLayers,
@@ -25,7 +28,8 @@ from lightning_gnn_dist.evaluation.model_layers import (
     let_answer,
 )
 from lightning_gnn_dist.evaluation.pass_progress import progress_of
-from lightning_gnn_dist.evaluation.row_table import RowTable
+from lightning_gnn_dist.evaluation.row_table import RowTables
+from lightning_gnn_dist.graph.typed.names import EdgeType, TypeOffsets, have_names
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 
 log = logging.getLogger(__name__)
@@ -35,23 +39,30 @@ class Targets(NamedTuple):
     """What a batch evaluates.
 
     Attributes:
-        nodes: Its seeds.
+        nodes: Its seeds: in increasing order, if they are of several types.
         others: What else the batch has, by name.
+        edge_type: In a graph with types the type of the edges that it asks for, if it asks for edges.
     """
 
     nodes: Tensor
     others: Mapping[str, Any] = {}
+    edge_type: EdgeType | None = None
 
 
 class HasInputs(NodesOfRank, Protocol):
     """Nodes of a rank that can also give the input rows of its seeds."""
 
-    def input_names(self) -> list[str]:
+    @property
+    def types(self) -> TypeOffsets:
+        """The types of the graph."""
+        ...
+
+    def names_in_batches(self) -> NamesOfTypes:
         """The names of a batch's arrays."""
         ...
 
-    def inputs(self, name: str, nodes: Tensor) -> Tensor | None:
-        """The rows of a node array, or None if there is none of that name."""
+    def inputs(self, kind: int, name: str, nodes: Tensor) -> Tensor | None:
+        """The rows of an array of a node type, by its number, or None if there is none of that name."""
         ...
 
 
@@ -59,26 +70,26 @@ class Answers:
     """The rows that a pass over the layers has computed, as long as a batch may ask for them.
 
     Args:
-        table: The rows.
+        tables: The rows.
         owner: The model.
         when_asked: Called when somebody takes rows.
     """
 
-    def __init__(self, table: RowTable, owner: nn.Module, when_asked: Callable[[], None]) -> None:
-        self._table, self._owner, self._when_asked = table, owner, when_asked
+    def __init__(self, tables: RowTables, owner: nn.Module, when_asked: Callable[[], None]) -> None:
+        self._tables, self._owner, self._when_asked = tables, owner, when_asked
         self._state = ModelState(owner)
 
-    def rows_of(self, module: object, nodes: Tensor) -> Rows | None:
-        """Return a function for the last layer's rows of some seeds.
+    def rows_of(self, module: object, nodes: Sequence[Tensor]) -> Callable[[], RowsOfTypes] | None:
+        """Return a function for the last layer's rows of some seeds of each type.
 
         None where another module asks, or this one with other weights, or somebody who wants gradients.
         """
         if module is not self._owner or torch.is_grad_enabled() or not self._state.is_of(self._owner):
             return None
 
-        def rows() -> Tensor:
+        def rows() -> RowsOfTypes:
             self._when_asked()
-            return self._table.take(nodes)
+            return self._tables.take(nodes)
 
         return rows
 
@@ -143,9 +154,9 @@ class ReadyRows:
         self._plan(model, seeds)
         if not self._can_compute(model):
             return None
-        table = self._compute(model)
+        tables = self._compute(model)
         self._was_asked = False
-        answers = Answers(table, model.owner, self._note_that_asked)
+        answers = Answers(tables, model.owner, self._note_that_asked)
         self._end = weakref.finalize(answers, let_answer(model.owner))
         return answers
 
@@ -209,7 +220,7 @@ class ReadyRows:
         self._is_off = not torch.cat(self._channel.exchange([takes] * self._channel.size)).all()
         return not self._is_off
 
-    def _compute(self, model: ModelLayers) -> RowTable:
+    def _compute(self, model: ModelLayers) -> RowTables:
         assert self._pass is not None
         total = sum(len(step.nodes) for step in self._steps)
         with self._trainer.precision_plugin.forward_context(), progress_of(self._trainer, total) as progress:
@@ -271,22 +282,39 @@ class EvaluationLoader(BatchLoader):
     def _finished(self, batch: SampledData) -> SampledData:
         return for_layers(super()._finished(batch), self._num_layers)
 
-    def _batch(self, of_nodes: HasInputs, key: BatchKey, answers: Answers | None) -> SeedBatch:
+    def _batch(self, of_nodes: HasInputs, key: BatchKey, answers: Answers | None) -> Any:
         places = self._places_of(key)
         seeds, inputs = self._seeds[places], None if self._inputs is None else self._inputs[places]
-        nodes, others = self._targets(seeds)
-        of_inputs = {} if inputs is None else {"input_id": inputs}
+        targets, types = self._targets(seeds), of_nodes.types
+        of_types = [ids_of(ids) for ids in by_type(targets.nodes, types.offsets)]
+        more = (
+            of_targets(targets, of_types) if inputs is None else {**of_targets(targets, of_types), "input_id": inputs}
+        )
+        kinds = types.node_types if have_names(types) else (None,)
+        seed_type = targets.edge_type or (types.seed_type() if have_names(types) else None)
 
         def made() -> SampledData:
             (batch,) = self._source.make([seeds], [key], None if inputs is None else [inputs])
             return self._finished(batch)
 
-        def seed_rows(name: str) -> Tensor | None:
-            rows = of_nodes.inputs(name, nodes)
+        def seed_rows(kind: object, name: str) -> Tensor | None:
+            number = kinds.index(kind)
+            rows = of_nodes.inputs(number, name, of_types[number])
             return rows if rows is None or not rows.is_floating_point() else rows.to(self._dtype or rows.dtype)
 
-        def rows_of(module: object) -> Rows | None:
-            return None if answers is None else answers.rows_of(module, nodes)
+        def rows_of(module: object) -> Callable[[], RowsOfTypes] | None:
+            return None if answers is None else answers.rows_of(module, of_types)
 
-        neighbourhood = Neighbourhood(len(nodes), made, seed_rows, rows_of)
-        return SeedBatch.around(neighbourhood, of_nodes.input_names(), **others, **of_inputs)
+        num_seeds = {kind: len(ids) for kind, ids in zip(kinds, of_types, strict=True)}
+        neighbourhood = Neighbourhood(num_seeds, made, seed_rows, rows_of)
+        return SeedsOnly.around(neighbourhood, of_nodes.names_in_batches(), seed_type, more)
+
+
+def of_targets(targets: Targets, of_types: Sequence[Tensor]) -> dict[str, Any]:
+    """What else a batch has. Its targets name their ends by places among the seeds of one type, as its rows are."""
+    others = dict(targets.others)
+    if len(of_types) > 1 and ENDS in others:
+        starts = torch.tensor([0, *map(len, of_types[:-1])]).cumsum(0)
+        ends = others[ENDS]
+        others[ENDS] = ends - starts[torch.searchsorted(starts, ends, right=True) - 1]
+    return others

@@ -61,10 +61,13 @@ class ModelLayers:
         return self.is_found or self.norm is not None or needs_whole_graph(self.layers)
 
 
-def layers_as_they_are(module: LightningModule, data: object, num_hops: int) -> ModelLayers | None:
-    """Return the layers of a module, one for each hop, if no hook of it or of its data module changes what they see."""
+def layers_as_they_are(module: LightningModule, data: object, num_hops: int, *, is_typed: bool) -> ModelLayers | None:
+    """Return the layers of a module, one for each hop, if no hook of it or of its data module changes what they see.
+
+    In a graph with types a model of PyG's is none of them: what it sees of the types is unknown.
+    """
     model = layers_of_model(module)
-    if model is None or len(model.layers) != num_hops:
+    if model is None or len(model.layers) != num_hops or (is_typed and model.is_found):
         return None
     changed = [name for name in _HOOKS if is_overridden(name, module) or is_overridden(name, data)]
     if changed and model.owner is module:
@@ -190,7 +193,7 @@ def let_answer(owner: nn.Module) -> Callable[[], None]:
         if neighbourhood is None or rows is None:
             result: Tensor = run(*args, **kwargs)
             return result
-        return Promise(lambda: run(*args, **kwargs), rows, neighbourhood.num_seeds)
+        return Promise(lambda: run(*args, **kwargs), lambda: rows()[0], neighbourhood.num_seeds[None])
 
     forward.is_answer = True  # type: ignore[attr-defined]
     answer = MethodType(forward, owner)

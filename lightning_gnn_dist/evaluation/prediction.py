@@ -9,8 +9,9 @@ layer's rows go to the file batch by batch, so that nobody holds them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,13 +33,14 @@ from lightning_gnn_dist.checks import (
     shown,
 )
 from lightning_gnn_dist.evaluation.budget import LEAST_BYTES
+from lightning_gnn_dist.evaluation.ids import Ids
 from lightning_gnn_dist.evaluation.layer_pass import LayerPass, NodesOfRank, OnRows
 from lightning_gnn_dist.evaluation.model_layers import norm_of_all_rows
 from lightning_gnn_dist.evaluation.shard_nodes import SHARE_OF_INPUTS, ShardNodes
-from lightning_gnn_dist.evaluation.whole_nodes import WholeNodes
+from lightning_gnn_dist.evaluation.whole_nodes import WholeNodes, folder_beside
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.row_file import rows_of
-from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.layerwise.layers import Layer, has_layers, layers_in
 from lightning_gnn_dist.layerwise.shared_rows import SharedRows
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, holds_shards
@@ -57,6 +59,7 @@ def predict_by_layer(
     on_rows: OnRows | None = None,
     budget_bytes: int = BUDGET_BYTES,
     overwrite: bool = False,
+    seed_type: str | None = None,
     **options: Any,
 ) -> None:
     """Write the model's rows of all nodes to one ``.npy``, row ``v`` for node ``v``; all ranks share the work.
@@ -83,17 +86,19 @@ def predict_by_layer(
             files come on top where there is no ``/proc``. A node with more neighbours than the budget allows is a batch
             of its own.
         overwrite: Replace an existing file.
+        seed_type: In a graph with types the node type whose rows are written, row ``v`` for its node ``v``. Default:
+            the one with a ``train_mask``.
         options: Passed to ``trainer.predict``: ``ckpt_path``, ``weights_only``.
     """
     path = None if path is None else check_npy("path", path)
-    where = _graph_or_shards(graph)
+    where = _graph_or_shards(graph, seed_type)
     check_true_or_false(overwrite=overwrite)
     _check_options(options)
     if on_rows is not None:
         check_callable("on_rows", on_rows, "a function of a batch and its rows, such as lambda batch, rows: ...", 0, 0)
     _check(trainer, model, budget_bytes)
     _check_path(path, on_rows, overwrite=overwrite)
-    work = Work(model, where, path, budget_bytes, on_rows, type_of_model(trainer))
+    work = Work(model, where, path, budget_bytes, on_rows, seed_type, type_of_model(trainer))
     # Run as a step of Lightning's loop, which starts ranks, loads the checkpoint and sets the precision.
     model.predict_step = work.step  # type: ignore[method-assign]
     try:
@@ -102,20 +107,24 @@ def predict_by_layer(
         del model.predict_step
 
 
-def _graph_or_shards(given: Graph | str | Path) -> Graph | Path:
-    """Return the graph, or the folder of its shards; those with types are refused."""
+def _graph_or_shards(given: Graph | str | Path, seed_type: str | None) -> Graph | Path:
+    """Return the graph, or the folder of its shards; refuse a type that it does not have."""
     if isinstance(given, str | Path) and holds_shards(path := check_path("graph", given)):
-        if have_names(Bounds.read(path).types):
-            raise ValueError(
-                "predict_by_layer takes shards of a graph without types, and this one has some: use "
-                'trainer.predict(model, data) with PredictionWriter("rows.npy"), which samples all neighbours of each '
-                "batch."
-            )
+        _check_type(Bounds.read(path).types, seed_type)
         return path
     check_instance("graph", given, Graph | str | Path, "a Graph, or the path of a saved one or of shards")
     graph = given if isinstance(given, Graph) else Graph.open(given)
-    graph.check_untyped()
+    _check_type(graph.types, seed_type)
     return graph
+
+
+def _check_type(types: TypeNames, seed_type: str | None) -> None:
+    if not have_names(types) and seed_type is not None:
+        raise ValueError(f"seed_type ({shown(seed_type)}) is for a graph with types, and this one has none.")
+    if seed_type is None:
+        types.seed_type()  # refuses, if it is unclear
+    elif have_names(types) and seed_type not in types.node_types:
+        raise ValueError(f"seed_type must be one of {shown(list(types.node_types))}, got {shown(seed_type)}.")
 
 
 class _Once:
@@ -134,15 +143,17 @@ class _OfAll(NamedTuple):
     Attributes:
         nodes: The part of the graph that this rank computes rows for.
         own: Its nodes.
-        num_nodes: The nodes of all ranks.
-        rows: The places of its nodes in the file, if they have others there.
+        kind: Which of the types the nodes are of that are predicted.
+        num_nodes: How many these are, of all ranks.
+        places: Returns where the rows of some of its own go in the file.
         folder: Where rows of inner layers go that take too much memory.
     """
 
     nodes: NodesOfRank
-    own: range
+    own: Ids
+    kind: int
     num_nodes: int
-    rows: Tensor | None
+    places: Callable[[Tensor], Tensor]
     folder: Path | None
 
 
@@ -156,6 +167,7 @@ class Work:
         path: The file for the rows of the last layer, which all ranks share, or None to write none.
         budget_bytes: Bytes that the pass may take.
         on_rows: Called with each batch of the last layer and the rows of its seeds.
+        seed_type: The node type that is predicted, in a graph with types.
         dtype: The type of the model's numbers, if batches are brought to it.
     """
 
@@ -164,6 +176,7 @@ class Work:
     path: Path | None
     budget_bytes: int
     on_rows: OnRows | None
+    seed_type: str | None = None
     dtype: torch.dtype | None = None
 
     def step(self, batch: Tensor) -> Tensor:
@@ -188,35 +201,40 @@ class Work:
     def _of_all(self, layers: list[Layer], channel: Channel) -> _OfAll:
         if isinstance(self.where, Path):
             return self._of_shards(self.where, layers, channel)
-        graph, folder = self.where, None if self.where.path is None else self.where.path.parent
+        graph, folder = self.where, folder_beside(self.where)
         if graph.num_nodes < channel.size:
             raise ValueError(f"{graph.num_nodes} nodes are too few for {channel.size} ranks to share.")
         if self.path is not None:
             folder = self.path.parent
             folder.mkdir(parents=True, exist_ok=True)
-        nodes = WholeNodes(graph, None, layers, channel.size, self.budget_bytes)
-        return _OfAll(nodes, nodes.own(channel.rank), graph.num_nodes, None, folder)
+        seed_type = graph.types.seed_type() if self.seed_type is None else self.seed_type
+        predicted, kind = graph.types.nodes_of(seed_type), graph.types.node_types.index(seed_type)
+        nodes = WholeNodes(graph, None, layers, channel.size, self.budget_bytes, seed_type=seed_type)
+        own = nodes.own(channel.rank)
+        return _OfAll(nodes, own, kind, len(predicted), lambda some: some - predicted.start, folder)
 
     def _of_shards(self, path: Path, layers: list[Layer], channel: Channel) -> _OfAll:
         bounds, folder = Bounds.read(path), path.resolve().parent
         check_ranks(path, bounds, channel.size)
-        shard, num_nodes = Shard.open(path, channel.rank % bounds.num_shards), int(bounds.nodes[-1])
-        nodes = ShardNodes(shard, layers, channel, self.budget_bytes // SHARE_OF_INPUTS, folder)
-        own, rows = nodes.own(channel.rank), None
+        shard, types = Shard.open(path, channel.rank % bounds.num_shards), bounds.types
+        seed_type = types.seed_type() if self.seed_type is None else self.seed_type
+        kind, num_nodes = types.node_types.index(seed_type), len(types.nodes_of(seed_type))
+        budget = self.budget_bytes // SHARE_OF_INPUTS
+        nodes = ShardNodes(shard, layers, channel, budget, folder, seed_type=seed_type)
+        n_id = shard.rows.types.node_arrays[seed_type]["n_id"]
         if self.path is not None:
-            n_id = shard.rows.node_arrays["n_id"]
-            rows = _checked(n_id[own.start - shard.first_node : own.stop - shard.first_node], num_nodes)
-        return _OfAll(nodes, own, num_nodes, rows, folder)
+            _check_places(n_id, num_nodes)
+        own = nodes.own(channel.rank)
+        return _OfAll(nodes, own, kind, num_nodes, partial(nodes.own_rows, kind, n_id), folder)
 
     def _write(self, work: LayerPass, layers: list[Layer], of_all: _OfAll) -> None:
         """Compute the layers, and write the rows of the last one. Collective."""
         file = None if self.path is None else SharedRows(self.path, of_all.num_nodes, work.device, "a layer")
-        steps = work.plan_of_own(of_all.own, len(layers))
+        steps = work.plan_of_own(of_all.own, len(layers), of_all.kind)
         try:
-            for nodes, rows in work.last_rows(layers, steps, self.on_rows):
+            for nodes, rows in work.last_rows(layers, steps, self.on_rows, of_all.kind):
                 if file is not None:
-                    at = nodes if of_all.rows is None else of_all.rows[nodes - of_all.own.start]
-                    file.write(at.numpy(), rows_of(rows, len(nodes)))
+                    file.write(of_all.places(nodes).numpy(), rows_of(rows, len(nodes)))
             if file is not None:
                 file.publish()
         finally:
@@ -224,13 +242,12 @@ class Work:
                 file.discard()
 
 
-def _checked(n_id: Tensor, num_nodes: int) -> Tensor:
-    if n_id.min() < 0 or n_id.max() >= num_nodes:
+def _check_places(n_id: Tensor, num_nodes: int) -> None:
+    if n_id.numel() and (n_id.min() < 0 or n_id.max() >= num_nodes):
         raise ValueError(
             f"n_id holds {n_id.min()} to {n_id.max()}, but the graph has {num_nodes} nodes: row v of the file is that "
             "of node v. Leave path out, and take the rows by on_rows."
         )
-    return n_id
 
 
 def _check(trainer: Trainer, model: LightningModule, budget_bytes: int) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.one_hop import RowsOfTypes
 from lightning_gnn_dist.batches.pool import gather_rows
 from lightning_gnn_dist.evaluation.ids import Ids, ids_of
 from lightning_gnn_dist.graph.storage.mapped import MappedRows
@@ -69,6 +70,48 @@ class RowTable:
 
     def _positions(self, nodes: Tensor) -> Tensor:
         return nodes - self.ids[0] if self._is_range else torch.searchsorted(ids_of(self.ids), nodes)
+
+
+class RowTables:
+    """Rows of nodes of all types: a table for each type that has some.
+
+    Args:
+        ids: The nodes of each type, in increasing order.
+        likes: For each type, rows of the type and shape that its table has, or None where it has none.
+        most_bytes: Bytes that the tables may take in RAM.
+        folder: Where files are made.
+    """
+
+    def __init__(self, ids: Sequence[Ids], likes: RowsOfTypes, most_bytes: int, folder: Path | None) -> None:
+        self.of_types = list[RowTable | None]()
+        for of_type, like in zip(ids, likes, strict=True):
+            table = None if like is None else RowTable(of_type, like, most_bytes - self.bytes_in_ram, folder)
+            self.of_types.append(table)
+
+    @property
+    def likes(self) -> RowsOfTypes:
+        """No rows, of the type and shape that each table's rows have."""
+        return [None if table is None else table.like for table in self.of_types]
+
+    @property
+    def bytes_of_row(self) -> int:
+        """The bytes of the largest row."""
+        return max((table.bytes_of_row for table in self.of_types if table is not None), default=0)
+
+    @property
+    def bytes_in_ram(self) -> int:
+        """The bytes that the rows take in RAM."""
+        return sum(table.bytes_in_ram for table in self.of_types if table is not None)
+
+    def write(self, nodes: Sequence[Tensor], rows: RowsOfTypes) -> None:
+        """Set the rows of some nodes of each type."""
+        for table, ids, some in zip(self.of_types, nodes, rows, strict=True):
+            if table is not None and some is not None:
+                table.write(ids, some)
+
+    def take(self, nodes: Sequence[Tensor]) -> RowsOfTypes:
+        """Return the rows of some nodes of each type."""
+        return [None if table is None else table.take(ids) for table, ids in zip(self.of_types, nodes, strict=True)]
 
 
 def fetch_rows(

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.assembling import Content, Taken, made_of
-from lightning_gnn_dist.batches.batch import SampledData, gathered, names_in_batches, with_x
+from lightning_gnn_dist.batches.batch import NamesOfTypes, gathered, names_of_types
 from lightning_gnn_dist.batches.pool import Widen
+from lightning_gnn_dist.engine.apart import by_types, of_one_type, places_of
+from lightning_gnn_dist.engine.hops import has_ids
 from lightning_gnn_dist.engine.sample import Sample
-from lightning_gnn_dist.evaluation.ids import Ids, edges_before, ids_of
+from lightning_gnn_dist.evaluation.ids import Ids, by_type, edges_before, ids_of
 from lightning_gnn_dist.evaluation.layer_pass import Bring
-from lightning_gnn_dist.evaluation.row_table import RowTable, fetch_rows
-from lightning_gnn_dist.evaluation.whole_nodes import FEATURES
+from lightning_gnn_dist.evaluation.row_table import RowTable, RowTables, fetch_rows
+from lightning_gnn_dist.evaluation.whole_nodes import FEATURES, batch_of_layer
 from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, bytes_per_row, edge_positions, row_pieces, take_rows
+from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.layerwise.layers import Layer
 from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
-from lightning_gnn_dist.prepare.shard import Bounds, Shard
+from lightning_gnn_dist.prepare.shard import Shard
+from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 from lightning_gnn_dist.wire.channel import Channel
 
 SHARE_OF_INPUTS = 4  # the part of an evaluation's budget that input rows may take in RAM
@@ -29,37 +35,44 @@ _BYTES_OF_AN_EDGE = 80  # while senders are sorted
 
 
 class Division:
-    """Which nodes each rank computes: the nodes of a shard are divided among all ranks that hold it.
+    """Which nodes each rank computes: those of a type in a shard are divided among all ranks that hold it.
 
     Args:
-        bounds: Where the shards begin.
+        types: Where the nodes of each type begin in each shard.
         num_ranks: A multiple of the number of shards; rank ``r`` has shard ``r % num_shards``.
     """
 
-    def __init__(self, bounds: Bounds, num_ranks: int) -> None:
-        self._num_shards, self._copies = bounds.num_shards, num_ranks // bounds.num_shards
-        first, last = bounds.nodes[:-1, None], bounds.nodes[1:, None]
-        starts = first + (last - first) * torch.arange(self._copies) // self._copies
-        self.starts = torch.cat([starts.view(-1), bounds.nodes[-1:]])
-        if int(self.starts.diff().min()) < 1:
-            shard = int(self.starts.diff().argmin()) // self._copies
+    def __init__(self, types: TypedBounds, num_ranks: int) -> None:
+        self._num_ranks, copies = num_ranks, num_ranks // types.num_shards
+        offsets = torch.tensor(types.offsets[:-1])[:, None, None]
+        first, last = types.nodes[:, :-1, None] + offsets, types.nodes[:, 1:, None] + offsets
+        starts = first + (last - first) * torch.arange(copies) // copies
+        shard, copy = torch.arange(types.num_shards)[:, None], torch.arange(copies)
+        # In the order of ids: of which rank is each piece, and where does it begin.
+        self._ranks = (copy * types.num_shards + shard).expand(starts.shape).reshape(-1).tolist()
+        self.starts = torch.cat([starts.view(-1), torch.tensor(types.offsets[-1:])])
+        counts = torch.zeros(num_ranks, dtype=torch.int64)
+        counts.index_add_(0, torch.tensor(self._ranks), self.starts.diff())
+        if int(counts.min()) < 1:
+            shard_of = int(counts.argmin()) % types.num_shards
             raise ValueError(
-                f"Shard {shard} has {int((last - first)[shard])} nodes, which {self._copies} ranks are to compute: "
-                "start fewer ranks, or divide the graph into fewer shards."
+                f"Shard {shard_of} has {int(types.nodes.diff()[:, shard_of].sum())} nodes, which {copies} ranks are to "
+                "compute: start fewer ranks, or divide the graph into fewer shards."
             )
 
-    def nodes(self, rank: int) -> range:
+    def nodes(self, rank: int) -> Ids:
         """The nodes that ``rank`` computes."""
-        slot = self._slot(rank)
-        return range(int(self.starts[slot]), int(self.starts[slot + 1]))
+        starts, slots = self.starts.tolist(), [slot for slot, of in enumerate(self._ranks) if of == rank]
+        pieces = [range(starts[slot], starts[slot + 1]) for slot in slots]
+        return pieces[0] if len(pieces) == 1 else torch.cat([ids_of(piece) for piece in pieces])
 
     def by_rank(self, nodes: Tensor) -> list[Tensor]:
         """Divide increasing nodes by the rank that computes them."""
-        of_slots = nodes.split(torch.searchsorted(nodes, self.starts).diff().tolist())
-        return [of_slots[self._slot(rank)] for rank in range(len(of_slots))]
-
-    def _slot(self, rank: int) -> int:
-        return rank % self._num_shards * self._copies + rank // self._num_shards
+        pieces = nodes.split(torch.searchsorted(nodes, self.starts).diff().tolist())
+        of_ranks: list[list[Tensor]] = [[] for _ in range(self._num_ranks)]
+        for rank, piece in zip(self._ranks, pieces, strict=True):
+            of_ranks[rank].append(piece)
+        return [pieces[0] if len(pieces) == 1 else torch.cat(pieces) for pieces in of_ranks]
 
 
 class ShardNodes:
@@ -72,6 +85,7 @@ class ShardNodes:
         budget_bytes: Bytes that input rows may take in RAM; others are in a file.
         folder: Where such a file is made.
         widen: Make float32 of narrower features, of all or of all but one type.
+        seed_type: The node type that batches say their seeds are of. Default: the first.
     """
 
     def __init__(
@@ -83,16 +97,21 @@ class ShardNodes:
         folder: Path,
         *,
         widen: Widen = True,
+        seed_type: str | None = None,
     ) -> None:
         self._shard, self._channel, self._widen = shard, channel, widen
-        self._division = Division(shard.bounds, channel.size)
+        self.types = shard.bounds.types
+        self.offsets = self.types.offsets
+        self._seed_type = self.types.node_types[0] if seed_type is None else seed_type
+        self._division = Division(self.types, channel.size)
         self._budget_bytes, self._folder = budget_bytes, folder
-        self._own = shard.rows.node_arrays | whole_graph_arrays(layers, shard.rows, shard.first_node)
-        self._tables: dict[str, RowTable] = {}
-        self.bytes_per_edge = bytes_per_row(shard.rows.edge_arrays)
+        more = whole_graph_arrays(layers, shard.rows, shard.first_node)
+        self._own = list(with_arrays(shard.rows, more).types.node_arrays.values())
+        self._tables: list[dict[str, RowTable]] = [{} for _ in self._own]
+        self.bytes_per_edge = max(map(bytes_per_row, shard.rows.types.edge_arrays.values()))
         self.most_rows = int(shard.bounds.nodes[-1])
 
-    def own(self, rank: int) -> range:
+    def own(self, rank: int) -> Ids:
         """Return the nodes that a rank owns."""
         return self._division.nodes(rank)
 
@@ -102,7 +121,7 @@ class ShardNodes:
     def senders(self, nodes: Ids) -> Tensor:
         indptr, indices = self._shard.rows.indptr, self._shard.rows.indices
         if not isinstance(nodes, range):
-            pieces = (indices[at] for _, at in row_pieces(indptr, nodes - self._shard.first_node))
+            pieces = (indices[at] for _, at in row_pieces(indptr, ids_of(self.rows_at(nodes))))
             return _distinct(nodes, pieces, EDGES_PER_PIECE)
         at_once = min(EDGES_PER_PIECE, max(1, self._budget_bytes // _BYTES_OF_AN_EDGE))
         first, last = self.edges_before(nodes)[[0, -1]].tolist()
@@ -113,54 +132,80 @@ class ShardNodes:
         return torch.cat([others[:below], ids_of(nodes), others[below:]])
 
     def edges_before(self, nodes: Ids) -> Tensor:
+        return edges_before(self._shard.rows.indptr, self.rows_at(nodes))
+
+    def rows_at(self, nodes: Ids) -> Ids:
+        """The rows of own nodes in the shard."""
+        if len(self.offsets) > 2:
+            return self.types.owners(ids_of(nodes))[1]
         first = self._shard.first_node
-        local = range(nodes.start - first, nodes.stop - first) if isinstance(nodes, range) else nodes - first
-        return edges_before(self._shard.rows.indptr, local)
+        return range(nodes.start - first, nodes.stop - first) if isinstance(nodes, range) else nodes - first
 
     def prepare(self, nodes: Ids, seeds: Tensor) -> int:
         nodes = torch.cat([ids_of(nodes), seeds]).unique() if len(seeds) else ids_of(nodes)
         asked = self.by_owner(nodes)
         told = self._channel.exchange(asked)
         room = self._budget_bytes
-        for name, array in sorted(self._own.items()):
-            table = RowTable(nodes, array[:0], room, self._folder)
-            room -= table.bytes_in_ram
+        for kind, arrays in enumerate(self._own):
+            ids, asked_of, told_of = (
+                self._of_kind(kind, nodes),
+                [self._of_kind(kind, ids) for ids in asked],
+                [self._of_kind(kind, ids) for ids in told],
+            )
+            for name, array in sorted(arrays.items()):
+                table = RowTable(ids, array[:0], room, self._folder)
+                room -= table.bytes_in_ram
+                take = partial(self.own_rows, kind, array)
+                fetch_rows(self._channel, asked_of, told_of, take, table, self._budget_bytes)
+                self._tables[kind][name] = table
+        return max(map(self._bytes_of_row, self._tables))
 
-            def take(ids: Tensor, array: Tensor = array) -> Tensor:
-                return take_rows(array, ids - self._shard.first_node)
+    def _bytes_of_row(self, tables: dict[str, RowTable]) -> int:
+        likes, none = {name: table.like for name, table in tables.items()}, torch.empty(0, dtype=torch.int64)
+        rows = gathered(likes, none, widen=self._widen).values()
+        return sum(each.element_size() * prod(each.shape[1:]) for each in rows)
 
-            fetch_rows(self._channel, asked, told, take, table, self._budget_bytes)
-            self._tables[name] = table
-        row = gathered({name: table.like for name, table in self._tables.items()}, nodes[:0], widen=self._widen)
-        return sum(rows.element_size() * prod(rows.shape[1:]) for rows in row.values())
+    def _of_kind(self, kind: int, nodes: Tensor) -> Tensor:
+        return ids_of(by_type(nodes, self.offsets)[kind])
 
-    def one_hop(self, nodes: Tensor, rows: RowTable | None, bring: Bring) -> SampledData:
-        sample = self._sample(nodes)
-        ids = sample.nodes
-        left_out = () if rows is None else FEATURES
-        arrays = {name: table.take(ids) for name, table in self._tables.items() if name not in left_out}
-        edges = Taken({}) if sample.edge_ids is None else Taken(self._shard.rows.edge_arrays, sample.edge_ids)
-        batch = made_of(Content.of_one_type(sample, Taken(arrays), edges), widen=self._widen)
-        if rows is not None:
-            batch = with_x(batch, rows.take(ids))
-        batch.promise_x0(lambda: bring(self._input_rows("x", ids)))
-        return batch
+    def own_rows(self, kind: int, array: Tensor, nodes: Tensor) -> Tensor:
+        """Rows of an array of a type for own nodes."""
+        first = list(self._shard.rows.types.offsets)[kind]
+        return take_rows(array, ids_of(self.rows_at(nodes)) - first)
 
-    def input_names(self) -> list[str]:
-        return names_in_batches(self._shard.rows, widen=self._widen)
+    def one_hop(self, nodes: Tensor, rows: RowTables | None, bring: Bring) -> Any:
+        sample, left_out = self._sample(nodes), () if rows is None else FEATURES
+        apart = of_one_type(sample) if len(self.offsets) == 2 else by_types(self.types, sample)
+        assert apart is not None
+        of_types = [at + start for at, start in zip(apart.nodes, self.offsets, strict=False)]
+        taken = [
+            Taken({name: table.take(ids) for name, table in tables.items() if name not in left_out})
+            for tables, ids in zip(self._tables, of_types, strict=True)
+        ]
+        edges = [
+            Taken(arrays, places_of(self._shard.rows, number, of_kind.edge_ids)) if arrays else Taken({})
+            for number, (arrays, of_kind) in enumerate(
+                zip(self._shard.rows.types.edge_arrays.values(), apart.rows, strict=True)
+            )
+        ]
+        content = Content.by_types(self.types, apart, sample, taken, edges, self._seed_type)
+        batch = made_of(content, widen=self._widen)
+        x = [store.get("x") for store in batch.node_stores] if rows is None else rows.take(of_types)
+        return batch_of_layer(batch, x, lambda kind, ids: self.inputs(kind, "x", ids), of_types, bring)
 
-    def inputs(self, name: str, nodes: Tensor) -> Tensor | None:
-        if name in self._tables:
-            return self._input_rows(name, nodes)
-        return nodes if name == "n_id" else None
+    def names_in_batches(self) -> NamesOfTypes:
+        return names_of_types(self._shard.rows.types, widen=self._widen)
 
-    def _input_rows(self, name: str, nodes: Tensor) -> Tensor:
-        arrays = {key: self._tables[key].take(nodes) for key in (name, name + SUFFIX) if key in self._tables}
+    def inputs(self, kind: int, name: str, nodes: Tensor) -> Tensor | None:
+        tables = self._tables[kind]
+        if name not in tables:
+            return nodes - self.offsets[kind] if name == "n_id" else None
+        arrays = {key: tables[key].take(nodes) for key in (name, name + SUFFIX) if key in tables}
         return gathered(arrays, torch.arange(len(nodes)), widen=self._widen)[name]
 
     def _sample(self, nodes: Tensor) -> Sample:
         """Sample all in-neighbours of own nodes, as the kernel of whole graphs would but for the order of nodes."""
-        rows, local = self._shard.rows, nodes - self._shard.first_node
+        rows, local = self._shard.rows, ids_of(self.rows_at(nodes))
         starts, positions = edges_before(rows.indptr, local), edge_positions(rows.indptr, local)
         senders = rows.indices[positions].to(torch.int64)
         others = senders.unique()
@@ -172,7 +217,8 @@ class ShardNodes:
             indices=order[torch.searchsorted(found, senders)].to(torch.int32),
             num_sampled_nodes=[len(nodes), len(others)],
             num_sampled_edges=[len(senders)],
-            edge_ids=positions if rows.edge_arrays else None,
+            edge_ids=positions if has_ids(rows) else None,
+            edge_kinds=rows.types.edge_type[positions] if len(self.types.edge_types) > 1 else None,
         )
 
 

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.assembling import assemble
-from lightning_gnn_dist.batches.batch import SampledData, gathered, names_in_batches, with_x
+from lightning_gnn_dist.batches.assembling import Content, made_of
+from lightning_gnn_dist.batches.batch import NamesOfTypes, gathered, names_of_types
 from lightning_gnn_dist.batches.file_rows import FileRows
+from lightning_gnn_dist.batches.one_hop import RowsOfTypes, with_rows
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.evaluation.ids import Ids, edges_before, ids_of
 from lightning_gnn_dist.evaluation.layer_pass import Bring
 from lightning_gnn_dist.evaluation.reach import EDGES_OF_A_NODE, Neighbourhoods
-from lightning_gnn_dist.evaluation.row_table import RowTable
+from lightning_gnn_dist.evaluation.row_table import RowTables
 from lightning_gnn_dist.graph.convert import SUFFIX
-from lightning_gnn_dist.graph.graph import Graph, checked_graph
+from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import bytes_per_row, degrees_of
 from lightning_gnn_dist.graph.storage.mapped import MappedRows
 from lightning_gnn_dist.graph.storage.maps import all_maps
+from lightning_gnn_dist.graph.typed.names import TypeOffsets
+from lightning_gnn_dist.graph.with_arrays import with_arrays, with_arrays_of_types
 from lightning_gnn_dist.layerwise.layers import Layer
 from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
@@ -37,6 +43,8 @@ class GraphNodes:
         more: Further arrays with a row for each node.
         budget_bytes: Bytes that the work may take. Of a graph in files that takes more than half of them, no pages are
             kept in memory. Default: all are.
+        offsets: The first id of each node type in the graph by whose ids nodes are told. Default: in this one.
+        seed_type: The node type that batches say their seeds are of. Default: the first.
     """
 
     def __init__(
@@ -46,56 +54,101 @@ class GraphNodes:
         widen: Widen = True,
         more: Mapping[str, Tensor] = {},  # never changed
         budget_bytes: int | None = None,
+        offsets: Sequence[int] | None = None,
+        seed_type: str | None = None,
     ) -> None:
-        self._graph, self._widen = graph, widen
-        self._features = {name: array for name, array in graph.node_arrays.items() if name in FEATURES}
-        others = {name: array for name, array in graph.node_arrays.items() if name not in FEATURES} | dict(more)
-        self._others = checked_graph(graph.indptr, graph.indices, others, graph.edge_arrays)
-        self.bytes_per_edge, self.most_rows = bytes_per_row(graph.edge_arrays), graph.num_nodes
+        self._graph, self._widen, types = graph, widen, graph.types
+        self.offsets = types.offsets if offsets is None else offsets
+        self._seed_type = types.node_types[0] if seed_type is None else seed_type
+        self._features = [_named(arrays, FEATURES) for arrays in types.node_arrays.values()]
+        others = {kind: _named(arrays, arrays.keys() - set(FEATURES)) for kind, arrays in types.node_arrays.items()}
+        self._others = with_arrays(with_arrays_of_types(graph, others), more)
+        self.bytes_per_edge = max(map(bytes_per_row, types.edge_arrays.values()))
+        self.most_rows = graph.num_nodes
         self._files: FileRows | None = None
         if budget_bytes is not None and graph.path is not None and graph.num_bytes > budget_bytes // 2:
             maps = all_maps()  # a look at all maps of the process, so not for every batch
             self._files = FileRows(self._others)
-            self._mapped = {name: MappedRows(array, maps) for name, array in graph.node_arrays.items()}
+            of_types = [array for arrays in types.node_arrays.values() for array in arrays.values()]
+            self._mapped = {id(array): MappedRows(array, maps) for array in of_types}
 
     def edges_before(self, nodes: Ids) -> Tensor:
         return edges_before(self._graph.indptr, self._at(nodes))
 
     def prepare(self, nodes: Ids, seeds: Tensor) -> int:
-        row = gathered(self._features, torch.arange(min(1, self._graph.num_nodes)), widen=self._widen)
-        return bytes_per_row(row) + bytes_per_row(self._others.node_arrays)
+        numbers = range(len(self._features))
+        rows = [self._taken(self._features[number], torch.arange(min(1, self._count(number)))) for number in numbers]
+        others = self._others.types.node_arrays.values()
+        return max(bytes_per_row(row) + bytes_per_row(more) for row, more in zip(rows, others, strict=True))
 
-    def one_hop(self, nodes: Tensor, rows: RowTable | None, bring: Bring) -> SampledData:
+    def one_hop(self, nodes: Tensor, rows: RowTables | None, bring: Bring) -> Any:
         (sample,) = NeighborSampler([-1]).sample_bulk(self._graph, [ids_of(self._at(nodes))], [BatchKey(0, 0, 0)])
+        content = Content.of(self._others, sample, self._seed_type)
         if self._files is not None:
             self._files.release()
-            batch = self._files.assemble(sample, widen=self._widen)
+            batch = self._files.made_of(content, widen=self._widen)
         else:
-            batch = assemble(self._others, sample, widen=self._widen)
+            batch = made_of(content, widen=self._widen)
+        of_types = content.apart.nodes
         if rows is not None:
-            batch = with_x(batch, rows.take(self._ids(sample.nodes)))
-        elif self._features:
-            batch = with_x(batch, self._inputs(sample.nodes))
-        batch.promise_x0(lambda: bring(self._inputs(sample.nodes)))
-        return batch
+            return batch_of_layer(batch, rows.take(self._ids(of_types)), self._inputs, of_types, bring)
+        inputs = [self._inputs(number, at) for number, at in enumerate(of_types)]
+        return batch_of_layer(batch, inputs, self._inputs, of_types, bring)
 
     def _at(self, nodes: Ids) -> Ids:
         """The places of own nodes in the graph."""
         return nodes
 
-    def _ids(self, at: Tensor) -> Tensor:
-        """The nodes at some places in the graph."""
-        return at
+    def _ids(self, of_types: list[Tensor]) -> list[Tensor]:
+        """The nodes at some places among those of each type."""
+        return [at + start for at, start in zip(of_types, self._graph.types.offsets, strict=False)]
 
-    def _inputs(self, at: Tensor) -> Tensor:
-        return self._taken(self._features, at)["x"]
+    def _count(self, number: int) -> int:
+        offsets = self._graph.types.offsets
+        return offsets[number + 1] - offsets[number]
 
-    def _taken(self, arrays: dict[str, Tensor], at: Tensor) -> dict[str, Tensor]:
+    def _inputs(self, number: int, at: Tensor) -> Tensor | None:
+        return self._taken(self._features[number], at).get("x")
+
+    def _taken(self, arrays: Mapping[str, Tensor], at: Tensor) -> dict[str, Tensor]:
         """Rows of arrays as batches have them."""
         if self._files is not None:
-            arrays = {name: self._mapped[name].take(at) for name in arrays}
+            arrays = {name: self._mapped[id(array)].take(at) for name, array in arrays.items()}
             at = torch.arange(len(at))
         return gathered(arrays, at, widen=self._widen)
+
+
+def batch_of_layer(
+    batch: Any,
+    rows: RowsOfTypes,
+    inputs: Callable[[int, Tensor], Tensor | None],
+    of_types: list[Tensor],
+    bring: Bring,
+) -> Any:
+    """A batch of one hop as a layer reads it.
+
+    Args:
+        batch: The batch without features.
+        rows: Its rows of each type.
+        inputs: Returns input rows of some nodes of a type.
+        of_types: Its nodes of each type.
+        bring: Brings input rows to the device.
+    """
+
+    def read(number: int) -> Tensor:
+        found = inputs(number, of_types[number])
+        if found is None:
+            raise AttributeError("x0 is the input rows x, and these nodes have none.")
+        return bring(found)
+
+    for number, store in enumerate(batch.node_stores):
+        store["batch_size"] = store["num_sampled_nodes"][0]
+        store.promise_x0(partial(read, number))
+    return with_rows(batch, rows) if any(each is not None for each in rows) else batch
+
+
+def _named(arrays: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+    return {name: array for name, array in arrays.items() if name in names}
 
 
 class WholeNodes(GraphNodes):
@@ -108,6 +161,7 @@ class WholeNodes(GraphNodes):
         num_ranks: How many ranks share the work.
         budget_bytes: Bytes that the work may take.
         widen: Make float32 of narrower features, of all or of all but one type.
+        seed_type: The node type that batches say their seeds are of. Default: the first.
     """
 
     def __init__(
@@ -119,8 +173,10 @@ class WholeNodes(GraphNodes):
         budget_bytes: int,
         *,
         widen: Widen = True,
+        seed_type: str | None = None,
     ) -> None:
-        super().__init__(graph, widen=widen, more=whole_graph_arrays(layers, graph), budget_bytes=budget_bytes)
+        more = whole_graph_arrays(layers, graph)
+        super().__init__(graph, widen=widen, more=more, budget_bytes=budget_bytes, seed_type=seed_type)
         equal = torch.arange(num_ranks + 1) * graph.num_nodes // num_ranks
         self._starts = equal if seeds is None or num_ranks == 1 else self._divided(seeds, len(layers), num_ranks)
 
@@ -134,14 +190,19 @@ class WholeNodes(GraphNodes):
     def senders(self, nodes: Ids) -> Tensor:
         return Neighbourhoods(self._graph, 1).senders(ids_of(nodes))
 
-    def input_names(self) -> list[str]:
-        return names_in_batches(self._graph, widen=self._widen)
+    @property
+    def types(self) -> TypeOffsets:
+        return self._graph.types
 
-    def inputs(self, name: str, nodes: Tensor) -> Tensor | None:
-        arrays = self._graph.node_arrays
+    def names_in_batches(self) -> NamesOfTypes:
+        return names_of_types(self._graph.types, widen=self._widen)
+
+    def inputs(self, kind: int, name: str, nodes: Tensor) -> Tensor | None:
+        arrays = self._graph.types.node_arrays[self._graph.types.node_types[kind]]
+        at = nodes - self.offsets[kind]
         if name == "n_id" and name not in arrays:
-            return nodes
-        return self._taken({key: arrays[key] for key in (name, name + SUFFIX) if key in arrays}, nodes).get(name)
+            return at
+        return self._taken(_named(arrays, (name, name + SUFFIX)), at).get(name)
 
     def _divided(self, seeds: Tensor, num_layers: int, num_ranks: int) -> Tensor:
         """The first node of each rank's range, and the number of nodes: ranges that cost the layers the same."""
@@ -154,3 +215,8 @@ class WholeNodes(GraphNodes):
         shares = torch.arange(1, num_ranks) * int(upto[-1]) // num_ranks
         cuts = torch.searchsorted(upto, shares, right=True)
         return torch.cat([cuts.new_zeros(1), cuts, cuts.new_tensor([graph.num_nodes])])
+
+
+def folder_beside(graph: Graph) -> Path | None:
+    """Return where rows go that take too much memory, or None for the system's folder of temporary files."""
+    return None if graph.path is None else graph.path.parent

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.batches.assembling import Content, made_of
 from lightning_gnn_dist.batches.batch import SampledData, in_type
 from lightning_gnn_dist.batches.placement import stream_to
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
@@ -23,9 +23,10 @@ from lightning_gnn_dist.evaluation.model_layers import ModelLayers
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
+from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.homes.running import ForgetsRun, Running
 from lightning_gnn_dist.joint import WeighsRanks
-from lightning_gnn_dist.layerwise.layers import Layer, layers_in, with_arrays
+from lightning_gnn_dist.layerwise.layers import Layer, layers_in
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 from lightning_gnn_dist.sampling.base import Sampler
@@ -247,25 +248,28 @@ class Home(ForgetsRun, ABC):
         )
 
     @abstractmethod
-    def with_senders(self, part: Graph) -> tuple[Graph, Owners]:
-        """Return a part as batches show it, with all nodes that send to it, and who owns its nodes. Collective."""
+    def with_senders(self, part: Graph) -> tuple[Graph, Tensor, Owners]:
+        """Return a part as batches show it, with all nodes that send to it.
+
+        Also the rank's own training nodes in it, and who owns its nodes. Collective.
+        """
 
     @abstractmethod
-    def whole_arrays(self, layers: list[Layer], owners: Owners) -> dict[str, Tensor]:
-        """Return what layers read of the whole graph, with a row for each node of the part. Collective."""
+    def whole_arrays(self, layers: list[Layer], ids: Tensor) -> dict[str, Tensor]:
+        """Return what layers read of the whole graph, with a row for each of the nodes of a part. Collective."""
 
     def exchange_loader(self, part: Graph, inputs: Tensor | None, values: ValueCheck) -> ExchangeLoader:
         """Return the one batch of a pass, whose layers exchange rows with other ranks. Collective."""
         run, trainer = self.running, self.running.trainer
         assert trainer is not None
-        seeds = part.split("train")
-        shown, owners = self.with_senders(part)
+        shown, seeds, owners = self.with_senders(part)
         values.of_training(shown, seeds)
         layers = layers_in(trainer.lightning_module)
-        whole, widen, dtype = with_arrays(shown, self.whole_arrays(layers, owners)), run.widen, run.dtype
+        whole, widen, dtype = with_arrays(shown, self.whole_arrays(layers, owners.ids)), run.widen, run.dtype
 
         def make(sample: Sample) -> SampledData:
-            return in_type(assemble(whole, sample, widen=widen), dtype)
+            content = Content.of(whole, sample, self.types.seed_type())
+            return in_type(made_of(content, widen=widen), dtype)
 
         return ExchangeLoader(
             whole,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from torch import Tensor
 
 from lightning_gnn_dist.boundary.historic_rows import HistoricRows, MeetingChannel
 from lightning_gnn_dist.boundary.part_nodes import PartNodes
@@ -25,10 +27,17 @@ class MeetingRows:
         self._rows: tuple[Graph, HistoricRows] | None = None
         self._channel: MeetingChannel | None = None
 
-    def rows_of(self, part: Graph, num_residents: int) -> HistoricRows:
-        """Return the rows of nodes outside a part, whose nodes inside come first."""
+    def rows_of(self, part: Graph, is_inside: Tensor, offsets: Sequence[int]) -> HistoricRows:
+        """Return the rows of nodes outside a part.
+
+        Args:
+            part: The part.
+            is_inside: Which of its nodes are inside.
+            offsets: The first id of each node type in the whole graph, and at the end the number of its nodes.
+        """
         if self._rows is None or self._rows[0] is not part:
-            self._rows = part, HistoricRows(part, num_residents, self._running.settings.of_parts().num_hops)
+            num_hops = self._running.settings.of_parts().num_hops
+            self._rows = part, HistoricRows(part, is_inside, num_hops, offsets)
         return self._rows[1]
 
     def refresh(self, rows: HistoricRows, own_nodes: Callable[[], PartNodes], folder: Path | None) -> None:

@@ -40,14 +40,14 @@ class Part:
         rows: The whole rows that were read, for the next switch. None if the part never changes.
         bytes_read: Bytes that were read from the whole graph.
         seconds: How long reading and building the part took.
-        num_residents: How many nodes come before those that the boundary added.
+        is_resident: Which of its nodes the boundary did not add.
     """
 
     graph: Graph
     rows: PartRows | None
     bytes_read: int
     seconds: float
-    num_residents: int
+    is_resident: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +86,8 @@ class PartReader:
         part.node_arrays |= {"n_id": nodes, "train_mask": is_own & learned_from(part, self.graph.types.seeds)}
         if self.coverage is not None:
             part.node_arrays["coverage"] = weights_of(self.coverage, part, degrees_of(graph.indptr, nodes), is_own)
-        return Part(part, source.kept, source.bytes_read, time.perf_counter() - started, residents.numel())
+        is_resident = Lookup(residents).contains(nodes)
+        return Part(part, source.kept, source.bytes_read, time.perf_counter() - started, is_resident)
 
     def residents(self, super_epoch: int) -> tuple[Tensor, int]:
         """Return the nodes of the part without its halo, the rank's own first, and how many are its own."""

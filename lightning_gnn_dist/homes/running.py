@@ -136,8 +136,9 @@ class Running(ForgetsRun):
         hops = num_hops if module is None else hops_of_evaluation(module, num_hops)
         return self.settings.of_evaluation(hops - num_hops + more_hops)
 
-    def layers_of_model(self) -> ModelLayers | None:
+    def layers_of_model(self, *, is_typed: bool) -> ModelLayers | None:
         """Return the layers of the model, if it has as many as the batches have hops, and these take whole rows."""
         if self.module is None or not self.settings.evaluates_whole_rows:
             return None
-        return layers_as_they_are(self.module, self._data, self.settings.of_parts().num_hops)
+        num_hops = self.settings.of_parts().num_hops
+        return layers_as_they_are(self.module, self._data, num_hops, is_typed=is_typed)

@@ -272,11 +272,13 @@ class ShardHome(Home):
         loading = run.settings.loading
         return ShardedSource(self.graph(), sampler, loading, num_ids=num_ids, stream=stream, stays=run.stays)
 
-    def with_senders(self, part: Graph) -> tuple[Graph, Owners]:
+    def with_senders(self, part: Graph) -> tuple[Graph, Tensor, Owners]:
         found, ids = read_part(self.graph(), self.boundary, None, self.running.settings.seed_of_parts)
-        return found, Owners(ids, torch.searchsorted(self.bounds.nodes, ids, right=True) - 1)
+        return found, self.own_seeds(found), Owners(ids, self.types.owners(ids)[0])
 
-    def whole_arrays(self, layers: list[Layer], owners: Owners) -> dict[str, Tensor]:
+    def whole_arrays(self, layers: list[Layer], ids: Tensor) -> dict[str, Tensor]:
         shard = self.graph().shard
         own = whole_graph_arrays(layers, shard.rows, shard.first_node)
-        return self.graph().extended(own, owners.ids[shard.rows.num_nodes :])
+        if not own:
+            return own
+        return self.graph().extended(own, ids[shard.rows.num_nodes :])

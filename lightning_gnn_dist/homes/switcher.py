@@ -7,6 +7,8 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
+from torch import Tensor
+
 from lightning_gnn_dist.batches.loader import THREAD_NAME
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.homes.part_reader import Part, PartReader
@@ -49,11 +51,11 @@ class PartSwitcher:
         return self.at(self._current[0] if self._current else 0)
 
     @property
-    def num_residents(self) -> int:
-        """How many nodes of the running part come before those that the boundary added."""
+    def is_resident(self) -> Tensor:
+        """Which nodes of the running part the boundary did not add."""
         self.current()
         assert self._current is not None
-        return self._current[1].num_residents
+        return self._current[1].is_resident
 
     @property
     def figures(self) -> dict[str, float]:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from lightning_gnn_dist.boundary.auto import Auto
-from lightning_gnn_dist.boundary.boundary import Boundary
-from lightning_gnn_dist.boundary.prices import short_name
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
@@ -41,18 +38,13 @@ def _refuse(seed_type: str | None, graph: str) -> None:
         raise ValueError(f"seed_type ({shown(seed_type)}) is for a graph with types, and {graph} has none.")
 
 
-def check_typed(types: GraphTypes | TypedBounds, settings: BatchSettings, boundary: Boundary) -> None:
-    """Refuse numbers of other types, and boundaries and places that do not take a typed graph, if this is one."""
+def check_typed(types: GraphTypes | TypedBounds, settings: BatchSettings) -> None:
+    """Refuse numbers of other types, and places that do not take a typed graph, if this is one."""
     if not have_names(types):
         return
     for sampler in settings.samplers:
         if isinstance(sampler, NeighborSampler):
             sampler.of_types(types)
-    if not boundary.takes_types:
-        name = "Auto(exchange=True)" if isinstance(boundary, Auto) else short_name(boundary)
-        raise ValueError(
-            f"boundary={name} is for graphs without types: take Isolated(), Halo() or Fetch() for this one."
-        )
     if settings.loading.sample_on == "device":
         raise ValueError('sample_on="device" is for graphs without types: leave it out, and batches are drawn in RAM.')
 

@@ -26,12 +26,14 @@ from lightning_gnn_dist.boundary.historic_rows import PLACE, HistoricRows
 from lightning_gnn_dist.boundary.part_nodes import PartNodes
 from lightning_gnn_dist.boundary.prices import short_name
 from lightning_gnn_dist.boundary.refusals import against_exchange
+from lightning_gnn_dist.evaluation.whole_nodes import folder_beside
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
+from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.homes.home import Home, Shown
 from lightning_gnn_dist.homes.meeting_rows import MeetingRows
 from lightning_gnn_dist.homes.part_reader import PartReader
@@ -39,9 +41,9 @@ from lightning_gnn_dist.homes.plan import PartPlan
 from lightning_gnn_dist.homes.residency import default_period
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.switcher import PartSwitcher
-from lightning_gnn_dist.homes.whole_costs import WholeCosts, folder_beside
+from lightning_gnn_dist.homes.whole_costs import WholeCosts
 from lightning_gnn_dist.joint import TrainsReplicasApart
-from lightning_gnn_dist.layerwise.layers import Layer, layers_in, with_arrays
+from lightning_gnn_dist.layerwise.layers import Layer, layers_in
 from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
 from lightning_gnn_dist.partition.advice import against_averaging
 from lightning_gnn_dist.partition.base import Partition, Partitioner
@@ -208,17 +210,16 @@ class WholeHome(Home):
         """Yield what ranks hold without a halo, in the first super-epochs."""
         for rank in ranks:
             reader = self.cut.reader(rank, num_ranks, self.cut.boundary, None)
-            for super_epoch in range(min(self.cut.residency.sweep(num_ranks), LOOKED_AT)):
-                yield reader.residents(super_epoch)[0]
+            epochs = range(min(self.cut.residency.sweep(num_ranks), LOOKED_AT))
+            yield from (reader.residents(super_epoch)[0] for super_epoch in epochs)
 
     def _can_exchange(self) -> bool:
         """Return whether ``boundary="auto"`` may be ``Exchange()`` in this fit."""
         asked, trainer = self.cut.boundary, self.running.trainer
         if not isinstance(asked, Auto) or not asked.exchange or trainer is None:
             return False
-        if not isinstance(self.running.settings.of_parts(), WholePartSampler) or not self.holding.is_one_chunk:
-            return False
-        return against_exchange(trainer, trainer.lightning_module) is None
+        is_whole = isinstance(self.running.settings.of_parts(), WholePartSampler) and self.holding.is_one_chunk
+        return is_whole and against_exchange(trainer, trainer.lightning_module) is None
 
     # The part.
 
@@ -286,8 +287,7 @@ class WholeHome(Home):
     def uncovered(self) -> tuple[int, int]:
         if self._parts is None or self.coverage is None or self.coverage.level == "batch":
             return 0, 0
-        part = self._parts.current()
-        coverage = part.node_arrays["coverage"][part.split("train")]
+        coverage = (part := self._parts.current()).node_arrays["coverage"][part.split("train")]
         return int((coverage == 0).sum()), coverage.numel()
 
     def against_averaging(self) -> str | None:
@@ -362,28 +362,27 @@ class WholeHome(Home):
         cache_bytes = self.running.settings.loading.cache_bytes
         if cache_bytes is None or have_names(graph.types):
             return None
-        if self._disk_rows is None:
-            self._disk_rows = DiskRows.of(self.graph, cache_bytes)
+        self._disk_rows = self._disk_rows or DiskRows.of(self.graph, cache_bytes)
         return self._disk_rows if self._disk_rows is not None and self._disk_rows.are_rows_of(graph) else None
 
     # Rows of nodes outside the part.
 
-    def with_senders(self, part: Graph) -> tuple[Graph, Owners]:
+    def with_senders(self, part: Graph) -> tuple[Graph, Tensor, Owners]:
         ids = part.node_arrays["n_id"]
-        return self.shown(part), Owners(ids, self.cut.by_rank(self.running.num_ranks).assignment[ids])
+        owners = Owners(ids, self.cut.by_rank(self.running.num_ranks).assignment[ids])
+        return self.shown(part), part.split("train"), owners
 
-    def whole_arrays(self, layers: list[Layer], owners: Owners) -> dict[str, Tensor]:
-        return {name: array[owners.ids] for name, array in whole_graph_arrays(layers, self.graph).items()}
+    def whole_arrays(self, layers: list[Layer], ids: Tensor) -> dict[str, Tensor]:
+        return {name: array[ids] for name, array in whole_graph_arrays(layers, self.graph).items()}
 
     def _arrays_of_whole_graph(self, part: Graph) -> dict[str, Tensor]:
         assert self.running.module is not None
-        _, owners = self.with_senders(part)
-        return self.whole_arrays(layers_in(self.running.module), owners)
+        return self.whole_arrays(layers_in(self.running.module), part.node_arrays["n_id"])
 
     def _rows_of_meetings(self, part: Graph) -> HistoricRows:
         if self._meetings is None:
             self._meetings = MeetingRows(self.running)
-        return self._meetings.rows_of(part, self._own_parts().num_residents)
+        return self._meetings.rows_of(part, self._own_parts().is_resident, self.types.offsets)
 
     def refresh_rows(self, super_epoch: int) -> None:
         if not self.keeps_history:
@@ -393,7 +392,8 @@ class WholeHome(Home):
         def own_nodes() -> PartNodes:
             whole = with_arrays(part, self._arrays_of_whole_graph(part))
             chunks, owners = self.partition(num_ranks).assignment, self.cut.owner(super_epoch, num_ranks)
-            return PartNodes(whole, self.running.rank, chunks, owners, num_ranks, widen=self.running.widen)
+            of_rank = self.running.rank, chunks, owners, num_ranks
+            return PartNodes(whole, *of_rank, widen=self.running.widen, offsets=self.types.offsets)
 
         rows = self._rows_of_meetings(part)
         assert self._meetings is not None

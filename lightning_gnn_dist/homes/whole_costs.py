@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from lightning_gnn_dist.evaluation.choice import Counter, Evaluated, seeds_at_once
 from lightning_gnn_dist.evaluation.layered_loader import ReadyRows
 from lightning_gnn_dist.evaluation.model_layers import ModelLayers
-from lightning_gnn_dist.evaluation.whole_nodes import WholeNodes
+from lightning_gnn_dist.evaluation.whole_nodes import WholeNodes, folder_beside
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.sampling.base import Sampler
@@ -67,8 +66,3 @@ class WholeCosts:
     def _counter(self, more_hops: int = 0) -> Counter:
         num_hops = self._running.sampler_of_evaluation(more_hops).num_hops
         return Counter(self._graph, num_hops, self._running.module)
-
-
-def folder_beside(graph: Graph) -> Path | None:
-    """Return where rows go that take too much memory, or None for the system's folder of temporary files."""
-    return None if graph.path is None else graph.path.parent

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
-from torch_geometric.data import Data
 from torch_geometric.nn import FAConv, GCN2Conv, GCNConv, LGConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
+from lightning_gnn_dist.batches.one_hop import RowsOfTypes
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.graph.graph import Graph, checked_graph
 
-Layer = Callable[[Data], Tensor]
+Layer = Callable[[Any], Any]  # of a batch to a tensor, or to a dict of tensors by node types
 COPIES = 3  # a layer's rows, and what it computes from them on the way, take so many times their bytes
 BYTES_OF_AN_EDGE = 120  # in the sampler's working memory and in the batch
 _NORMALISING = (GCNConv, GCN2Conv, FAConv, LGConv)  # PyG's layers that call gcn_norm on the edges they are given
@@ -28,6 +27,10 @@ class HasLayers(Protocol):
         It returns a row for each of the first ``batch.batch_size`` nodes; rows behind them are cut off. Beside ``x``,
         the batch has ``x0``, the input rows of its nodes, which are the first layer's ``x``; and as usual
         ``blocks[0]``, ``edge_index``, ``n_id``, and the graph's other arrays. The last layer's rows are the prediction.
+
+        Of a graph with types the batch is a ``HeteroData``, all of this is said of each type, and a layer returns a
+        dict: for each node type a row for each of its first ``batch[kind].batch_size`` nodes. A type that it leaves
+        out has no rows, and no ``x`` for the layer behind.
         """
         ...
 
@@ -57,6 +60,31 @@ def layers_in(model: object) -> list[Layer]:
     return list(cast(HasLayers, model).layers())
 
 
-def with_arrays(graph: Graph, arrays: dict[str, Tensor]) -> Graph:
-    """The graph with more node arrays, or others."""
-    return checked_graph(graph.indptr, graph.indices, graph.node_arrays | arrays, graph.edge_arrays)
+def rows_of_types(outputs: object, view: Any, says: str = "A layer") -> RowsOfTypes:
+    """The rows that a layer has returned for its batch of one hop, by node types; fewer than it must are refused.
+
+    Args:
+        outputs: What it returned.
+        view: Its batch.
+        says: Who returned it, for error messages.
+    """
+    stores = view.node_stores
+    if (kinds := [store._key for store in stores]) == [None]:
+        return [_first_rows(outputs, stores[0]["batch_size"], says, "")]
+    if not isinstance(outputs, Mapping) or (unknown := [kind for kind in outputs if kind not in kinds]):
+        got = type(outputs).__name__ if not isinstance(outputs, Mapping) else f"one with {shown(unknown)}"
+        raise TypeError(f"{says} must return a dict from node types, {shown(kinds)}, to rows, and returned {got}.")
+    return [
+        _first_rows(outputs[kind], store["batch_size"], says, f" of type {kind!r}") if kind in outputs else None
+        for kind, store in zip(kinds, stores, strict=True)
+    ]
+
+
+def _first_rows(rows: object, count: int, says: str, which: str) -> Tensor:
+    if isinstance(rows, Tensor) and rows.dim() and len(rows) >= count:
+        return rows if len(rows) == count else rows[:count]
+    got = f"a tensor of {tuple(rows.shape)}" if isinstance(rows, Tensor) else f"a {type(rows).__name__}"
+    raise TypeError(
+        f"{says} returned {got} for a batch of {count} nodes{which}: it must return a tensor with a row for each of the "
+        "first batch.batch_size nodes."
+    )

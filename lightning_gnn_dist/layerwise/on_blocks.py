@@ -9,7 +9,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.batches.part_batch import PartBatch
+from lightning_gnn_dist.batches.part_batch import OfPart
 from lightning_gnn_dist.checks import check_instance, shown
 from lightning_gnn_dist.layerwise.layers import Layer
 from lightning_gnn_dist.layerwise.ready_made import layers_of, with_degrees
@@ -36,11 +36,12 @@ def on_blocks(gnn: BasicGNN, batch: Data, *, edge_weight: str | None = None, edg
     """
     layers = layers_of(gnn, edge_weight=edge_weight, edge_attr=edge_attr)
     check_instance("batch", batch, Data, "a batch of a loader, or a torch_geometric.data.Data")
-    if not isinstance(batch, PartBatch):  # its layers check the edges of the part
+    if not isinstance(batch, OfPart):  # its layers check the edges of the part
         _check_edges(batch, edge_weight=edge_weight, edge_attr=edge_attr)
     if isinstance(batch, SampledData):
         batch = with_degrees(layers, batch)
-    return through_layers(_Layered(layers), batch)
+    rows: Tensor = through_layers(_Layered(layers), batch)
+    return rows
 
 
 def _check_edges(batch: Data, **names: str | None) -> None:

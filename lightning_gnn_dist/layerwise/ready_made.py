@@ -77,6 +77,8 @@ def whole_graph_arrays(layers: Sequence[Layer], graph: Graph, first_node: int = 
         first_node: The id of the node that the first row is of.
     """
     wanted = {layer.degrees for layer in layers if isinstance(layer, _Layer) and layer.degrees is not None}
+    if not wanted:
+        return {}
     x = graph.node_arrays.get("x")
     dtype = torch.float64 if x is not None and x.dtype == torch.float64 else torch.float32
     counted = {degree_name(*kind): gcn_degrees(graph, *kind, first_node) for kind in sorted(wanted, key=str)}

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist.batches.batch import SampledData, one_hop
-from lightning_gnn_dist.batches.part_batch import PartBatch
-from lightning_gnn_dist.batches.seed_batch import SeedBatch
+from lightning_gnn_dist.batches.hetero import SampledHeteroData
+from lightning_gnn_dist.batches.one_hop import RowsOfTypes, Seen, one_hop, seen_by_layers
+from lightning_gnn_dist.batches.part_batch import OfPart
+from lightning_gnn_dist.batches.seed_batch import SeedsOnly
 from lightning_gnn_dist.checks import check_instance
-from lightning_gnn_dist.layerwise.layers import HasLayers, Layer, layers_in
-from lightning_gnn_dist.sampling.block import Block
+from lightning_gnn_dist.layerwise.layers import HasLayers, Layer, layers_in, rows_of_types
 
 
-def through_layers(module: HasLayers, batch: Data) -> Tensor:
+def through_layers(module: HasLayers, batch: Data | HeteroData) -> Any:
     """Run ``module.layers()`` on a batch, and return a row for each of its seeds, the first ``batch.batch_size`` nodes.
 
         class SAGE(pl.LightningModule):
@@ -32,27 +32,29 @@ def through_layers(module: HasLayers, batch: Data) -> Tensor:
     layers compute no rows that nobody reads. On a batch without blocks, such as PyG's own loaders yield, each layer
     computes on all nodes and all edges.
 
+    Of a graph with types, layers return dicts, and the result is the rows of the seeds' type; of a batch of links, or
+    of a ``HeteroData`` that names no seeds, a dict of rows by node types.
+
     Args:
         module: A module with a method ``layers``.
-        batch: A batch of any sampler or loader, or a whole graph as ``Data``.
+        batch: A batch of any sampler or loader, or a whole graph as ``Data`` or ``HeteroData``.
     """
-    check_instance("batch", batch, Data, "a batch of a loader, or a torch_geometric.data.Data")
-    if isinstance(batch, PartBatch):
+    check_instance("batch", batch, Data | HeteroData, "a batch of a loader, or a Data or HeteroData of PyG")
+    if isinstance(batch, OfPart):
         return batch.through(layers_in(module))
-    rows: Tensor | None = _ready_rows(module, batch)
-    if rows is None:
-        layers = layers_in(module)
-        has_blocks = isinstance(batch, SampledData) and batch.has_blocks
-        rows = layers_on_blocks(layers, batch, batch.blocks) if has_blocks else _on_all_nodes(layers, batch)
-    return rows
+    ready = _ready_rows(module, batch)
+    if ready is not None:
+        return of_seeds(batch, ready)
+    layers, seen = layers_in(module), seen_by_layers(batch)
+    return layers_on_blocks(layers, batch, seen) if seen else _on_all_nodes(layers, batch)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _ready_rows(module: HasLayers, batch: Data) -> Tensor | None:
+def _ready_rows(module: HasLayers, batch: object) -> RowsOfTypes | None:
     """The rows of the batch's seeds, if they were computed before it came; None where they are still to be."""
-    if not isinstance(batch, SeedBatch):
+    if not isinstance(batch, SeedsOnly):
         return None
-    rows = batch.rows_of(module)
+    rows: RowsOfTypes | None = batch.rows_of(module)
     if rows is None:
         batch.read()
     return rows
@@ -60,47 +62,68 @@ def _ready_rows(module: HasLayers, batch: Data) -> Tensor | None:
 
 def layers_on_blocks(
     layers: list[Layer],
-    batch: SampledData,
-    blocks: list[Block],
-    known: Callable[[Tensor, int], Tensor] = lambda rows, _: rows,
-) -> Tensor:
-    """Run layers on a batch, each on its own block.
+    batch: Any,
+    seen: Sequence[Seen],
+    known: Callable[[RowsOfTypes, int], RowsOfTypes] = lambda rows, _: rows,
+) -> Any:
+    """Run layers on a batch, each on its own blocks.
 
     Args:
-        layers: As many layers as there are blocks.
+        layers: As many layers as there are in ``seen``.
         batch: The batch.
-        blocks: Its blocks.
+        seen: What each layer sees of it.
         known: Returns what the next layer reads in the place of a layer's rows. Default: these rows.
     """
-    if len(layers) != len(blocks):
+    if len(layers) != len(seen):
         raise ValueError(
-            f"layers() returns {len(layers)} layers, but the batch has blocks for {len(blocks)}. Give the sampler one "
+            f"layers() returns {len(layers)} layers, but the batch has blocks for {len(seen)}. Give the sampler one "
             f"hop for each layer: NeighborSampler([10] * {len(layers)}), or num_hops={len(layers)}."
         )
-    view = one_hop(batch, blocks[0])
-    rows = rows_of_layer(layers[0](view), blocks[0].num_dst, 0)
+    view = one_hop(batch, seen[0])
+    rows = layer_rows(layers[0], view, 0)
     for index in range(1, len(layers)):
-        rows = known(rows, index - 1)
-        view = one_hop(view, blocks[index], rows)  # of the view before: what a layer adds to it reaches the next
-        rows = rows_of_layer(layers[index](view), blocks[index].num_dst, index)
-    return rows
+        # Of the view before: what a layer adds to it reaches the next.
+        view = one_hop(view, seen[index], known(rows, index - 1))
+        rows = layer_rows(layers[index], view, index)
+    return of_seeds(batch, rows)
 
 
-def _on_all_nodes(layers: list[Layer], batch: Data) -> Tensor:
-    num_nodes, view = batch.num_nodes, copy.copy(batch)
-    view.batch_size, view.x0 = num_nodes, batch.x
+def layer_rows(layer: Layer, view: Any, index: int) -> RowsOfTypes:
+    """The rows that layer ``index`` makes of a batch of one hop."""
+    return rows_of_types(layer(view), view, f"Layer {index} of layers()")
+
+
+def of_seeds(batch: Any, rows: RowsOfTypes) -> Any:
+    """Of the rows of the last layer those of the type of a batch's seeds, or of a batch of links those of each type."""
+    kinds = [store._key for store in batch.node_stores]
+    found = {kind: of_type for kind, of_type in zip(kinds, rows, strict=True) if of_type is not None}
+    if kinds == [None]:
+        return found[None]
+    seed_type = batch.seed_type if isinstance(batch, SampledHeteroData) else _type_with_seeds(batch)
+    if not isinstance(seed_type, str):
+        return found
+    if seed_type not in found:
+        raise ValueError(f"The last layer of layers() returned no rows of the seeds' type, {seed_type!r}.")
+    return found[seed_type]
+
+
+def _type_with_seeds(batch: HeteroData) -> str | None:
+    """The type of the seeds of a batch of PyG's own loaders; None if the batch does not say it, as a whole graph."""
+    kinds: list[str] = [store._key for store in batch.node_stores if "batch_size" in store]
+    return kinds[0] if len(kinds) == 1 else None
+
+
+def _on_all_nodes(layers: list[Layer], batch: Data | HeteroData) -> Any:
+    view = copy.copy(batch)
+    sizes = [store.get("batch_size", store.num_nodes) for store in view.node_stores]
+    for store in view.node_stores:
+        store["batch_size"] = store.num_nodes
+        if "x" in store:
+            store["x0"] = store["x"]
+    rows: RowsOfTypes = []
     for index, layer in enumerate(layers):
         view = copy.copy(view)
-        view.x = rows_of_layer(layer(view), num_nodes, index)
-    rows: Tensor = view.x[: batch.get("batch_size", num_nodes)]
-    return rows
-
-
-def rows_of_layer(rows: Tensor, num_rows: int, index: int) -> Tensor:
-    """The first rows that layer ``index`` has returned; refuse fewer."""
-    if len(rows) < num_rows:
-        raise ValueError(
-            f"Layer {index} of layers() returned {len(rows)} rows for a batch of {num_rows} nodes: it must return a "
-            "row for each of the first batch.batch_size nodes."
-        )
-    return rows if len(rows) == num_rows else rows[:num_rows]
+        for store, of_type in zip(view.node_stores, rows, strict=False):
+            store["x"] = of_type
+        rows = layer_rows(layer, view, index)
+    return of_seeds(batch, [r if r is None else r[:size] for r, size in zip(rows, sizes, strict=True)])

@@ -17,12 +17,17 @@ from torch_geometric.loader.utils import index_select
 from torch_geometric.nn import GraphSAGE
 from torch_geometric.utils import trim_to_layer
 
-from lightning_gnn_dist.batches.batch import SampledData, one_hop
-from lightning_gnn_dist.batches.seed_batch import Neighbourhood, Promise, SeedBatch
+from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.one_hop import one_hop, seen_by_layers
+from lightning_gnn_dist.batches.seed_batch import Neighbourhood, Promise, SeedsOnly
 from tests.batches.test_batch import GRAPH, SEEDS, make_batch
 
 NUM_SEEDS = len(SEEDS)
 NAMES = [*GRAPH.node_arrays, "n_id", *GRAPH.edge_arrays]
+
+
+def around(*how: Any) -> Any:
+    return SeedsOnly.around(Neighbourhood({None: NUM_SEEDS}, *how), {None: NAMES}, None, {})
 
 
 class Made:
@@ -31,19 +36,19 @@ class Made:
     def __init__(self) -> None:
         self.samples, self.model = 0, object()
         self.rows = torch.randn(NUM_SEEDS, 3)
-        self.batch = SeedBatch.around(Neighbourhood(NUM_SEEDS, self.make, self.seed_rows, self.rows_of), NAMES)
+        self.batch = around(self.make, self.seed_rows, self.rows_of)
 
     def make(self) -> SampledData:
         self.samples += 1
         return make_batch()
 
-    def seed_rows(self, name: str) -> Tensor | None:
+    def seed_rows(self, _: object, name: str) -> Tensor | None:
         if name == "n_id":
             return SEEDS
         return GRAPH.node_arrays[name][SEEDS] if name in GRAPH.node_arrays else None
 
     def rows_of(self, module: object) -> Any:
-        return (lambda: self.rows) if module is self.model else None
+        return (lambda: [self.rows]) if module is self.model else None
 
 
 @pytest.fixture
@@ -107,7 +112,7 @@ USES = {
     "num": lambda batch: (batch.num_nodes, batch.num_edges, batch.num_features, batch.num_edge_features),
     "kinds": lambda batch: (batch.is_node_attr("y"), batch.is_edge_attr("edge_attr"), batch.is_directed()),
     "blocks": lambda batch: (batch.has_blocks, edges_of(batch), len(batch.blocks)),
-    "one hop": lambda batch: one_hop(batch, batch.blocks[1]),
+    "one hop": lambda batch: one_hop(batch.read() if isinstance(batch, SeedsOnly) else batch, seen_by_layers(batch)[1]),
     "doubled": lambda batch: batch.apply(doubled),
     "doubled x": lambda batch: batch.apply(lambda tensor: tensor * 2, "x"),
     "transform": lambda batch: T.AddSelfLoops()(batch).edge_index,
@@ -207,7 +212,7 @@ def test_a_changed_batch_is_never_answered_with_ready_rows(made, change, then):
 def test_an_unchanged_batch_is_answered_with_ready_rows(made, how):
     batch = how(made.batch)
     assert batch.y[:2].equal(make_batch().y[:2])
-    assert batch.rows_of(made.model).equal(made.rows)
+    assert batch.rows_of(made.model)[0].equal(made.rows)
     assert batch.rows_of(object()) is None
     assert made.samples == 0
     batch.x + 1
@@ -217,7 +222,7 @@ def test_an_unchanged_batch_is_answered_with_ready_rows(made, how):
 def test_rows_and_arrays_move_with_the_batch(made):
     batch = made.batch.to("meta")
     assert batch.x[:2].is_meta
-    assert batch.rows_of(made.model).is_meta
+    assert batch.rows_of(made.model)[0].is_meta
     assert batch.edge_index.is_meta
     assert all(block.indptr.is_meta for block in batch.blocks)
 
@@ -239,7 +244,7 @@ def test_an_array_that_has_as_many_rows_as_edges_is_known_to_be_of_edges(made):
         batch._store._edge_arrays = frozenset({"weight"})
         return batch
 
-    batch = SeedBatch.around(Neighbourhood(NUM_SEEDS, known, made.seed_rows, made.rows_of), NAMES)
+    batch = around(known, made.seed_rows, made.rows_of)
     assert batch.read()._store._edge_arrays == {"weight"}
 
 

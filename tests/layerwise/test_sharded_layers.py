@@ -147,7 +147,7 @@ def count(rank: int, world_size: int, folder: Path, shards: int) -> tuple[float,
     exchange = Channel.exchange
     Channel.exchange = lambda self, *args: exchanges.append(0) or exchange(self, *args)  # type: ignore[func-returns-value, method-assign]
     shard = Shard.open(folder / "shares", rank % shards)
-    own = Division(shard.bounds, world_size).nodes(rank)
+    own = Division(shard.bounds.types, world_size).nodes(rank)
     ends = shard.rows.indptr[[own.start - shard.first_node, own.stop - shard.first_node]].tolist()
     senders = shard.rows.indices[slice(*ends)].unique()
     halo = int(((senders < own.start) | (senders >= own.stop)).sum())
@@ -171,13 +171,13 @@ def test_every_node_is_computed_once(tmp_path: Path) -> None:
     graph = small_graph()
     save_shards(graph, some_partition(graph, 2), tmp_path / "shares")
     bounds = Bounds.read(tmp_path / "shares")
-    division = Division(bounds, 6)
+    division = Division(bounds.types, 6)
     nodes = [division.nodes(rank) for rank in range(6)]
     assert sorted(node for own in nodes for node in own) == list(range(300))
     for rank, own in enumerate(nodes):
         assert bounds.nodes[rank % 2] <= own.start and own.stop <= bounds.nodes[rank % 2 + 1]
     with pytest.raises(ValueError, match=r"Shard 0 has .* nodes, which 400 ranks are to compute"):
-        Division(bounds, 800)
+        Division(bounds.types, 800)
 
 
 def predict_on_three(rank: int, world_size: int, folder: Path) -> None:

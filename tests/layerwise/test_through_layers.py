@@ -26,7 +26,8 @@ from lightning_gnn_dist import (
     through_layers,
 )
 from lightning_gnn_dist.batches.assembling import assemble
-from lightning_gnn_dist.batches.batch import SampledData, one_hop
+from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.one_hop import one_hop, seen_by_layers
 
 NUM_NODES, SEEDS = 120, torch.tensor([4, 99, 7, 60, 33, 118])
 EVERY_KIND = [
@@ -188,7 +189,7 @@ def test_a_batch_of_one_hop_has_the_first_rows_of_every_array() -> None:
     batch.edge_index, blocks = batch.edge_index.clone(), batch.blocks  # as a module may that reads both
     batch.blocks = blocks
     inner = batch.blocks[1]
-    view = one_hop(batch, inner)
+    view = one_hop(batch, seen_by_layers(batch)[1])
     assert view.batch_size == inner.num_dst and view.num_nodes == inner.num_src and view.num_edges == inner.num_edges
     assert view.edge_index.equal(batch.edge_index[:, : inner.num_edges])
     for name in ("x", "n_id", "chunk"):
@@ -205,7 +206,7 @@ def test_arrays_of_edges_are_told_from_those_of_nodes_where_there_are_as_many() 
     )
     (sample,) = WholePartSampler(num_hops=2).sample_bulk(graph, [torch.tensor([0])], [BatchKey(0, 0, 0)])
     batch = assemble(graph, sample)
-    view = one_hop(batch, batch.blocks[1])
+    view = one_hop(batch, seen_by_layers(batch)[1])
     assert view.w.shape == (1,) and view.x.shape == (4, 4)
 
 
@@ -219,7 +220,7 @@ def test_what_cannot_be_computed_is_refused() -> None:
         ValueError, match=r"layers\(\) returns 2 layers, but the batch has blocks for 3\. Give .*\* 2\)"
     ):
         ByLayers()(batch_of(NeighborSampler([2, 2, 2])))
-    with pytest.raises(ValueError, match=r"Layer 1 of layers\(\) returned 2 rows for a batch of 6 nodes: it must"):
+    with pytest.raises(TypeError, match=r"Layer 1 of layers\(\) returned a tensor of .* a batch of 6 nodes: it must"):
         Wrong()(batch_of(NeighborSampler([2, 2])))
     with pytest.raises(TypeError, match=r"module must have a method layers\(\), got .*\. Define it"):
         through_layers(torch.nn.Linear(1, 1), DATA)  # type: ignore[arg-type]

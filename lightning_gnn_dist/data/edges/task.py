@@ -81,6 +81,6 @@ class EdgeTask(Task):
         def targets(ids: Tensor) -> Targets:
             asked = held.targets_of(ids)
             nodes, ends = asked.seeds()
-            return Targets(nodes, asked.in_batch(ends))
+            return Targets(nodes, asked.in_batch(ends), self.asked.links.edge_type)
 
         return Judged(range(count), f"There are {count} {name} edges", sampler, count, targets)
