@@ -226,7 +226,8 @@ class LayerPass:
             self._held += _bytes_of(rows) if tables.bytes_in_ram else 0
             progress(len(nodes))
         if self.channel.size > 1:
-            likes = self._agreed_forms(None if tables is None else tables.likes)
+            none = RowsOfTypes([None] * (len(self.nodes.offsets) - 1))
+            likes = self.agreed_forms(none if tables is None else tables.likes)
             tables = self._tables(step, likes) if tables is None else tables
             self._exchange(step, tables)
         assert tables is not None
@@ -297,10 +298,12 @@ class LayerPass:
         """Rows in the type and on the device that compute."""
         return rows.to(self.device, self.dtype if rows.is_floating_point() else None)
 
-    def _agreed_forms(self, likes: RowsOfTypes | None) -> RowsOfTypes:
-        """Return rows of the types and shapes that some rank has computed: a rank may own none of the nodes."""
-        forms = torch.zeros((len(self.nodes.offsets) - 1, _FORM), dtype=torch.int64)
-        for form, like in zip(forms, likes or [], strict=False):
+    def agreed_forms(self, likes: RowsOfTypes) -> RowsOfTypes:
+        """Return rows of the types and shapes that some rank has computed; others own none of the nodes. Collective."""
+        if self.channel.size == 1:
+            return likes
+        forms = torch.zeros((len(likes), _FORM), dtype=torch.int64)
+        for form, like in zip(forms, likes, strict=True):
             if like is not None:
                 described = [1, _DTYPES.index(like.dtype), like.dim() - 1, *like.shape[1:]]
                 form[: len(described)] = torch.tensor(described)

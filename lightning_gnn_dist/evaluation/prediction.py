@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -232,7 +233,12 @@ class Work:
         file = None if self.path is None else SharedRows(self.path, of_all.num_nodes, work.device, "a layer")
         steps = work.plan_of_own(of_all.own, len(layers), of_all.kind)
         try:
-            for nodes, rows in work.last_rows(layers, steps, self.on_rows, of_all.kind):
+            found = work.last_rows(layers, steps, self.on_rows, of_all.kind)
+            first = next(found, None)
+            (like,) = work.agreed_forms([None if first is None else first[1]])
+            if file is not None and like is not None:
+                file.open(rows_of(like, 0))  # also on a rank that owns no node of the type
+            for nodes, rows in chain([] if first is None else [first], found):
                 if file is not None:
                     file.write(of_all.places(nodes).numpy(), rows_of(rows, len(nodes)))
             if file is not None:

@@ -25,7 +25,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import bytes_per_row, degrees_of
 from lightning_gnn_dist.graph.storage.mapped import MappedRows
 from lightning_gnn_dist.graph.storage.maps import all_maps
-from lightning_gnn_dist.graph.typed.names import TypeOffsets
+from lightning_gnn_dist.graph.typed.names import TypeOffsets, have_names
 from lightning_gnn_dist.graph.with_arrays import with_arrays, with_arrays_of_types
 from lightning_gnn_dist.layerwise.layers import Layer
 from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
@@ -152,7 +152,7 @@ def _named(arrays: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tens
 
 
 class WholeNodes(GraphNodes):
-    """Cuts the nodes into ranges, one for each rank: of equal work for some seeds, of equal length for all nodes.
+    """Cuts the nodes into ranges, one for each rank: of equal work, or for all nodes of one type of equal length.
 
     Args:
         graph: The graph, which all ranks have alike.
@@ -177,8 +177,11 @@ class WholeNodes(GraphNodes):
     ) -> None:
         more = whole_graph_arrays(layers, graph)
         super().__init__(graph, widen=widen, more=more, budget_bytes=budget_bytes, seed_type=seed_type)
+        num_layers = len(layers)
+        if seeds is None and have_names(graph.types):
+            seeds, num_layers = torch.arange(graph.num_nodes), 1  # all layers compute the same nodes
         equal = torch.arange(num_ranks + 1) * graph.num_nodes // num_ranks
-        self._starts = equal if seeds is None or num_ranks == 1 else self._divided(seeds, len(layers), num_ranks)
+        self._starts = equal if seeds is None or num_ranks == 1 else self._divided(seeds, num_layers, num_ranks)
 
     def own(self, rank: int) -> range:
         """Return the nodes that a rank owns."""

@@ -85,6 +85,6 @@ def _first_rows(rows: object, count: int, says: str, which: str) -> Tensor:
         return rows if len(rows) == count else rows[:count]
     got = f"a tensor of {tuple(rows.shape)}" if isinstance(rows, Tensor) else f"a {type(rows).__name__}"
     raise TypeError(
-        f"{says} returned {got} for a batch of {count} nodes{which}: it must return a tensor with a row for each of the "
-        "first batch.batch_size nodes."
+        f"{says} returned {got} for a batch of {count} nodes{which}: it must return a tensor with a row for each of "
+        "the first batch.batch_size nodes."
     )

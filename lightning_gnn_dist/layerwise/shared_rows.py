@@ -41,9 +41,14 @@ class SharedRows:
                 'graph.node_arrays.pop("n_id"), of a graph with types graph.types.node_arrays["paper"].pop("n_id"), '
                 "and rows are those of the graph itself."
             )
-        if self._file is None:
-            self._file = self._open(rows)
+        self.open(rows)
+        assert self._file is not None
         self._file.write(ids, rows)
+
+    def open(self, like: NDArray[Any]) -> None:
+        """Make the file, if it is not there, of rows of this type and shape. Collective the first time."""
+        if self._file is None:
+            self._file = self._opened(like)
 
     def complete(self) -> None:
         """Wait until every row of the draft is written. Collective."""
@@ -66,7 +71,7 @@ class SharedRows:
             self._file.close()
         self.draft.unlink(missing_ok=True)
 
-    def _open(self, like: NDArray[Any]) -> RowFile:
+    def _opened(self, like: NDArray[Any]) -> RowFile:
         if collectives.rank() == 0:
             make(self.draft, self._num_rows, like)
         self._sum(0)

@@ -176,7 +176,11 @@ def test_other_errors_of_a_layer_are_raised_at_once():
 
 @pytest.mark.parametrize(
     ("made", "got"),
-    [(lambda batch: None, "a NoneType"), (lambda batch: batch.x[:1], r"a tensor of \(1, \d+\)"), (lambda batch: 3, "a int")],
+    [
+        (lambda batch: None, "a NoneType"),
+        (lambda batch: batch.x[:1], r"a tensor of \(1, \d+\)"),
+        (lambda batch: 3, "a int"),
+    ],
 )
 def test_what_is_no_row_for_each_seed_is_refused(made, got):
     with pytest.raises(TypeError, match=f"A layer returned {got} for a batch"):

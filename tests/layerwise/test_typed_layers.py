@@ -1,0 +1,184 @@
+"""Layers of a graph with types, one after the other for all nodes, give the rows of one forward of the whole graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lightning_gnn_dist import (
+    Evaluation,
+    Graph,
+    LinkDataModule,
+    NeighborSampler,
+    Partition,
+    PartitionedDataModule,
+    PredictionWriter,
+    RandomPartitioner,
+    WholePartSampler,
+    predict_by_layer,
+    save_shards,
+    split_edges,
+    through_layers,
+)
+from tests.data_fitting import trainer
+from tests.layerwise.typed_model import ByLayers, OfLinks, some_data
+from tests.ranks import run_ranks
+from tests.sharded.typed.graphs import in_order_of_shards
+
+CLOSE: dict[str, Any] = {"rtol": 0, "atol": 1e-12}
+DATA = some_data()
+EXACT: dict[str, Any] = {"precision": "64-true"}
+
+
+def graph_of(data: Any = DATA) -> Graph:
+    return Graph.from_pyg(data)
+
+
+def model(num_layers: int = 2, kind: type[ByLayers] = ByLayers) -> Any:
+    return kind(DATA.edge_types, num_layers).eval()
+
+
+@pytest.mark.parametrize("sampler", [NeighborSampler([-1, -1]), NeighborSampler([3, 2]), WholePartSampler(2)], ids=str)
+def test_rows_of_a_batch_are_those_of_its_edges(sampler: Any) -> None:
+    data, module = PartitionedDataModule(graph_of(), sampler=sampler, batch_size=40, seed=0), model()
+    data.setup("fit")
+    for batch in data.train_dataloader():
+        expected = module.whole(batch)["paper"][: batch.batch_size]
+        torch.testing.assert_close(module(batch), expected, **CLOSE)
+        if sampler != NeighborSampler([3, 2]):
+            torch.testing.assert_close(expected, module.whole(DATA)["paper"][batch["paper"].n_id][: len(expected)])
+    inner, last = module.called[-2:]
+    assert inner["author"] > last["author"] == 0 and last["paper"] <= 40
+
+
+def test_rows_of_a_whole_graph_of_pyg_are_by_type() -> None:
+    found, expected = through_layers(model(), DATA), model().whole(DATA)
+    assert found.keys() == expected.keys()
+    for kind, rows in expected.items():
+        torch.testing.assert_close(found[kind], rows, **CLOSE)
+
+
+def predicted(rank: int, world_size: int, where: Any, folder: Path, budget_bytes: int, kind: str) -> None:
+    graph = Graph.open(where) if isinstance(where, Path) and (where / "meta.json").exists() else where
+    run, budget = trainer(world_size, **EXACT), {"budget_bytes": budget_bytes}
+    predict_by_layer(run, model(3), graph, folder / f"{kind}.npy", seed_type=kind, **budget)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("num_ranks", "place"), [(1, "RAM"), (2, "files"), (4, "shards")])
+def test_all_nodes_of_a_type_are_predicted(num_ranks: int, place: str, tmp_path: Path) -> None:
+    where: Any = graph_of()
+    if place != "RAM":
+        where.save(tmp_path / "graph")
+        save_shards(where, RandomPartitioner()(where, 2, seed=0), tmp_path / "shards")
+        where = tmp_path / {"files": "graph", "shards": "shards"}[place]
+    for kind in ("paper", "word"):
+        run_ranks(predicted, num_ranks, where, tmp_path, 16 << 20, kind)
+        rows = torch.from_numpy(np.load(tmp_path / f"{kind}.npy"))
+        torch.testing.assert_close(rows, model(3).whole(DATA)[kind], **CLOSE)
+
+
+def evaluated(rank: int, world_size: int, where: Any, folder: Path) -> tuple[float, list[dict[str, int]]]:
+    data = PartitionedDataModule(where, sampler=NeighborSampler([4, 4]), batch_size=15, seed=0)
+    module, run = model(), trainer(world_size, **EXACT)
+    (metrics,) = run.test(module, data, verbose=False)
+    called = list(module.called)
+    writer = trainer(world_size, callbacks=[PredictionWriter(folder / "rows.npy", overwrite=True)], **EXACT)
+    writer.predict(module, data, return_predictions=False)
+    return metrics["test_loss"], called
+
+
+@pytest.mark.parametrize(("num_ranks", "place"), [(1, "RAM"), (2, "RAM"), (2, "shards")])
+def test_an_evaluation_computes_each_layer_once(num_ranks: int, place: str, tmp_path: Path) -> None:
+    where, graph = graph_of(), graph_of()
+    owner = Partition((torch.arange(graph.num_nodes) % 5 < 2).int(), 2)
+    if place == "shards":
+        save_shards(graph, owner, tmp_path / "shards")
+        where = tmp_path / "shards"  # type: ignore[assignment]
+    papers, expected = DATA["paper"], model().whole(DATA)["paper"].detach()
+    loss = F.cross_entropy(expected[papers.test_mask], papers.y[papers.test_mask], reduction="sum")
+    results = run_ranks(evaluated, num_ranks, where, tmp_path)
+    for found, called in results:
+        assert found == pytest.approx(float(loss), rel=1e-6)  # Lightning keeps 32 bits
+        assert len(called) <= 3  # one look before the two layers, of all of this rank's seeds together
+    rows = torch.from_numpy(np.load(tmp_path / "rows.npy"))
+    order = papers.test_mask.nonzero().view(-1)
+    if place == "shards":
+        order = in_order_of_shards(graph, owner).types.node_arrays["paper"]["n_id"]
+        order = order[papers.test_mask[order]]
+    torch.testing.assert_close(rows[: len(order)] if len(rows) == len(order) else rows[order], expected[order], **CLOSE)
+
+
+def of_links(rank: int, world_size: int, split: Any) -> tuple[float, int]:
+    data = LinkDataModule(split, sampler=NeighborSampler([4, 4]), batch_size=15, seed=0)
+    module = model(2, OfLinks)
+    (metrics,) = trainer(world_size, **EXACT).test(module, data, verbose=False)
+    return metrics["test_loss"], len(module.called)
+
+
+def test_an_evaluation_of_links_asks_for_rows_of_both_types() -> None:
+    split = split_edges(graph_of(), edge_type=OfLinks.asked, seed=0)
+    rows = model(2, OfLinks).whole(split.graph.to_pyg())
+    (sender, receiver), negatives = split.edges["test"], split.negatives["test"]
+    ones = (rows["author"][sender] * rows["paper"][receiver]).sum(1)
+    zeros = (rows["author"][sender][:, None] * rows["paper"][negatives]).sum(2)
+    loss = F.binary_cross_entropy_with_logits(ones, torch.ones_like(ones), reduction="sum")
+    loss += F.binary_cross_entropy_with_logits(zeros, torch.zeros_like(zeros), reduction="sum")
+    for found, calls in run_ranks(of_links, 2, split):
+        assert found == pytest.approx(float(loss.detach()), rel=1e-6)
+        assert calls <= 3
+
+
+def test_evaluation_batches_may_be_read_all_the_same() -> None:
+    seen = list[Any]()
+
+    class Reads(ByLayers):
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            first = self(batch)
+            assert batch["paper"].y[: batch.batch_size].shape == (batch.batch_size,)
+            kept = dict(batch.x_dict), dict(batch.edge_index_dict)
+            torch.testing.assert_close(self.whole(batch)["paper"][: batch.batch_size], first, **CLOSE)
+            seen.append(({kind: len(x) for kind, x in kept[0].items()}, batch["author"].num_nodes, batch.blocks))
+
+    data = PartitionedDataModule(graph_of(), sampler=NeighborSampler([2, 2]), batch_size=10, seed=0)
+    data.evaluation = Evaluation(batch_size=10)
+    trainer(1, **EXACT).test(Reads(DATA.edge_types).eval(), data, verbose=False)
+    assert seen and all(sizes["author"] == number and len(blocks) == 2 for sizes, number, blocks in seen)
+
+
+class Wrong(ByLayers):
+    def __init__(self, returns: Any) -> None:
+        super().__init__(DATA.edge_types)
+        self.returns = returns
+
+    def layers(self) -> Any:
+        return [super().layers()[0], lambda batch: self.returns]
+
+
+@pytest.mark.parametrize(
+    ("returns", "message"),
+    [
+        (torch.zeros(3, 2), r"Layer 1 of layers\(\) must return a dict from node types, .*'paper'.* returned Tensor"),
+        ({"pager": torch.zeros(3)}, "returned one with .*pager"),
+        ({"paper": torch.zeros(3, 2)}, r"returned a tensor of \(3, 2\) for a batch of 40 nodes of type 'paper'"),
+        ({"author": torch.zeros(90, 2)}, r"last layer of layers\(\) returned no rows of the seeds' type, 'paper'"),
+    ],
+)
+def test_what_is_no_dict_of_rows_is_refused(returns: Any, message: str) -> None:
+    data = PartitionedDataModule(graph_of(), sampler=NeighborSampler([2, 2]), batch_size=40, seed=0)
+    data.setup("fit")
+    with pytest.raises((TypeError, ValueError), match=message):
+        Wrong(returns)(next(iter(data.train_dataloader())))
+
+
+def test_a_type_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"seed_type must be one of .*paper.*, got 'pager'"):
+        predict_by_layer(trainer(1), model(), graph_of(), tmp_path / "rows.npy", seed_type="pager")
+    plain = Graph.from_edge_index(torch.tensor([[0], [1]]), 2, {"x": torch.zeros(2, 2)})
+    with pytest.raises(ValueError, match=r"seed_type .* is for a graph with types"):
+        predict_by_layer(trainer(1), model(), plain, tmp_path / "rows.npy", seed_type="paper")
+    assert not list(tmp_path.iterdir())
