@@ -12,13 +12,12 @@ import torch
 from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist import (
-    Exchange,
     Graph,
+    History,
     LinkDataModule,
     OneShard,
     PartitionedDataModule,
     TemporalSampler,
-    WholePartSampler,
     prepare_graph,
     save_shards,
     split_by_time,
@@ -157,15 +156,11 @@ def test_links_of_a_split_are_compared_with_other_edges_by_unit(monkeypatch: pyt
 def test_mistakes_about_shards(tmp_path: Path) -> None:
     graph = some_graph()
     save_shards(graph, some_partition(graph, 3), tmp_path / "shards")
-    exchange: dict[str, Any] = {"boundary": Exchange(), "sampler": WholePartSampler(1)}
+    remembers: dict[str, Any] = {"boundary": History()}
     for path, options, message in (
         ("shards", {"seed_type": 3}, r"seed_type must be one of \['paper', 'author', 'venue'\], got 3\."),
         ("shards", {"seed_type": "papers"}, r"seed_type must be one of .*, got 'papers'\."),
-        (
-            "shards",
-            exchange,
-            r"boundary=Exchange\(\) is for graphs without types: take Isolated\(\), Halo\(\) or Fetch",
-        ),
+        ("shards", remembers, r"boundary must be .* for shards, got History"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message) as stop:
             PartitionedDataModule(tmp_path / path, **options)

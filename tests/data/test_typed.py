@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import (
-    Auto,
     Boundary,
     ClusterSampler,
     Coverage,
@@ -21,7 +20,6 @@ from lightning_gnn_dist import (
     GlobalBatching,
     Graph,
     Halo,
-    History,
     Holding,
     Isolated,
     LadiesSampler,
@@ -32,7 +30,6 @@ from lightning_gnn_dist import (
     RandomPartitioner,
     RandomWalkSampler,
     Rotate,
-    WholePartSampler,
     communities,
 )
 from tests.data_fitting import trainer
@@ -248,13 +245,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"evaluation": Evaluation(sampler=NeighborSampler({("paper", "cites", "paper"): [2, 2]}))},
         "no numbers for the edge type",
     ),
-    "exchange": (
-        small,
-        {"boundary": Exchange(), "sampler": WholePartSampler(2)},
-        r"boundary=Exchange\(\) is for graphs without types: take Isolated",
-    ),
-    "history": (small, {"boundary": History()}, "boundary=History.* is for graphs without types"),
-    "perhaps exchange": (small, {"boundary": Auto(exchange=True)}, r"boundary=Auto\(exchange=True\) is for graphs"),
+    "exchange of samples": (small, {"boundary": Exchange()}, r"it takes sampler=WholePartSampler\(num_hops\)"),
     "device": (small, {"loading": Loading(sample_on="device")}, 'sample_on="device" is for graphs without types'),
     "a small halo": (small, {"boundary": Halo(bytes=1)}, "has no room for a single node"),
     "seeds of the halo": (

@@ -35,7 +35,6 @@ from lightning_gnn_dist import (
     TMAStrategy,
     WholePartSampler,
     communities,
-    predict_by_layer,
     save_shards,
 )
 from lightning_gnn_dist.homes.shard_costs import ShardCosts
@@ -214,7 +213,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         f"{BOTH}, got Ladies",
     ),
     ({"evaluation": Evaluation(sampler=NeighborSampler({("a", "to", "b"): [3, 3]}))}, "names the edge type"),
-    ({"boundary": Exchange(), "sampler": WholePartSampler(2)}, r"Exchange\(\) is for graphs without types"),
+    ({"boundary": Exchange()}, r"it takes sampler=WholePartSampler\(num_hops\)"),
     (
         {"sampler": NeighborSampler({("a", "to", "b"): [3, 3]})},
         r"the edge type \('a', 'to', 'b'\), and the graph",
@@ -338,8 +337,3 @@ def test_a_graph_without_types_has_no_type_of_seeds(tmp_path: Path) -> None:
     save_shards(graph, Partition(torch.zeros(60).int(), 1), tmp_path / "shards")
     with pytest.raises(ValueError, match=r"seed_type \('paper'\) is for a graph with types"):
         PartitionedDataModule(tmp_path / "shards", seed_type="paper")
-
-
-def test_layer_by_layer_is_refused(saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="shards of a graph without types"):
-        predict_by_layer(pl.Trainer(**QUIET), HeteroSAGE([]), saved / "shards", tmp_path / "rows.npy")
