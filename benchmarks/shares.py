@@ -60,7 +60,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.batches.ahead.row_cache import RowCache
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.evaluation.prediction import Work
+from lightning_gnn_dist.layers.prediction import Work
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.messages import Message
 from lightning_gnn_dist.sharded.questions import Question

@@ -13,8 +13,7 @@ partition/  engine/ every node in exactly one chunk, one partitioner a file; not
 prepare/  sampling/ files become saved graphs and shards in bounded memory; no training
                     one sampler a file: seeds of many batches in, samples out; no features
 batches/            a sample becomes a batch, in time: gathering, buffers, devices, loaders; no parts
-layerwise/          one layer after the other for all nodes: exact predictions; no data module
-evaluation/         each layer once for all seeds, shared by the ranks, or batches as large as memory allows
+layers/             models by their layers: on a batch, or each layer once for all nodes, shared by the ranks
 boundary/           the edges that leave a part: nodes that come along, rows that ranks send each other in every layer
 data/  rounds/      what a rank reads: residency, coverage, parts, data modules; no strategy
                     what strategies share: start, refusals, clock, meeting, drift, averages; no data module
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.data.links import LinkSplit, split_edges
     from lightning_gnn_dist.data.temporal.split import split_by_time
     from lightning_gnn_dist.engine.sample import BatchKey, Sample
-    from lightning_gnn_dist.evaluation.prediction import predict_by_layer
     from lightning_gnn_dist.graph.graph import Graph
     from lightning_gnn_dist.graph.quantize import quantize_rows
     from lightning_gnn_dist.graph.synthetic import communities
@@ -54,9 +52,10 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.graph.typed.types import GraphTypes
     from lightning_gnn_dist.homes.residency import Fixed, Held, Holding, Redeal, Residency, Rotate
     from lightning_gnn_dist.homes.settings import Evaluation, GlobalBatching
-    from lightning_gnn_dist.layerwise.on_blocks import on_blocks
-    from lightning_gnn_dist.layerwise.ready_made import layers_of
-    from lightning_gnn_dist.layerwise.through_layers import through_layers
+    from lightning_gnn_dist.layers.on_blocks import on_blocks
+    from lightning_gnn_dist.layers.prediction import predict_by_layer
+    from lightning_gnn_dist.layers.ready_made import layers_of
+    from lightning_gnn_dist.layers.through_layers import through_layers
     from lightning_gnn_dist.partition.base import Partition, Partitioner
     from lightning_gnn_dist.partition.metis import MetisPartitioner
     from lightning_gnn_dist.partition.random import RandomPartitioner
@@ -253,15 +252,15 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "citations": "graph.typed.synthetic",
     "communities": "graph.synthetic",
     "coverage_mean": "boundary.coverage",
-    "layers_of": "layerwise.ready_made",
-    "on_blocks": "layerwise.on_blocks",
-    "predict_by_layer": "evaluation.prediction",
+    "layers_of": "layers.ready_made",
+    "on_blocks": "layers.on_blocks",
+    "predict_by_layer": "layers.prediction",
     "prepare_graph": "prepare.prepare_graph",
     "quantize_rows": "graph.quantize",
     "save_shards": "prepare.shard",
     "split_by_time": "data.temporal.split",
     "split_edges": "data.links",
-    "through_layers": "layerwise.through_layers",
+    "through_layers": "layers.through_layers",
 }
 
 

@@ -42,8 +42,8 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.boundary.prices import short_name
 from tests.boundary.models import Model, weighted_data
 from tests.data_fitting import trainer
-from tests.evaluation.models import graph_of
 from tests.every_strategy import every_strategy
+from tests.layers.models import graph_of
 from tests.ranks import run_ranks
 
 PAGE = Path(__file__).parents[1] / "docs" / "combinations.md"

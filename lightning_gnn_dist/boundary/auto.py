@@ -12,8 +12,8 @@ from torch import Tensor
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Exchange, Halo, Isolated
 from lightning_gnn_dist.boundary.prices import bytes_with_halos, short_name
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.evaluation.budget import free_bytes, ranks_here
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.layers.budget import free_bytes, ranks_here
 from lightning_gnn_dist.rules import Count, check_fields
 from lightning_gnn_dist.wire.collectives import gather_numbers
 

@@ -18,8 +18,8 @@ from lightning_gnn_dist.batches.source import WRITTEN, writes_of
 from lightning_gnn_dist.boundary.exchange_plan import ExchangePlan, Owners, Step, exchange_plan
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.layerwise.layers import Layer
-from lightning_gnn_dist.layerwise.through_layers import layer_rows, of_seeds
+from lightning_gnn_dist.layers.definition import Layer
+from lightning_gnn_dist.layers.through_layers import layer_rows, of_seeds
 from lightning_gnn_dist.sampling.block import Block
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.row_exchange import RowExchange, tied

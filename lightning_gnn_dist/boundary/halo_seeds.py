@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.evaluation.reach import Neighbourhoods
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.layers.reach import Neighbourhoods
 
 
 def seeds_around(part: Graph, own: Tensor, train_mask: Tensor, hops: int) -> Tensor:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.pool import Widen
-from lightning_gnn_dist.evaluation.ids import Ids, ids_of
-from lightning_gnn_dist.evaluation.whole_nodes import GraphNodes
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import edge_positions
+from lightning_gnn_dist.layers.ids import Ids, ids_of
+from lightning_gnn_dist.layers.whole_nodes import GraphNodes
 
 
 class PartNodes(GraphNodes):

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Halo, History, Isolated
 from lightning_gnn_dist.checks import brief
-from lightning_gnn_dist.evaluation.reach import Neighbourhoods, Reach
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.layers.reach import Neighbourhoods, Reach
 from lightning_gnn_dist.partition.advice import bytes_of_part, bytes_per_part
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.partition_report import PartitionReport

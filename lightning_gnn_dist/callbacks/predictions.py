@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_gnn_dist.checks import check_npy, check_true_or_false, is_limit
 from lightning_gnn_dist.graph.storage.row_file import rows_of
-from lightning_gnn_dist.layerwise.shared_rows import SharedRows
+from lightning_gnn_dist.layers.shared_rows import SharedRows
 
 
 class PredictionWriter(Callback):

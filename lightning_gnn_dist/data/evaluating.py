@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from lightning_gnn_dist.batches.loader import BatchLoader
-from lightning_gnn_dist.evaluation.choice import Evaluated, is_limited
-from lightning_gnn_dist.evaluation.layered_loader import EvaluationLoader, Targets
-from lightning_gnn_dist.evaluation.probe import Exactness, Outlook
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.home import Home
+from lightning_gnn_dist.layers.evaluating.choice import Evaluated, is_limited
+from lightning_gnn_dist.layers.evaluating.layered_loader import EvaluationLoader, Targets
+from lightning_gnn_dist.layers.evaluating.probe import Exactness, Outlook
 from lightning_gnn_dist.sampling.base import Sampler
 
 

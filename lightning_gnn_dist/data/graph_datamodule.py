@@ -30,12 +30,12 @@ from lightning_gnn_dist.data.explained_errors import explain_features, explain_l
 from lightning_gnn_dist.data.task import Task, judged_nodes
 from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader, passes_left
 from lightning_gnn_dist.engine.rng import Purpose
-from lightning_gnn_dist.evaluation.probe import Exactness
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.shards import ShardHome
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.joint import Scope
+from lightning_gnn_dist.layers.evaluating.probe import Exactness
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from lightning_gnn_dist.boundary.historic_rows import HistoricRows, MeetingChannel
 from lightning_gnn_dist.boundary.part_nodes import PartNodes
-from lightning_gnn_dist.evaluation.layer_pass import LayerPass
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.homes.running import Running
+from lightning_gnn_dist.layers.layer_pass import LayerPass
 from lightning_gnn_dist.wire.channel import open_channel
 
 

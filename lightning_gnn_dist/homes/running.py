@@ -13,10 +13,10 @@ from lightning_gnn_dist.batches.placement import device_of
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.batches.precision import type_of_model, type_that_stays
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.evaluation.budget import DEFAULT_BYTES, agreed_budget
-from lightning_gnn_dist.evaluation.model_layers import ModelLayers, layers_as_they_are
-from lightning_gnn_dist.evaluation.sight import hops_of_evaluation
 from lightning_gnn_dist.homes.settings import BatchSettings
+from lightning_gnn_dist.layers.budget import DEFAULT_BYTES, agreed_budget
+from lightning_gnn_dist.layers.evaluating.sight import hops_of_evaluation
+from lightning_gnn_dist.layers.model_layers import ModelLayers, layers_as_they_are
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.wire.collectives import gather_numbers
 

@@ -15,7 +15,7 @@ from lightning_gnn_dist.checks import (
     check_instance,
     shown,
 )
-from lightning_gnn_dist.evaluation.budget import LEAST_BYTES
+from lightning_gnn_dist.layers.budget import LEAST_BYTES
 from lightning_gnn_dist.rules import Count, Seed, check_fields, whole
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.evaluation.choice import Evaluated, bytes_of_batch, widest_row
-from lightning_gnn_dist.evaluation.layered_loader import ReadyRows
-from lightning_gnn_dist.evaluation.model_layers import ModelLayers
-from lightning_gnn_dist.evaluation.shard_nodes import SHARE_OF_INPUTS, ShardNodes
 from lightning_gnn_dist.homes.running import Running
+from lightning_gnn_dist.layers.evaluating.choice import Evaluated, bytes_of_batch, widest_row
+from lightning_gnn_dist.layers.evaluating.layered_loader import ReadyRows
+from lightning_gnn_dist.layers.model_layers import ModelLayers
+from lightning_gnn_dist.layers.shard_nodes import SHARE_OF_INPUTS, ShardNodes
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler

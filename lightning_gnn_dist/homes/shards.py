@@ -24,8 +24,8 @@ from lightning_gnn_dist.homes.home import Home, Shown
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.shard_costs import ShardCosts
 from lightning_gnn_dist.homes.shard_refusals import check_copies, check_shards, check_units_of_shards
-from lightning_gnn_dist.layerwise.layers import Layer
-from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
+from lightning_gnn_dist.layers.definition import Layer
+from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, check_same
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds

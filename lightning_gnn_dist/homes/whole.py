@@ -26,7 +26,6 @@ from lightning_gnn_dist.boundary.historic_rows import PLACE, HistoricRows
 from lightning_gnn_dist.boundary.part_nodes import PartNodes
 from lightning_gnn_dist.boundary.prices import short_name
 from lightning_gnn_dist.boundary.refusals import against_exchange
-from lightning_gnn_dist.evaluation.whole_nodes import folder_beside
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
@@ -43,8 +42,9 @@ from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.switcher import PartSwitcher
 from lightning_gnn_dist.homes.whole_costs import WholeCosts
 from lightning_gnn_dist.joint import TrainsReplicasApart
-from lightning_gnn_dist.layerwise.layers import Layer, layers_in
-from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
+from lightning_gnn_dist.layers.definition import Layer, layers_in
+from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
+from lightning_gnn_dist.layers.whole_nodes import folder_beside
 from lightning_gnn_dist.partition.advice import against_averaging
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.sampling.base import Sampler

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.evaluation.choice import Counter, Evaluated, seeds_at_once
-from lightning_gnn_dist.evaluation.layered_loader import ReadyRows
-from lightning_gnn_dist.evaluation.model_layers import ModelLayers
-from lightning_gnn_dist.evaluation.whole_nodes import WholeNodes, folder_beside
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.homes.running import Running
+from lightning_gnn_dist.layers.evaluating.choice import Counter, Evaluated, seeds_at_once
+from lightning_gnn_dist.layers.evaluating.layered_loader import ReadyRows
+from lightning_gnn_dist.layers.model_layers import ModelLayers
+from lightning_gnn_dist.layers.whole_nodes import WholeNodes, folder_beside
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.wire.channel import Channel

@@ -14,7 +14,7 @@ from torch_geometric.nn import GCN, GATConv, GCNConv, GINConv, GraphSAGE, SAGECo
 from torch_geometric.transforms import GCNNorm
 
 from lightning_gnn_dist import layers_of, through_layers
-from tests.evaluation.models import NUM_CLASSES, NUM_FEATURES, uneven_data
+from tests.layers.models import NUM_CLASSES, NUM_FEATURES, uneven_data
 
 
 class Model(pl.LightningModule):

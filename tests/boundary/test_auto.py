@@ -29,8 +29,8 @@ from lightning_gnn_dist.homes.part_reader import PartReader
 from tests.boundary.models import model, weighted_data
 from tests.boundary.test_exchange import check, data_of, quick, weights_of
 from tests.boundary.test_prices import PARTS, cut_graph
-from tests.evaluation.models import graph_of
 from tests.every_strategy import PATIENCE
+from tests.layers.models import graph_of
 from tests.ranks import run_ranks
 
 

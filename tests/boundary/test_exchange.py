@@ -39,8 +39,8 @@ from lightning_gnn_dist.wire.collectives import traffic
 from tests.boundary.models import Model, Ready, learned_by_hand, model, weighted_data
 from tests.boundary.test_whole_graph import odd
 from tests.data_fitting import trainer
-from tests.evaluation.models import NUM_CLASSES, NUM_FEATURES, graph_of
 from tests.every_strategy import PATIENCE
+from tests.layers.models import NUM_CLASSES, NUM_FEATURES, graph_of
 from tests.ranks import run_ranks
 
 

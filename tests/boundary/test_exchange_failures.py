@@ -26,7 +26,7 @@ from lightning_gnn_dist import (
 )
 from tests.boundary.models import Model, weighted_data
 from tests.data_fitting import trainer
-from tests.evaluation.models import graph_of
+from tests.layers.models import graph_of
 from tests.ranks import run_ranks, start_ranks
 
 PATIENCE_SECONDS, STANDS_SECONDS = 6.0, 40.0

@@ -31,8 +31,8 @@ from lightning_gnn_dist import (
 )
 from tests.boundary.models import model, weighted_data
 from tests.data_fitting import trainer
-from tests.evaluation.models import graph_of
 from tests.every_strategy import PATIENCE
+from tests.layers.models import graph_of
 from tests.placing import batches_of
 from tests.ranks import run_ranks
 from tests.sharded.graphs import in_order_of_parts, small_graph

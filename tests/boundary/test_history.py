@@ -34,8 +34,8 @@ from lightning_gnn_dist import (
 from tests.boundary.models import Model, model, weighted_data
 from tests.boundary.test_whole_graph import unequal
 from tests.data_fitting import trainer
-from tests.evaluation.models import graph_of
 from tests.every_strategy import PATIENCE
+from tests.layers.models import graph_of
 from tests.ranks import run_ranks
 
 RANKS, ROUNDS, STEPS, CHUNKS = 3, 3, 2, 9

@@ -14,7 +14,7 @@ from lightning_gnn_dist.homes.part_reader import PartReader
 from tests.boundary.models import weighted_data
 from tests.boundary.test_exchange import rows_moved
 from tests.boundary.test_history_rules import rows_moved as rows_of_meetings
-from tests.evaluation.models import graph_of
+from tests.layers.models import graph_of
 
 PARTS = 3
 

@@ -26,7 +26,7 @@ from lightning_gnn_dist import (
 )
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
-from tests.layerwise.typed_model import ByLayers, some_data
+from tests.layers.typed_model import ByLayers, some_data
 from tests.ranks import run_ranks
 
 CLOSE: dict[str, Any] = {"rtol": 0, "atol": 1e-12}

@@ -22,8 +22,8 @@ from lightning_gnn_dist import (
 )
 from tests.boundary.models import MODELS, READY, learned_by_hand, model, weighted_data
 from tests.data_fitting import trainer
-from tests.evaluation.models import graph_of
 from tests.every_strategy import PATIENCE
+from tests.layers.models import graph_of
 from tests.ranks import run_ranks
 
 STEPS = 3

@@ -32,7 +32,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.callbacks.record import RunRecord
 from lightning_gnn_dist.wire import collectives
 from tests.boundary.models import model, weighted_data
-from tests.evaluation.models import graph_of
+from tests.layers.models import graph_of
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 

@@ -40,8 +40,8 @@ from lightning_gnn_dist import (
     split_edges,
     through_layers,
 )
-from lightning_gnn_dist.evaluation.choice import Counter, Evaluated, seeds_at_once
 from lightning_gnn_dist.homes import times
+from lightning_gnn_dist.layers.evaluating.choice import Counter, Evaluated, seeds_at_once
 from tests.data_fitting import trainer
 from tests.every_strategy import every_strategy
 from tests.graph.typed.graphs import small

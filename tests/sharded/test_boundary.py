@@ -30,8 +30,8 @@ from lightning_gnn_dist.boundary.exchange_plan import Owners
 from tests.boundary.models import MODELS, READY, learned_by_hand, model, weighted_data
 from tests.boundary.test_whole_graph import ddp, odd
 from tests.data_fitting import trainer
-from tests.evaluation.models import graph_of
 from tests.every_strategy import PATIENCE
+from tests.layers.models import graph_of
 from tests.ranks import run_ranks
 from tests.sharded.graphs import in_order_of_parts
 

@@ -9,11 +9,11 @@ from torch import Tensor
 from lightning_gnn_dist.data.edges.asked import AskedEdges, check_held_back
 from lightning_gnn_dist.data.evaluating import Judged
 from lightning_gnn_dist.data.task import Task
-from lightning_gnn_dist.evaluation.layered_loader import Targets
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.home import Home
 from lightning_gnn_dist.homes.times import check_event_samplers, check_rows_of_nodes
+from lightning_gnn_dist.layers.evaluating.layered_loader import Targets
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.negatives import Candidates
 from lightning_gnn_dist.sampling.targets.sampler import LinkSampler

@@ -29,8 +29,8 @@ from lightning_gnn_dist import (
     through_layers,
 )
 from tests.data_fitting import trainer
-from tests.evaluation.models import NUM_CLASSES, Judged, graph_of, uneven_data
 from tests.every_strategy import PATIENCE
+from tests.layers.models import NUM_CLASSES, Judged, graph_of, uneven_data
 from tests.ranks import RankError, run_ranks
 from tests.rounds.rows.fitting import Made, state_of
 from tests.strategies.fitting import differs

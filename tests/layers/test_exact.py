@@ -18,8 +18,8 @@ from lightning_gnn_dist import (
     save_shards,
 )
 from tests.data_fitting import trainer
-from tests.evaluation.models import MODELS, graph_of, model, uneven_data, whole_rows
 from tests.every_strategy import PATIENCE
+from tests.layers.models import MODELS, graph_of, model, uneven_data, whole_rows
 from tests.ranks import run_ranks
 
 SLOW = {"GAT", "PyG GAT", "PyG GIN", "PyG JK"}  # tried with several ranks in the slow tests alone

@@ -16,10 +16,6 @@ from lightning_gnn_dist.batches.file_rows import FileRows
 from lightning_gnn_dist.batches.one_hop import RowsOfTypes, with_rows
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.evaluation.ids import Ids, edges_before, ids_of
-from lightning_gnn_dist.evaluation.layer_pass import Bring
-from lightning_gnn_dist.evaluation.reach import EDGES_OF_A_NODE, Neighbourhoods
-from lightning_gnn_dist.evaluation.row_table import RowTables
 from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import bytes_per_row, degrees_of
@@ -27,8 +23,12 @@ from lightning_gnn_dist.graph.storage.mapped import MappedRows
 from lightning_gnn_dist.graph.storage.maps import all_maps
 from lightning_gnn_dist.graph.typed.names import TypeOffsets, have_names
 from lightning_gnn_dist.graph.with_arrays import with_arrays, with_arrays_of_types
-from lightning_gnn_dist.layerwise.layers import Layer
-from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
+from lightning_gnn_dist.layers.definition import Layer
+from lightning_gnn_dist.layers.ids import Ids, edges_before, ids_of
+from lightning_gnn_dist.layers.layer_pass import Bring
+from lightning_gnn_dist.layers.reach import EDGES_OF_A_NODE, Neighbourhoods
+from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
+from lightning_gnn_dist.layers.row_table import RowTables
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 FEATURES = ("x", "x" + SUFFIX)

@@ -26,10 +26,10 @@ from lightning_gnn_dist import (
     quantize_rows,
 )
 from lightning_gnn_dist.batches.seed_batch import SeedBatch
-from lightning_gnn_dist.evaluation import pass_progress
+from lightning_gnn_dist.layers.evaluating import pass_progress
 from tests.data_fitting import trainer
-from tests.evaluation.models import NUM_CLASSES, Layered, Ready, Sage, graph_of, whole_rows
-from tests.evaluation.test_lightning import DATA, TESTED, Gnn, check, data_module, in_batches, rows_of_test
+from tests.layers.models import NUM_CLASSES, Layered, Ready, Sage, graph_of, whole_rows
+from tests.layers.test_lightning import DATA, TESTED, Gnn, check, data_module, in_batches, rows_of_test
 
 
 def test_a_module_in_training_is_evaluated_on_full_neighbourhoods():

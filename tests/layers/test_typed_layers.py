@@ -26,7 +26,7 @@ from lightning_gnn_dist import (
     through_layers,
 )
 from tests.data_fitting import trainer
-from tests.layerwise.typed_model import ByLayers, OfLinks, some_data
+from tests.layers.typed_model import ByLayers, OfLinks, some_data
 from tests.ranks import run_ranks
 from tests.sharded.typed.graphs import in_order_of_shards
 

@@ -26,12 +26,12 @@ from lightning_gnn_dist.batches.batch import in_type
 from lightning_gnn_dist.batches.precision import type_of_model
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.evaluation.choice import Evaluated
-from lightning_gnn_dist.evaluation.layered_loader import for_layers
-from lightning_gnn_dist.evaluation.model_layers import is_compiled, is_in_training, is_watched
-from lightning_gnn_dist.evaluation.module_state import bytes_of_state, untouched
-from lightning_gnn_dist.evaluation.sight import check_depth
 from lightning_gnn_dist.joint import RowsOfRanks
+from lightning_gnn_dist.layers.evaluating.choice import Evaluated
+from lightning_gnn_dist.layers.evaluating.layered_loader import for_layers
+from lightning_gnn_dist.layers.evaluating.module_state import bytes_of_state, untouched
+from lightning_gnn_dist.layers.evaluating.sight import check_depth
+from lightning_gnn_dist.layers.model_layers import is_compiled, is_in_training, is_watched
 from lightning_gnn_dist.sampling.base import Sampler
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from lightning_gnn_dist.batches.one_hop import RowsOfTypes, Seen, one_hop, seen_
 from lightning_gnn_dist.batches.part_batch import OfPart
 from lightning_gnn_dist.batches.seed_batch import SeedsOnly
 from lightning_gnn_dist.checks import check_instance
-from lightning_gnn_dist.layerwise.layers import HasLayers, Layer, layers_in, rows_of_types
+from lightning_gnn_dist.layers.definition import HasLayers, Layer, layers_in, rows_of_types
 
 
 def through_layers(module: HasLayers, batch: Data | HeteroData) -> Any:

@@ -23,9 +23,9 @@ from lightning_gnn_dist import (
     save_shards,
 )
 from tests.data_fitting import trainer
-from tests.evaluation.models import Judged, graph_of
-from tests.evaluation.test_sight import EXACT, C, F, Net, W, data_module, made, sparse_data
 from tests.every_strategy import PATIENCE
+from tests.layers.models import Judged, graph_of
+from tests.layers.test_sight import EXACT, C, F, Net, W, data_module, made, sparse_data
 from tests.ranks import run_ranks
 
 FARTHER = r"sees farther than num_hops=2: with one more hop, outputs of some seeds differ by up to .*%"

@@ -16,7 +16,7 @@ from torch_geometric.nn import GraphSAGE
 
 from lightning_gnn_dist import Evaluation, NeighborSampler, PartitionedDataModule
 from tests.data_fitting import trainer
-from tests.evaluation.models import NUM_CLASSES, Ready, Sage, graph_of, uneven_data, whole_rows
+from tests.layers.models import NUM_CLASSES, Ready, Sage, graph_of, uneven_data, whole_rows
 
 DATA = uneven_data()
 TESTED = DATA.test_mask.nonzero().view(-1).tolist()

@@ -11,9 +11,9 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.part_batch import OfPart
 from lightning_gnn_dist.checks import check_instance, shown
-from lightning_gnn_dist.layerwise.layers import Layer
-from lightning_gnn_dist.layerwise.ready_made import layers_of, with_degrees
-from lightning_gnn_dist.layerwise.through_layers import through_layers
+from lightning_gnn_dist.layers.definition import Layer
+from lightning_gnn_dist.layers.ready_made import layers_of, with_degrees
+from lightning_gnn_dist.layers.through_layers import through_layers
 
 
 def on_blocks(gnn: BasicGNN, batch: Data, *, edge_weight: str | None = None, edge_attr: str | None = None) -> Tensor:

@@ -17,15 +17,15 @@ from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.apart import by_types, of_one_type, places_of
 from lightning_gnn_dist.engine.hops import has_ids
 from lightning_gnn_dist.engine.sample import Sample
-from lightning_gnn_dist.evaluation.ids import Ids, by_type, edges_before, ids_of
-from lightning_gnn_dist.evaluation.layer_pass import Bring
-from lightning_gnn_dist.evaluation.row_table import RowTable, RowTables, fetch_rows
-from lightning_gnn_dist.evaluation.whole_nodes import FEATURES, batch_of_layer
 from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, bytes_per_row, edge_positions, row_pieces, take_rows
 from lightning_gnn_dist.graph.with_arrays import with_arrays
-from lightning_gnn_dist.layerwise.layers import Layer
-from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
+from lightning_gnn_dist.layers.definition import Layer
+from lightning_gnn_dist.layers.ids import Ids, by_type, edges_before, ids_of
+from lightning_gnn_dist.layers.layer_pass import Bring
+from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
+from lightning_gnn_dist.layers.row_table import RowTable, RowTables, fetch_rows
+from lightning_gnn_dist.layers.whole_nodes import FEATURES, batch_of_layer
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 from lightning_gnn_dist.wire.channel import Channel

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import Graph
-from lightning_gnn_dist.evaluation import budget as memory
-from lightning_gnn_dist.evaluation import whole_nodes
-from lightning_gnn_dist.evaluation.budget import LEAST_BYTES, budget, free_bytes, ranks_here
-from lightning_gnn_dist.evaluation.choice import Counter, Evaluated
-from lightning_gnn_dist.evaluation.layer_pass import LayerPass
-from lightning_gnn_dist.evaluation.reach import Neighbourhoods
-from lightning_gnn_dist.evaluation.row_table import RowTable
-from lightning_gnn_dist.evaluation.whole_nodes import WholeNodes
 from lightning_gnn_dist.graph.storage.maps import all_maps
+from lightning_gnn_dist.layers.budget import LEAST_BYTES, budget, free_bytes, ranks_here
+from lightning_gnn_dist.layers.evaluating import budget as memory
+from lightning_gnn_dist.layers.evaluating import whole_nodes
+from lightning_gnn_dist.layers.evaluating.choice import Counter, Evaluated
+from lightning_gnn_dist.layers.layer_pass import LayerPass
+from lightning_gnn_dist.layers.reach import Neighbourhoods
+from lightning_gnn_dist.layers.row_table import RowTable
+from lightning_gnn_dist.layers.whole_nodes import WholeNodes
 from lightning_gnn_dist.wire.channel import open_channel
-from tests.evaluation.models import Appnp, Sage, graph_of, uneven_data, whole_rows
+from tests.layers.models import Appnp, Sage, graph_of, uneven_data, whole_rows
 
 CPU = torch.device("cpu")
 DATA = uneven_data()

@@ -42,10 +42,10 @@ from lightning_gnn_dist import (
     save_shards,
     split_edges,
 )
-from lightning_gnn_dist.evaluation.sight import hops_of_evaluation
+from lightning_gnn_dist.layers.evaluating.sight import hops_of_evaluation
 from tests.data_fitting import trainer
-from tests.evaluation.models import NUM_CLASSES, NUM_FEATURES, Judged, graph_of, whole_rows
 from tests.every_strategy import PATIENCE
+from tests.layers.models import NUM_CLASSES, NUM_FEATURES, Judged, graph_of, whole_rows
 from tests.ranks import run_ranks
 
 NUM_NODES, WIDTH = 300, 5

@@ -30,9 +30,9 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.batches.seed_batch import SeedBatch
 from tests.data.test_link_datamodule import FEATURES, module_of, small_split
 from tests.data_fitting import trainer
-from tests.evaluation.models import Ready, Sage, graph_of, whole_rows
-from tests.evaluation.test_lightning import DATA, VALIDATED, Average, Gnn, Watch
 from tests.every_strategy import PATIENCE
+from tests.layers.models import Ready, Sage, graph_of, whole_rows
+from tests.layers.test_lightning import DATA, VALIDATED, Average, Gnn, Watch
 from tests.link_model import LinkSAGE
 from tests.ranks import RankError, run_ranks
 

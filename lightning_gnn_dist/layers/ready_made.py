@@ -23,8 +23,8 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.checks import check_instance, check_word, shown
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.layerwise.gcn import count_degrees, degree_name, gcn_degrees, gcn_rows, loop_of
-from lightning_gnn_dist.layerwise.layers import Layer
+from lightning_gnn_dist.layers.definition import Layer
+from lightning_gnn_dist.layers.gcn import count_degrees, degree_name, gcn_degrees, gcn_rows, loop_of
 
 _CONVS = (SAGEConv, GCNConv, GINConv, GATConv, GATv2Conv, PNAConv, EdgeConv)
 _NAMES = "GraphSAGE, GCN, GIN, GAT, PNA or EdgeCNN of torch_geometric.nn"

@@ -12,7 +12,7 @@ from torch import nn
 from torch_geometric.nn import GATConv, GCNConv, GraphSAGE, SAGEConv, Sequential
 
 from lightning_gnn_dist import Loading, NeighborSampler, PartitionedDataModule, communities
-from lightning_gnn_dist.evaluation.sight import check_depth
+from lightning_gnn_dist.layers.evaluating.sight import check_depth
 
 SAMPLER = NeighborSampler([3, 3])
 CHAINS: list[nn.Module] = [

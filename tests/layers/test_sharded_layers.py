@@ -20,15 +20,15 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GATv2Conv, GCNConv, SAGEConv
 
 from lightning_gnn_dist import Graph, Partition, layers_of, predict_by_layer, save_shards
-from lightning_gnn_dist.evaluation import row_table
-from lightning_gnn_dist.evaluation.layer_pass import LayerPass
-from lightning_gnn_dist.evaluation.prediction import Work
-from lightning_gnn_dist.evaluation.shard_nodes import Division, ShardNodes
 from lightning_gnn_dist.graph.rows import bytes_per_row
+from lightning_gnn_dist.layers.evaluating import row_table
+from lightning_gnn_dist.layers.layer_pass import LayerPass
+from lightning_gnn_dist.layers.prediction import Work
+from lightning_gnn_dist.layers.shard_nodes import Division, ShardNodes
 from lightning_gnn_dist.prepare.shard import Bounds, Shard
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.collectives import traffic
-from tests.layerwise.test_prediction import at_most
+from tests.layers.test_prediction import at_most
 from tests.memory import Peak, give_back_at_once, reads_memory
 from tests.ranks import RankError, run_ranks
 from tests.sharded.graphs import small_graph, some_partition

@@ -33,17 +33,17 @@ from lightning_gnn_dist.checks import (
     is_limit,
     shown,
 )
-from lightning_gnn_dist.evaluation.budget import LEAST_BYTES
-from lightning_gnn_dist.evaluation.ids import Ids
-from lightning_gnn_dist.evaluation.layer_pass import LayerPass, NodesOfRank, OnRows
-from lightning_gnn_dist.evaluation.model_layers import norm_of_all_rows
-from lightning_gnn_dist.evaluation.shard_nodes import SHARE_OF_INPUTS, ShardNodes
-from lightning_gnn_dist.evaluation.whole_nodes import WholeNodes, folder_beside
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
-from lightning_gnn_dist.layerwise.layers import Layer, has_layers, layers_in
-from lightning_gnn_dist.layerwise.shared_rows import SharedRows
+from lightning_gnn_dist.layers.budget import LEAST_BYTES
+from lightning_gnn_dist.layers.definition import Layer, has_layers, layers_in
+from lightning_gnn_dist.layers.ids import Ids
+from lightning_gnn_dist.layers.layer_pass import LayerPass, NodesOfRank, OnRows
+from lightning_gnn_dist.layers.model_layers import norm_of_all_rows
+from lightning_gnn_dist.layers.shard_nodes import SHARE_OF_INPUTS, ShardNodes
+from lightning_gnn_dist.layers.shared_rows import SharedRows
+from lightning_gnn_dist.layers.whole_nodes import WholeNodes, folder_beside
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, holds_shards
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Channel, open_channel

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.one_hop import RowsOfTypes
 from lightning_gnn_dist.batches.pool import gather_rows
-from lightning_gnn_dist.evaluation.ids import Ids, ids_of
 from lightning_gnn_dist.graph.storage.mapped import MappedRows
 from lightning_gnn_dist.graph.storage.row_file import RowFile, make
 from lightning_gnn_dist.graph.storage.store import map_npy
+from lightning_gnn_dist.layers.ids import Ids, ids_of
 from lightning_gnn_dist.wire.channel import Channel
 
 _COPIES_SENT = 6  # of the rows that a round of the exchange sends: sent, as bytes, received, kept by an allocator

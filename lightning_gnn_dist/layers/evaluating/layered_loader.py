@@ -18,18 +18,18 @@ from lightning_gnn_dist.batches.loader import Batches, BatchLoader
 from lightning_gnn_dist.batches.one_hop import RowsOfTypes
 from lightning_gnn_dist.batches.seed_batch import Neighbourhood, SeedsOnly
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.evaluation.ids import by_type, ids_of
-from lightning_gnn_dist.evaluation.layer_pass import LayerPass, NodesOfRank, Step
-from lightning_gnn_dist.evaluation.model_layers import (
+from lightning_gnn_dist.graph.typed.names import EdgeType, TypeOffsets, have_names
+from lightning_gnn_dist.layers.evaluating.pass_progress import progress_of
+from lightning_gnn_dist.layers.ids import by_type, ids_of
+from lightning_gnn_dist.layers.layer_pass import LayerPass, NodesOfRank, Step
+from lightning_gnn_dist.layers.model_layers import (
     ModelLayers,
     ModelState,
     is_in_training,
     layers_of_model,
     let_answer,
 )
-from lightning_gnn_dist.evaluation.pass_progress import progress_of
-from lightning_gnn_dist.evaluation.row_table import RowTables
-from lightning_gnn_dist.graph.typed.names import EdgeType, TypeOffsets, have_names
+from lightning_gnn_dist.layers.row_table import RowTables
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 
 log = logging.getLogger(__name__)
