@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from lightning_gnn_dist.batches.batch import LABELS, SampledData
 from lightning_gnn_dist.batches.hetero import SampledHeteroData
 from lightning_gnn_dist.batches.seed_batch import SeedsOnly
+from lightning_gnn_dist.checks import check_instance
 from lightning_gnn_dist.joint import RowsOfRanks, WeighsRanks
+from lightning_gnn_dist.layers.definition import rows_of_types
 from lightning_gnn_dist.wire.alike.replica import Replica
 
 Init = TypeVar("Init", bound=Callable[..., None])
@@ -173,11 +175,16 @@ def _explain_no_features(exception: BaseException) -> None:
         )
 
 
+_SAY_IT_THEMSELVES = {check_instance.__module__, rows_of_types.__module__}
+
+
 def explain_labels(exception: BaseException) -> None:
     """Say in the error of a loss or a metric that a batch has labels of its seeds alone, if that is the reason."""
-    text = str(exception)
+    text, frames = str(exception), [frame for frame, _ in traceback.walk_tb(exception.__traceback__)]
     numbers = {int(number) for number in re.findall(r"\d+", text)}
-    for frame, _ in traceback.walk_tb(exception.__traceback__):
+    if frames and frames[-1].f_globals.get("__name__", "") in _SAY_IT_THEMSELVES:
+        return
+    for frame in frames:
         for held in frame.f_locals.values():
             batch, name = _with_labels(held)
             if batch is not None and _lacks_labels(batch) and _is_about(batch, text, numbers):

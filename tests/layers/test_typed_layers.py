@@ -182,3 +182,10 @@ def test_a_type_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"seed_type .* is for a graph with types"):
         predict_by_layer(trainer(1), model(), plain, tmp_path / "rows.npy", seed_type="paper")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_layer_says_is_not_taken_for_an_error_of_labels() -> None:
+    data = PartitionedDataModule(graph_of(), sampler=NeighborSampler([2, 2]), batch_size=40, seed=0)
+    run = trainer(1, max_epochs=1, limit_val_batches=0, **EXACT)
+    with pytest.raises(TypeError, match=r"^Layer 1 of layers\(\) returned a tensor"):
+        run.fit(Wrong({"paper": torch.zeros(3, 2)}), data)
