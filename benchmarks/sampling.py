@@ -36,8 +36,7 @@ from lightning_gnn_dist.graph.large_pages import enlarge_pages
 from lightning_gnn_dist.graph.quantize import quantize_rows
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
-from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
-from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler, LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sampling.walk import RandomWalkSampler

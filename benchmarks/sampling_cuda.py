@@ -29,8 +29,7 @@ from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.device import DeviceSampler
-from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
-from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler, LadiesSampler
 from lightning_gnn_dist.sampling.negatives import Candidates
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.targets.sampler import LinkSampler

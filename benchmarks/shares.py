@@ -62,8 +62,7 @@ from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.layers.prediction import Work
 from lightning_gnn_dist.prepare.shard import Shard
-from lightning_gnn_dist.sharded.messages import Message
-from lightning_gnn_dist.sharded.questions import Question
+from lightning_gnn_dist.sharded.messages import Message, Question
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import ShardedSampler
 from lightning_gnn_dist.sharded.source import ShardedSource

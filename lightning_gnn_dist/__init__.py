@@ -52,9 +52,8 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.graph.typed.types import GraphTypes
     from lightning_gnn_dist.homes.residency import Fixed, Held, Holding, Redeal, Residency, Rotate
     from lightning_gnn_dist.homes.settings import Evaluation, GlobalBatching
-    from lightning_gnn_dist.layers.on_blocks import on_blocks
     from lightning_gnn_dist.layers.prediction import predict_by_layer
-    from lightning_gnn_dist.layers.ready_made import layers_of
+    from lightning_gnn_dist.layers.ready_made import layers_of, on_blocks
     from lightning_gnn_dist.layers.through_layers import through_layers
     from lightning_gnn_dist.partition.base import Partition, Partitioner
     from lightning_gnn_dist.partition.metis import MetisPartitioner
@@ -81,8 +80,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.sampling.base import Sampler
     from lightning_gnn_dist.sampling.cluster import ClusterSampler
     from lightning_gnn_dist.sampling.device import DeviceSampler
-    from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
-    from lightning_gnn_dist.sampling.ladies import LadiesSampler
+    from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler, LadiesSampler
     from lightning_gnn_dist.sampling.matrix import MatrixSampler
     from lightning_gnn_dist.sampling.neighbor import NeighborSampler
     from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
@@ -199,7 +197,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "EverySeconds": "rounds.clock",
     "EverySteps": "rounds.clock",
     "Exchange": "boundary.boundary",
-    "FastGCNSampler": "sampling.fastgcn",
+    "FastGCNSampler": "sampling.layer_wise",
     "Fetch": "boundary.boundary",
     "Fixed": "homes.residency",
     "GlobalBatching": "homes.settings",
@@ -212,7 +210,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "Holding": "homes.residency",
     "Isolated": "boundary.boundary",
     "LLCGStrategy": "strategies.llcg",
-    "LadiesSampler": "sampling.ladies",
+    "LadiesSampler": "sampling.layer_wise",
     "Launch": "rounds.launching.launch",
     "LazyAdam": "rounds.rows.lazy_adam",
     "LinkDataModule": "data.link_datamodule",
@@ -253,7 +251,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "communities": "graph.synthetic",
     "coverage_mean": "boundary.coverage",
     "layers_of": "layers.ready_made",
-    "on_blocks": "layers.on_blocks",
+    "on_blocks": "layers.ready_made",
     "predict_by_layer": "layers.prediction",
     "prepare_graph": "prepare.prepare_graph",
     "quantize_rows": "graph.quantize",

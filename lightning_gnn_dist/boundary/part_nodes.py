@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import edge_positions
-from lightning_gnn_dist.layers.ids import Ids, ids_of
+from lightning_gnn_dist.layers.row_table import Ids, ids_of
 from lightning_gnn_dist.layers.whole_nodes import GraphNodes
 
 

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_gnn_dist.callbacks.record import Measured, PartsRecord, RankRound, RunRecord
 from lightning_gnn_dist.checks import check_folder, check_word, check_words, shown
 from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.rounds.lightning_internals.logged_numbers import log_numbers
+from lightning_gnn_dist.rounds.lightning_internals.loops import log_numbers
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.wire import collectives

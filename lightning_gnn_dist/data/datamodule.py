@@ -18,13 +18,20 @@ from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.task import NodeTask
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.homes.opening import folder_of_shards, graph_of, refuse_to_cut
+from lightning_gnn_dist.homes.opening import (
+    bounds_with_seed_type,
+    check_samplers,
+    check_typed,
+    folder_of_shards,
+    graph_of,
+    refuse_to_cut,
+    with_seed_type,
+)
 from lightning_gnn_dist.homes.plan import PartPlan
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
 from lightning_gnn_dist.homes.shards import ShardHome
-from lightning_gnn_dist.homes.typed import bounds_with_seed_type, check_samplers, check_typed, with_seed_type
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.prepare.shard import Bounds

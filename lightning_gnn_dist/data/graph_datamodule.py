@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 
 from lightning_gnn_dist.batches.global_batches import GlobalBatches, batches_of
 from lightning_gnn_dist.batches.loader import BatchLoader
-from lightning_gnn_dist.batches.precision import warn_of_slow_bfloat16
+from lightning_gnn_dist.batches.loading import warn_of_slow_bfloat16
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.boundary.refusals import check_in_fit

@@ -19,14 +19,13 @@ from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.homes.opening import folder_of_shards, refuse_to_cut
+from lightning_gnn_dist.homes.opening import check_samplers, check_typed, folder_of_shards, refuse_to_cut
 from lightning_gnn_dist.homes.plan import PartPlan
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
 from lightning_gnn_dist.homes.shards import ShardHome
 from lightning_gnn_dist.homes.times import sampler_of_events
-from lightning_gnn_dist.homes.typed import check_samplers, check_typed
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner

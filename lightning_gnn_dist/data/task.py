@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.global_batches import OwnSeeds
 from lightning_gnn_dist.batches.source import BatchSource
-from lightning_gnn_dist.boundary.halo_seeds import seeds_around
+from lightning_gnn_dist.boundary.around import seeds_around
 from lightning_gnn_dist.data.evaluating import Judged
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck

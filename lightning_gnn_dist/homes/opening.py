@@ -1,15 +1,21 @@
-"""Finds out where a graph lives from what a data module is given: a graph, the folder of a saved one, or of shards."""
+"""Finds out where a graph lives from what a data module is given, and of which type its seeds are."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist.checks import check_instance, check_path, shown
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.homes.residency import Holding
-from lightning_gnn_dist.prepare.shard import holds_shards
+from lightning_gnn_dist.homes.settings import BatchSettings
+from lightning_gnn_dist.prepare.shard import Bounds, holds_shards
+from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 
 def folder_of_shards(given: object, name: str) -> Path | None:
@@ -38,3 +44,43 @@ def refuse_to_cut(path: Path, partitioner: object, holding: Holding) -> None:
                 f"{path} holds shards, and a graph is cut when it is divided: leave {name}={shown(value)} out, or give "
                 "every host the whole graph."
             )
+
+
+def with_seed_type(graph: Graph, seed_type: str | None) -> Graph:
+    """Return the graph, of which a typed one has chosen the type of its seeds: that with a ``train_mask``."""
+    if not have_names(graph.types):
+        _refuse(seed_type, "this one")
+        return graph
+    if seed_type is None and graph.types.seeds is not None:
+        return graph
+    return graph.with_seeds(graph.types.seed_type() if seed_type is None else seed_type)
+
+
+def bounds_with_seed_type(bounds: Bounds, seed_type: str | None, path: Path) -> Bounds:
+    """Do as :func:`with_seed_type` for shards: by default the type is the one that the graph had chosen."""
+    if not have_names(bounds.types):
+        _refuse(seed_type, f"that of {path}")
+        return bounds
+    return replace(bounds, types=bounds.types.with_seeds(bounds.types.seed_type() if seed_type is None else seed_type))
+
+
+def _refuse(seed_type: str | None, graph: str) -> None:
+    if seed_type is not None:
+        raise ValueError(f"seed_type ({shown(seed_type)}) is for a graph with types, and {graph} has none.")
+
+
+def check_typed(types: GraphTypes | TypedBounds, settings: BatchSettings) -> None:
+    """Refuse numbers of other types, and places that do not take a typed graph, if this is one."""
+    if not have_names(types):
+        return
+    for sampler in settings.samplers:
+        if isinstance(sampler, NeighborSampler):
+            sampler.of_types(types)
+    if settings.loading.sample_on == "device":
+        raise ValueError('sample_on="device" is for graphs without types: leave it out, and batches are drawn in RAM.')
+
+
+def check_samplers(graph: Graph, settings: BatchSettings) -> None:
+    """Refuse samplers that do not take a typed graph, if this is one."""
+    for sampler in settings.samplers if have_names(graph.types) else ():
+        sampler.sample_bulk(graph, [], [])  # refuses the graph, or draws nothing

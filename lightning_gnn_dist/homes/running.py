@@ -8,10 +8,9 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
-from lightning_gnn_dist.batches.loading import widening
+from lightning_gnn_dist.batches.loading import type_of_model, type_that_stays, widening
 from lightning_gnn_dist.batches.placement import device_of
 from lightning_gnn_dist.batches.pool import Widen
-from lightning_gnn_dist.batches.precision import type_of_model, type_that_stays
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.layers.budget import DEFAULT_BYTES, agreed_budget

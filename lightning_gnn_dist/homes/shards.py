@@ -20,10 +20,10 @@ from lightning_gnn_dist.boundary.exchange_plan import Owners
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.homes.costs import ShardCosts
 from lightning_gnn_dist.homes.home import Home, Shown
+from lightning_gnn_dist.homes.refusals import check_copies, check_on_all_ranks, check_shards, check_units_of_shards
 from lightning_gnn_dist.homes.running import Running
-from lightning_gnn_dist.homes.shard_costs import ShardCosts
-from lightning_gnn_dist.homes.shard_refusals import check_copies, check_shards, check_units_of_shards
 from lightning_gnn_dist.layers.definition import Layer
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
 from lightning_gnn_dist.partition.base import Partition
@@ -31,7 +31,6 @@ from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, check_s
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sharded.part import read_part
-from lightning_gnn_dist.sharded.refusals import check_on_all_ranks
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.source import ShardedSource
 from lightning_gnn_dist.wire.channel import open_channel

@@ -33,6 +33,7 @@ from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.graph.with_arrays import with_arrays
+from lightning_gnn_dist.homes.costs import WholeCosts
 from lightning_gnn_dist.homes.home import Home, Shown
 from lightning_gnn_dist.homes.meeting_rows import MeetingRows
 from lightning_gnn_dist.homes.part_reader import PartReader
@@ -40,7 +41,6 @@ from lightning_gnn_dist.homes.plan import PartPlan
 from lightning_gnn_dist.homes.residency import default_period
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.switcher import PartSwitcher
-from lightning_gnn_dist.homes.whole_costs import WholeCosts
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.definition import Layer, layers_in
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays

@@ -1,23 +1,63 @@
-"""Rows of some nodes: those that a layer has computed, in RAM, or in a file where they would take too much of it."""
+"""Nodes in increasing order, and rows of them: in RAM, or in files where they would take too much of it."""
 
 from __future__ import annotations
 
 import tempfile
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.one_hop import RowsOfTypes
 from lightning_gnn_dist.batches.pool import gather_rows
+from lightning_gnn_dist.graph.rows import degrees_of, starts_of
 from lightning_gnn_dist.graph.storage.mapped import MappedRows
 from lightning_gnn_dist.graph.storage.row_file import RowFile, make
 from lightning_gnn_dist.graph.storage.store import map_npy
-from lightning_gnn_dist.layers.ids import Ids, ids_of
 from lightning_gnn_dist.wire.channel import Channel
+
+Ids = Tensor | range
+
+
+def ids_of(nodes: Ids) -> Tensor:
+    """Return the ids as a tensor."""
+    return torch.arange(nodes.start, nodes.stop) if isinstance(nodes, range) else nodes
+
+
+def kept(ids: Tensor, most_bytes: int, folder: Path | None) -> Tensor:
+    """Return the same ids, in a file if they take more bytes: then the system may take back their memory."""
+    if ids.nbytes <= most_bytes:
+        return ids
+    with tempfile.TemporaryDirectory(dir=folder) as draft:
+        np.save(Path(draft) / "ids.npy", ids.numpy())
+        return torch.from_numpy(map_npy(Path(draft) / "ids.npy"))
+
+
+def edges_before(indptr: Tensor, rows: Ids) -> Tensor:
+    """Return how many edges the rows before each of some have, and all of them at the end, but for a constant."""
+    if isinstance(rows, range):
+        return indptr[rows.start : rows.stop + 1]
+    return starts_of(degrees_of(indptr, rows))
+
+
+def by_type(ids: Ids, offsets: Sequence[int]) -> list[Ids]:
+    """Divide increasing ids by the type of the node, which begin at these offsets."""
+    if len(offsets) == 2:
+        return [ids]
+    cuts = [bisect_left(ids, offset) for offset in offsets] if isinstance(ids, range) else _cuts(ids, offsets)
+    return [ids[start:stop] for start, stop in pairwise(cuts)]
+
+
+def _cuts(ids: Tensor, offsets: Sequence[int]) -> list[int]:
+    found: list[int] = torch.searchsorted(ids, torch.tensor(offsets)).tolist()
+    return found
+
 
 _COPIES_SENT = 6  # of the rows that a round of the exchange sends: sent, as bytes, received, kept by an allocator
 

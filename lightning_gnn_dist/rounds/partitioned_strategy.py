@@ -19,10 +19,8 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_choice, check_instance
 from lightning_gnn_dist.rounds import refusals, replica_state
-from lightning_gnn_dist.rounds.launching.choice import launcher_for
-from lightning_gnn_dist.rounds.launching.function_launcher import FunctionLauncher
 from lightning_gnn_dist.rounds.launching.launch import Launch
-from lightning_gnn_dist.rounds.launching.script_launcher import ScriptLauncher
+from lightning_gnn_dist.rounds.launching.launchers import FunctionLauncher, ScriptLauncher, launcher_for
 from lightning_gnn_dist.rounds.lightning_internals.loops import refuse_stop_iteration
 from lightning_gnn_dist.rounds.lightning_internals.trainer import (
     announce_sigterm,

@@ -17,9 +17,7 @@ from lightning_gnn_dist.engine.weights import alias_table, checked_weights
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.sampling.base import Sampler, check_bulk
-from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
-from lightning_gnn_dist.sampling.ladies import LadiesSampler
-from lightning_gnn_dist.sampling.layer import LayerSampler
+from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler, LadiesSampler, LayerSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.targets.sampler import LinkSampler
 

@@ -28,9 +28,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import starts_of
 from lightning_gnn_dist.sampling.base import check_bulk
 from lightning_gnn_dist.sampling.block import spend_warning
-from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
-from lightning_gnn_dist.sampling.ladies import LadiesSampler
-from lightning_gnn_dist.sampling.layer import LayerSampler
+from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler, LadiesSampler, LayerSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 

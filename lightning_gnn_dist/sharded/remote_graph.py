@@ -33,11 +33,13 @@ from lightning_gnn_dist.sharded.messages import (
     NODES,
     ROWS,
     Message,
+    Question,
+    answer_of,
+    ask_owners,
     letters_of,
     narrow,
 )
 from lightning_gnn_dist.sharded.owner import Owner
-from lightning_gnn_dist.sharded.questions import Question, answer_of, ask_owners
 from lightning_gnn_dist.sharded.tables import Caches, Table
 from lightning_gnn_dist.wire.asking import Asking
 from lightning_gnn_dist.wire.channel import Channel

@@ -18,27 +18,29 @@ from lightning_gnn_dist.batches.batch import LABELS, PoolOf
 from lightning_gnn_dist.batches.pool import Widen, gather_joined
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.apart import Apart, by_types, of_one_type
-from lightning_gnn_dist.engine.rng import typed_keys
+from lightning_gnn_dist.engine.kernels import Array
+from lightning_gnn_dist.engine.layer_kernels import Layers, sample_layer
+from lightning_gnn_dist.engine.rng import key, typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.engine.weights import NONE
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
-from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler, LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.targets.home import FalseEnds
 from lightning_gnn_dist.sampling.targets.sampler import LinkSampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sampling.turns import Steps, together
-from lightning_gnn_dist.sharded.draws import How, Names, draw_hops
-from lightning_gnn_dist.sharded.growing import GrowingBatch
-from lightning_gnn_dist.sharded.layer_sampling import LayerWise, sample_layer_wise
-from lightning_gnn_dist.sharded.links.negatives import draw_false_ends
-from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
+from lightning_gnn_dist.sharded.draws import GrowingBatch, How, Names, draw_hops
+from lightning_gnn_dist.sharded.links import draw_false_ends
+from lightning_gnn_dist.sharded.remote_graph import FetchedRows, ShardedGraph, union
 from lightning_gnn_dist.sharded.tables import Found, Sought
 from lightning_gnn_dist.sharded.temporal.sampling import sample_at_times, sample_timed
 from lightning_gnn_dist.sharded.temporal.times import times_of_edges
 
+LayerWise = LadiesSampler | FastGCNSampler
 ShardedSampler = NeighborSampler | TemporalSampler | LayerWise | LinkSampler
 
 
@@ -223,3 +225,39 @@ def _rows(
         pool = pool_of(f"{kind} {name}")
         rows[name] = gather_joined(found.own[name], found.held[name], found.fetched[name], at, pool)
     return rows
+
+
+def sample_layer_wise(
+    graph: ShardedGraph, sampler: LayerWise, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
+) -> Steps[list[Sample]]:
+    """Draw what ``sampler`` draws from the whole graph, one sample for each batch. Collective the first time."""
+    importance = importance_of(graph, sampler)
+    batches = [GrowingBatch(ids, graph.num_nodes) for ids in seeds]
+    for hop in range(sampler.num_hops):
+        nodes, positions = union([batch.frontier for batch in batches])
+        rows = yield from graph.rows(nodes, sampler.weight)
+        values = NONE if rows.weights is None else rows.weights.numpy()
+        layers = Layers(np.array(sampler.num_nodes, np.int64), values, *importance, sampler.normalize)
+        for batch, at, batch_key in zip(batches, positions, keys, strict=True):
+            _grow(batch, rows, at, key(*batch_key, hop), hop, layers)
+    return [batch.sample() for batch in batches]
+
+
+def importance_of(graph: ShardedGraph, sampler: LayerWise) -> tuple[Array, Array]:
+    """Return what :meth:`LayerSampler.importance` does for one host. Collective, the first time."""
+    if isinstance(sampler, LadiesSampler):
+        return np.empty(0), np.empty(0)
+    norms = remembered(graph, ("column norms", sampler.weight), lambda: graph.column_norms(sampler.weight).numpy())
+    return norms, remembered(graph, ("scales", sampler.weight, sampler.num_nodes), lambda: sampler.scales(norms))
+
+
+def _grow(batch: GrowingBatch, rows: FetchedRows, at: Tensor, word: np.uint64, hop: int, layers: Layers) -> None:
+    """Draw a layer for the frontier of a batch; ``at`` are the places of its nodes among ``rows``."""
+    known, work, table = batch.open(rows.senders, int((rows.starts[at + 1] - rows.starts[at]).sum()))
+    csr, begin = (rows.starts.numpy(), rows.senders.numpy(), at.numpy()), len(known) - len(at)
+    found = batch.checked(sample_layer(*csr, known, begin, word, hop, layers, work, table))
+    starts = torch.from_numpy(work.starts[begin : len(known) + 1].copy())
+    edges, ids = int(starts[-1]), None
+    if rows.first_edges is not None:
+        ids = rows.edge_ids(torch.from_numpy(work.positions[:edges].copy()))
+    batch.add(found, work, starts.diff(), ids, torch.from_numpy(work.weights[:edges].copy()))

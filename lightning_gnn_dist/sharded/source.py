@@ -14,15 +14,15 @@ from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sampling.turns import Steps
-from lightning_gnn_dist.sharded.layer_sampling import LayerWise, importance_of
-from lightning_gnn_dist.sharded.messages import Message
-from lightning_gnn_dist.sharded.questions import Question
+from lightning_gnn_dist.sharded.messages import Message, Question
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import (
     Bulk,
+    LayerWise,
     begin,
     check_sampler,
     finish,
+    importance_of,
 )
 from lightning_gnn_dist.sharded.temporal.times import prepare_times
 

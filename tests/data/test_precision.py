@@ -25,7 +25,7 @@ from lightning_gnn_dist import (
     quantize_rows,
     save_shards,
 )
-from lightning_gnn_dist.batches.precision import warn_of_slow_bfloat16
+from lightning_gnn_dist.batches.loading import warn_of_slow_bfloat16
 from tests.sage import SAGE
 
 GRAPH = communities(300, 3, num_features=8)

@@ -26,7 +26,7 @@ from lightning_gnn_dist import (
     quantize_rows,
 )
 from lightning_gnn_dist.batches.seed_batch import SeedBatch
-from lightning_gnn_dist.layers.evaluating import pass_progress
+from lightning_gnn_dist.layers.evaluating import layered_loader
 from tests.data_fitting import trainer
 from tests.layers.models import NUM_CLASSES, Layered, Ready, Sage, graph_of, whole_rows
 from tests.layers.test_lightning import DATA, TESTED, Gnn, check, data_module, in_batches, rows_of_test
@@ -285,7 +285,7 @@ class OwnBar(ProgressBar):
 
 @pytest.mark.parametrize(("bar", "seconds"), [(TQDMProgressBar, 0.0), (TQDMProgressBar, 600.0), (OwnBar, 0.0)])
 def test_a_bar_shows_a_long_pass_beside_no_bar_of_another_kind(bar, seconds, capfd, monkeypatch):
-    monkeypatch.setattr(pass_progress, "_SECONDS_UNSEEN", seconds)
+    monkeypatch.setattr(layered_loader, "_SECONDS_UNSEEN", seconds)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
     pl.Trainer(accelerator="cpu", callbacks=[bar()], **quiet).test(Gnn(), in_batches(), verbose=False)
     shown = capfd.readouterr()

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from lightning_gnn_dist import Graph
 from lightning_gnn_dist.graph.storage.maps import all_maps
+from lightning_gnn_dist.layers import budget as memory
+from lightning_gnn_dist.layers import whole_nodes
 from lightning_gnn_dist.layers.budget import LEAST_BYTES, budget, free_bytes, ranks_here
-from lightning_gnn_dist.layers.evaluating import budget as memory
-from lightning_gnn_dist.layers.evaluating import whole_nodes
 from lightning_gnn_dist.layers.evaluating.choice import Counter, Evaluated
 from lightning_gnn_dist.layers.layer_pass import LayerPass
 from lightning_gnn_dist.layers.reach import Neighbourhoods

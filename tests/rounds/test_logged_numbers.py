@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lightning_gnn_dist.rounds.lightning_internals.logged_numbers import log_numbers
+from lightning_gnn_dist.rounds.lightning_internals.loops import log_numbers
 
 
 class Numbers(pl.LightningModule):

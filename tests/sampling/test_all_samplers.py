@@ -25,7 +25,7 @@ from lightning_gnn_dist import (
     WholePartSampler,
 )
 from lightning_gnn_dist.batches.assembling import assemble
-from lightning_gnn_dist.sampling.layer import LayerSampler
+from lightning_gnn_dist.sampling.layer_wise import LayerSampler
 from tests.sage import SAGE
 from tests.samplers import SAMPLERS, graph_for_all
 

@@ -13,7 +13,7 @@ from lightning_gnn_dist import BatchKey, FastGCNSampler, Graph, LadiesSampler, N
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.engine import scratch
-from lightning_gnn_dist.sampling.layer import LayerSampler
+from lightning_gnn_dist.sampling.layer_wise import LayerSampler
 from tests.sampling.reference import random_graph
 
 PLACE = BatchKey(seed=0, epoch=1, batch=2)

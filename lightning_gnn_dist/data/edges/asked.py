@@ -28,7 +28,7 @@ from lightning_gnn_dist.prepare.held_edges import LinkBounds
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
-from lightning_gnn_dist.sampling.layer import LayerSampler
+from lightning_gnn_dist.sampling.layer_wise import LayerSampler
 from lightning_gnn_dist.sampling.links import positions_of_links
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from lightning_gnn_dist.sampling.negatives import Candidates

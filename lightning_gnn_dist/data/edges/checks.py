@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.data.edges.dealing import numbers_of
-from lightning_gnn_dist.data.edges.rows import counts_of_rows
+from lightning_gnn_dist.data.edges.leaks import counts_of_rows
 from lightning_gnn_dist.data.typed.links import LinkEnds
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.negatives import has_edges

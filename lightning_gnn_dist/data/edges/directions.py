@@ -7,7 +7,7 @@ import torch
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.data.edges.dealing import numbers_of
 from lightning_gnn_dist.data.edges.labels import arrays_of_edges
-from lightning_gnn_dist.data.edges.rows import counts_of_rows, is_same
+from lightning_gnn_dist.data.edges.leaks import counts_of_rows, is_same
 from lightning_gnn_dist.data.typed.links import links_of
 from lightning_gnn_dist.graph.convert import EDGE_IDS
 from lightning_gnn_dist.graph.graph import Graph

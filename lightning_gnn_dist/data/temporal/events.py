@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_gnn_dist.checks import check_word, shown
 from lightning_gnn_dist.data.edges.dealing import numbers_of
 from lightning_gnn_dist.data.edges.labels import array_of_edges, arrays_of_edges
-from lightning_gnn_dist.data.edges.rows import is_same
+from lightning_gnn_dist.data.edges.leaks import is_same
 from lightning_gnn_dist.data.temporal.split import parted_by_time
 from lightning_gnn_dist.data.typed.links import between, links_of
 from lightning_gnn_dist.engine.temporal.times import check_times

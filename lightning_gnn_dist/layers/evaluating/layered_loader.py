@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from torch import Tensor, nn
 
 from lightning_gnn_dist.batches.batch import NamesOfTypes, Promising, SampledData
@@ -19,8 +22,6 @@ from lightning_gnn_dist.batches.one_hop import RowsOfTypes
 from lightning_gnn_dist.batches.seed_batch import Neighbourhood, SeedsOnly
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeOffsets, have_names
-from lightning_gnn_dist.layers.evaluating.pass_progress import progress_of
-from lightning_gnn_dist.layers.ids import by_type, ids_of
 from lightning_gnn_dist.layers.layer_pass import LayerPass, NodesOfRank, Step
 from lightning_gnn_dist.layers.model_layers import (
     ModelLayers,
@@ -29,7 +30,7 @@ from lightning_gnn_dist.layers.model_layers import (
     layers_of_model,
     let_answer,
 )
-from lightning_gnn_dist.layers.row_table import RowTables
+from lightning_gnn_dist.layers.row_table import RowTables, by_type, ids_of
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 
 log = logging.getLogger(__name__)
@@ -318,3 +319,21 @@ def of_targets(targets: Targets, of_types: Sequence[Tensor]) -> dict[str, Any]:
         ends = others[ENDS]
         others[ENDS] = ends - starts[torch.searchsorted(starts, ends, right=True) - 1]
     return others
+
+
+_SECONDS_UNSEEN = 1.0  # of a pass that needs no bar
+
+
+@contextmanager
+def progress_of(trainer: Trainer, total: int) -> Iterator[Callable[[int], object]]:
+    """Yield a function that counts computed rows of ``total``, on a bar if rank 0 has one of tqdm's.
+
+    Bars of other kinds redraw their lines themselves, and would be torn apart.
+    """
+    bar = trainer.progress_bar_callback
+    if not isinstance(bar, TQDMProgressBar) or bar.is_disabled or not trainer.is_global_zero:
+        yield lambda _: None
+        return
+    looks: dict[str, object] = {"unit": "rows", "leave": False, "dynamic_ncols": True, "delay": _SECONDS_UNSEEN}
+    with Tqdm(total=total, desc="Layers of all nodes", **looks) as shown:
+        yield shown.update

@@ -8,9 +8,11 @@ and call the model equally often, so that they stay in step whatever it asks of 
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,13 +25,12 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.nn import MessagePassing
 
 from lightning_gnn_dist.batches.batch import in_type
-from lightning_gnn_dist.batches.precision import type_of_model
+from lightning_gnn_dist.batches.loading import type_of_model
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.joint import RowsOfRanks
 from lightning_gnn_dist.layers.evaluating.choice import Evaluated
 from lightning_gnn_dist.layers.evaluating.layered_loader import for_layers
-from lightning_gnn_dist.layers.evaluating.module_state import bytes_of_state, untouched
 from lightning_gnn_dist.layers.evaluating.sight import check_depth
 from lightning_gnn_dist.layers.model_layers import is_compiled, is_in_training, is_watched
 from lightning_gnn_dist.sampling.base import Sampler
@@ -196,3 +197,35 @@ def _precision(rows: Tensor) -> float:
     if kind == "cuda" and torch.get_float32_matmul_precision() != "highest":
         types.append(torch.float16)  # which has as many digits as TF32
     return max(torch.finfo(each).eps for each in types)
+
+
+def bytes_of_state(module: nn.Module) -> int:
+    """The bytes of all tensors of a module but its parameters."""
+    return sum(tensor.nbytes for tensor in _tensors(module))
+
+
+@contextmanager
+def untouched(module: nn.Module) -> Iterator[None]:
+    """Set buffers, attributes, and what lists and dicts among these hold, back to what they were."""
+    attributes = [(vars(child), dict(vars(child))) for child in module.modules()]
+    holders = [held for _, values in attributes for held in values.values() if isinstance(held, list | dict | set)]
+    contents = [copy.copy(holder) for holder in holders]
+    values = [(tensor, tensor.clone()) for tensor in _tensors(module)]
+    try:
+        yield
+    finally:
+        for holder, content in [*attributes, *zip(holders, contents, strict=True)]:
+            _set_back(holder, content)
+        for tensor, value in values:
+            if not tensor.equal(value):
+                tensor.copy_(value)
+
+
+def _set_back(holder: Any, content: Any) -> None:
+    holder.clear()
+    (holder.extend if isinstance(holder, list) else holder.update)(content)
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    own = [value for child in module.modules() for value in vars(child).values() if isinstance(value, Tensor)]
+    return [*module.buffers(), *own]

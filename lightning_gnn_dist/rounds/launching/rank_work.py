@@ -17,10 +17,9 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightning_gnn_dist.rounds.launching.keeper import Keeper
-from lightning_gnn_dist.rounds.launching.kept import AtStart, Kept
+from lightning_gnn_dist.rounds.launching.kept import AtStart, Keeper, Kept
 from lightning_gnn_dist.rounds.launching.settings import Settings
-from lightning_gnn_dist.rounds.lightning_internals.progress import show_one_bar
+from lightning_gnn_dist.rounds.lightning_internals.loops import show_one_bar
 from lightning_gnn_dist.wire.launching import by_value
 from lightning_gnn_dist.wire.launching.by_value import CannotTravelError
 from lightning_gnn_dist.wire.launching.rank_life import How, InterruptedRankError

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from traceback import walk_tb
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, TQDMProgressBar
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.loops import fetchers, training_epoch_loop
 from lightning.pytorch.loops.loop import _Loop
+from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
+from lightning.pytorch.trainer.states import TrainerFn
 
 
 def accumulated_batches(trainer: Trainer, epoch: int) -> int:
@@ -155,3 +159,114 @@ def load_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
 
 def _loops_in(loop: Any) -> list[Any]:
     return [inner for inner in vars(loop).values() if isinstance(inner, _Loop)]
+
+
+def take_over_estimate(trainer: Trainer, estimate: Callable[[], float]) -> None:
+    """Let ``trainer.estimated_stepping_batches`` be ``estimate()`` in a fit.
+
+    Lightning offers no hook for it. Its property multiplies the length of the training loader, one number, by the
+    epochs; but rounds may grow. Of a loader without length it returns ``trainer.max_steps``, which would also end the
+    fit, and by a count that adds up the steps of all optimizers. A property belongs to a class, so this trainer gets a
+    class of its own, which stays: the number may be asked for after the fit.
+    """
+    base: Any = type(trainer)
+    if getattr(base, "estimates_rounds", False):
+        return  # from an earlier fit
+
+    def estimated_stepping_batches(self: Any) -> Any:
+        return estimate() if self.state.fn == TrainerFn.FITTING else base.estimated_stepping_batches.fget(self)
+
+    _give_members(trainer, estimates_rounds=True, estimated_stepping_batches=property(estimated_stepping_batches))
+
+
+def take_over_bar(trainer: Trainer, num_batches: Callable[[], float]) -> None:
+    """Let the progress bar show ``num_batches()`` as the total of an epoch in a fit, and the steps so far.
+
+    Lightning shows the length of the training loader, and a loader of rounds has none. As with
+    :func:`take_over_estimate`, this bar gets a class of its own.
+    """
+    bar: Any = trainer.progress_bar_callback
+    base: Any = type(bar)
+    if bar is None or getattr(base, "shows_rounds", False):
+        return
+
+    def get_metrics(self: Any, trainer: Trainer, *args: Any) -> dict[str, Any]:
+        steps = {"step": trainer.global_step} if trainer.state.fn == TrainerFn.FITTING else {}
+        return {**steps, **base.get_metrics(self, trainer, *args)}
+
+    total = property(lambda self: num_batches())
+    _give_members(bar, shows_rounds=True, total_train_batches=total, get_metrics=get_metrics)
+
+
+def _give_members(owner: Any, **members: Any) -> None:
+    """Give an object a class of its own, with members that its class has not."""
+    base = type(owner)
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    owner.__class__ = type(base.__name__, (base,), names | members)
+
+
+def show_one_bar(trainer: Trainer) -> None:
+    """Show no bar for a validation below that of the fit: where text is all that can be shown, both take many lines."""
+    bar: Any = trainer.progress_bar_callback
+    if isinstance(bar, TQDMProgressBar):
+        draw = bar.init_validation_tqdm
+        is_fit = trainer.state.fn == TrainerFn.FITTING
+        bar.init_validation_tqdm = lambda: Tqdm(disable=True) if is_fit else draw()  # type: ignore[method-assign]
+
+
+def log_numbers(module: LightningModule, numbers: Mapping[str, float]) -> None:
+    """Log the mean of each number over the epoch, as ``log_dict`` does; not collective, and no warning says so.
+
+    Lightning walks through all that it keeps of a name whenever the name is logged, which takes a millisecond, and here
+    it does not. A module with a ``log`` of its own hears each number.
+    """
+    if not numbers:
+        return
+    trainer, hook = module.trainer, module._current_fx_name
+    is_lightnings = getattr(module.log, "__func__", None) is LightningModule.log
+    if not is_lightnings or trainer._results is None or hook is None or trainer.barebones:
+        flags: dict[str, Any] = {"on_step": False, "on_epoch": True, "batch_size": 1}
+        # With both of these Lightning neither sends nor complains.
+        module.log_dict(numbers, **flags, sync_dist=True, rank_zero_only=True)
+        return
+    metrics = [_logged_metric(trainer, hook, name) for name in numbers]
+    begins = trainer._logger_connector.should_reset_tensors(hook)  # the means of a new epoch
+    if begins:
+        _reset_others(trainer._results, hook, metrics)
+    one = torch.tensor(1, device=module.device)
+    values = torch.tensor([*numbers.values()], dtype=torch.get_default_dtype(), device=module.device).unbind()
+    for metric, value in zip(metrics, values, strict=True):
+        metric.value = value if begins else metric.value + value
+        metric.cumulated_batch_size = one if begins else metric.cumulated_batch_size + one
+        metric._update_count, metric._computed, metric.has_reset = 1, None, False
+    trainer._logger_connector._current_fx = hook
+
+
+def _logged_metric(trainer: Trainer, hook: str, name: str) -> Any:
+    """Return what keeps the mean of a name that a hook logs, as ``log`` makes it when the name is new."""
+    results: Any = trainer._results
+    if (key := f"{hook}.{name}") not in results:
+        meta = _Metadata(fx=hook, name=name)
+        is_distributed = trainer._accelerator_connector.is_distributed
+        meta.sync = _Sync(fn=trainer.strategy.reduce, _should=is_distributed, rank_zero_only=True)
+        results[key] = _ResultMetric(meta, is_tensor=True)
+    return results[key]
+
+
+def _reset_others(results: Any, hook: str, metrics: Sequence[Any]) -> None:
+    """Forget what a hook has logged in the epoch before, but for metrics that are about to be given a number."""
+    kept = {id(metric) for metric in metrics}
+    for metric in results.values():
+        if metric.is_tensor and metric.meta.fx == hook and id(metric) not in kept:
+            metric.reset()
+
+
+def metrics_of(trainer: Trainer) -> tuple[dict[str, Any], ...]:
+    """Return the metrics that callbacks, loggers and the progress bar see."""
+    return dict(trainer.callback_metrics), dict(trainer.logged_metrics), dict(trainer.progress_bar_metrics)
+
+
+def set_metrics(trainer: Trainer, metrics: Sequence[dict[str, Any]]) -> None:
+    """Give a trainer the metrics that :func:`metrics_of` returned on another rank."""
+    connector = trainer._logger_connector
+    connector._callback_metrics, connector._logged_metrics, connector._progress_bar_metrics = metrics

@@ -18,8 +18,7 @@ from lightning_gnn_dist.engine.temporal.times import node_times
 from lightning_gnn_dist.sampling.base import check_seeds
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sampling.turns import Steps
-from lightning_gnn_dist.sharded.draws import How, Names, Seen, draw_hops
-from lightning_gnn_dist.sharded.growing import GrowingBatch
+from lightning_gnn_dist.sharded.draws import GrowingBatch, How, Names, Seen, draw_hops
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.temporal.times import prepare_times, times_of_nodes
 

@@ -14,10 +14,10 @@ from lightning_gnn_dist.sampling.turns import Steps
 from lightning_gnn_dist.sharded.messages import (
     TIMES_OF_EDGES,
     TIMES_OF_NODES,
+    Question,
     letters_of,
     narrow,
 )
-from lightning_gnn_dist.sharded.questions import Question
 from lightning_gnn_dist.sharded.remote_graph import Route, ShardedGraph
 
 

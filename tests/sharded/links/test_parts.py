@@ -17,8 +17,7 @@ from lightning_gnn_dist.prepare.shard import Bounds, Shard
 from lightning_gnn_dist.sampling.links import FALSE_ENDS
 from lightning_gnn_dist.sampling.negatives import Candidates, draw_receivers
 from lightning_gnn_dist.sampling.targets.home import FalseEnds
-from lightning_gnn_dist.sharded.links.held import Held, held_of_shard, own_share
-from lightning_gnn_dist.sharded.links.negatives import draw_false_ends
+from lightning_gnn_dist.sharded.links import Held, draw_false_ends, held_of_shard, own_share
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.source import ShardedSource
 from lightning_gnn_dist.wire.channel import open_channel

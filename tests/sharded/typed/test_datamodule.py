@@ -37,7 +37,7 @@ from lightning_gnn_dist import (
     communities,
     save_shards,
 )
-from lightning_gnn_dist.homes.shard_costs import ShardCosts
+from lightning_gnn_dist.homes.costs import ShardCosts
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.sharded.typed.graphs import in_order_of_shards, some_graph, some_partition

@@ -19,14 +19,15 @@ import numpy as np
 from torch import Tensor
 
 from lightning_gnn_dist.engine.hop_kernels import ONE_TYPE, Draws
-from lightning_gnn_dist.engine.hops import sample_hops
+from lightning_gnn_dist.engine.hops import graph_is_damaged, sample_hops
 from lightning_gnn_dist.engine.kernels import Array, Rule
-from lightning_gnn_dist.engine.layer_kernels import Layers, sample_layers
+from lightning_gnn_dist.engine.layer_kernels import Layers, add_column_norms, sample_layers, scale_to
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.weighted.draws import EVEN
 from lightning_gnn_dist.engine.weights import NONE, Weight, edge_weights
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.rules import check_fields
 from lightning_gnn_dist.sampling.base import check_bulk, check_numbers
 
@@ -84,3 +85,49 @@ class LayerSampler(ABC):
         draws = Draws(ONE_TYPE, every, typed_keys(*batch_key, self.num_hops, 1), Rule(EVEN, False))
         tables = self.num_hops + 1
         return sample_hops(graph, seeds, self.num_hops, sample_layers, draws, layers, tables=tables, weighs=True)
+
+
+@dataclass(frozen=True)
+class FastGCNSampler(LayerSampler):
+    """Draw nodes of the whole graph for each hop; those that send to no node of the hop before are left out.
+
+    On a large sparse graph that is most of them: :class:`LadiesSampler` needs fewer. ``batch.edge_weight`` holds A,
+    corrected for the draw: see :class:`LayerSampler`.
+
+    Args:
+        num_nodes: Nodes to draw per hop, on average.
+        weight: Name of the graph's edge array that holds A, all at least 0. Default: 1 / in-degree.
+        normalize: Scale each node's edge weights to the sum that they have in A: less variance, but biased.
+    """
+
+    def importance(self, graph: Graph) -> tuple[Array, Array]:
+        return remembered(graph, ("importance", self.weight, self.num_nodes), lambda: self._importance(graph))
+
+    def _importance(self, graph: Graph) -> tuple[Array, Array]:
+        values = NONE if self.weight is None else edge_weights(graph, self.weight)
+        norms = np.zeros(graph.num_nodes)
+        if not add_column_norms(graph.indptr.numpy(), graph.indices.numpy(), values, norms):
+            raise graph_is_damaged(graph)
+        return norms, self.scales(norms)
+
+    def scales(self, norms: Array) -> Array:
+        """The factor c of each hop, see :mod:`layer`."""
+        return np.array([scale_to(norms, size) for size in self.num_nodes])
+
+
+@dataclass(frozen=True)
+class LadiesSampler(LayerSampler):
+    """Draw nodes for each hop, in proportion to how much they contribute to the nodes of the hop before.
+
+    ``batch.edge_weight`` holds A, corrected for the draw: see :class:`LayerSampler`. The paper takes A from PyG's
+    ``GCNNorm``, and normalises. What is drawn depends on all seeds of a batch, so ranks that each take a slice of a
+    correction batch draw other nodes than one rank would for the whole batch.
+
+    Args:
+        num_nodes: Nodes to draw per hop, on average.
+        weight: Name of the graph's edge array that holds A, all at least 0. Default: 1 / in-degree.
+        normalize: Scale each node's edge weights to the sum that they have in A: less variance, but biased.
+    """
+
+    def importance(self, graph: Graph) -> tuple[Array, Array]:
+        return np.empty(0), np.empty(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,9 +13,9 @@ from lightning_gnn_dist.boundary.refusals import check_seed_hops
 from lightning_gnn_dist.engine.temporal.times import sources_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.homes.opening import check_typed
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.homes.times import check_units, spans_of
-from lightning_gnn_dist.homes.typed import check_typed
 from lightning_gnn_dist.prepare.shard import Bounds
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
@@ -62,3 +63,28 @@ def check_units_of_shards(rows: Graph, sampler: Sampler) -> None:
 
 def _span(ranks: Tensor) -> tuple[float, float] | None:
     return (ranks[:, 0].min().item(), ranks[:, 1].max().item()) if len(ranks) else None
+
+
+_MOST_BYTES = 2048  # of what is said
+
+
+def check_on_all_ranks(check: Callable[[], None], shard: int) -> None:
+    """Check the own shard. All ranks raise or none: whose shard is right says why another is refused. Collective.
+
+    Args:
+        check: Raises a ValueError if the shard is refused.
+        shard: The number of the own shard.
+    """
+    refusal: ValueError | None = None
+    try:
+        check()
+    except ValueError as error:
+        refusal = error
+    said = b"" if refusal is None else f"Shard {shard}: {refusal}".encode()[:_MOST_BYTES]
+    row = torch.zeros(_MOST_BYTES, dtype=torch.uint8)
+    row[: len(said)] = torch.tensor(list(said), dtype=torch.uint8)
+    texts = [bytes(each.tolist()).rstrip(b"\0").decode(errors="replace") for each in all_gather_rows(row)]
+    if refusal is not None:
+        raise refusal
+    if others := [text for text in texts if text]:
+        raise ValueError(others[0])

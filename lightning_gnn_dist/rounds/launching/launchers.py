@@ -1,0 +1,249 @@
+"""Runs a script again for each rank, and lets none of them stay behind.
+
+Written for Lightning 2.6, as it uses private names of it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment, find_free_network_port
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.strategies.launchers.multiprocessing import _check_bad_cuda_fork
+from lightning.fabric.strategies.launchers.subprocess_script import _basic_subprocess_cmd, _hydra_subprocess_cmd
+from lightning.pytorch import Callback
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies.launchers.launcher import _Launcher
+from lightning.pytorch.strategies.launchers.subprocess_script import _HYDRA_AVAILABLE, _SubprocessScriptLauncher
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from lightning_gnn_dist.rounds.launching.kept import Kept
+from lightning_gnn_dist.rounds.launching.launch import Launch, StartMethod
+from lightning_gnn_dist.rounds.launching.rank_work import RankResult, RankWork
+from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire.launching.by_value import CannotTravelError
+from lightning_gnn_dist.wire.launching.processes import GRACE_SECONDS, end_of, handling, start, wait_for
+from lightning_gnn_dist.wire.launching.rank_processes import RankProcesses, Start
+from lightning_gnn_dist.wire.launching.roll_call import give_key
+
+_log = logging.getLogger(__name__)
+
+
+class ScriptLauncher(_SubprocessScriptLauncher):
+    """Runs the script again for each further rank (``start_method="popen"``); this process is rank 0.
+
+    Args:
+        patience: Seconds that this process waits at its end for ranks that are not done, if none has failed.
+        options: Arguments of Lightning's launcher.
+    """
+
+    is_interactive_compatible = True  # where there is no script, this is used for ranks that another has started
+
+    def __init__(self, patience: float, **options: Any) -> None:
+        super().__init__(**options)
+        self._patience = patience
+        self._has_failed = False
+
+    def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().launch(function, *args, **kwargs)
+        except BaseException as error:
+            self._has_failed = True
+            if isinstance(error, SIGTERMException):
+                self._watch_no_longer()
+            raise
+
+    def lost(self) -> dict[int, str]:
+        """Return the ranks of this host that are gone, and how each ended."""
+        codes = [process.poll() for process in self.procs]
+        first = self.cluster_environment.global_rank() + 1
+        return {first + index: end_of(code) for index, code in enumerate(codes) if code is not None}
+
+    def _call_children_scripts(self) -> None:
+        self._check_can_spawn_children()
+        environment = self.cluster_environment
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
+        os.environ["NODE_RANK"], os.environ["LOCAL_RANK"] = str(environment.node_rank()), str(environment.local_rank())
+        os.environ["WORLD_SIZE"] = str(self.num_processes * self.num_nodes)
+        if self.num_nodes == 1:  # else other hosts start ranks of this run, too
+            give_key()
+        atexit.register(self._wait_for_ranks)
+        for local_rank in range(1, self.num_processes):
+            command, folder = _own_command(local_rank)
+            self.procs.append(start(command, {**os.environ, "LOCAL_RANK": str(local_rank)}, cwd=folder))
+
+    def _watch_no_longer(self) -> None:
+        """Let Lightning's observer end. All ranks leave now, and it would kill this one when another has left first."""
+        watched, self.procs = self.procs, [*self.procs]
+        watched.clear()
+
+    def _wait_for_ranks(self) -> None:
+        """Wait at the end of this process for the other ranks, which end with it, and kill those that do not end."""
+        failed = self._has_failed or hasattr(sys, "last_value")  # an exception that ended the script
+        collectives.leave()  # who waits for this rank in an exchange hears of its end now
+        seconds = GRACE_SECONDS if failed else self._patience
+        for index in wait_for(self.procs, seconds):
+            pid = self.procs[index].pid
+            _log.error("Process %d (local rank %d) did not end in %g s and was killed.", pid, index + 1, seconds)
+
+
+def _own_command(local_rank: int) -> tuple[list[str], str | None]:
+    """Return the command that starts a rank like this process, and its folder, as Lightning finds them out."""
+    if _HYDRA_AVAILABLE:
+        from hydra.core.hydra_config import HydraConfig
+
+        if HydraConfig.initialized():
+            command, folder = _hydra_subprocess_cmd(local_rank)
+            return list(command), folder
+    return list(_basic_subprocess_cmd()), None
+
+
+class FunctionLauncher(_Launcher):
+    """Starts all ranks by ``multiprocessing``; this process is no rank, and gets back what rank 0 has at the end.
+
+    Args:
+        strategy: The strategy of the trainer here.
+        start: How to start them.
+    """
+
+    is_interactive_compatible = True
+
+    def __init__(self, strategy: DDPStrategy, start: Start) -> None:
+        self._strategy, self._start = strategy, start
+        self._ranks: RankProcesses | None = None
+        self._on_sigint: Any = signal.default_int_handler
+        self._aside: tuple[Any, list[Callback]] | None = None  # a trainer's callbacks while it tells of an exception
+
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        if self._start == "fork":
+            if self._strategy.root_device.type == "cuda":  # on CPUs a process that was forked may fork again
+                _check_bad_cuda_fork()
+            rank_zero_info("start_method='fork': torch computes with one thread in each rank; others have no limit.")
+        work = RankWork(function, args, kwargs, trainer, self._start)
+        self._ranks = ranks = RankProcesses(work, self._strategy.num_processes, self._start, self._environment())
+        self._on_sigint = signal.getsignal(signal.SIGINT)
+        try:
+            with self._sigterm_passed_on():
+                error = ranks.run()
+        except CannotTravelError as untold:
+            raise work.explained(untold) from untold
+        finally:
+            self._ranks = None
+        results = [ranks.outcomes[rank].result for rank in sorted(ranks.outcomes)]
+        kept = results[0].kept if results and results[0] is not None else None
+        if kept is not None:
+            kept.give_to(trainer, work.shared())
+        left = any(outcome.how == "left" for outcome in ranks.outcomes.values())
+        failure = KeyboardInterrupt(_left_behind(trainer, kept)) if ranks.was_interrupted else error
+        if failure is not None or left:
+            self._aside, trainer.callbacks = (trainer, trainer.callbacks), []  # theirs have heard of it: in the ranks
+            raise failure or SIGTERMException
+        return _joined(results, trainer.state.fn)
+
+    def kill(self, signum: int) -> None:
+        if self._ranks is not None:
+            self._ranks.kill(signum)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Let an interrupt end the cell or the prompt's command. Lightning would end the process, and with it both."""
+        if self._aside is not None:
+            trainer, callbacks = self._aside
+            trainer.callbacks, self._aside = callbacks, None
+        if isinstance(exception, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, self._on_sigint)  # Lightning has turned it off
+            raise KeyboardInterrupt(*exception.args) from None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_ranks": None, "_on_sigint": None}
+
+    def _environment(self) -> dict[str, str]:
+        """Return the variables for the ranks. Those of this process stay as they are, for the next fit."""
+        environment = self._strategy.cluster_environment
+        assert environment is not None
+        variables = {"MASTER_PORT": str(find_free_network_port()), **os.environ}
+        if self._strategy.num_nodes == 1:
+            give_key(variables)
+        else:
+            variables["MASTER_PORT"] = str(environment.main_port)
+        return variables
+
+    @contextmanager
+    def _sigterm_passed_on(self) -> Iterator[None]:
+        """SIGTERM stops the ranks as if each had received it; a second one ends this process, and them with it."""
+        is_free = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        if not is_free or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def pass_on(number: int, frame: Any) -> None:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self.kill(signal.SIGTERM)
+
+        with handling(pass_on, signal.SIGTERM):
+            yield
+
+
+def _joined(results: list[RankResult], fn: TrainerFn) -> Any:
+    """Return what all ranks have predicted, as one process would, or what rank 0 says of its work."""
+    first = results[0]
+    if fn != TrainerFn.PREDICTING or first.returned is None:
+        return first.returned
+    if first.num_loaders == 1:
+        return [*chain.from_iterable(result.returned for result in results)]
+    return [[*chain.from_iterable(parts)] for parts in zip(*(result.returned for result in results), strict=True)]
+
+
+def _left_behind(trainer: Any, kept: Kept | None) -> str:
+    """Return what an interrupt has left of a fit."""
+    if trainer.state.fn != TrainerFn.FITTING:
+        return "All ranks have ended."
+    if kept is None or kept.weights is None:
+        return "All ranks have ended, rank 0 without its weights: the model is what it was before the fit."
+    rounds = getattr(trainer.strategy, "state", None)
+    when = f"their last meeting, that of round {rounds.round_idx}" if rounds is not None else "the last whole step"
+    return f"All ranks have ended. The model has the weights of {when}."
+
+
+_FRESH: Start = "forkserver" if sys.platform == "linux" else "spawn"  # a fork of torch is not safe on macOS
+
+
+def launcher_for(strategy: DDPStrategy, launch: Launch) -> ScriptLauncher | FunctionLauncher:
+    """Return what starts the ranks of a strategy where this process runs."""
+    environment = strategy.cluster_environment
+    assert environment is not None
+    if _is_interactive() and isinstance(environment, SLURMEnvironment):
+        environment = strategy.cluster_environment = LightningEnvironment()  # a notebook is none of srun's tasks
+    method = start_method_here(launch, environment.creates_processes_externally)
+    is_alone = launch.start_method is None and strategy.num_processes * strategy.num_nodes == 1
+    if method == "popen" or is_alone:  # a rank that is alone is this process
+        size = {"num_processes": strategy.num_processes, "num_nodes": strategy.num_nodes}
+        return ScriptLauncher(launch.timeout.total_seconds(), cluster_environment=environment, **size)
+    return FunctionLauncher(strategy, method)
+
+
+def start_method_here(launch: Launch, has_started: bool) -> StartMethod:
+    """Return how ranks are started here. ``has_started`` says that torchrun or SLURM have done so."""
+    is_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
+    can_run_again = not _is_interactive() and (is_module or os.path.isfile(sys.argv[0]))
+    if launch.start_method == "popen" and not has_started and not can_run_again:
+        raise ValueError(
+            "start_method='popen' runs the script again for each rank, and here is none (a notebook, a prompt or "
+            "python -c): leave start_method out."
+        )
+    return launch.start_method or ("popen" if has_started or can_run_again else _FRESH)
+
+
+def _is_interactive() -> bool:
+    """Return whether this is a notebook or a prompt, as Lightning finds it out."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
