@@ -57,7 +57,7 @@ def advise(graph: Graph, report: PartitionReport) -> Finding:
         _about_labels(excess),
         f"{report.cut_ratio:.0%} of the edges are cut. {isolated:.1%} of the nodes lost all their neighbours, "
         + ("too many to ignore." if edges_lost else "which are few."),
-        _strategy(parts_differ, edges_lost, report.cut_ratio, are_known=excess is not None),
+        _strategy(graph, parts_differ, edges_lost, report.cut_ratio, are_known=excess is not None),
         *([] if have_names(graph.types) else [_fanout(graph, report)]),  # it has one for each edge type
     ]
     return Finding(parts_differ, edges_lost, [*sentences, *_about_training_nodes(report)])
@@ -80,7 +80,7 @@ def against_averaging(graph: Graph, partition: Partition, lost: float) -> str | 
     if not (parts_differ or edges_lost):
         return None
     reason = _about_labels(excess) if parts_differ else f"{lost:.0%} of the training nodes lost all their neighbours."
-    return f"{reason} {_strategy(parts_differ, edges_lost)}"
+    return f"{reason} {_strategy(graph, parts_differ, edges_lost)}"
 
 
 def bytes_per_part(graph: Graph, report: PartitionReport) -> Tensor:
@@ -134,13 +134,16 @@ def _about_labels(excess: float | None) -> str:
     return f"The parts look alike: {max(excess, 0.0):.2f} of label skew beyond chance, in the mean."
 
 
-def _strategy(parts_differ: bool, edges_lost: bool, cut_ratio: float = 0.0, *, are_known: bool = True) -> str:
+def _strategy(
+    graph: Graph, parts_differ: bool, edges_lost: bool, cut_ratio: float = 0.0, *, are_known: bool = True
+) -> str:
     if parts_differ:
+        for_good = ", and with boundary=Halo(2, seed_hops=1) parts that have to stay lose less"
         correction = _HALF if edges_lost else "LLCGStrategy(clock)"
         return (
             f"Exchange gradients every step (GrappaStrategy()), or meet rarely with {correction}, which corrects the "
-            "drift. Do not average alone here; SuperNodePartitioner() makes parts that one can average, and with "
-            "boundary=Halo(2, seed_hops=1) parts that have to stay lose less."
+            "drift. Do not average alone here; SuperNodePartitioner() makes parts that one can average"
+            f"{'' if have_names(graph.types) else for_good}."
         )
     if edges_lost:
         return (

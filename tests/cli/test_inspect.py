@@ -35,7 +35,7 @@ def test_parts_of_a_typed_graph(tmp_path: Path, capsys: pytest.CaptureFixture[st
     main(["inspect", str(tmp_path / "graph"), "--parts", "2", "--partitioner", "metis"])
     said = capsys.readouterr().out
     assert "RAM for a part: " in said and 'boundary="auto" is Halo(2)' in said
-    assert "   Halo(1)  " in said and "Exchange(" not in said and "History(" not in said  # types are not exchanged
+    assert "   Halo(1)  " in said and "Exchange()" in said and "History()" in said and "seed_hops" not in said
     assert "The parts hold different labels" in said and "GrappaStrategy()" in said
     assert "fan-out" not in said and "NeighborSampler" not in said  # which is one for each edge type
 
