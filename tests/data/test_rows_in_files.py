@@ -199,5 +199,3 @@ def test_what_has_no_rows_in_files_is_refused(saved: str, tmp_path: Path) -> Non
         PartitionedDataModule(saved, loading=some, sampler=WholePartSampler(2))
     with pytest.raises(ValueError, match="sample_on is 'auto': leave one of them out"):
         PartitionedDataModule(saved, loading=Loading(cache_bytes=CACHE, sample_on="auto"))
-    with pytest.raises(ValueError, match="cache_bytes must be an integer of at least 0"):
-        Loading(cache_bytes=-1)

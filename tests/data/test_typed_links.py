@@ -213,18 +213,6 @@ def test_only_own_nodes_are_asked_for(holding: Holding) -> None:
     assert count[0] == count[1] > 0
 
 
-def test_threads_and_bulks_change_nothing() -> None:
-    split = split_of()
-
-    def drawn(**options: Any) -> list[Any]:
-        data = data_of(split, **options)
-        batches = batches_of(data, data.part(1, 2), 4, 0, 1, 2).between(3, 7)
-        return [(targets_of(batch, WRITES), edges_of_batch(batch)) for batch in batches]
-
-    plain = drawn(loading=Loading(num_threads=0, bulk_size=1))
-    assert drawn(loading=Loading(num_threads=2, bulk_size=4)) == plain != drawn(seed=1)
-
-
 def test_corrections_are_slices_of_batches_of_the_whole_graph() -> None:
     split = split_of()
     data = data_of(split, global_batching=GlobalBatching(batch_size=31))
