@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from tests.boundary.test_prices import PARTS, cut_graph
 from tests.evaluation.models import graph_of
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
+from tests.strategies.fitting import hear
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,7 @@ NEIGHBORS = {"sampler": NeighborSampler([4, 4])}
 
 def chosen_by(rank: int, world_size: int, boundary: Any, strategy: str, options: dict[str, Any], poor: int) -> Any:
     """What a fit has chosen, and its line in the log, where a rank has little memory."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addHandler(handler)
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.INFO)
+    lines = hear()
     if poor:
         auto.free_bytes = lambda: 2 * world_size * (poor if rank == 1 else 10**9)
     graph, partition = cut_graph()

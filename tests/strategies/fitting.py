@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -82,6 +83,16 @@ def fit(
     train = batches(rank) if train is None else train
     trainer.fit(module, train, batches(rank) if validate else None, ckpt_path=ckpt_path)
     return trainer
+
+
+def hear() -> list[str]:
+    """Where Lightning writes its lines to from now on."""
+    logger, lines = logging.getLogger("lightning.pytorch.utilities.rank_zero"), list[str]()
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    return lines
 
 
 def differs(left: State, right: State) -> float:

@@ -119,7 +119,7 @@ def skipped_epoch(rank: int, world_size: int) -> None:
 
 def test_an_epoch_that_is_left_without_a_meeting_is_an_error() -> None:
     with pytest.raises(RankError, match="ended without a meeting"):
-        run_ranks(skipped_epoch, 2)
+        run_ranks(skipped_epoch, 2, grace=1)
 
 
 def handlers(rank: int, world_size: int) -> bool:
