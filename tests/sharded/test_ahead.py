@@ -37,6 +37,7 @@ from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.source import ShardedSource
 from lightning_gnn_dist.wire.channel import open_channel
+from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks, start_ranks
 from tests.sage import SAGE
@@ -151,21 +152,18 @@ def fit(folder: str, world_size: int, how: str, options: dict[str, Any]) -> str:
         evaluation=Evaluation(batch_size=20),
         loading=Loading(bulk_size=2),
     )
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    options = {"max_epochs": 1, "limit_val_batches": 0, "num_sanity_val_steps": 0} | options
+    options = {"max_epochs": 1, "limit_val_batches": 0} | options
     if options.get("callbacks"):
         options["callbacks"] = [pl.callbacks.EarlyStopping("loss", patience=1, mode="max", min_delta=1e9)]
     strategy: Any = DDPStrategy(timeout=PATIENCE["launch"].timeout)
     if corrects:
         strategy = LLCGStrategy(EverySteps(2), correction=Correction(2), **PATIENCE)
-    trainer = pl.Trainer(
-        accelerator="cpu", devices=world_size, strategy=strategy, enable_checkpointing=False, **options, **quiet
-    )
+    fitting = trainer(world_size, strategy, **options)
     try:
-        trainer.fit(Ending(how), data)
+        fitting.fit(Ending(how), data)
     except BaseException as error:
         return f"{type(error).__name__}: {error}"
-    return f"{trainer.global_step} steps"
+    return f"{fitting.global_step} steps"
 
 
 def fits(rank: int, world_size: int, folder: str) -> dict[str, tuple[str, int, int]]:

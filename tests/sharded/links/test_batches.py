@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
 from lightning_gnn_dist import (
     Evaluation,
@@ -29,6 +27,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.batches.global_batches import OwnSeeds, batches_of
 from lightning_gnn_dist.graph.typed.names import have_names
 from tests.ranks import run_ranks
+from tests.sharded.graphs import joined
 from tests.sharded.links.splits import (
     CITES,
     PEERS,
@@ -64,12 +63,11 @@ def made_by(data: Any, corrections: Any) -> Made:
 
 
 def on_shards(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> Made:
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
-    data = of_shards(folder, rank, world_size, global_batching=OWN, **options)
-    data.setup("fit")
-    made = made_by(data, lambda round_idx: data.correction_batches(round_idx, stop=3))
-    data.teardown("fit")
-    dist.destroy_process_group()
+    with joined(rank, world_size):
+        data = of_shards(folder, rank, world_size, global_batching=OWN, **options)
+        data.setup("fit")
+        made = made_by(data, lambda round_idx: data.correction_batches(round_idx, stop=3))
+        data.teardown("fit")
     return made
 
 

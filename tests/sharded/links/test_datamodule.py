@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
@@ -44,7 +42,7 @@ from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, every_strategy
 from tests.link_model import LinkSAGE, Targets, held
 from tests.ranks import RankError, run_ranks
-from tests.sharded.graphs import small_graph
+from tests.sharded.graphs import joined, small_graph
 from tests.sharded.links.splits import (
     WRITES,
     OneHost,
@@ -186,15 +184,13 @@ def ranks_on_one_host(module: LinkSAGE, split: LinkSplit) -> Tensor:
 
 
 def corrected(rank: int, world_size: int, folder: str) -> list[Targets]:
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
-    data = of_shards(folder, rank, world_size, global_batching=GlobalBatching(deal="own", batch_size=50), **OPTIONS)
-    data.setup("fit")
-    num_batches = data._global_batches().num_batches
-    module, made = model(), data.correction_batches(4, stop=num_batches)
-    for batch in made:
-        module.training_step(batch)
-    data.teardown("fit")
-    dist.destroy_process_group()
+    module, deal = model(), GlobalBatching(deal="own", batch_size=50)
+    with joined(rank, world_size):
+        data = of_shards(folder, rank, world_size, global_batching=deal, **OPTIONS)
+        data.setup("fit")
+        for batch in data.correction_batches(4, stop=data._global_batches().num_batches):
+            module.training_step(batch)
+        data.teardown("fit")
     return module.asked
 
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist import BatchKey, Graph, NeighborSampler, Partition, citations, save_shards
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.prepare.shard import Shard
-from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import begin, finish
 from lightning_gnn_dist.wire.channel import open_channel
 from tests.conftest import module_of
 from tests.graph.typed.graphs import EDGES
 from tests.ranks import run_ranks
+from tests.sharded.graphs import CountingGraph, joined
 from tests.sharded.typed.graphs import check_equal, contents, in_order_of_shards, some_graph, some_partition
 
 PER_TYPE = {kind: [number, 2 - number % 2] for number, kind in enumerate(EDGES)}  # 0 for the first one
@@ -37,31 +35,19 @@ def keys_of(rank: int, bulk: int, count: int) -> list[BatchKey]:
     return [BatchKey(7 + rank, bulk, i) for i in range(count)]
 
 
-class CountingGraph(ShardedGraph):
-    """Knows how often it asked other ranks something."""
-
-    turns = 0
-
-    def ask(self, questions: list[Any]) -> list[Any]:
-        self.turns += 1
-        return super().ask(questions)
-
-
 def drawn(rank: int, world_size: int, folders: list[str], sampler: NeighborSampler, cache: int) -> list[Any]:
     """Of each graph the contents of the batches of two bulks, and how many rows were held."""
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
     found = []
-    for folder in folders:
-        shard = Shard.open(folder, rank)
-        graph = CountingGraph(shard, open_channel(world_size), cache_bytes=cache)
-        seeds = seeds_of(rank, world_size, graph.types.nodes_of(graph.types.seed_type()))
-        bulks = [graph.answered(begin(graph, sampler, seeds, keys_of(rank, bulk, len(seeds)))) for bulk in range(2)]
-        made = graph.answered(finish(graph, bulks[0], bulks[1:], all_labels=rank == 0))
-        made += graph.answered(finish(graph, bulks[1], all_labels=rank == 0))
-        assert graph.turns == 2 * (sampler.num_hops + 1)  # the rows of all types at once
-        graph.close()
-        found.append(([contents(batch) for batch in made], graph.cache.hits))
-    dist.destroy_process_group()
+    with joined(rank, world_size):
+        for folder in folders:
+            graph = CountingGraph(Shard.open(folder, rank), open_channel(world_size), cache_bytes=cache)
+            seeds = seeds_of(rank, world_size, graph.types.nodes_of(graph.types.seed_type()))
+            bulks = [graph.answered(begin(graph, sampler, seeds, keys_of(rank, bulk, len(seeds)))) for bulk in range(2)]
+            made = graph.answered(finish(graph, bulks[0], bulks[1:], all_labels=rank == 0))
+            made += graph.answered(finish(graph, bulks[1], all_labels=rank == 0))
+            assert graph.turns == 2 * (sampler.num_hops + 1)  # the rows of all types at once
+            graph.close()
+            found.append(([contents(batch) for batch in made], graph.cache.hits))
     return found
 
 
