@@ -58,7 +58,19 @@ def quick(world_size: int, strategy: Any = None, **options: Any) -> pl.Trainer:
 # What it sends.
 
 
-def sent(rank: int, world_size: int, data: Any, exchange: Exchange) -> tuple[list[float], list[float], float]:
+SENT = [  # and the bytes of a row of five numbers
+    (Exchange(), 5 * 8),
+    (Exchange(bits=16), 5 * 2),
+    (Exchange(bits=8), 5 + 8),
+    (Exchange(every=2, share=0.4), 5 * 8),
+]
+
+
+def sent(rank: int, world_size: int, data: Any) -> list[tuple[list[float], list[float], float]]:
+    return [sent_by(world_size, data, exchange) for exchange, _ in SENT]
+
+
+def sent_by(world_size: int, data: Any, exchange: Exchange) -> tuple[list[float], list[float], float]:
     """All bytes of the second, third and fourth step, those at the boundary, and what is logged of these."""
     module, before = model("SAGE", 3), []
 
@@ -88,29 +100,19 @@ def rows_moved(data: Any, owner: list[int], num_layers: int, num_ranks: int, sha
     return moved
 
 
-@pytest.mark.parametrize(
-    ("exchange", "bytes_of_row"),
-    [
-        (Exchange(), 5 * 8),
-        (Exchange(bits=16), 5 * 2),
-        (Exchange(bits=8), 5 + 8),
-        (Exchange(every=2, share=0.4), 5 * 8),
-    ],
-    ids=repr,
-)
-def test_a_step_sends_rows_and_gradients_that_edges_ask_for(exchange: Exchange, bytes_of_row: int) -> None:
+def test_a_step_sends_rows_and_gradients_that_edges_ask_for() -> None:
     data, num_ranks = weighted_data(), 3
     owner = RandomPartitioner()(graph_of(data), num_ranks, seed=0).assignment.tolist()
-    moved = rows_moved(data, owner, 3, num_ranks, exchange.share)
     num_values = sum(p.numel() for p in model("SAGE", 3).parameters())
     of_grappa = 2 * (num_ranks - 1) / num_ranks * (8 * num_values + 8 * 5)  # five numbers a step
     of_grappa += (num_ranks - 1) * 8 * 3  # three to each of the others at the end of a pass
     headers = 2 * 2 * (num_ranks - 1) * 8 * 7  # seven numbers behind two layers, forward and backward
-    for rank, (measured, at_boundary, logged) in enumerate(run_ranks(sent, num_ranks, data, exchange)):
-        of_rows = headers + moved[rank] * bytes_of_row
-        assert at_boundary == [of_rows * (step % exchange.every == 0) for step in (1, 2, 3)]
-        assert logged == of_rows * len(range(0, 5, exchange.every))
-        assert measured == pytest.approx([of_grappa + rows for rows in at_boundary], abs=1e-6)
+    for rank, found in enumerate(run_ranks(sent, num_ranks, data)):
+        for (measured, at_boundary, logged), (exchange, bytes_of_row) in zip(found, SENT, strict=True):
+            of_rows = headers + rows_moved(data, owner, 3, num_ranks, exchange.share)[rank] * bytes_of_row
+            assert at_boundary == [of_rows * (step % exchange.every == 0) for step in (1, 2, 3)], exchange
+            assert logged == of_rows * len(range(0, 5, exchange.every))
+            assert measured == pytest.approx([of_grappa + rows for rows in at_boundary], abs=1e-6)
 
 
 # Where it runs.

@@ -29,6 +29,7 @@ from lightning_gnn_dist.sharded.sampling import ShardedSampler, check_sampler
 from lightning_gnn_dist.sharded.source import ShardedSource
 from lightning_gnn_dist.wire.channel import open_channel
 from lightning_gnn_dist.wire.collectives import traffic
+from tests.batch_contents import check_same, contents
 from tests.ranks import run_ranks
 from tests.sharded.graphs import CountingGraph, in_order_of_parts, joined, made_of, opened, small_graph, some_partition
 
@@ -75,16 +76,12 @@ def test_what_is_sent(tmp_path: Path, shards: int, sampler: ShardedSampler) -> N
     assert abs(sum(spent) / sum(formula) - 1) < 0.1
 
 
-def as_dict(data: Any) -> dict[str, Any]:
-    return data.to_dict() | {"indptr": data.blocks[0].indptr, "indices": data.blocks[0].indices}
-
-
 def drawn(rank: int, world_size: int, folder: str, shards: int, sampler: ShardedSampler, cache: int) -> list[Any]:
     found = []
     with opened(rank, world_size, folder, shards, cache_bytes=cache) as graph:
         for bulk in bulks_of(rank, world_size):
             found += made_of(graph, sampler, *bulk, all_labels=world_size == shards)
-    return [*map(as_dict, found), graph.cache.hits]
+    return [*map(contents, found), graph.cache.hits]
 
 
 def bulks_of(rank: int, world_size: int) -> list[tuple[list[Tensor], list[BatchKey]]]:
@@ -130,11 +127,7 @@ def test_batches_are_those_of_the_whole_graph(
         for bulk in bulks_of(rank, world_size):
             samples = sampler.sample_bulk(whole, *bulk)
             expected += [assemble(whole, sample, all_labels=world_size == shards) for sample in samples]
-        assert len(found) == len(expected)
-        for ours, theirs in zip(found, map(as_dict, expected), strict=True):
-            assert ours.keys() == theirs.keys()
-            for name, value in theirs.items():
-                assert torch.equal(ours[name], value) if isinstance(value, Tensor) else ours[name] == value, name
+        check_same(found, map(contents, expected))
 
 
 def corrected(rank: int, world_size: int, folder: str, sampler: ShardedSampler) -> list[Any]:
@@ -145,7 +138,7 @@ def corrected(rank: int, world_size: int, folder: str, sampler: ShardedSampler) 
             graph = CountingGraph(Shard.open(folder, rank), open_channel(world_size))
             whole = GlobalBatches(ShardedSource(graph, sampler, Loading()), graph.split("train"), 32, 0, bulk_size)
             before = traffic.bytes_sent
-            made = [as_dict(batch) for batch in whole.of_round(3, rank, world_size, start=2, stop=8)]
+            made = [contents(batch) for batch in whole.of_round(3, rank, world_size, start=2, stop=8)]
             graph.close()
             found.append((made, graph.turns, traffic.bytes_sent - before))
     return found
@@ -156,9 +149,7 @@ def test_corrections_are_made_in_bulks(tmp_path: Path, sampler: ShardedSampler) 
     graph = small_graph()
     save_shards(graph, some_partition(graph, 2), tmp_path / "shares")
     for (one, turns, spent), (four, fewer, less) in run_ranks(corrected, 2, str(tmp_path / "shares"), sampler):
-        assert len(one) == len(four) == 6
-        for left, right in zip(one, four, strict=True):
-            for name, value in left.items():
-                assert torch.equal(value, right[name]) if isinstance(value, Tensor) else value == right[name], name
+        assert len(one) == 6
+        check_same(four, one)
         # The first bulk goes through three exchanges, a second one through two more, each other one through one.
         assert (turns, fewer) == (9, 5) and less < spent

@@ -17,9 +17,10 @@ from lightning_gnn_dist.sampling.targets.home import FalseEnds
 from lightning_gnn_dist.sharded.links.held import Held, held_of_shard, own_share
 from lightning_gnn_dist.sharded.links.negatives import draw_false_ends
 from lightning_gnn_dist.sharded.source import ShardedSource
+from tests.batch_contents import is_same
 from tests.ranks import run_ranks
 from tests.sharded.graphs import CountingGraph, in_order_of_parts, joined, opened
-from tests.sharded.links.splits import as_shards_have_it, is_same, labelled_split, of_shards, undirected_split, unequal
+from tests.sharded.links.splits import as_shards_have_it, labelled_split, of_shards, undirected_split, unequal
 
 
 def dense_graph(num_nodes: int = 90) -> Graph:

@@ -15,11 +15,12 @@ from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.sampling import begin, finish
 from lightning_gnn_dist.wire.channel import open_channel
+from tests.batch_contents import check_same, contents
 from tests.conftest import module_of
 from tests.graph.typed.graphs import EDGES
 from tests.ranks import run_ranks
 from tests.sharded.graphs import CountingGraph, joined
-from tests.sharded.typed.graphs import check_equal, contents, in_order_of_shards, some_graph, some_partition
+from tests.sharded.typed.graphs import in_order_of_shards, some_graph, some_partition
 
 PER_TYPE = {kind: [number, 2 - number % 2] for number, kind in enumerate(EDGES)}  # 0 for the first one
 
@@ -70,7 +71,7 @@ def compare(pairs: list[tuple[Graph, Graph, Partition]], sampler: NeighborSample
                 expected += [assemble(whole, sample, all_labels=rank == 0) for sample in samples]
             assert len(found) == len(expected)
             for ours, theirs in zip(found, map(contents, expected), strict=True):
-                check_equal(ours, theirs)
+                check_same([ours], [theirs])
 
 
 @pytest.mark.parametrize(

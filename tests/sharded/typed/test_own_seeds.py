@@ -24,10 +24,11 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.global_batches import _PASSES
 from lightning_gnn_dist.engine.rng import Purpose, permutation
+from tests.batch_contents import check_same, contents
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
-from tests.sharded.typed.graphs import check_equal, contents, in_order_of_shards
+from tests.sharded.typed.graphs import in_order_of_shards
 from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
 
 SEED, BATCH, ROUND, SAMPLER = 5, 40, 3, NeighborSampler([4, 3])
@@ -79,4 +80,4 @@ def test_owners_deal_their_own_seeds(tmp_path: Path) -> None:
             (sample,) = SAMPLER.sample_bulk(whole, [own[rank][at] + of_type.start], [key])
             expected = contents(assemble(whole, sample, all_labels=False))
             before = len(own[0]) if rank else 0
-            check_equal(ours, expected | {"paper input_id": before + at})
+            check_same([ours], [expected | {"paper input_id": before + at}])

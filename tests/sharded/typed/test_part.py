@@ -19,9 +19,10 @@ from lightning_gnn_dist import (
     save_shards,
 )
 from lightning_gnn_dist.sharded.part import read_part
+from tests.batch_contents import check_same
 from tests.ranks import run_ranks
 from tests.sharded.graphs import opened
-from tests.sharded.typed.graphs import check_equal, in_order_of_shards, some_graph, some_partition
+from tests.sharded.typed.graphs import in_order_of_shards, some_graph, some_partition
 
 BOUNDARIES: list[Boundary] = [Isolated(), Halo(1), Halo(3), Halo(2, neighbors=2), Halo(2, bytes=300)]
 COVERAGE = Coverage(hops=2, shrinkage=1.0)
@@ -58,4 +59,4 @@ def test_it_is_the_part_of_the_whole_graph(tmp_path: Path) -> None:
                 name = f"nodes/{kind}/n_id"
                 ids = in_order_of_shards(graph, partition).types.node_arrays[kind]["n_id"]  # type: ignore[union-attr]
                 expected[name] = ids[expected[name]]
-            check_equal(found, expected)
+            check_same([found], [expected])
