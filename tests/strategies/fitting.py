@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.data_fitting import trainer
+
 State = dict[str, Tensor]
 
 
@@ -69,20 +71,10 @@ def fit(
         "Checkpoint directory .* not empty",
     ):
         warnings.filterwarnings("ignore", message)
-    options = {"max_epochs": 3, "enable_checkpointing": False, "use_distributed_sampler": False} | trainer_options
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=devices,
-        strategy=strategy,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        **options,
-    )
+    running = trainer(devices, strategy, **({"max_epochs": 3, "use_distributed_sampler": False} | trainer_options))
     train = batches(rank) if train is None else train
-    trainer.fit(module, train, batches(rank) if validate else None, ckpt_path=ckpt_path)
-    return trainer
+    running.fit(module, train, batches(rank) if validate else None, ckpt_path=ckpt_path)
+    return running
 
 
 def hear() -> list[str]:

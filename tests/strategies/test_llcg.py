@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.strategies import llcg
 from lightning_gnn_dist.strategies.correction_steps import CorrectionSteps
+from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
@@ -96,12 +96,12 @@ REPLICAS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def equal_replicas(rank: int, world_size: int) -> dict[str, State]:
     states = {}
-    for name, (options, trainer) in REPLICAS.items():
+    for name, (options, limits) in REPLICAS.items():
         strategy = LLCGStrategy(EverySteps(3), **options, **PATIENCE)
-        module = model(Batched, dropout=0.5, blocks="precision" not in trainer)
+        module = model(Batched, dropout=0.5, blocks="precision" not in limits)
         torch.manual_seed(rank)
         data = data_module(partitioner=MetisPartitioner())
-        fit(strategy, module, data, world_size, max_epochs=2, limit_val_batches=0, **trainer)
+        fit(strategy, module, data, world_size, max_epochs=2, limit_val_batches=0, **limits)
         state = state_of(module).items()
         states[name] = {key: value for key, value in state if not key.startswith(("losses", "accuracy"))}
     return states
@@ -310,7 +310,4 @@ def test_the_setting_that_needs_the_graph_is_named() -> None:
 
 
 def fit_without_the_graph(strategy: Any) -> None:
-    trainer = pl.Trainer(
-        accelerator="cpu", devices=1, strategy=strategy, logger=False, max_epochs=1, enable_checkpointing=False
-    )
-    trainer.fit(Net(), batches(0), batches(0))
+    trainer(1, strategy).fit(Net(), batches(0), batches(0))
