@@ -17,7 +17,7 @@ Result = tuple[list[Tensor], dict[str, float]]
 
 def all_figures(world_size: int, strategy: Any, model: Any, data: Any, path: str) -> Result:
     """The weights of a fit, its metrics and those of a test; predictions are written to a file."""
-    fitting = trainer(world_size, strategy, max_epochs=3, callbacks=[PredictionWriter(path, overwrite=True)])
+    fitting = trainer(world_size, strategy, callbacks=[PredictionWriter(path, overwrite=True)])
     fitting.fit(model, data)
     weights = [parameter.detach().clone() for parameter in model.parameters()]
     names = [name for name in ("loss", "accuracy", "val_acc") if name in fitting.callback_metrics]

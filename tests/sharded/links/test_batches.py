@@ -48,7 +48,7 @@ from tests.sharded.links.splits import (
     unequal,
 )
 
-OPTIONS: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 24, "seed": 2}
+OPTIONS: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 48, "seed": 2}
 OWN = GlobalBatching(deal="own", batch_size=31)
 Made = dict[str, list[dict[str, Any]]]
 
@@ -130,7 +130,7 @@ def test_batches_are_those_of_the_whole_graph(tmp_path: Path, case: str) -> None
     partition = unequal(split.graph, world_size)
     save_shards(split, partition, tmp_path / "shards")
     whole, parts = as_shards_have_it(split, partition)
-    options = OPTIONS | {"evaluation": Evaluation(batch_size=9)} | options
+    options = OPTIONS | {"evaluation": Evaluation(batch_size=20)} | options
     results = run_ranks(on_shards, world_size, str(tmp_path / "shards"), options)
     for rank, found in enumerate(results):
         expected = by_one_host(whole, parts, rank, world_size, options)

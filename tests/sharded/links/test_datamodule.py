@@ -84,7 +84,7 @@ def model() -> LinkSAGE:
 def fit(rank: int, world_size: int, strategy: Any, data: Any) -> Outcome:
     """What a fit of two epochs and a test ask for, and what they end with."""
     if isinstance(data, str):
-        data = LinkDataModule(data, evaluation=Evaluation(batch_size=7), **OPTIONS)
+        data = LinkDataModule(data, evaluation=Evaluation(batch_size=20), **OPTIONS)
     module, fitting = model(), trainer(world_size, strategy)
     fitting.fit(module, data)
     (metrics,) = fitting.test(module, data, verbose=False)
@@ -93,13 +93,13 @@ def fit(rank: int, world_size: int, strategy: Any, data: Any) -> Outcome:
 
 def on_one_host(rank: int, world_size: int, strategy: Any, options: dict[str, Any]) -> Outcome:
     whole, parts = as_shards_have_it(undirected_split(), unequal(undirected_split().graph, world_size))
-    data = OneHost(whole, partitioner=parts, evaluation=Evaluation(batch_size=7), **OPTIONS, **options)
+    data = OneHost(whole, partitioner=parts, evaluation=Evaluation(batch_size=20), **OPTIONS, **options)
     return fit(rank, world_size, strategy, data)
 
 
 def on_shards(rank: int, world_size: int, strategy: Any, folder: str, options: dict[str, Any]) -> Outcome:
     data = LinkDataModule(
-        folder, evaluation=Evaluation(batch_size=7), loading=Loading(cache_bytes=900), **OPTIONS, **options
+        folder, evaluation=Evaluation(batch_size=20), loading=Loading(cache_bytes=900), **OPTIONS, **options
     )
     return fit(rank, world_size, strategy, data)
 
@@ -335,7 +335,7 @@ def timed_fit(rank: int, world_size: int, folder: str, strategy: Any) -> tuple[S
     data = LinkDataModule(folder, **options) if folder else None
     whole, parts = as_shards_have_it(split, unequal(split.graph, world_size))
     torch.manual_seed(0)
-    module, fitting = FindsTimes(4), trainer(world_size, strategy)
+    module, fitting = FindsTimes(4), trainer(world_size, strategy, max_epochs=1)
     given = data or OneHost(whole, partitioner=parts, **options)
     fitting.fit(module, given)
     (metrics,) = fitting.test(module, given, verbose=False)
