@@ -35,7 +35,7 @@ from lightning_gnn_dist import (
     WholePartSampler,
     communities,
 )
-from tests.data_fitting import trainer
+from tests.data_fitting import fit_whole_and_resumed, trainer
 from tests.every_strategy import every_strategy
 from tests.graph.typed.graphs import small
 from tests.placing import seeds_and_source
@@ -170,18 +170,7 @@ def test_types_that_are_left_out_are_left_out_everywhere() -> None:
 
 def test_a_resumed_fit_ends_with_the_same_weights(tmp_path: Path) -> None:
     graph = typed_graph_of_papers()
-    weights = []
-    for stops in (False, True):
-        module, data = module_of(graph), data_of(graph)
-        if stops:
-            short = trainer(1, max_epochs=1)
-            short.fit(module, data)
-            short.save_checkpoint(tmp_path / "last.ckpt")
-            module, data = module_of(graph), data_of(graph)
-        fit = trainer(1, max_epochs=2)
-        fit.fit(module, data, ckpt_path=tmp_path / "last.ckpt" if stops else None)
-        weights.append(torch.cat([weight.detach().view(-1) for weight in module.parameters()]))
-    assert weights[0].equal(weights[1])
+    fit_whole_and_resumed(lambda: (module_of(graph), data_of(graph)), tmp_path / "last.ckpt")
 
 
 def test_the_type_of_the_seeds_can_be_chosen(tmp_path: Path) -> None:

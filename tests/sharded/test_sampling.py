@@ -12,20 +12,16 @@ from torch import Tensor
 
 from lightning_gnn_dist import (
     BatchKey,
-    ClusterSampler,
     FastGCNSampler,
     LadiesSampler,
     Loading,
     NeighborSampler,
-    PageRankSampler,
-    ShadowSampler,
     save_shards,
 )
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
-from lightning_gnn_dist.graph.typed.names import OneType
 from lightning_gnn_dist.prepare.shard import Shard
-from lightning_gnn_dist.sharded.sampling import ShardedSampler, check_sampler
+from lightning_gnn_dist.sharded.sampling import ShardedSampler
 from lightning_gnn_dist.sharded.source import ShardedSource
 from lightning_gnn_dist.wire.channel import open_channel
 from lightning_gnn_dist.wire.collectives import traffic
@@ -87,13 +83,6 @@ def drawn(rank: int, world_size: int, folder: str, shards: int, sampler: Sharded
 def bulks_of(rank: int, world_size: int) -> list[tuple[list[Tensor], list[BatchKey]]]:
     seeds = seeds_of(rank, 0 if rank == world_size - 1 else 20)
     return [(seeds, [BatchKey(7 + rank, bulk, i) for i in range(len(seeds))]) for bulk in range(2)]
-
-
-def test_samplers_that_look_for_edges_among_nodes_are_refused() -> None:
-    for sampler in (ClusterSampler(2), ShadowSampler([5], num_hops=1), PageRankSampler(5, num_hops=1)):
-        with pytest.raises(ValueError, match="NeighborSampler, TemporalSampler, LadiesSampler or FastGCNSampler"):
-            check_sampler(sampler, OneType())
-    assert check_sampler(NeighborSampler([5]), OneType()) == NeighborSampler([5])
 
 
 @pytest.mark.parametrize(

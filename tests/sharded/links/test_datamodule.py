@@ -48,14 +48,12 @@ from tests.sharded.links.splits import (
     OneHost,
     as_shards_have_it,
     events_split,
-    labelled_split,
     of_shards,
     typed_split,
     undirected_split,
     unequal,
 )
 from tests.strategies.fitting import State, differs, state_of
-from tests.typed_sage import LinkHetero
 
 OPTIONS: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 40}
 
@@ -120,28 +118,6 @@ def test_training_is_that_of_hosts_with_the_whole_split(saved: Path, name: str, 
         return
     theirs = run_ranks(on_one_host, 2, strategy, {"boundary": Fetch()} | options)
     assert differs(ours[0].state, theirs[0].state) == 0.0 and ours[0].metrics == theirs[0].metrics
-
-
-def typed_fit(rank: int, world_size: int, folder: str | None) -> tuple[State, dict[str, float]]:
-    """A fit on shards or on one host."""
-    options: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 48, "num_negatives": 2}
-    split, data = typed_split(WRITES), LinkDataModule(folder, **options) if folder else None
-    whole, parts = as_shards_have_it(split, unequal(split.graph, world_size))
-    torch.manual_seed(0)
-    module = LinkHetero(list(split.graph.types.edge_types), WRITES)
-    fitting = trainer(world_size, GrappaStrategy(find_unused_parameters=True, **PATIENCE))
-    fitting.fit(module, data or OneHost(whole, partitioner=parts, **options))
-    (metrics,) = fitting.test(module, data or OneHost(whole, partitioner=parts, **options), verbose=False)
-    return state_of(module), dict(metrics)
-
-
-@pytest.mark.slow
-def test_training_on_typed_shards_is_that_of_hosts_with_the_whole_split(tmp_path: Path) -> None:
-    split = typed_split(WRITES)
-    save_shards(split, unequal(split.graph, 2), tmp_path / "shards")
-    (ours, found), (others, _) = run_ranks(typed_fit, 2, str(tmp_path / "shards"))
-    theirs, expected = run_ranks(typed_fit, 2, None)[0]
-    assert differs(ours, theirs) == differs(ours, others) == 0.0 and found == expected
 
 
 def true_pairs(batches: list[Targets]) -> Counter[tuple[int, ...]]:
@@ -231,14 +207,6 @@ def test_a_resumed_fit_ends_as_one_that_never_stopped(saved: Path, tmp_path: Pat
     assert differs(whole[0], parts[0]) == 0.0 and differs(whole[0], state_of(model())) > 0
 
 
-def test_embeddings_of_all_nodes_can_be_predicted(saved: Path) -> None:
-    data = LinkDataModule(saved / "of 1", **OPTIONS)
-    data.setup("predict")
-    nodes = [node for batch in data.predict_dataloader() for node in batch.n_id[: batch.batch_size].tolist()]
-    data.teardown("predict")
-    assert nodes == list(range(240))
-
-
 def test_embeddings_of_the_receivers_type_can_be_predicted(tmp_path: Path) -> None:
     split = typed_split(WRITES)
     save_shards(split, unequal(split.graph, 1), tmp_path / "shards")
@@ -275,13 +243,6 @@ def test_folders_are_for_one_module_each(saved: Path, tmp_path: Path) -> None:
     save_shards(graph, unequal(graph, 2), tmp_path / "nodes")
     with pytest.raises(ValueError, match=r"edges are not split: divide a split, as in save_shards\(split_edges"):
         LinkDataModule(tmp_path / "nodes")
-
-
-def test_labels_take_no_negatives(tmp_path: Path) -> None:
-    split = labelled_split()
-    save_shards(split, unequal(split.graph, 2), tmp_path / "labels")
-    with pytest.raises(ValueError, match="num_negatives is for splits without labels"):
-        LinkDataModule(tmp_path / "labels", num_negatives=1)
 
 
 def test_names_that_were_not_held_back(tmp_path: Path) -> None:

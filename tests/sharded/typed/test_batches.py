@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist import BatchKey, Graph, NeighborSampler, Partition, citations, save_shards
+from lightning_gnn_dist import BatchKey, Graph, NeighborSampler, Partition, save_shards
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.sampling import begin, finish
@@ -102,10 +102,6 @@ def pair_of(graph: Graph, num_parts: int) -> tuple[Graph, Graph, Partition]:
     kinds = graph.types.type_of(torch.arange(graph.num_nodes))
     order = (kinds * num_parts + partition.assignment).argsort(stable=True)
     return graph.with_seeds(kind), graph.induced(order).with_seeds(kind), partition
-
-
-def test_time_is_an_array_like_any_other(tmp_path: Path) -> None:
-    compare([pair_of(citations(600), 3)], NeighborSampler([2, 2]), 0, tmp_path)
 
 
 @pytest.mark.slow
