@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import gc
 import tempfile
-import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import lightning.pytorch as pl
@@ -78,7 +78,7 @@ def make_batches_of_all_kinds() -> None:
     generator = torch.Generator().manual_seed(0)
     ends, times = torch.randint(20, (2, 90), generator=generator), torch.arange(90) // 9
     events = Graph.from_edge_index(ends, 20, {"x": torch.ones(20, 2)}, {"edge_time": times})
-    typed = citations(60, 2, seed=1)
+    typed = citations(200, 2, seed=1)
     by_time = TemporalSampler([2, 2], "edge_time")
     kind = ("author", "writes", "paper")
     few: dict[str, Any] = {"batch_size": 9, "loading": Loading(num_threads=0)}
@@ -110,9 +110,9 @@ for name in lightning_gnn_dist.__all__:
     getattr(lightning_gnn_dist, name)
 quieten()
 work = (write_code_of_layers, train_on_a_part, make_batches_of_all_kinds, *([fit] if TRAINS else []))
-thread = threading.Thread(target=lambda: [each() for each in work])
-thread.start()
-thread.join()
+with ThreadPoolExecutor(1) as thread:
+    for each in work:
+        thread.submit(each).result()
 gc.enable()
 gc.collect()
 gather_into_large_pages()
