@@ -244,12 +244,3 @@ def test_the_benchmark_runs_without_a_gpu() -> None:
     assert done.stdout.count("as in RAM: yes") == 5
     for part in ("evaluation, ", "corrections, ", "links, "):
         assert f"\n{part}" in done.stdout
-
-
-def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"sample_on must be one of \['auto', 'cpu', 'device'\], got 'gpu'"):
-        PartitionedDataModule(small_graph(), loading=Loading(sample_on="gpu"))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"needs a sampler that draws there \(NeighborSampler.*ShadowSampler"):
-        PartitionedDataModule(
-            small_graph(), loading=Loading(sample_on="device"), sampler=ShadowSampler([3], num_hops=1)
-        )

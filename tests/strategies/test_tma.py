@@ -22,6 +22,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.rounds import clock
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import Net, State, differs, fit, state_of
+from tests.strategies.round_fitting import before_and_after, same_start
 
 PATIENCE = Launch(timeout=timedelta(seconds=30))
 
@@ -41,11 +42,6 @@ def unequal(rank: int) -> StepsOfRank:
 
 def tma(clock: Any, **options: Any) -> TMAStrategy:
     return TMAStrategy(clock, launch=PATIENCE, **options)
-
-
-def same_start(**options: Any) -> Net:
-    torch.manual_seed(0)
-    return Net(**options)
 
 
 # Ranks of unequal speed.
@@ -139,16 +135,7 @@ def test_manual_optimisation_agrees_on_the_step_too() -> None:
 
 
 def weighted(rank: int, world_size: int, options: dict[str, Any]) -> tuple[State, State]:
-    before: list[State] = []
-
-    class Watch(TMAStrategy):
-        def end_round(self) -> None:
-            before.append(state_of(self._module()))
-            super().end_round()
-
-    module = same_start()
-    fit(rank, Watch(unequal(rank), launch=PATIENCE, **options), module, devices=world_size, max_epochs=1)
-    return before[0], state_of(module)
+    return before_and_after(rank, world_size, TMAStrategy, unequal(rank), **options)
 
 
 def test_weights_by_the_steps_done() -> None:
