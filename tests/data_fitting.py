@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -20,9 +22,25 @@ def small_graph() -> Graph:
 
 
 def trainer(devices: int, strategy: Any = "auto", **options: Any) -> pl.Trainer:
-    defaults: dict[str, Any] = {"max_epochs": 2, "num_sanity_val_steps": 0, "enable_checkpointing": False}
-    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    return pl.Trainer(accelerator="cpu", devices=devices, strategy=strategy, **quiet, **(defaults | options))
+    """A Trainer that says nothing and leaves nothing, unless it is asked to."""
+    defaults: dict[str, Any] = {"accelerator": "cpu", "max_epochs": 2, "num_sanity_val_steps": 0, "logger": False}
+    defaults |= dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    return pl.Trainer(devices=devices, strategy=strategy, **(defaults | options))
+
+
+def fit_whole_and_resumed(make: Callable[[], tuple[pl.LightningModule, Any]], path: Path) -> tuple[Any, Any, Any]:
+    """Check that a fit ends as one that was stopped after a pass; return the last Trainer, module and data module."""
+    weights = []
+    for stops in (False, True):
+        if stops:
+            short = trainer(1, max_epochs=1)
+            short.fit(*make())
+            short.save_checkpoint(path)
+        (module, data), fit = make(), trainer(1)
+        fit.fit(module, data, ckpt_path=path if stops else None)
+        weights.append(torch.nn.utils.parameters_to_vector(module.parameters()))
+    assert weights[0].equal(weights[1])
+    return fit, module, data
 
 
 def model(**options: Any) -> SAGE:

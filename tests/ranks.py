@@ -67,8 +67,12 @@ class RankError(RuntimeError):
         super().__init__("\n".join(f"rank {rank} of {world_size} {text}" for rank, text in failures.items()))
 
 
-def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 180) -> list[Any]:
+def run_ranks(
+    function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 180, grace: float = GRACE_SECONDS
+) -> list[Any]:
     """Call `function(rank, world_size, *args)` in `world_size` processes; return the results by rank.
+
+    `grace` is how many seconds the others have when a rank has failed: few where it is known that they wait for it.
 
     Arguments and results are pickled. The caller's warning filters, environment and working directory hold in
     the ranks too. An exception that ends a thread or is raised in a destructor is a failure of the rank.
@@ -76,15 +80,17 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
     Raises:
         RankError: A rank raised, died, did not finish in `timeout` seconds, or returned but did not leave.
     """
-    with start_ranks(function, world_size, *args, timeout=timeout) as ranks:
+    with start_ranks(function, world_size, *args, timeout=timeout, grace=grace) as ranks:
         return ranks.results()
 
 
 @contextmanager
-def start_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 180) -> Iterator[Ranks]:
+def start_ranks(
+    function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 180, grace: float = GRACE_SECONDS
+) -> Iterator[Ranks]:
     """Start what `run_ranks` runs and hand it out. No process is left behind, however the block ends."""
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        ranks = Ranks(world_size, timeout, Path(folder))
+        ranks = Ranks(world_size, timeout, Path(folder), grace)
         try:
             ranks._start(function, args)
             yield ranks
@@ -95,8 +101,8 @@ def start_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeo
 class Ranks:
     """The running ranks of one job, made by `start_ranks`."""
 
-    def __init__(self, world_size: int, timeout: float, folder: Path) -> None:
-        self._world_size, self._timeout, self._folder = world_size, timeout, folder
+    def __init__(self, world_size: int, timeout: float, folder: Path, grace: float) -> None:
+        self._world_size, self._timeout, self._folder, self._grace = world_size, timeout, folder, grace
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
         self._values: dict[int, Any] = {}
@@ -163,7 +169,7 @@ class Ranks:
 
     def _fail(self, rank: int, text: str, when: float) -> None:
         self._failures.append((when, rank, text))
-        self._deadline = min(self._deadline, time.monotonic() + GRACE_SECONDS)
+        self._deadline = min(self._deadline, time.monotonic() + self._grace)
 
     def _death(self, rank: int) -> tuple[str, float]:
         """Why a rank left without a word, and when: 0 for a death, which comes before all that follows."""

@@ -17,7 +17,6 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning_gnn_dist import (
     Drift,
     EverySteps,
-    Graph,
     Holding,
     LadiesSampler,
     LinkDataModule,
@@ -34,6 +33,7 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.wire.collectives import leave
+from tests.data_fitting import small_graph, trainer
 from tests.every_strategy import PATIENCE, every_strategy
 from tests.link_model import LinkSAGE
 from tests.ranks import run_ranks
@@ -52,10 +52,6 @@ STRATEGIES = {
 }
 
 
-def small_graph() -> Graph:
-    return communities(600, 4, num_features=12, train_share=0.15, seed=3)
-
-
 class Watched(SAGE):
     """Remembers where batches were when Lightning got them."""
 
@@ -72,16 +68,7 @@ def fit(device: str, strategy: str, data: LightningDataModule, module: pl.Lightn
     leave()  # the group of a fit on another device, which would take its tensors no longer
     torch.manual_seed(0)
     module = Watched() if module is None else module
-    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = pl.Trainer(
-        accelerator=device,
-        devices=1,
-        strategy=STRATEGIES[strategy](),
-        max_epochs=2,
-        enable_checkpointing=False,
-        **quiet,
-    )
-    trainer.fit(module, data)
+    trainer(1, STRATEGIES[strategy](), accelerator=device, num_sanity_val_steps=2).fit(module, data)
     return module
 
 
@@ -143,11 +130,6 @@ def link_model() -> LinkSAGE:
     return LinkSAGE(12)
 
 
-def trainer_of(device: str) -> pl.Trainer:
-    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    return pl.Trainer(accelerator=device, devices=1, enable_checkpointing=False, **quiet)
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("sample_on", ["auto", "cpu", "device"])
 def test_evaluation(device: str, sample_on: Any) -> None:
@@ -155,10 +137,10 @@ def test_evaluation(device: str, sample_on: Any) -> None:
     for where, on in (("cpu", "cpu"), (device, sample_on)):
         torch.manual_seed(0)
         module, data = Watched(), PartitionedDataModule(small_graph(), batch_size=70, loading=Loading(sample_on=on))
-        trainer = trainer_of(where)
-        trainer.validate(module, data, verbose=False)
-        trainer.test(module, data, verbose=False)
-        found.append([*module.evaluated, *trainer.predict(module, data)])
+        running = trainer(1, accelerator=where)
+        running.validate(module, data, verbose=False)
+        running.test(module, data, verbose=False)
+        found.append([*module.evaluated, *running.predict(module, data)])
         assert module.came_on == {"cuda" if where == "gpu" else "cpu"}
     for (nodes, rows), (same, others) in zip(*found, strict=True):
         assert nodes.equal(same.cpu())
@@ -193,10 +175,10 @@ def test_the_memory_of_a_copy_comes_back() -> None:
     data = PartitionedDataModule(
         graph, sampler=NeighborSampler([4, 4]), batch_size=500, loading=Loading(sample_on="device")
     )
-    trainer, module = trainer_of("gpu"), SAGE(256, 4)
+    running, module = trainer(1, accelerator="gpu"), SAGE(256, 4)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
-    trainer.validate(module, data, verbose=False)
+    running.validate(module, data, verbose=False)
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() - before < graph.num_bytes / 2
 
@@ -226,10 +208,8 @@ def fit_parts(
     )
     module = Watched()
     torch.manual_seed(0)
-    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     strategy = {**every_strategy(), "drift": drifting}[name]()
-    options = {"accelerator": device, "devices": world_size, "max_epochs": 4, "enable_checkpointing": False}
-    pl.Trainer(strategy=strategy, **options, **quiet).fit(module, data)
+    trainer(world_size, strategy, accelerator=device, max_epochs=4).fit(module, data)
     return state_of(module), torch.cat(module.trained).tolist()
 
 
@@ -264,12 +244,3 @@ def test_the_benchmark_runs_without_a_gpu() -> None:
     assert done.stdout.count("as in RAM: yes") == 5
     for part in ("evaluation, ", "corrections, ", "links, "):
         assert f"\n{part}" in done.stdout
-
-
-def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"sample_on must be one of \['auto', 'cpu', 'device'\], got 'gpu'"):
-        PartitionedDataModule(small_graph(), loading=Loading(sample_on="gpu"))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"needs a sampler that draws there \(NeighborSampler.*ShadowSampler"):
-        PartitionedDataModule(
-            small_graph(), loading=Loading(sample_on="device"), sampler=ShadowSampler([3], num_hops=1)
-        )

@@ -22,6 +22,7 @@ from lightning_gnn_dist import (
     communities,
 )
 from lightning_gnn_dist.data.explained_errors import explain_features
+from tests.data_fitting import trainer
 
 GRAPH = communities(60, 2, num_features=8)
 X = GRAPH.node_arrays["x"]
@@ -48,9 +49,7 @@ class OneLayer(pl.LightningModule):
 def fit(x: Tensor, layer: nn.Module) -> None:
     graph = Graph(GRAPH.indptr, GRAPH.indices, {**GRAPH.node_arrays, "x": x})
     data = PartitionedDataModule(graph, sampler=NeighborSampler([3]), batch_size=64, loading=Loading(num_threads=0))
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = pl.Trainer(accelerator="cpu", devices=1, max_steps=1, enable_model_summary=False, **quiet)
-    trainer.fit(OneLayer(layer), data)
+    trainer(1, max_steps=1).fit(OneLayer(layer), data)
 
 
 @pytest.mark.parametrize(
@@ -121,9 +120,8 @@ class WholeGraphLoss(OneLayer):
 @pytest.mark.parametrize("loss", WHOLE_GRAPH_LOSSES)
 def test_a_loss_over_nodes_that_are_no_seeds_is_refused(loss: Any, step: str) -> None:
     data = PartitionedDataModule(GRAPH, sampler=NeighborSampler([3]), batch_size=9, loading=Loading(num_threads=0))
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = pl.Trainer(accelerator="cpu", devices=1, max_steps=1, enable_model_summary=False, **quiet)
-    run = trainer.fit if step == "training" else trainer.validate
+    running = trainer(1, max_steps=1)
+    run = running.fit if step == "training" else running.validate
     with pytest.raises((RuntimeError, IndexError, ValueError), match=r"labels of the \d+ seeds, .*\(all_labels=True\)"):
         run(WholeGraphLoss(loss), data)
 
@@ -134,15 +132,11 @@ def test_errors_of_other_sizes_keep_their_words() -> None:
 
     data = PartitionedDataModule(GRAPH, sampler=NeighborSampler([3]), batch_size=9, loading=Loading(all_labels=True))
     with pytest.raises(ValueError, match=r"^mine"):
-        pl.Trainer(accelerator="cpu", devices=1, logger=False).validate(WholeGraphLoss(wrong), data, verbose=False)
+        trainer(1).validate(WholeGraphLoss(wrong), data, verbose=False)
 
 
 def test_ranks_that_are_forked_say_it_too() -> None:
     data = PartitionedDataModule(GRAPH, sampler=NeighborSampler([3]), batch_size=9, loading=Loading(num_threads=0))
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    strategy = LocalSGDStrategy(launch=Launch(start_method="fork"))
-    trainer = pl.Trainer(
-        accelerator="cpu", devices=2, strategy=strategy, max_epochs=1, enable_model_summary=False, **quiet
-    )
+    forked = trainer(2, LocalSGDStrategy(launch=Launch(start_method="fork")))
     with pytest.raises(ValueError, match=r"batch\.y holds the labels of the \d+ seeds"):
-        trainer.fit(WholeGraphLoss(cross_entropy), data)
+        forked.fit(WholeGraphLoss(cross_entropy), data)

@@ -23,6 +23,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.homes.part_reader import PartReader
 from lightning_gnn_dist.partition.advice import bytes_per_part, peak_bytes
+from tests.data_fitting import trainer
 from tests.memory import Peak, reads_memory, resident_bytes
 from tests.ranks import run_ranks
 from tests.sage import SAGE
@@ -64,43 +65,22 @@ class Watch(pl.Callback):
 
 
 def measure_peak(rank: int, world_size: int, path: str) -> int:
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=world_size,
-        strategy=LocalSGDStrategy(EverySteps(3), launch=Launch(timeout=timedelta(seconds=30))),
-        max_epochs=2,
-        limit_val_batches=0,
-        enable_checkpointing=False,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    strategy = LocalSGDStrategy(EverySteps(3), launch=Launch(timeout=timedelta(seconds=30)))
     sampler = NeighborSampler([10, 5])
     alone = {"partitioner": RandomPartitioner(), "boundary": Isolated()}
     data = PartitionedDataModule(path, sampler=sampler, batch_size=512, **alone)  # type: ignore[arg-type]
     with Peak("RssAnon") as peak:
-        trainer.fit(SAGE(64, 4), data)
+        trainer(world_size, strategy, limit_val_batches=0).fit(SAGE(64, 4), data)
     return peak.added_bytes
 
 
 def train(rank: int, world_size: int, path: str) -> tuple[int, int]:
     strategy = LocalSGDStrategy(EverySteps(3), launch=Launch(timeout=timedelta(seconds=30)))
-    options = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     watch = Watch()
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=world_size,
-        strategy=strategy,
-        max_epochs=2,
-        limit_val_batches=0,
-        enable_checkpointing=False,
-        callbacks=[watch],
-        **options,
-    )
     sampler = NeighborSampler([10, 10])
     alone = {"partitioner": RandomPartitioner(), "boundary": Isolated()}
     data = PartitionedDataModule(path, sampler=sampler, batch_size=256, **alone)  # type: ignore[arg-type]
-    trainer.fit(SAGE(NUM_FEATURES, 4), data)
+    trainer(world_size, strategy, limit_val_batches=0, callbacks=[watch]).fit(SAGE(NUM_FEATURES, 4), data)
     return watch.after[0] - watch.before[0], watch.after[1] - watch.before[1]
 
 

@@ -10,7 +10,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import StochasticWeightAveraging
@@ -119,20 +118,9 @@ def logged(rank: int, world_size: int, folder: Path, tool: str, name: str) -> di
     warnings.simplefilter("ignore")  # of the tools themselves
     make, curves = LOGGERS[tool]
     logger, data = make(folder), PartitionedDataModule(small_graph(), batch_size=16)
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
     callbacks = [DiscrepancyProbe(), RunReport()] if name == "rounds" else [RunReport()]
-    fit = pl.Trainer(
-        accelerator="cpu",
-        devices=world_size,
-        strategy=STRATEGIES[name](),
-        logger=logger,
-        callbacks=callbacks,
-        max_epochs=2,
-        log_every_n_steps=1,
-        num_sanity_val_steps=0,
-        **quiet,
-    )
-    fit.fit(model(), data)
+    options = {"logger": logger, "callbacks": callbacks, "log_every_n_steps": 1}
+    trainer(world_size, STRATEGIES[name](), **options).fit(model(), data)
     return curves(logger) if rank == 0 else {}
 
 

@@ -13,19 +13,16 @@ from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist import (
     Graph,
-    History,
     LinkDataModule,
     OneShard,
     PartitionedDataModule,
     TemporalSampler,
     prepare_graph,
-    save_shards,
     split_by_time,
     split_edges,
 )
 from lightning_gnn_dist.cli.main import main
 from tests.graph.typed.graphs import small
-from tests.sharded.typed.graphs import some_graph, some_partition
 
 CITES, WRITES, BY = ("paper", "cites", "paper"), ("author", "writes", "paper"), ("paper", "by", "author")
 
@@ -69,10 +66,6 @@ OF_GRAPHS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: by_time(at=SECONDS, time=SECONDS * 1000, cites_time=torch.full((40,), 1_700_000_000_000)),
         r"No seed sees an event: the latest seed is at 1700000011 \(at\), and the earliest event at 1700000000000 "
         r"\(time\)\. Give both in one unit",
-    ),
-    "a split by times of no type": (
-        lambda: split_by_time(Graph.from_pyg(data_with()), "when"),
-        "time names the array 'when', and no node type with labels has it: set it in the data of the type",
     ),
     "a split by times of two types": (
         lambda: split_by_time(Graph.from_pyg(_of_two_types())),
@@ -151,20 +144,6 @@ def test_links_of_a_split_are_compared_with_other_edges_by_unit(monkeypatch: pyt
     split = split_edges(Graph.from_pyg(data), edge_type=WRITES, val=0.25, test=0.25, time="time")
     LinkDataModule(split)
     assert any(line.startswith("No seed sees edges of these types, by their time: paper__cites") for line in told)
-
-
-def test_mistakes_about_shards(tmp_path: Path) -> None:
-    graph = some_graph()
-    save_shards(graph, some_partition(graph, 3), tmp_path / "shards")
-    remembers: dict[str, Any] = {"boundary": History()}
-    for path, options, message in (
-        ("shards", {"seed_type": 3}, r"seed_type must be one of \['paper', 'author', 'venue'\], got 3\."),
-        ("shards", {"seed_type": "papers"}, r"seed_type must be one of .*, got 'papers'\."),
-        ("shards", remembers, r"boundary must be .* for shards, got History"),
-    ):
-        with pytest.raises((ValueError, FileNotFoundError), match=message) as stop:
-            PartitionedDataModule(tmp_path / path, **options)
-        check_sentence(str(stop.value))
 
 
 TABLES = {

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import gc
 import tempfile
-import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -18,7 +19,18 @@ from torch import nn
 from torch_geometric.nn import GATConv, GCNConv, GINConv
 
 import lightning_gnn_dist
-from lightning_gnn_dist import Loading, MetisPartitioner, NeighborSampler, PartitionedDataModule, communities
+from lightning_gnn_dist import (
+    Graph,
+    LinkDataModule,
+    Loading,
+    MetisPartitioner,
+    NeighborSampler,
+    PartitionedDataModule,
+    TemporalSampler,
+    citations,
+    communities,
+    split_edges,
+)
 from lightning_gnn_dist.graph.large_pages import COLLAPSE, PAGE_BYTES
 from lightning_gnn_dist.graph.storage.maps import all_maps, libc
 from lightning_gnn_dist.partition.cache import cached_partition
@@ -61,6 +73,26 @@ def train_on_a_part() -> None:
             loss.backward()
 
 
+def make_batches_of_all_kinds() -> None:
+    """Of links, by types and by time: each has loops of its own."""
+    generator = torch.Generator().manual_seed(0)
+    ends, times = torch.randint(20, (2, 90), generator=generator), torch.arange(90) // 9
+    events = Graph.from_edge_index(ends, 20, {"x": torch.ones(20, 2)}, {"edge_time": times})
+    typed = citations(200, 2, seed=1)
+    by_time = TemporalSampler([2, 2], "edge_time")
+    kind = ("author", "writes", "paper")
+    few: dict[str, Any] = {"batch_size": 9, "loading": Loading(num_threads=0)}
+    for data in (
+        PartitionedDataModule(typed, sampler=NeighborSampler([2, 2]), **few),
+        PartitionedDataModule(typed, sampler=TemporalSampler([2, 2], "time"), **few),
+        LinkDataModule(split_edges(communities(60, 2), negatives=2), sampler=NeighborSampler([2, 2]), **few),
+        LinkDataModule(split_edges(typed, negatives=2, edge_type=kind), sampler=NeighborSampler([2, 2]), **few),
+        LinkDataModule(split_edges(events, 0.2, 0.2, negatives=2, time="edge_time"), sampler=by_time, **few),
+    ):
+        next(iter(data.train_dataloader())), next(iter(data.val_dataloader()))
+        data.teardown("fit")
+
+
 def gather_into_large_pages() -> None:
     """Keep this process in large pages: the fork of a rank copies a table of pages, and took as long as all it did.
 
@@ -77,9 +109,10 @@ def gather_into_large_pages() -> None:
 for name in lightning_gnn_dist.__all__:
     getattr(lightning_gnn_dist, name)
 quieten()
-thread = threading.Thread(target=lambda: (write_code_of_layers(), train_on_a_part(), TRAINS and fit()))
-thread.start()
-thread.join()
+work = (write_code_of_layers, train_on_a_part, make_batches_of_all_kinds, *([fit] if TRAINS else []))
+with ThreadPoolExecutor(1) as thread:
+    for each in work:
+        thread.submit(each).result()
 gc.enable()
 gc.collect()
 gather_into_large_pages()

@@ -15,7 +15,7 @@ from lightning.fabric.utilities.data import _set_sampler_epoch
 from lightning_gnn_dist import Graph, NeighborSampler, WholePartSampler
 from lightning_gnn_dist.batches import pool
 from lightning_gnn_dist.batches.loader import FORKED
-from tests.loaders import GRAPH, SEEDS, loader, same, seeds_of, threads
+from tests.loaders import SEEDS, loader, same, seeds_of, threads
 from tests.memory import give_back_at_once, reads_memory, resident_bytes
 from tests.ranks import run_ranks
 
@@ -132,11 +132,6 @@ def test_an_open_iterator_does_not_go_on_in_a_forked_process():
 
     assert in_a_fork(go_on) == FORKED
     assert len(list(iterator)) == 4
-
-
-def test_a_memory_mapped_graph_gives_the_same_batches(tmp_path):
-    GRAPH.save(tmp_path / "graph")
-    assert all(map(same, loader(), loader(graph=Graph.open(tmp_path / "graph"))))
 
 
 def test_whole_parts_share_what_they_can_and_nothing_else():

@@ -37,6 +37,7 @@ from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.placement import Placement, release, stream_to
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.homes import whole
+from tests.batch_contents import check_same, contents
 from tests.placing import placed
 from tests.sampling.reference import random_graph
 
@@ -188,12 +189,7 @@ def links_of(sample_on: Any, **options: Any) -> LinkDataModule:
 
 
 def assert_same(batches: Batches, others: Batches) -> None:
-    for one, other in zip(batches, others, strict=True):
-        assert one.to_dict().keys() == other.to_dict().keys()
-        for name, value in one.to_dict().items():
-            assert value.equal(other[name]) if isinstance(value, torch.Tensor) else value == other[name], name
-        for mine, theirs in zip(one.blocks, other.blocks, strict=True):
-            assert mine.indptr.equal(theirs.indptr) and mine.indices.equal(theirs.indices)
+    check_same(map(contents, others), map(contents, batches))
 
 
 @pytest.mark.parametrize("what", ASKED)

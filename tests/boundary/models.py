@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import lightning.pytorch as pl
@@ -150,7 +151,14 @@ def weighted_data(num_nodes: int = 90) -> Data:
     return data
 
 
-def learned_by_hand(name: str, num_layers: int, data: Data, steps: int) -> dict[str, Tensor]:
+Weights = dict[str, Tensor]
+
+
+def weights_of(module: Any) -> Weights:
+    return {key: value.detach().clone() for key, value in module.named_parameters()}
+
+
+def learned_by_hand(name: str, num_layers: int, data: Data, steps: int) -> Weights:
     """The weights after some steps of one process on the whole graph, without a line of this package."""
     module, seeds = model(name, num_layers), data.train_mask
     optimizer = module.configure_optimizers()
@@ -158,4 +166,14 @@ def learned_by_hand(name: str, num_layers: int, data: Data, steps: int) -> dict[
         optimizer.zero_grad()
         functional.cross_entropy(module.whole(data)[seeds], data.y[seeds]).backward()
         optimizer.step()
-    return {key: value.detach().clone() for key, value in module.named_parameters()}
+    return weights_of(module)
+
+
+def check_learned(cases: Sequence[tuple[Any, ...]], of_ranks: list[list[Weights]], steps: int) -> None:
+    """What ranks have learned is that by hand, of models by name and number of layers, and the same on all of them."""
+    for case, (name, num_layers, *more) in enumerate(cases):
+        expected = learned_by_hand(name, num_layers, weighted_data(), steps)
+        for found in of_ranks:
+            for key, value in expected.items():
+                assert torch.allclose(found[case][key], value, rtol=0, atol=1e-12), (name, num_layers, more, key)
+                assert torch.equal(found[case][key], of_ranks[0][case][key]), "replicas differ"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,13 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.boundary import auto
 from lightning_gnn_dist.boundary.auto import choose
 from lightning_gnn_dist.homes.part_reader import PartReader
-from tests.boundary.models import model, weighted_data
-from tests.boundary.test_exchange import check, data_of, quick, weights_of
+from tests.boundary.models import model, weighted_data, weights_of
+from tests.boundary.test_exchange import check, data_of, quick
 from tests.boundary.test_prices import PARTS, cut_graph
 from tests.every_strategy import PATIENCE
 from tests.layers.models import graph_of
 from tests.ranks import run_ranks
+from tests.strategies.fitting import hear
 
 
 @pytest.mark.parametrize(
@@ -66,51 +66,58 @@ STRATEGIES: dict[str, Any] = {"grappa": lambda: None, "local_sgd": lambda: Local
 NEIGHBORS = {"sampler": NeighborSampler([4, 4])}
 
 
-def chosen_by(rank: int, world_size: int, boundary: Any, strategy: str, options: dict[str, Any], poor: int) -> Any:
-    """What a fit has chosen, and its line in the log, where a rank has little memory."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addHandler(handler)
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.INFO)
-    if poor:
-        auto.free_bytes = lambda: 2 * world_size * (poor if rank == 1 else 10**9)
+REDEALT = {"holding": Holding(Redeal(6)), "partitioner": RandomPartitioner()}
+ROTATED = {"holding": Holding(Rotate()), "partitioner": RandomPartitioner()}
+CASES: list[tuple[tuple[int, int] | None, str, dict[str, Any], Boundary]] = [
+    ((1, 0), "grappa", {}, Exchange()),
+    ((1, -1), "grappa", {}, Isolated()),
+    ((2, 0), "local_sgd", {}, Halo(2)),
+    ((2, -1), "grappa", NEIGHBORS, Halo(1)),
+    ((2, 10**6), "grappa", NEIGHBORS | ROTATED, Halo(2)),
+    ((1, 10**6), "grappa", REDEALT, Halo(2)),
+    (None, "grappa", {}, Halo(2)),  # a fit that sends rows in every step must be asked for
+]
+
+
+def asked(bytes_of: tuple[int, int] | None, strategy: str) -> Any:
+    """So many bytes more than the largest part takes with a halo of so many hops."""
+    if bytes_of is None:
+        return "auto"
+    return Auto(bytes_of_parts(bytes_of[0]) + bytes_of[1], exchange=strategy == "grappa")
+
+
+def chosen_by(rank: int, world_size: int) -> list[Any]:
+    """What each fit has chosen, and its line in the log."""
     graph, partition = cut_graph()
-    data = data_of(graph, **({"partitioner": partition, "boundary": boundary} | options))
-    quick(world_size, STRATEGIES[strategy](), max_epochs=1, limit_val_batches=0).fit(model("SAGE", 2), data)
-    return data.boundary, data.coverage is None, [line for line in lines if line.startswith("boundary=")]
+    lines, found = hear(), []
+    for bytes_of, strategy, options, _ in CASES:
+        lines.clear()
+        data = data_of(graph, **({"partitioner": partition, "boundary": asked(bytes_of, strategy)} | options))
+        quick(world_size, STRATEGIES[strategy](), max_epochs=1).fit(model("SAGE", 2), data)
+        said = [line for line in lines if line.startswith("boundary=")]
+        found.append((data.boundary, data.coverage is None, said))
+    return found
 
 
-@pytest.mark.parametrize(
-    ("bytes_of", "strategy", "options", "boundary"),
-    [
-        ((1, 0), "grappa", {}, Exchange()),
-        pytest.param((1, -1), "grappa", {}, Isolated(), marks=pytest.mark.slow),
-        ((2, 0), "local_sgd", {}, Halo(2)),
-        ((2, -1), "grappa", NEIGHBORS, Halo(1)),
-        ((2, 10**6), "grappa", NEIGHBORS | {"holding": Holding(Rotate()), "partitioner": RandomPartitioner()}, Halo(2)),
-        pytest.param(
-            (1, 10**6),
-            "grappa",
-            {"holding": Holding(Redeal(6)), "partitioner": RandomPartitioner()},
-            Halo(2),
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_a_fit_takes_what_fits_the_largest_part(bytes_of: Any, strategy: str, options: Any, boundary: Boundary) -> None:
-    hops, more = bytes_of
-    asked = Auto(bytes_of_parts(hops) + more, exchange=strategy == "grappa")
-    found = run_ranks(chosen_by, PARTS, asked, strategy, options, 0)
-    for rank, (taken, is_uncovered, lines) in enumerate(found):
-        assert taken == boundary and is_uncovered == isinstance(boundary, Exchange)
-        assert len(lines) == (rank == 0)
-    assert found[0][2][0].startswith(f'boundary="auto" is {auto.short_name(boundary)}')
+def test_a_fit_takes_what_fits_the_largest_part() -> None:
+    for rank, found in enumerate(run_ranks(chosen_by, PARTS)):
+        for (taken, is_uncovered, lines), (*_, boundary) in zip(found, CASES, strict=True):
+            assert taken == boundary and is_uncovered == isinstance(boundary, Exchange)
+            assert len(lines) == (rank == 0)
+            assert all(line.startswith(f'boundary="auto" is {auto.short_name(boundary)}') for line in lines)
+
+
+def with_a_poor_rank(rank: int, world_size: int, poor: int) -> Any:
+    """What is chosen where a rank has little memory."""
+    auto.free_bytes = lambda: 2 * world_size * (poor if rank == 1 else 10**9)
+    graph, partition = cut_graph()
+    data = data_of(graph, partitioner=partition, boundary="auto")
+    quick(world_size, STRATEGIES["local_sgd"](), max_epochs=1).fit(model("SAGE", 2), data)
+    return data.boundary
 
 
 def test_the_rank_with_least_memory_decides_for_all() -> None:
-    for taken, _, _ in run_ranks(chosen_by, PARTS, "auto", "local_sgd", {}, bytes_of_parts(1)):
-        assert taken == Halo(1)
+    assert run_ranks(with_a_poor_rank, PARTS, bytes_of_parts(1)) == [Halo(1)] * PARTS
 
 
 def resumed(rank: int, world_size: int, folder: Path) -> Any:
@@ -156,12 +163,6 @@ def test_one_rank_has_nothing_to_choose() -> None:
     assert data.boundary == Auto()
 
 
-def test_what_is_no_boundary_is_refused_with_the_way_out() -> None:
-    graph = graph_of(weighted_data())
-    with pytest.raises(ValueError, match=r'boundary must be "auto", or an object such as .*Halo\(\).*, got \'halo\''):
-        data_of(graph, boundary="halo")
-
-
 def test_a_part_can_be_looked_at_before_a_fit() -> None:
     graph, partition = cut_graph()
     room = bytes_of_parts(1)
@@ -169,8 +170,3 @@ def test_a_part_can_be_looked_at_before_a_fit() -> None:
     expected = data_of(graph, partitioner=partition, boundary=Halo(1))
     for rank in range(PARTS):
         assert data.part(rank, PARTS).num_nodes == expected.part(rank, PARTS).num_nodes
-
-
-def test_a_fit_that_sends_rows_in_every_step_must_be_asked_for() -> None:
-    for taken, _, _ in run_ranks(chosen_by, PARTS, "auto", "grappa", {}, 0):
-        assert taken == Halo(2)

@@ -29,7 +29,7 @@ from lightning_gnn_dist import (
     save_shards,
     split_edges,
 )
-from tests.boundary.models import model, weighted_data
+from tests.boundary.models import Weights, model, weighted_data, weights_of
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.layers.models import graph_of
@@ -38,7 +38,6 @@ from tests.ranks import run_ranks
 from tests.sharded.graphs import in_order_of_parts, small_graph
 
 RANKS, ROUNDS, STEPS = 3, 3, 2
-Weights = dict[str, Tensor]
 AROUND = Halo(2, seed_hops=1)
 SETTINGS: dict[str, Any] = {"sampler": NeighborSampler([-1]), "batch_size": 9, "seed": 2, "boundary": AROUND}
 
@@ -146,10 +145,6 @@ def learned_by_hand(of_ranks: list[list[Tensor]]) -> Weights:
                     for parameter in parameters:
                         parameter.copy_(mean)
     return weights_of(replicas[0])
-
-
-def weights_of(module: Any) -> Weights:
-    return {key: value.detach().clone() for key, value in module.named_parameters()}
 
 
 def recorded(module: Any) -> list[Tensor]:

@@ -31,7 +31,7 @@ from lightning_gnn_dist import (
     TMAStrategy,
     WholePartSampler,
 )
-from tests.boundary.models import Model, model, weighted_data
+from tests.boundary.models import Model, Weights, model, weighted_data, weights_of
 from tests.boundary.test_whole_graph import unequal
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
@@ -39,7 +39,6 @@ from tests.layers.models import graph_of
 from tests.ranks import run_ranks
 
 RANKS, ROUNDS, STEPS, CHUNKS = 3, 3, 2, 9
-Weights = dict[str, Tensor]
 
 
 # By hand, without a line of this package.
@@ -96,7 +95,7 @@ class ByHand:
                         p.grad += self.drifts * 0.8**step * (mean - anchor[index])
                     optimizer.step()
             self.meet(replicas)
-        return {key: value.detach() for key, value in replicas[0].named_parameters()}
+        return weights_of(replicas[0])
 
     def gradient(self, replica: Model, own: Tensor, inside: Tensor, known: list[Tensor]) -> tuple[Tensor, ...]:
         return torch.autograd.grad(loss_of_part(replica, self.data, own, inside, known), list(replica.parameters()))
@@ -166,10 +165,6 @@ def correcting() -> LLCGStrategy:
 def quick(strategy: Any, **options: Any) -> Any:
     defaults: dict[str, Any] = {"max_epochs": ROUNDS, "limit_val_batches": 0, "precision": "64-true"}
     return trainer(RANKS, strategy, **(defaults | options))
-
-
-def weights_of(module: Model) -> Weights:
-    return {key: value.detach().clone() for key, value in module.named_parameters()}
 
 
 OWNER = unequal(weighted_data(), RANKS).assignment.long()

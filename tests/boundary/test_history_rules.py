@@ -28,8 +28,8 @@ from lightning_gnn_dist import (
     save_shards,
 )
 from lightning_gnn_dist.wire.collectives import traffic
-from tests.boundary.models import Model, model, weighted_data
-from tests.boundary.test_history import OWNER, RANKS, STEPS, averaging, parts, quick, weights_of
+from tests.boundary.models import Model, model, weighted_data, weights_of
+from tests.boundary.test_history import OWNER, RANKS, STEPS, averaging, parts, quick
 from tests.data_fitting import small_graph, trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks

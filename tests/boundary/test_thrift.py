@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from lightning_gnn_dist import Exchange
 from lightning_gnn_dist.wire.shipments import THREAD_NAME
-from tests.boundary.models import learned_by_hand, model, weighted_data
-from tests.boundary.test_exchange import data_of, quick, weights_of
+from tests.boundary.models import learned_by_hand, model, weighted_data, weights_of
+from tests.boundary.test_exchange import data_of, quick
 from tests.boundary.test_whole_graph import odd
 from tests.layers.models import graph_of
 from tests.ranks import run_ranks

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy
-from torch import Tensor
 from torch_geometric.data import Data
 
 from lightning_gnn_dist import (
@@ -20,14 +19,13 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     WholePartSampler,
 )
-from tests.boundary.models import MODELS, READY, learned_by_hand, model, weighted_data
+from tests.boundary.models import MODELS, READY, Weights, check_learned, model, weighted_data, weights_of
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.layers.models import graph_of
 from tests.ranks import run_ranks
 
 STEPS = 3
-Weights = dict[str, Tensor]
 
 
 def unequal(data: Data, world_size: int) -> Partition:
@@ -45,7 +43,7 @@ def fit(rank: int, world_size: int, data: Data, cases: list[tuple[str, int]], op
         strategy = options.get("strategy", lambda: GrappaStrategy(**PATIENCE))()
         more: dict[str, Any] = {"max_epochs": STEPS, "limit_val_batches": 0, "precision": "64-true"}
         trainer(world_size, strategy, **more).fit(module, parts)
-        found.append({key: value.detach().clone() for key, value in module.named_parameters()})
+        found.append(weights_of(module))
     return found
 
 
@@ -59,7 +57,7 @@ def halos(num_layers: int, data: Data, world_size: int) -> dict[str, Any]:
 def test_halos_as_deep_as_the_model_lose_nothing(world_size: int) -> None:
     data = weighted_data()
     cases = [(name, 2) for name in MODELS] + [("SAGE", 3)]
-    check(cases, run_ranks(fit, world_size, data, cases, {"data": halos}), data)
+    check_learned(cases, run_ranks(fit, world_size, data, cases, {"data": halos}), STEPS)
 
 
 def exchanges(num_layers: int, data: Data, world_size: int) -> dict[str, Any]:
@@ -85,7 +83,7 @@ def odd(data: Data, world_size: int) -> Partition:
 def test_an_exchange_loses_nothing(world_size: int) -> None:
     data = weighted_data()
     cases = [(name, 3) for name in MODELS + (READY if world_size > 2 else [])] + [("SAGE", 1), ("GAT", 2)]
-    check(cases, run_ranks(fit, world_size, data, cases, {"data": exchanges}), data)
+    check_learned(cases, run_ranks(fit, world_size, data, cases, {"data": exchanges}), STEPS)
 
 
 def ddp() -> Any:
@@ -96,13 +94,4 @@ def ddp() -> Any:
 def test_an_exchange_loses_nothing_under_ddp() -> None:
     data = weighted_data()
     cases = [("SAGE", 2), ("JK", 3)]
-    check(cases, run_ranks(fit, 3, data, cases, {"data": exchanges, "strategy": ddp}), data)
-
-
-def check(cases: list[tuple[str, int]], of_ranks: list[list[Weights]], data: Data) -> None:
-    for case, (name, num_layers) in enumerate(cases):
-        expected = learned_by_hand(name, num_layers, data, STEPS)
-        for found in of_ranks:
-            for key, value in expected.items():
-                assert torch.allclose(found[case][key], value, rtol=0, atol=1e-12), (name, num_layers, key)
-                assert torch.equal(found[case][key], of_ranks[0][case][key]), "replicas differ"
+    check_learned(cases, run_ranks(fit, 3, data, cases, {"data": exchanges, "strategy": ddp}), STEPS)

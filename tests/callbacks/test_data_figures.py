@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import lightning.pytorch as pl
 import pytest
 
 from lightning_gnn_dist import DataFigures, Loading, NeighborSampler, PartitionedDataModule, communities
+from tests.data_fitting import trainer
 from tests.sage import SAGE
 
 
@@ -38,12 +38,10 @@ def share(module: SAGE, sampler: NeighborSampler, num_threads: int) -> float:
     data = PartitionedDataModule(
         graph, sampler=sampler, batch_size=10, loading=Loading(num_threads=num_threads, bulk_size=1)
     )
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "num_sanity_val_steps": 0}
-    trainer = pl.Trainer(accelerator="cpu", devices=1, max_epochs=1, callbacks=[DataFigures()], **quiet)
-    started = CLOCK.now
-    trainer.fit(module, data)
-    assert 0 <= float(trainer.callback_metrics["data/waited_seconds"]) < CLOCK.now - started
-    return float(trainer.callback_metrics["data/waited_share"])
+    fit, started = trainer(1, max_epochs=1, callbacks=[DataFigures()]), CLOCK.now
+    fit.fit(module, data)
+    assert 0 <= float(fit.callback_metrics["data/waited_seconds"]) < CLOCK.now - started
+    return float(fit.callback_metrics["data/waited_share"])
 
 
 def test_a_slow_sampler_is_waited_for_and_a_fast_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,8 +52,5 @@ def test_a_slow_sampler_is_waited_for_and_a_fast_one_is_not(monkeypatch: pytest.
 
 
 def test_it_needs_our_data_module() -> None:
-    trainer = pl.Trainer(
-        accelerator="cpu", max_epochs=1, callbacks=[DataFigures()], logger=False, enable_checkpointing=False
-    )
     with pytest.raises(TypeError, match="logs what a PartitionedDataModule measures"):
-        trainer.callbacks[0].on_train_epoch_end(trainer, SAGE(2, 2))  # type: ignore[attr-defined]
+        DataFigures().on_train_epoch_end(trainer(1), SAGE(2, 2))

@@ -22,6 +22,7 @@ from lightning_gnn_dist import (
     PredictionWriter,
     communities,
 )
+from tests.data_fitting import trainer
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 
@@ -49,19 +50,10 @@ def predict(path: Path, world_size: int, said: Any = None, **options: Any) -> No
     data = PartitionedDataModule(
         graph(), sampler=NeighborSampler([3, 3]), batch_size=16, evaluation=Evaluation(batch_size=40)
     )
-    overwrite = options.pop("overwrite", False)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=world_size,
-        strategy=LocalSGDStrategy() if world_size > 1 else "auto",
-        callbacks=[PredictionWriter(path, overwrite=overwrite)],
-        logger=False,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        **options,
-    )
-    assert trainer.predict(model, data, return_predictions=False) is None
+    writer = PredictionWriter(path, overwrite=options.pop("overwrite", False))
+    strategy = LocalSGDStrategy() if world_size > 1 else "auto"
+    predictor = trainer(world_size, strategy, callbacks=[writer], **options)
+    assert predictor.predict(model, data, return_predictions=False) is None
 
 
 def on_the_whole_graph() -> Tensor:
@@ -149,15 +141,14 @@ def test_what_would_leave_holes_is_refused(tmp_path: Path) -> None:
 def test_ids_of_a_larger_graph_are_refused(tmp_path: Path) -> None:
     part = communities(200, 4).induced(torch.arange(0, 200, 2))
     data = PartitionedDataModule(part, sampler=NeighborSampler([2]), batch_size=10)
-    writer, quiet = PredictionWriter(tmp_path / "a.npy"), {"logger": False, "enable_progress_bar": False}
-    trainer = pl.Trainer(accelerator="cpu", devices=1, callbacks=[writer], **quiet)  # type: ignore[arg-type]
+    predictor = trainer(1, callbacks=[PredictionWriter(tmp_path / "a.npy")])
     model = pl.LightningModule()
     model.predict_step = lambda batch: batch.x[: batch.batch_size]  # type: ignore[method-assign, assignment]
     with pytest.raises(ValueError, match=r"a row for node \d+, and the graph has 100 nodes .*node_arrays\.pop"):
-        trainer.predict(model, data, return_predictions=False)
+        predictor.predict(model, data, return_predictions=False)
     assert not list(tmp_path.iterdir())
     del part.node_arrays["n_id"]
-    trainer.predict(model, data, return_predictions=False)
+    predictor.predict(model, data, return_predictions=False)
     assert np.load(tmp_path / "a.npy").shape == (100, 64)
 
 
@@ -172,7 +163,7 @@ def fail_on_one_rank(rank: int, world_size: int, path: Path) -> None:
 
 def test_a_rank_that_fails_leaves_no_half_file(tmp_path: Path) -> None:
     with pytest.raises(RankError, match="the model broke"):
-        run_ranks(fail_on_one_rank, 2, tmp_path / "rows.npy")
+        run_ranks(fail_on_one_rank, 2, tmp_path / "rows.npy", grace=1)
     assert not list(tmp_path.iterdir())
 
 

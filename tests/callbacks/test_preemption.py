@@ -29,6 +29,7 @@ from lightning_gnn_dist import (
     communities,
 )
 from lightning_gnn_dist.callbacks.preemption import FILE_NAME
+from tests.data_fitting import trainer
 from tests.every_strategy import every_strategy
 from tests.ranks import run_ranks
 from tests.sage import SAGE
@@ -61,34 +62,22 @@ def fit(name: str, world_size: int, callbacks: list[Callback], **options: Any) -
     data = PartitionedDataModule(
         graph, partitioner=parts, sampler=sampler, batch_size=16, evaluation=Evaluation(batch_size=10)
     )
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=world_size,
-        strategy=(STRATEGIES | BY_TIME)[name]() if world_size > 1 else "auto",
-        callbacks=callbacks,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        max_epochs=4,
-        num_sanity_val_steps=0,
-    )
-    model = SAGE(8, 4)
-    trainer.fit(model, data, **options)
-    return trainer, model
+    strategy = (STRATEGIES | BY_TIME)[name]() if world_size > 1 else "auto"
+    running, model = trainer(world_size, strategy, callbacks=callbacks, max_epochs=4), SAGE(8, 4)
+    running.fit(model, data, **options)
+    return running, model
 
 
 def stop_and_go_on(rank: int, world_size: int, name: str, folder: Path) -> tuple[int, int, State, State]:
     _, whole = fit(name, world_size, [])
-    trainer = None
     at = 3 if name == "grappa" else 7
     callbacks: list[Callback] = [PreemptionCheckpoint(folder), Preempt(world_size - 1, at)]
     with pytest.raises(SystemExit):
         fit(name, world_size, callbacks)
     saved = (folder / FILE_NAME).stat().st_size  # every rank sees it as soon as it ends
-    trainer, resumed = fit(name, world_size, [], ckpt_path=folder / FILE_NAME)
+    running, resumed = fit(name, world_size, [], ckpt_path=folder / FILE_NAME)
     assert saved > 0
-    return trainer.global_step, trainer.current_epoch, state_of(whole), state_of(resumed)
+    return running.global_step, running.current_epoch, state_of(whole), state_of(resumed)
 
 
 @pytest.mark.slow
@@ -104,8 +93,8 @@ def stop_by_time(rank: int, world_size: int, name: str, folder: Path) -> tuple[i
     with pytest.raises(SystemExit):
         fit(name, world_size, callbacks)
     stopped = torch.load(folder / FILE_NAME, weights_only=False)
-    trainer, resumed = fit(name, world_size, [], ckpt_path=folder / FILE_NAME)
-    return stopped["epoch"], trainer.current_epoch, trainer.global_step - stopped["global_step"], state_of(resumed)
+    running, resumed = fit(name, world_size, [], ckpt_path=folder / FILE_NAME)
+    return stopped["epoch"], running.current_epoch, running.global_step - stopped["global_step"], state_of(resumed)
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.callbacks.record import RunRecord
 from lightning_gnn_dist.wire import collectives
 from tests.boundary.models import model, weighted_data
+from tests.data_fitting import trainer
 from tests.layers.models import graph_of
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
@@ -54,20 +55,10 @@ def fit(
     **options: Any,
 ) -> pl.Trainer:
     pl.seed_everything(0, verbose=False)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=world_size,
-        strategy=strategy,
-        callbacks=callbacks,
-        logger=CSVLogger(folder),
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        log_every_n_steps=1,
-        **({"max_epochs": 3, "num_sanity_val_steps": 0} | options),
-    )
-    trainer.fit(module or SAGE(8, 4), data or data_module())
-    return trainer
+    told = {"logger": CSVLogger(folder), "log_every_n_steps": 1, "callbacks": callbacks, "max_epochs": 3}
+    running = trainer(world_size, strategy, **(told | options))
+    running.fit(module or SAGE(8, 4), data or data_module())
+    return running
 
 
 def fit_in_rounds(rank: int, world_size: int, folder: Path) -> RunRecord | None:

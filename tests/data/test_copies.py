@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,18 @@ import torch
 from lightning_gnn_dist import (
     LinkDataModule,
     Loading,
+    NeighborSampler,
     PartitionedDataModule,
     RandomPartitioner,
+    TemporalSampler,
+    WholePartSampler,
     save_shards,
     split_edges,
 )
+from tests.batch_contents import is_same
 from tests.data_fitting import model, small_graph, trainer
+from tests.sharded.links.splits import content
+from tests.typed_sage import typed_graph_of_papers
 
 WAYS: list[Callable[[Any], Any]] = [lambda data: pickle.loads(pickle.dumps(data)), copy.deepcopy]
 
@@ -57,6 +65,28 @@ def test_copies_have_the_same_batches(way: Callable[[Any], Any], tmp_path: Path)
         for made in (fresh, running, way(data)):
             assert of_a_run(made) == there, name
             made.teardown("fit")
+
+
+PAPERS = typed_graph_of_papers(200)
+MADE: dict[str, Callable[..., Any]] = {
+    "nodes": partial(PartitionedDataModule, small_graph(), batch_size=30),
+    "types": partial(PartitionedDataModule, PAPERS, sampler=NeighborSampler([4, 3]), batch_size=32),
+    "times": partial(PartitionedDataModule, PAPERS, sampler=TemporalSampler([4, 3], "time"), batch_size=32),
+    "links": partial(LinkDataModule, split_edges(small_graph()), batch_size=500),
+    "links of whole parts": partial(LinkDataModule, split_edges(small_graph()), sampler=WholePartSampler(2)),
+    "typed links": partial(LinkDataModule, split_edges(PAPERS, edge_type=("author", "writes", "paper")), batch_size=99),
+}
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+def test_threads_and_bulks_change_nothing(make: Callable[..., Any]) -> None:
+    def made(loading: Loading, **options: Any) -> list[Any]:
+        loader = make(loading=loading, **options).train_dataloader()
+        return [content(batch) for batch in (*loader, *islice(loader.stream(3), 3))]
+
+    plain = made(Loading(num_threads=0, bulk_size=1))
+    assert is_same(made(Loading(num_threads=2, bulk_size=4)), plain)
+    assert not is_same(made(Loading(), seed=1), plain)
 
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")

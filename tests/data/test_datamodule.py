@@ -13,7 +13,6 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
 from lightning_gnn_dist import (
-    Coverage,
     Evaluation,
     EverySteps,
     Fetch,
@@ -29,7 +28,6 @@ from lightning_gnn_dist import (
     RandomPartitioner,
     Rotate,
     SuperNodePartitioner,
-    WholePartSampler,
     quantize_rows,
 )
 from lightning_gnn_dist.batches.loader import THREAD_NAME
@@ -67,16 +65,6 @@ def test_every_training_node_is_a_seed_once_a_pass_on_its_own_rank(partitioner: 
     assert max(len(seeds) for trained, _ in results for seeds in trained) <= 7
 
 
-def test_a_saved_graph_trains_alike(tmp_path: Path) -> None:
-    graph = small_graph()
-    graph.save(tmp_path / "graph")
-    in_memory = run_ranks(train, 2, graph, {})
-    on_disk = run_ranks(train, 2, str(tmp_path / "graph"), {})
-    for (first, _), (second, _) in zip(in_memory, on_disk, strict=True):
-        assert [seeds.tolist() for seeds in first] == [seeds.tolist() for seeds in second]
-    assert list((tmp_path / "graph" / "partitions").iterdir())
-
-
 def states_after(rank: int, world_size: int, settings: list[dict[str, Any]]) -> list[State]:
     states = []
     for options in settings:
@@ -93,20 +81,6 @@ def test_threads_and_bulks_change_nothing() -> None:
     for plain, threaded, more_threads, other_seed in run_ranks(states_after, 2, settings):
         assert differs(plain, threaded) == differs(plain, more_threads) == 0.0
         assert differs(plain, other_seed) > 0
-
-
-def compare_modules(rank: int, world_size: int) -> float:
-    states = []
-    for blocks in (True, False):
-        data = PartitionedDataModule(small_graph(), sampler=NeighborSampler([4, 4]), batch_size=16)
-        module = model(blocks=blocks)
-        trainer(world_size, LocalSGDStrategy(**PATIENCE)).fit(module, data)
-        states.append(state_of(module))
-    return differs(*states)
-
-
-def test_a_module_on_edge_index_learns_the_same_as_on_blocks() -> None:
-    assert max(run_ranks(compare_modules, 2)) < 1e-4
 
 
 def ddp(rank: int, world_size: int) -> tuple[State, list[Tensor], list[Tensor]]:
@@ -160,13 +134,6 @@ def test_narrow_features_on_disk_train_as_float32(tmp_path: Path, form: str) -> 
     assert next(iter(narrow.correction_batches(0))).x.dtype == getattr(torch, form)
 
 
-def whole(rank: int, world_size: int) -> tuple[int, State]:
-    data = PartitionedDataModule(small_graph(), sampler=WholePartSampler(num_hops=2), batch_size=10**6)
-    module = model()
-    trainer(world_size, LocalSGDStrategy(EverySteps(4), **PATIENCE)).fit(module, data)
-    return len(module.trained), state_of(module)
-
-
 def test_overfitting_shows_the_same_batches_in_every_epoch() -> None:
     warnings.filterwarnings("ignore", "You requested to overfit")
     module = model()
@@ -175,32 +142,27 @@ def test_overfitting_shows_the_same_batches_in_every_epoch() -> None:
     assert [seeds.tolist() for seeds in module.trained] == [first.tolist(), second.tolist()] * 3
 
 
-def test_the_part_as_one_batch() -> None:
-    (steps, first), (_, second) = run_ranks(whole, 2)
-    assert steps == 8
-    assert differs(first, second) == 0.0
-
-
 # Baselines.
 
 
-def scopes(rank: int, world_size: int, options: dict[str, Any]) -> tuple[list[int], set[int], int]:
-    data = PartitionedDataModule(small_graph(), sampler=NeighborSampler([-1, -1]), batch_size=7, **options)
-    module = model()
-    trainer(world_size, DDPStrategy(timeout=PATIENCE["launch"].timeout), max_epochs=1).fit(module, data)
-    batches = list(data.train_dataloader())
-    everyone = {int(node) for batch in batches for node in batch.n_id}
-    return torch.cat(module.trained).tolist(), everyone, sum(batch.num_edges for batch in batches)
+def scopes(rank: int, world_size: int) -> list[tuple[list[int], set[int], int]]:
+    found = []
+    for boundary in (Isolated(), Fetch()):
+        data = PartitionedDataModule(small_graph(), sampler=NeighborSampler([-1, -1]), batch_size=7, boundary=boundary)
+        module = model()
+        trainer(world_size, DDPStrategy(timeout=PATIENCE["launch"].timeout), max_epochs=1).fit(module, data)
+        batches = list(data.train_dataloader())
+        everyone = {int(node) for batch in batches for node in batch.n_id}
+        found.append((torch.cat(module.trained).tolist(), everyone, sum(batch.num_edges for batch in batches)))
+    return found
 
 
 def test_training_on_the_graph_sees_neighbours_across_the_cut() -> None:
-    graph = small_graph()
-    part = run_ranks(scopes, 2, {"boundary": Isolated()})
-    whole = run_ranks(scopes, 2, {"boundary": Fetch()})
-    for (mine, near, few), (seeds, far, many) in zip(part, whole, strict=True):
+    results = run_ranks(scopes, 2)
+    for (mine, near, few), (seeds, far, many) in results:
         assert sorted(mine) == sorted(seeds)
         assert near < far and few < many
-    assert sorted(part[0][0] + part[1][0]) == graph.split("train").tolist()
+    assert sorted(results[0][0][0] + results[1][0][0]) == small_graph().split("train").tolist()
 
 
 def test_extra_nodes_send_but_are_not_learned_from() -> None:
@@ -277,22 +239,6 @@ def test_a_partitioner_that_cannot_work_fails_on_all_ranks() -> None:
     with pytest.raises(RankError, match="num_supernodes") as error:
         run_ranks(fit_with, 2, small_graph(), {"partitioner": SuperNodePartitioner(10**6)})
     assert set(error.value.failures) == {0, 1}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"sampler": [5, 5]}, r"such as NeighborSampler\(\[15, 10\]\), got \[5, 5\]"),
-        ({"partitioner": "metis"}, r"such as MetisPartitioner\(\), or a Partition, got 'metis'"),
-        *(
-            ({"coverage": wrong}, r"coverage must be an object such as Coverage\(\)")
-            for wrong in ("batch", True, 0.5, Coverage)
-        ),
-    ],
-)
-def test_wrong_kinds_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        PartitionedDataModule(small_graph(), **options)
 
 
 def test_it_can_be_printed_while_loaders_are_open() -> None:

@@ -20,7 +20,6 @@ from lightning_gnn_dist import (
     NeighborSampler,
     Partition,
     PartitionedDataModule,
-    RandomPartitioner,
     Redeal,
     Rotate,
     WholePartSampler,
@@ -68,17 +67,6 @@ def test_evaluation_is_full_graph_inference(world_size: int, sampler: Any) -> No
             assert metrics["loss"] == pytest.approx(float(loss), abs=1e-5)
 
 
-def directed_graph() -> Graph:
-    """Directed, with loops, duplicates, and nodes that nobody sends to."""
-    generator = torch.Generator().manual_seed(0)
-    arrays = {
-        "x": torch.randn(50, 12, generator=generator),
-        "y": torch.randint(4, (50,), generator=generator),
-        **{f"{name}_mask": torch.arange(50) % 3 == place for place, name in enumerate(("train", "val", "test"))},
-    }
-    return Graph.from_edge_index(torch.randint(40, (2, 160), generator=generator), 50, arrays)
-
-
 @pytest.mark.parametrize("limits", [{"limit_test_batches": 0.5}, {"limit_test_batches": 3}, {"fast_dev_run": True}])
 def test_a_limit_counts_batches_of_the_training_size(limits: dict[str, Any]) -> None:
     graph, module = small_graph(), model()
@@ -90,16 +78,6 @@ def test_a_limit_counts_batches_of_the_training_size(limits: dict[str, Any]) -> 
     module.evaluated.clear()
     trainer(1).test(module, data, verbose=False)
     assert len(module.evaluated) == 1  # all of it at once
-
-
-def test_a_directed_graph_is_evaluated_along_its_edges() -> None:
-    graph = directed_graph()
-    expected = full_graph_logits(model(), graph)
-    results = run_ranks(
-        evaluate, 2, graph, {"evaluation": Evaluation(batch_size=3), "partitioner": RandomPartitioner()}
-    )
-    for _, _, seen, logits, _ in results:
-        assert (logits - expected[seen]).abs().max() < 1e-5
 
 
 def predict(rank: int, world_size: int) -> list[tuple[Tensor, Tensor]]:

@@ -26,11 +26,10 @@ from lightning_gnn_dist import (
     save_shards,
 )
 from lightning_gnn_dist.batches.loading import warn_of_slow_bfloat16
+from tests.data_fitting import trainer
 from tests.sage import SAGE
 
 GRAPH = communities(300, 3, num_features=8)
-QUIET: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-QUIET["enable_model_summary"] = False
 
 
 class Watched(SAGE):
@@ -61,10 +60,10 @@ def trained(
     data = PartitionedDataModule(graph, sampler=sampler, batch_size=50, loading=Loading(widen=widen))
     pl.seed_everything(0, verbose=False)
     model = Watched(blocks=blocks)
-    trainer = pl.Trainer(accelerator="cpu", devices=1, max_epochs=2, precision=precision, **QUIET)
-    trainer.fit(model, data)
-    trainer.predict(model, data)
-    with trainer.precision_plugin.forward_context():
+    fit = trainer(1, precision=precision)
+    fit.fit(model, data)
+    fit.predict(model, data)
+    with fit.precision_plugin.forward_context():
         for batch in data.correction_batches(0, stop=1):
             model(batch)
     return model
@@ -93,7 +92,7 @@ NARROW = {"bf16": torch.bfloat16, "16": torch.float16}
 def test_what_a_step_computes_in_is_not_widened(precision: Any, widen: Any, stored: torch.dtype) -> None:
     graph = stored_as(stored)
     data = PartitionedDataModule(graph, sampler=NeighborSampler([4, 3]), batch_size=50, loading=Loading(widen=widen))
-    data.trainer = pl.Trainer(accelerator="cpu", precision=precision, **QUIET)
+    data.trainer = trainer(1, precision=precision)
     of_step = NARROW.get(precision.split("-")[0])
     stays = widen is False or (widen == "auto" and stored == of_step)
     of_model = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}.get(precision)
@@ -115,7 +114,7 @@ def test_shards_keep_what_the_whole_graph_keeps(boundary: Any, tmp_path: Path) -
     save_shards(stored_as(torch.bfloat16), Partition(torch.zeros(300, dtype=torch.int32), 1), tmp_path / "shares")
     options: dict[str, Any] = {} if boundary is None else {"boundary": boundary}
     data = PartitionedDataModule(tmp_path / "shares", sampler=NeighborSampler([4, 3]), batch_size=50, **options)
-    data.trainer = pl.Trainer(accelerator="cpu", devices=1, precision="bf16-mixed", **QUIET)
+    data.trainer = trainer(1, precision="bf16-mixed")
     data.setup("fit")
     for loader in (data.train_dataloader(), data.predict_dataloader()):
         batch = next(iter(loader))
@@ -129,14 +128,6 @@ def stored_as(dtype: torch.dtype) -> Graph:
     x, y = GRAPH.node_arrays["x"].to(dtype), GRAPH.node_arrays["y"].to(dtype)
     arrays = {**GRAPH.node_arrays, "x": x, "y": y, "target": x[:, :2], "bytes": rows, "bytes_scale": scale}
     return Graph(GRAPH.indptr, GRAPH.indices, arrays)
-
-
-def test_narrow_features_train_as_wide_ones_where_the_whole_model_is_narrow() -> None:
-    kept, widened = (
-        trained("bf16-true", NeighborSampler([4, 3]), dtype=torch.bfloat16, widen=w) for w in ("auto", True)
-    )
-    for one, other in zip(kept.parameters(), widened.parameters(), strict=True):
-        assert one.equal(other)
 
 
 def test_kept_features_train_like_widened_ones_in_mixed_precision() -> None:
@@ -178,13 +169,13 @@ def test_a_processor_without_bfloat16_is_told_of(
 @pytest.mark.parametrize("kind", ["cuda", "mps"])
 def test_another_device_is_not_judged_by_the_processor(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: {"avx2": True})
-    trainer: Any = SimpleNamespace(precision="bf16-mixed", strategy=SimpleNamespace(root_device=torch.device(kind)))
+    known: Any = SimpleNamespace(precision="bf16-mixed", strategy=SimpleNamespace(root_device=torch.device(kind)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_slow_bfloat16(trainer)
-    trainer.strategy.root_device = torch.device("cpu")
+        warn_of_slow_bfloat16(known)
+    known.strategy.root_device = torch.device("cpu")
     with pytest.warns(UserWarning, match="has no instructions"):
-        warn_of_slow_bfloat16(trainer)
+        warn_of_slow_bfloat16(known)
 
 
 def test_sparse_layers_take_mixed_precision() -> None:

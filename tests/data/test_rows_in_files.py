@@ -34,13 +34,13 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.callbacks.record import RunRecord
+from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 from tests.sage import SAGE
 
 SAMPLER = NeighborSampler([4, 3])
 CACHE = 5000  # bytes, of 32,000
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 
 
 def strategy_of(name: str) -> Strategy:
@@ -86,11 +86,10 @@ def fit(
         def on_train_batch_end(self, *_: Any) -> None:
             figures.update(data.figures)
 
-    options = {"max_epochs": 1, "limit_val_batches": 0, "num_sanity_val_steps": 0} | options
+    options = {"max_epochs": 1, "limit_val_batches": 0} | options
     options["callbacks"] = [Figures(), *options.pop("more", [])]
-    trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=strategy_of(strategy), **options, **QUIET)
     try:
-        trainer.fit(model, data)
+        trainer(world_size, strategy_of(strategy), **options).fit(model, data)
     except BaseException as error:
         said = type(error).__name__
     return [weight.detach().clone() for weight in model.parameters()], figures, said
@@ -199,5 +198,3 @@ def test_what_has_no_rows_in_files_is_refused(saved: str, tmp_path: Path) -> Non
         PartitionedDataModule(saved, loading=some, sampler=WholePartSampler(2))
     with pytest.raises(ValueError, match="sample_on is 'auto': leave one of them out"):
         PartitionedDataModule(saved, loading=Loading(cache_bytes=CACHE, sample_on="auto"))
-    with pytest.raises(ValueError, match="cache_bytes must be an integer of at least 0"):
-        Loading(cache_bytes=-1)

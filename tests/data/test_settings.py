@@ -51,26 +51,17 @@ def test_held_edges_are_judged_by_the_neighbours_that_are_drawn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("options", "message"),
     [
-        ({"evaluation": Evaluation(sampler=NeighborSampler([3]))}, ValueError, "evaluation samples 1 hops and sampler"),
-        (
-            {"global_batching": GlobalBatching(sampler=NeighborSampler([3]))},
-            ValueError,
-            "global_batching samples 1",
-        ),
-        ({"evaluation": {"batch_size": 3}}, TypeError, r"evaluation must be an object such as Evaluation\("),
-        ({"loading": 8}, TypeError, r"loading must be an object such as Loading\(bulk_size=8\), got 8"),
-        ({"global_batching": Evaluation()}, TypeError, "global_batching must be an object"),
+        ({"evaluation": Evaluation(sampler=NeighborSampler([3]))}, "evaluation samples 1 hops and sampler"),
+        ({"global_batching": GlobalBatching(sampler=NeighborSampler([3]))}, "global_batching samples 1"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(options: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
+def test_settings_that_do_not_go_together_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         PartitionedDataModule(communities(60, 3), sampler=NeighborSampler([5, 5]), **options)
 
 
 def test_only_neighbours_that_are_drawn_alike_estimate_figures() -> None:
     with pytest.raises(TypeError, match=r"sampler must be an object such as NeighborSampler\(\[50, 50\]\), got Ladies"):
         Evaluation(sampler=LadiesSampler([8, 8]))
-    with pytest.raises(TypeError, match=r"sampler must be an object such as NeighborSampler\(\[15, 10\]\), got 3"):
-        GlobalBatching(sampler=3)  # type: ignore[arg-type]

@@ -193,16 +193,6 @@ def test_an_evaluation_sees_as_many_of_the_latest_events_as_training() -> None:
                 assert batch.edge_time[batch.edge_index[1] == root].sort().values.equal(seen)
 
 
-@pytest.mark.parametrize("loading", [Loading(bulk_size=1, num_threads=0), Loading(bulk_size=3, num_threads=2)])
-def test_batches_do_not_depend_on_how_they_are_made(loading: Loading) -> None:
-    loaders = [
-        PartitionedDataModule(temporal_graph(), sampler=SAMPLER, batch_size=20, loading=of).train_dataloader()
-        for of in (Loading(), loading)
-    ]
-    for batch, other in zip(*loaders, strict=True):
-        assert batch.n_id.equal(other.n_id) and batch.edge_index.equal(other.edge_index)
-
-
 def test_an_evaluation_takes_as_many_seeds_at_once_as_its_trees_have_memory() -> None:
     graph, ids, sampler = temporal_graph(), torch.arange(300), SAMPLER.of_all()
     counter, seeds = Counter(graph, 2, None), Evaluated(ids, lambda some: some, 1)

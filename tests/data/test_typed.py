@@ -32,7 +32,7 @@ from lightning_gnn_dist import (
     Rotate,
     communities,
 )
-from tests.data_fitting import trainer
+from tests.data_fitting import fit_whole_and_resumed, trainer
 from tests.every_strategy import every_strategy
 from tests.graph.typed.graphs import small
 from tests.placing import seeds_and_source
@@ -79,17 +79,6 @@ def test_predictions_are_of_the_seeds_type(tmp_path: Path) -> None:
     one = trainer(1, callbacks=[PredictionWriter(tmp_path / "rows.npy")])
     one.predict(module, data_of(graph), return_predictions=False)
     np.testing.assert_allclose(np.load(tmp_path / "rows.npy"), whole_rows(module, graph).numpy(), atol=1e-5)
-
-
-@pytest.mark.parametrize("loading", [Loading(bulk_size=1, num_threads=0), Loading(bulk_size=3, num_threads=2)])
-def test_batches_do_not_depend_on_how_they_are_made(loading: Loading) -> None:
-    graph = typed_graph_of_papers()
-    batches, others = (list(data_of(graph, loading=of).train_dataloader()) for of in (Loading(), loading))
-    assert len(batches) == len(others) == 8
-    for batch, other in zip(batches, others, strict=True):
-        assert all(map(torch.equal, batch.n_id_dict.values(), other.n_id_dict.values()))
-        assert all(map(torch.equal, batch.edge_index_dict.values(), other.edge_index_dict.values()))
-        assert batch["paper"].input_id.equal(other["paper"].input_id) and len(batch["paper"].y) == batch.batch_size
 
 
 def states_after(rank: int, world_size: int, names: list[str]) -> list[list[Any]]:
@@ -178,18 +167,7 @@ def test_types_that_are_left_out_are_left_out_everywhere() -> None:
 
 def test_a_resumed_fit_ends_with_the_same_weights(tmp_path: Path) -> None:
     graph = typed_graph_of_papers()
-    weights = []
-    for stops in (False, True):
-        module, data = module_of(graph), data_of(graph)
-        if stops:
-            short = trainer(1, max_epochs=1)
-            short.fit(module, data)
-            short.save_checkpoint(tmp_path / "last.ckpt")
-            module, data = module_of(graph), data_of(graph)
-        fit = trainer(1, max_epochs=2)
-        fit.fit(module, data, ckpt_path=tmp_path / "last.ckpt" if stops else None)
-        weights.append(torch.cat([weight.detach().view(-1) for weight in module.parameters()]))
-    assert weights[0].equal(weights[1])
+    fit_whole_and_resumed(lambda: (module_of(graph), data_of(graph)), tmp_path / "last.ckpt")
 
 
 def test_the_type_of_the_seeds_can_be_chosen(tmp_path: Path) -> None:
@@ -212,20 +190,12 @@ def two_types() -> Any:
     return data
 
 
-def bad(**arrays: Any) -> Any:
-    data = small()
-    for name, array in arrays.items():
-        data[name.partition("__")[0]][name.partition("__")[2]] = array
-    return Graph.from_pyg(data, check_features=False)
-
-
 def unmarked() -> Any:
     data = small()
     del data["paper"].train_mask, data["author"].train_mask
     return data
 
 
-NAN = float("nan")
 LADIES = LadiesSampler([8, 8])
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "two types of seeds": (two_types, {}, r"2 node types have a train_mask .* graph\.with_seeds\('paper'\)"),
@@ -263,11 +233,6 @@ def test_what_does_not_take_types_is_refused(case: str) -> None:
         PartitionedDataModule(make(), **options)
 
 
-BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
-    "features": ({"paper__x": torch.full((12, 5), NAN)}, "x of node 0 of type 'paper' is NaN or infinite"),
-}
-
-
 def test_bad_labels_are_refused() -> None:
     graph = Graph.from_pyg(small())
     graph.types.node_arrays["paper"]["y"][4] = -3
@@ -275,12 +240,12 @@ def test_bad_labels_are_refused() -> None:
         next(iter(PartitionedDataModule(graph).train_dataloader()))
 
 
-@pytest.mark.parametrize("case", BAD_VALUES)
-def test_bad_values_are_refused_before_the_first_step(case: str) -> None:
-    arrays, message = BAD_VALUES[case]
-    data = PartitionedDataModule(bad(**arrays).with_seeds("paper"))
-    with pytest.raises(ValueError, match=message):
-        next(iter(data.train_dataloader()))
+def test_bad_values_are_refused_before_the_first_step() -> None:
+    data = small()
+    data["paper"].x = torch.full((12, 5), float("nan"))
+    graph = Graph.from_pyg(data, check_features=False).with_seeds("paper")
+    with pytest.raises(ValueError, match="x of node 0 of type 'paper' is NaN or infinite"):
+        next(iter(PartitionedDataModule(graph).train_dataloader()))
 
 
 def test_labels_of_all_nodes_are_explained() -> None:

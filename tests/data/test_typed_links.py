@@ -35,7 +35,7 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.graph.typed.names import EdgeType
-from tests.data_fitting import trainer
+from tests.data_fitting import fit_whole_and_resumed, trainer
 from tests.every_strategy import every_strategy
 from tests.placing import batches_of, most_seeds, placed, seeds_and_source
 from tests.ranks import run_ranks
@@ -213,18 +213,6 @@ def test_only_own_nodes_are_asked_for(holding: Holding) -> None:
     assert count[0] == count[1] > 0
 
 
-def test_threads_and_bulks_change_nothing() -> None:
-    split = split_of()
-
-    def drawn(**options: Any) -> list[Any]:
-        data = data_of(split, **options)
-        batches = batches_of(data, data.part(1, 2), 4, 0, 1, 2).between(3, 7)
-        return [(targets_of(batch, WRITES), edges_of_batch(batch)) for batch in batches]
-
-    plain = drawn(loading=Loading(num_threads=0, bulk_size=1))
-    assert drawn(loading=Loading(num_threads=2, bulk_size=4)) == plain != drawn(seed=1)
-
-
 def test_corrections_are_slices_of_batches_of_the_whole_graph() -> None:
     split = split_of()
     data = data_of(split, global_batching=GlobalBatching(batch_size=31))
@@ -283,18 +271,8 @@ def held(split: LinkSplit, name: str) -> Counter[tuple[int, int, float]]:
 def test_a_resumed_fit_of_a_saved_split_ends_with_the_same_weights(tmp_path: Path) -> None:
     split = split_of()
     split.save(tmp_path / "split")
-    weights = []
-    for stops in (False, True):
-        module, data = module_of(split), data_of(tmp_path / "split")
-        if stops:
-            short = trainer(1, max_epochs=1)
-            short.fit(module, data)
-            short.save_checkpoint(tmp_path / "last.ckpt")
-            module, data = module_of(split), data_of(tmp_path / "split")
-        fit = trainer(1, max_epochs=2)
-        fit.fit(module, data, ckpt_path=tmp_path / "last.ckpt" if stops else None)
-        weights.append(torch.cat([weight.detach().view(-1) for weight in module.parameters()]))
-    assert weights[0].equal(weights[1])
+    made = lambda: (module_of(split), data_of(tmp_path / "split"))  # noqa: E731
+    fit, module, data = fit_whole_and_resumed(made, tmp_path / "last.ckpt")
     module.targets.clear()
     (metrics,) = fit.test(module, data, verbose=False)
     assert Counter(module.targets) == held(split, "test")

@@ -79,20 +79,6 @@ def test_attention_on_the_edges_of_blocks_is_attention_on_edge_index(sampler):
     assert_same(net, net.by_block(batch, sparse=False), net.by_edge_index(batch))
 
 
-def test_edge_weights_are_the_values():
-    plain = random_graph(200, 1500, seed=2)
-    weight = torch.rand(plain.num_edges)
-    graph = Graph(plain.indptr, plain.indices, plain.node_arrays, {"edge_weight": weight})
-    batch = make_batch(NeighborSampler([4, 3]), graph)
-    assert torch.equal(batch.blocks[0].weighted_adj.values(), batch.edge_weight)
-    convs = [GraphConv(8, 8), GraphConv(8, 8)]
-    x = y = batch.x
-    for conv, block in zip(convs, batch.blocks, strict=True):
-        x = conv((x, x[: block.num_dst]), block.weighted_adj)
-        y = conv(y, batch.edge_index, batch.edge_weight)
-    torch.testing.assert_close(x, y[: batch.batch_size])
-
-
 @pytest.mark.parametrize(("dtype", "given"), [(torch.float64, torch.float64), (torch.float16, torch.float32)])
 def test_the_ones_have_the_type_of_the_features(dtype, given):
     plain = random_graph(200, 1500, seed=2)

@@ -26,16 +26,9 @@ from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.graph.graph_report import GraphReport
 from lightning_gnn_dist.partition.partition_report import edges_between
 from lightning_gnn_dist.sampling.negatives import draw_receivers, has_edges
+from tests.sampling.neighborhoods import CHANGES, damaged
 
 NUM_NODES = 400
-CHANGES = [("indices", 7, 10**9), ("indices", 7, -1), ("indices", 7, NUM_NODES), ("indices", 7, -(2**31))]
-CHANGES += [("indptr", 3, -5), ("indptr", 3, 10**12), ("indptr", NUM_NODES, 10**7)]
-
-
-def damaged(name: str, place: int, value: int) -> Graph:
-    graph = communities(NUM_NODES)
-    getattr(graph, name).numpy()[place] = value  # which torch is not told of
-    return graph
 
 
 def halves(graph: Graph) -> Partition:
@@ -55,12 +48,12 @@ WHOLE: dict[str, Callable[[Graph], Any]] = {
 @pytest.mark.parametrize("use", WHOLE.values(), ids=WHOLE)
 def test_what_reads_all_edges_looks_first(use: Callable[[Graph], Any], change: tuple[str, int, int]) -> None:
     with pytest.raises(ValueError, match=r"indptr|indices"):
-        use(damaged(*change))
+        use(damaged(communities(NUM_NODES), *change))
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_negatives_stay_in_the_graph(change: tuple[str, int, int]) -> None:
-    graph, nodes = damaged(*change), torch.arange(NUM_NODES)
+    graph, nodes = damaged(communities(NUM_NODES), *change), torch.arange(NUM_NODES)
     receivers, _ = draw_receivers(graph, nodes[None], nodes, 3, key(0, 0, 0, 0))
     assert int(receivers.min()) >= 0 and int(receivers.max()) < NUM_NODES
     has_edges(graph, torch.stack([nodes, nodes]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +18,6 @@ from lightning_gnn_dist import (
     Graph,
     LadiesSampler,
     NeighborSampler,
-    Sample,
     Sampler,
     ShadowSampler,
 )
@@ -29,6 +29,7 @@ from lightning_gnn_dist.sampling.device import drawn_there, draws_anywhere
 from lightning_gnn_dist.sampling.negatives import Candidates
 from lightning_gnn_dist.sampling.targets.sampler import LinkSampler
 from lightning_gnn_dist.sampling.targets.tables import HeldLinks, OwnLinks
+from tests.sampling.neighborhoods import assert_same
 from tests.sampling.reference import random_graph
 
 
@@ -69,16 +70,7 @@ def bulk(graph: Graph, k: int) -> tuple[list[Tensor], list[BatchKey]]:
     return [ids[: 5 * i + 1] for i, ids in enumerate(seeds)], [BatchKey(1, 2, 3 * i) for i in range(k)]
 
 
-def assert_same(left: list[Sample], right: list[Sample]) -> None:
-    for one, other in zip(left, right, strict=True):
-        for name in ("nodes", "indptr", "indices", "edge_ids"):
-            mine, theirs = getattr(one, name), getattr(other, name)
-            assert (mine is None) == (theirs is None)
-            assert mine is None or (mine.dtype == theirs.dtype and mine.equal(theirs.cpu())), name
-        assert one.num_sampled_nodes == other.num_sampled_nodes
-        assert one.num_sampled_edges == other.num_sampled_edges
-        assert (one.edge_weight is None) == (other.edge_weight is None)
-        assert one.edge_weight is None or torch.allclose(one.edge_weight, other.edge_weight.cpu(), rtol=1e-6)
+check_same = partial(assert_same, rtol=1e-6)
 
 
 def on(device: str, graph: Graph) -> Graph:
@@ -94,7 +86,7 @@ def test_batches_are_those_of_the_compiled_sampler(sampler):
     assert isinstance(same, Sampler)
     assert same.num_hops == sampler.num_hops
     for graph in GRAPHS:
-        assert_same(sampler.sample_bulk(graph, *bulk(graph, 7)), same.sample_bulk(graph, *bulk(graph, 7)))
+        check_same(sampler.sample_bulk(graph, *bulk(graph, 7)), same.sample_bulk(graph, *bulk(graph, 7)))
 
 
 class Launches(TorchDispatchMode):
@@ -124,7 +116,7 @@ def test_every_tensor_is_made_where_the_graph_is(sampler):
     with torch.device("meta"):  # where tensors are made that nobody says a place for
         samples = DeviceSampler(sampler).sample_bulk(graph, seeds, keys)
         batches = [assemble(graph, sample) for sample in samples]
-    assert_same(expected, samples)
+    check_same(expected, samples)
     assert all(batch.x.equal(graph.node_arrays["x"][batch.n_id]) for batch in batches)
 
 
@@ -140,7 +132,7 @@ def links(graph: Graph, sampler: NeighborSampler) -> list[LinkSampler]:
 def assert_same_links(sampler: LinkSampler, home: Graph, graph: Graph) -> None:
     seeds, keys = bulk(home, 5)  # positions of edges, or columns
     expected, found = sampler.sample_bulk(home, seeds, keys), drawn_there(sampler, home).sample_bulk(graph, seeds, keys)
-    assert_same(expected, found)
+    check_same(expected, found)
     for one, other in zip(expected, found, strict=True):
         assert one.extra.keys() == other.extra.keys() == {"edge_label_index", "edge_label"}
         assert all(array.equal(other.extra[name].cpu()) for name, array in one.extra.items())
@@ -164,7 +156,7 @@ def test_every_tensor_of_links_is_made_where_the_graph_is(place):
     sampler = links(GRAPHS[0], NeighborSampler([4, 3]))[place]
     expected = sampler.sample_bulk(GRAPHS[0], seeds, keys)
     with torch.device("meta"):
-        assert_same(expected, drawn_there(sampler, GRAPHS[0]).sample_bulk(graph, seeds, keys))
+        check_same(expected, drawn_there(sampler, GRAPHS[0]).sample_bulk(graph, seeds, keys))
 
 
 @pytest.mark.gpu
@@ -181,7 +173,7 @@ def test_on_a_gpu_too(sampler):
     for graph in GRAPHS:
         found = DeviceSampler(sampler).sample_bulk(on("cuda", graph), *bulk(graph, 7))
         assert found[0].nodes.is_cuda
-        assert_same(sampler.sample_bulk(graph, *bulk(graph, 7)), found)
+        check_same(sampler.sample_bulk(graph, *bulk(graph, 7)), found)
 
 
 @pytest.mark.parametrize("sampler", [NeighborSampler([4, 2]), LadiesSampler([9, 9]), FastGCNSampler([9])], ids=repr)
@@ -190,9 +182,9 @@ def test_a_bulk_is_its_batches_however_many_are_sampled_together(sampler, monkey
     seeds, keys = bulk(graph, 5)
     whole = same.sample_bulk(graph, seeds, keys)
     alone = [same.sample_bulk(graph, [ids], [key])[0] for ids, key in zip(seeds, keys, strict=True)]
-    assert_same(alone, whole)
+    check_same(alone, whole)
     monkeypatch.setattr(module, "NODES_AT_ONCE", 2 * graph.num_nodes)
-    assert_same(alone, same.sample_bulk(graph, seeds, keys))
+    check_same(alone, same.sample_bulk(graph, seeds, keys))
     assert same.sample_bulk(graph, [], []) == []
 
 
@@ -201,7 +193,7 @@ def test_weighted_rows_are_laid_out_in_pieces(replace, monkeypatch):
     sampler = NeighborSampler([4, 3], replace=replace, weight="edge_weight")
     expected = DeviceSampler(sampler).sample_bulk(GRAPHS[0], *bulk(GRAPHS[0], 4))
     monkeypatch.setattr(tensor_rows, "ENTRIES_AT_ONCE", 32)
-    assert_same(expected, DeviceSampler(sampler).sample_bulk(GRAPHS[0], *bulk(GRAPHS[0], 4)))
+    check_same(expected, DeviceSampler(sampler).sample_bulk(GRAPHS[0], *bulk(GRAPHS[0], 4)))
 
 
 @pytest.mark.parametrize("shape", [(40, 256), (3, 1 << 12), (7, 96), (5, 12), (0, 64)])
@@ -220,9 +212,9 @@ def test_nodes_without_edges(sampler):
     graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 2]]), 6)
     for seeds in ([[5, 4], [2]], [[5], [4, 0]], [[3]]):
         ids, keys = [torch.tensor(nodes) for nodes in seeds], [BatchKey(0, 0, i) for i in range(len(seeds))]
-        assert_same(sampler.sample_bulk(graph, ids, keys), DeviceSampler(sampler).sample_bulk(graph, ids, keys))
+        check_same(sampler.sample_bulk(graph, ids, keys), DeviceSampler(sampler).sample_bulk(graph, ids, keys))
     empty = Graph.from_edge_index(torch.zeros(2, 0, dtype=torch.int64), 6)
-    assert_same(sampler.sample_bulk(empty, ids, keys), DeviceSampler(sampler).sample_bulk(empty, ids, keys))
+    check_same(sampler.sample_bulk(empty, ids, keys), DeviceSampler(sampler).sample_bulk(empty, ids, keys))
 
 
 def test_blocks_are_views_of_one_csr():

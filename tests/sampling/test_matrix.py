@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,6 @@ from lightning_gnn_dist import (
     MatrixSampler,
     NeighborSampler,
     RandomWalkSampler,
-    Sample,
     Sampler,
 )
 from lightning_gnn_dist.engine import rng
@@ -22,6 +23,7 @@ from lightning_gnn_dist.engine.tensors import rng as torch_rng
 from lightning_gnn_dist.graph.graph import checked_graph
 from lightning_gnn_dist.sampling.matrix import adjacency
 from tests.sampling import reference
+from tests.sampling.neighborhoods import assert_same
 from tests.sampling.reference import random_graph
 
 
@@ -56,17 +58,7 @@ SAMPLERS: list[Sampler] = [
 ]
 
 
-def assert_same(left: list[Sample], right: list[Sample]) -> None:
-    for one, other in zip(left, right, strict=True):
-        assert one.nodes.equal(other.nodes.cpu())
-        assert one.indptr.equal(other.indptr.cpu())
-        assert one.indices.equal(other.indices.cpu())
-        assert one.num_sampled_nodes == other.num_sampled_nodes
-        assert one.num_sampled_edges == other.num_sampled_edges
-        assert (one.edge_ids is None) == (other.edge_ids is None)
-        assert one.edge_ids is None or one.edge_ids.equal(other.edge_ids.cpu())
-        assert (one.edge_weight is None) == (other.edge_weight is None)
-        assert one.edge_weight is None or torch.allclose(one.edge_weight, other.edge_weight.cpu(), rtol=1e-5)
+check_same = partial(assert_same, rtol=1e-5)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
@@ -74,7 +66,7 @@ def test_a_sampler_is_its_matrix_form(sampler):
     matrix = MatrixSampler(sampler)
     assert isinstance(matrix, Sampler)
     assert matrix.num_hops == sampler.num_hops
-    assert_same(sampler.sample_bulk(GRAPH, SEEDS, PLACES), matrix.sample_bulk(GRAPH, SEEDS, PLACES))
+    check_same(sampler.sample_bulk(GRAPH, SEEDS, PLACES), matrix.sample_bulk(GRAPH, SEEDS, PLACES))
 
 
 @pytest.mark.gpu
@@ -84,14 +76,14 @@ def test_on_a_device_the_batches_are_those_of_the_cpu(sampler):
     graph = checked_graph(GRAPH.indptr.cuda(), GRAPH.indices.cuda(), {}, arrays)
     found = MatrixSampler(sampler).sample_bulk(graph, SEEDS, PLACES)
     assert found[0].nodes.is_cuda
-    assert_same(sampler.sample_bulk(GRAPH, SEEDS, PLACES), found)
+    check_same(sampler.sample_bulk(GRAPH, SEEDS, PLACES), found)
 
 
 @pytest.mark.parametrize("sampler", [NeighborSampler([4, 2]), LadiesSampler([9, 9])], ids=repr)
 def test_a_bulk_is_its_batches(sampler):
     matrix = MatrixSampler(sampler)
     alone = [matrix.sample_bulk(GRAPH, [ids], [place])[0] for ids, place in zip(SEEDS, PLACES, strict=True)]
-    assert_same(alone, matrix.sample_bulk(GRAPH, SEEDS, PLACES))
+    check_same(alone, matrix.sample_bulk(GRAPH, SEEDS, PLACES))
 
 
 def test_the_matrix_numbers_the_edges():

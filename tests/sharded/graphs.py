@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gnn_dist import BatchKey, Graph, Partition
+from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import ShardedSampler, begin, finish
+from lightning_gnn_dist.wire.channel import Channel, open_channel
 
 
 def small_graph(num_nodes: int = 300, num_edges: int = 3000, *, edge_arrays: bool = False) -> Graph:
@@ -47,6 +53,35 @@ def in_order_of_parts(graph: Graph, partition: Partition) -> Graph:
     edges = {name: array[torch.cat(at)] for name, array in graph.edge_arrays.items()}
     indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     return Graph(indptr, number[torch.cat(rows)].to(graph.indices.dtype), nodes, edges)
+
+
+class CountingGraph(ShardedGraph):
+    """Knows how often it asked other ranks something."""
+
+    turns = 0
+
+    def ask(self, questions: list[Any]) -> list[Any]:
+        self.turns += 1
+        return super().ask(questions)
+
+
+@contextmanager
+def joined(rank: int, world_size: int, num_shards: int = 0) -> Iterator[Channel]:
+    """The channel to the ranks that hold other shards of as many as there are ranks, or fewer."""
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    yield open_channel(num_shards or world_size)
+    dist.destroy_process_group()
+
+
+@contextmanager
+def opened(
+    rank: int, world_size: int, folder: str | Path, num_shards: int = 0, **options: Any
+) -> Iterator[CountingGraph]:
+    """A graph in shards as a rank has it."""
+    with joined(rank, world_size, num_shards) as channel:
+        graph = CountingGraph(Shard.open(folder, channel.rank), channel, **options)
+        yield graph
+        graph.close()
 
 
 def made_of(

@@ -29,7 +29,6 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     save_shards,
 )
-from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
@@ -37,6 +36,8 @@ from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.source import ShardedSource
 from lightning_gnn_dist.wire.channel import open_channel
+from tests.batch_contents import check_same, contents
+from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks, start_ranks
 from tests.sage import SAGE
@@ -69,10 +70,6 @@ def passes(source: BatchSource, rank: int) -> list[dict[str, Any]]:
     return [contents(batch) for batch in found]
 
 
-def contents(batch: SampledData) -> dict[str, Any]:
-    return batch.to_dict() | {"indptr": batch.blocks[0].indptr, "indices": batch.blocks[0].indices}
-
-
 def made(rank: int, world_size: int, folder: str, depth: int) -> tuple[list[Any], int, int, int]:
     dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
     channel = open_channel(world_size)
@@ -83,10 +80,6 @@ def made(rank: int, world_size: int, folder: str, depth: int) -> tuple[list[Any]
     assert world_size == 1 or (graph.cache.hits > 0) == (depth > 0)
     graph._asking.close()
     return found, source.depth(2), threading.active_count() - before[0], open_ends() - before[1]
-
-
-def same(left: Any, right: Any) -> bool:
-    return torch.equal(left, right) if isinstance(left, Tensor) else bool(left == right)
 
 
 @pytest.mark.parametrize(
@@ -103,9 +96,7 @@ def test_batches_are_those_of_the_whole_graph(tmp_path: Path, world_size: int, d
         for theirs, (found, depth, threads, sockets) in zip(expected, results, strict=True):
             assert (threads, sockets) == (0, 0)
             assert 4 <= depth <= 12 if wanted == 8 else depth == wanted
-            for ours, other in zip(found, theirs, strict=True):
-                assert ours.keys() == other.keys()
-                assert not [name for name, value in other.items() if not same(ours[name], value)]
+            check_same(found, theirs)
 
 
 class Ending(SAGE):
@@ -151,21 +142,18 @@ def fit(folder: str, world_size: int, how: str, options: dict[str, Any]) -> str:
         evaluation=Evaluation(batch_size=20),
         loading=Loading(bulk_size=2),
     )
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    options = {"max_epochs": 1, "limit_val_batches": 0, "num_sanity_val_steps": 0} | options
+    options = {"max_epochs": 1, "limit_val_batches": 0} | options
     if options.get("callbacks"):
         options["callbacks"] = [pl.callbacks.EarlyStopping("loss", patience=1, mode="max", min_delta=1e9)]
     strategy: Any = DDPStrategy(timeout=PATIENCE["launch"].timeout)
     if corrects:
         strategy = LLCGStrategy(EverySteps(2), correction=Correction(2), **PATIENCE)
-    trainer = pl.Trainer(
-        accelerator="cpu", devices=world_size, strategy=strategy, enable_checkpointing=False, **options, **quiet
-    )
+    fitting = trainer(world_size, strategy, **options)
     try:
-        trainer.fit(Ending(how), data)
+        fitting.fit(Ending(how), data)
     except BaseException as error:
         return f"{type(error).__name__}: {error}"
-    return f"{trainer.global_step} steps"
+    return f"{fitting.global_step} steps"
 
 
 def fits(rank: int, world_size: int, folder: str) -> dict[str, tuple[str, int, int]]:

@@ -27,7 +27,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.boundary.boundary import EdgesInto
 from lightning_gnn_dist.boundary.exchange_plan import Owners
-from tests.boundary.models import MODELS, READY, learned_by_hand, model, weighted_data
+from tests.boundary.models import MODELS, READY, Weights, check_learned, model, weighted_data, weights_of
 from tests.boundary.test_whole_graph import ddp, odd
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
@@ -36,7 +36,6 @@ from tests.ranks import run_ranks
 from tests.sharded.graphs import in_order_of_parts
 
 STEPS = 4
-Weights = dict[str, Tensor]
 Case = tuple[str, int, Boundary]
 
 
@@ -58,10 +57,6 @@ def options(num_layers: int, boundary: Boundary) -> dict[str, Any]:
 def quick(world_size: int, strategy: Any = None, **more: Any) -> pl.Trainer:
     defaults: dict[str, Any] = {"max_epochs": STEPS, "limit_val_batches": 0, "precision": "64-true"}
     return trainer(world_size, strategy or GrappaStrategy(**PATIENCE), **(defaults | more))
-
-
-def weights_of(module: Any) -> Weights:
-    return {key: value.detach().clone() for key, value in module.named_parameters()}
 
 
 def fit(
@@ -99,20 +94,11 @@ class Watched(PartitionedDataModule):
         return Watch()
 
 
-def check(cases: list[Case], of_ranks: list[list[Weights]]) -> None:
-    for case, (name, num_layers, boundary) in enumerate(cases):
-        expected = learned_by_hand(name, num_layers, weighted_data(), STEPS)
-        for found in of_ranks:
-            for key, value in expected.items():
-                assert torch.allclose(found[case][key], value, rtol=0, atol=1e-12), (name, num_layers, boundary, key)
-                assert torch.equal(found[case][key], of_ranks[0][case][key]), "replicas differ"
-
-
 @pytest.mark.slow
 def test_four_shards_lose_nothing(tmp_path: Path) -> None:
     divided(4, tmp_path)
     cases: list[Case] = [("SAGE", 3, Exchange()), ("JK", 2, Exchange()), ("PyG GCN", 2, Exchange())]
-    check(cases, run_ranks(fit, 4, tmp_path, cases))
+    check_learned(cases, run_ranks(fit, 4, tmp_path, cases), STEPS)
 
 
 @pytest.mark.slow
@@ -121,27 +107,27 @@ def test_no_model_loses_anything(num_shards: int, tmp_path: Path) -> None:
     divided(num_shards, tmp_path)
     cases: list[Case] = [(name, 3, Exchange()) for name in MODELS + READY]
     cases += [("SAGE", 1, Exchange()), ("GAT", 2, Exchange())]
-    check(cases, run_ranks(fit, num_shards, tmp_path, cases))
+    check_learned(cases, run_ranks(fit, num_shards, tmp_path, cases), STEPS)
 
 
 @pytest.mark.slow
 def test_an_exchange_loses_nothing_under_ddp(tmp_path: Path) -> None:
     divided(4, tmp_path)
     cases: list[Case] = [("SAGE", 2, Exchange()), ("JK", 3, Exchange())]
-    check(cases, run_ranks(fit, 4, tmp_path, cases, ddp))
+    check_learned(cases, run_ranks(fit, 4, tmp_path, cases, ddp), STEPS)
 
 
 def test_halos_as_deep_as_the_model_lose_nothing(tmp_path: Path) -> None:
     divided(2, tmp_path)
     cases: list[Case] = [("GCN", 2, Halo(2)), ("SAGE", 3, Halo(3))]
-    check(cases, run_ranks(fit, 2, tmp_path, cases))
+    check_learned(cases, run_ranks(fit, 2, tmp_path, cases), STEPS)
 
 
 @pytest.mark.slow
 def test_two_copies_of_all_shards_lose_nothing_with_halos(tmp_path: Path) -> None:
     divided(2, tmp_path)
     cases: list[Case] = [("GAT", 2, Halo(2))]
-    check(cases, run_ranks(fit, 4, tmp_path, cases))
+    check_learned(cases, run_ranks(fit, 4, tmp_path, cases), STEPS)
 
 
 def fit_again(

@@ -30,16 +30,17 @@ from lightning_gnn_dist import (
     NeighborSampler,
     Partition,
     PartitionedDataModule,
-    PredictionWriter,
     ShadowSampler,
     WholePartSampler,
     communities,
     save_shards,
     through_layers,
 )
+from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
+from tests.sharded.fitting import Result, all_figures, check_alike
 from tests.sharded.graphs import in_order_of_parts
 
 OPTIONS: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 8, "evaluation": Evaluation(batch_size=70)}
@@ -51,7 +52,6 @@ MORE: dict[str, dict[str, Any]] = {
     "llcg of own seeds": {"global_batching": GlobalBatching(deal="own", batch_size=30)},
     "llcg with layers": {"global_batching": GlobalBatching(sampler=LadiesSampler([60, 60]))},
 }
-Result = tuple[list[Tensor], dict[str, float]]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def strategy_of(name: str) -> Any:
     return GrappaStrategy(**PATIENCE) if name.startswith("grappa") else DDPStrategy(timeout=PATIENCE["launch"].timeout)
 
 
-def fit(rank: int, world_size: int, folder: str, name: str, kind: str) -> Result:
+def fit(rank: int, world_size: int, folder: str, kind: str, name: str) -> Result:
     options = OPTIONS | MORE.get(name, {})
     data: pl.LightningDataModule
     if kind == "shards":
@@ -84,35 +84,14 @@ def fit(rank: int, world_size: int, folder: str, name: str, kind: str) -> Result
         data = PartitionedDataModule(whole, partitioner=partition, **({"boundary": Isolated()} | options))
     pl.seed_everything(0, verbose=False)
     model = SAGE(12, 4, dropout=0.5, blocks=name != "llcg with layers")  # whose batches have weights, and SAGE means
-    writer = PredictionWriter(f"{folder}/{kind}.npy", overwrite=True)
     model.predict_step = model.forward  # type: ignore[method-assign]
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=world_size,
-        strategy=strategy_of(name),
-        max_epochs=3,
-        enable_checkpointing=False,
-        callbacks=[writer],
-        **quiet,
-    )
-    trainer.fit(model, data)
-    weights = [parameter.detach().clone() for parameter in model.parameters()]
-    metrics = {key: float(trainer.callback_metrics[key]) for key in ("loss", "accuracy")}
-    (tested,) = trainer.test(model, data, verbose=False)
-    trainer.predict(model, data, return_predictions=False)
-    return weights, metrics | {f"test_{key}": value for key, value in tested.items()}
+    return all_figures(world_size, strategy_of(name), model, data, f"{folder}/{kind}.npy")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llcg", "grappa", *MORE])
 def test_training_on_shards_is_training_on_parts(saved: Path, name: str) -> None:
-    shards, parts = (run_ranks(fit, 2, str(saved), name, kind) for kind in ("shards", "whole"))
-    for (ours, figures), (theirs, expected) in zip(shards, parts, strict=True):
-        assert all(torch.equal(left, right) for left, right in zip(ours, theirs, strict=True))
-        assert figures == expected
-    ours, theirs = ((saved / f"{kind}.npy").read_bytes() for kind in ("shards", "whole"))
-    assert ours == theirs
+    check_alike(fit, saved, name)
 
 
 def lists_kept(rank: int, world_size: int, folder: str) -> tuple[list[str], float]:
@@ -126,10 +105,8 @@ def lists_kept(rank: int, world_size: int, folder: str) -> tuple[list[str], floa
             found.extend(data._home.graph()._splits)
 
     strategy = LLCGStrategy(EverySteps(2), correction=Correction(2), drift=Drift("global"), **PATIENCE)
-    model, quiet = SAGE(12, 4), {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    options = {"enable_checkpointing": False, "limit_val_batches": 0, "max_epochs": 2, "callbacks": [Look()]}
-    trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=strategy, **options, **quiet)
-    trainer.fit(model, data)
+    model = SAGE(12, 4)
+    trainer(world_size, strategy, limit_val_batches=0, callbacks=[Look()]).fit(model, data)
     return found, float(sum(weight.detach().double().sum() for weight in model.parameters()))
 
 
@@ -141,14 +118,10 @@ def test_seeds_that_owners_deal_are_listed_nowhere(saved: Path) -> None:
 def evaluate(rank: int, world_size: int, folder: str) -> tuple[list[Tensor], list[Tensor]]:
     """What each rank trains on and evaluates, where two groups of ranks have a copy each."""
     data = PartitionedDataModule(f"{folder}/shares", **OPTIONS)
-    model = SAGE(12, 4)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    strategy = LocalSGDStrategy(EverySteps(2), **PATIENCE)
-    options = {"enable_checkpointing": False, "num_sanity_val_steps": 0, "max_epochs": 8}
-    trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=strategy, **options, **quiet)
-    trainer.fit(model, data)
+    model, fitting = SAGE(12, 4), trainer(world_size, LocalSGDStrategy(EverySteps(2), **PATIENCE), max_epochs=8)
+    fitting.fit(model, data)
     model.evaluated.clear()
-    trainer.validate(model, data, verbose=False)
+    fitting.validate(model, data, verbose=False)
     return model.trained, [ids for ids, _ in model.evaluated]
 
 
@@ -161,14 +134,10 @@ class Tight(PartitionedDataModule):
 
 
 def count_batches(rank: int, world_size: int, folder: str) -> list[tuple[int, int]]:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = pl.Trainer(
-        accelerator="cpu", devices=world_size, strategy=GrappaStrategy(**PATIENCE), enable_checkpointing=False, **quiet
-    )
-    counts = []
+    testing, counts = trainer(world_size, GrappaStrategy(**PATIENCE)), []
     for kind in (PartitionedDataModule, Tight):
         model = SAGE(12, 4)
-        trainer.test(model, kind(f"{folder}/shares", sampler=NeighborSampler([4, 4]), batch_size=4), verbose=False)
+        testing.test(model, kind(f"{folder}/shares", sampler=NeighborSampler([4, 4]), batch_size=4), verbose=False)
         counts.append((len(model.evaluated), max(len(ids) for ids, _ in model.evaluated)))
     return counts
 
@@ -194,19 +163,16 @@ def test_copies_divide_the_nodes_among_them(saved: Path) -> None:
 def start(rank: int, world_size: int, folder: str, strategy: str) -> None:
     data = PartitionedDataModule(f"{folder}/shares", **OPTIONS)
     chosen = LLCGStrategy(EverySteps(2), correction=Correction(way=strategy), **PATIENCE)  # type: ignore[arg-type]
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=chosen, fast_dev_run=True, **quiet)
-    trainer.fit(SAGE(12, 4), data)
+    trainer(world_size, chosen, fast_dev_run=True).fit(SAGE(12, 4), data)
 
 
-def test_ranks_hold_shards_evenly(saved: Path) -> None:
-    with pytest.raises(RankError, match="2 shards, which 3 ranks cannot hold evenly"):
-        run_ranks(start, 3, str(saved), "sliced")
-
-
-def test_one_rank_cannot_make_a_global_batch(saved: Path) -> None:
-    with pytest.raises(RankError, match='use way="sliced"'):
-        run_ranks(start, 2, str(saved), "rank0")
+@pytest.mark.parametrize(
+    ("num_ranks", "way", "message"),
+    [(3, "sliced", "2 shards, which 3 ranks cannot hold evenly"), (2, "rank0", 'use way="sliced"')],
+)
+def test_ranks_share_shards_and_corrections(saved: Path, num_ranks: int, way: str, message: str) -> None:
+    with pytest.raises(RankError, match=message):
+        run_ranks(start, num_ranks, str(saved), way)
 
 
 @pytest.mark.parametrize(
@@ -216,6 +182,7 @@ def test_one_rank_cannot_make_a_global_batch(saved: Path) -> None:
         ({"global_batching": GlobalBatching(sampler=ShadowSampler([4, 4], num_hops=2))}, "got ShadowSampler"),
         ({"boundary": Fetch(), "sampler": WholePartSampler(2)}, "got WholePartSampler"),
         ({"loading": Loading(sample_on="auto")}, 'sample_on must be "cpu" for shards'),
+        ({"boundary": Auto(5)}, r"boundary must be Isolated\(\).* for shards, got Auto\(bytes=5"),
     ],
 )
 def test_what_cannot_work_is_refused(saved: Path, options: dict[str, Any], message: str) -> None:
@@ -237,9 +204,8 @@ class Mistaken(SAGE):
 
 
 def judge(rank: int, world_size: int, folder: str) -> None:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=GrappaStrategy(**PATIENCE), **quiet)
-    trainer.test(Mistaken(12, 4), PartitionedDataModule(f"{folder}/shares", sampler=NeighborSampler([4, 4])))
+    data = PartitionedDataModule(f"{folder}/shares", sampler=NeighborSampler([4, 4]))
+    trainer(world_size, GrappaStrategy(**PATIENCE)).test(Mistaken(12, 4), data)
 
 
 def test_an_error_of_the_user_is_told_as_it_is(saved: Path) -> None:
@@ -262,36 +228,22 @@ def test_what_only_a_whole_graph_has_is_refused(saved: Path) -> None:
 def limited(rank: int, world_size: int, folder: str) -> tuple[int, int, list[Tensor]]:
     """Where the loader stands after a pass that the trainer has limited, and what it trained on."""
     data, model = PartitionedDataModule(f"{folder}/shares", **OPTIONS), SAGE(12, 4)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    options = {"enable_checkpointing": False, "limit_val_batches": 0, "max_epochs": 1, "limit_train_batches": 2}
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=world_size,
-        strategy=DDPStrategy(timeout=PATIENCE["launch"].timeout),
-        **options,
-        **quiet,
-    )
-    loader = None
+    loaders: list[Any] = []
 
     class Look(pl.Callback):
         def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            nonlocal loader
-            loader = data._train_loader
+            loaders.append(data._train_loader)
 
-    trainer.callbacks.append(Look())  # type: ignore[attr-defined]
-    trainer.fit(model, data)
-    assert loader is not None
+    limits = {"limit_val_batches": 0, "max_epochs": 1, "limit_train_batches": 2}
+    ddp = DDPStrategy(timeout=PATIENCE["launch"].timeout)
+    trainer(world_size, ddp, callbacks=[Look()], **limits).fit(model, data)
+    (loader,) = loaders
     return len(loader), loader.state_dict()["batches_done"], model.trained
 
 
 def test_a_pass_that_the_trainer_limits_is_over_at_its_limit(saved: Path) -> None:
     for length, batches_done, trained in run_ranks(limited, 2, str(saved)):
         assert (length > 2, batches_done, len(trained)) == (True, 0, 2)
-
-
-def test_auto_with_a_budget_is_refused(saved: Path) -> None:
-    with pytest.raises(ValueError, match=r"boundary must be Isolated\(\).* for shards, got Auto\(bytes=5"):
-        PartitionedDataModule(saved / "shares", boundary=Auto(5))
 
 
 def test_whole_parts_of_shards_take_a_cache(saved: Path) -> None:

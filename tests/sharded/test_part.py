@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from lightning_gnn_dist import (
     Boundary,
@@ -21,14 +19,12 @@ from lightning_gnn_dist import (
     WholePartSampler,
     save_shards,
 )
-from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded import part as part_module
 from lightning_gnn_dist.sharded import remote_graph
 from lightning_gnn_dist.sharded.part import read_part
-from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
-from lightning_gnn_dist.wire.channel import open_channel
+from tests.batch_contents import check_same
 from tests.ranks import run_ranks
-from tests.sharded.graphs import in_order_of_parts, small_graph
+from tests.sharded.graphs import in_order_of_parts, opened, small_graph
 
 BOUNDARIES: list[Boundary] = [
     Isolated(),
@@ -61,17 +57,15 @@ def some_graph() -> Graph:
 
 def parts(rank: int, world_size: int, folder: Path) -> list[tuple[dict[str, Any], list[int]]]:
     part_module._BYTES_OF_A_ROUND = remote_graph._BYTES_OF_A_ROUND = 2000  # several rounds
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
-    graph, found = ShardedGraph(Shard.open(folder, rank), open_channel(world_size)), []
-    for boundary in BOUNDARIES:
-        coverage = None if isinstance(boundary, Exchange) else COVERAGE
-        part, ids = read_part(graph, boundary, coverage, 5)
-        found.append((contents(part), ids.tolist()))
-        own = ids[: graph.shard.rows.num_nodes]
-        wide = graph.extended({"ids": own[:, None].repeat(1, 9)}, ids[len(own) :])["ids"]
-        assert torch.equal(wide, ids[:, None].repeat(1, 9))
-    graph.close()
-    dist.destroy_process_group()
+    found = []
+    with opened(rank, world_size, folder) as graph:
+        for boundary in BOUNDARIES:
+            coverage = None if isinstance(boundary, Exchange) else COVERAGE
+            part, ids = read_part(graph, boundary, coverage, 5)
+            found.append((contents(part), ids.tolist()))
+            own = ids[: graph.shard.rows.num_nodes]
+            wide = graph.extended({"ids": own[:, None].repeat(1, 9)}, ids[len(own) :])["ids"]
+            assert torch.equal(wide, ids[:, None].repeat(1, 9))
     return found
 
 
@@ -98,6 +92,4 @@ def test_it_is_the_part_of_the_whole_graph(tmp_path: Path) -> None:
             # A part's mask marks its rank's own seeds, and a shard knows which nodes are its own.
             assert torch.equal(found.pop("nodes/train_mask"), whole.node_arrays["train_mask"][n_id])
             del expected["nodes/train_mask"]
-            assert found.keys() == expected.keys()
-            for name, array in expected.items():
-                assert found[name].dtype == array.dtype and torch.equal(found[name], array), (boundary, name)
+            check_same([found], [expected])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +12,22 @@ from torch import Tensor
 
 from lightning_gnn_dist import (
     BatchKey,
-    ClusterSampler,
     FastGCNSampler,
     LadiesSampler,
     Loading,
     NeighborSampler,
-    PageRankSampler,
-    ShadowSampler,
     save_shards,
 )
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
-from lightning_gnn_dist.graph.typed.names import OneType
 from lightning_gnn_dist.prepare.shard import Shard
-from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
-from lightning_gnn_dist.sharded.sampling import ShardedSampler, check_sampler
+from lightning_gnn_dist.sharded.sampling import ShardedSampler
 from lightning_gnn_dist.sharded.source import ShardedSource
 from lightning_gnn_dist.wire.channel import open_channel
 from lightning_gnn_dist.wire.collectives import traffic
+from tests.batch_contents import check_same, contents
 from tests.ranks import run_ranks
-from tests.sharded.graphs import in_order_of_parts, made_of, small_graph, some_partition
+from tests.sharded.graphs import CountingGraph, in_order_of_parts, joined, made_of, opened, small_graph, some_partition
 
 FANOUTS = [4, 3]
 
@@ -44,16 +39,13 @@ def seeds_of(rank: int, size: int) -> list[Tensor]:
 
 def sent(rank: int, world_size: int, folder: str, shards: int, sampler: ShardedSampler) -> tuple[float, float]:
     """Bytes that a rank sent for its batches, and what the formula says."""
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
-    channel = open_channel(shards)
-    graph = ShardedGraph(Shard.open(folder, channel.rank), channel)
     seeds, keys = [torch.arange(100 * rank, 100 * rank + 100) * 4], [BatchKey(rank, 0, 0)]
-    before = traffic.bytes_sent
-    dist.barrier()  # what others ask for before this is counted would be missed
-    (batch,) = made_of(graph, sampler, seeds, keys)
-    graph.close()
-    spent = traffic.bytes_sent - before
-    dist.destroy_process_group()
+    with opened(rank, world_size, folder, shards) as graph:
+        before = traffic.bytes_sent
+        dist.barrier()  # what others ask for before this is counted would be missed
+        (batch,) = made_of(graph, sampler, seeds, keys)
+        dist.barrier()  # all have their answers
+        spent = traffic.bytes_sent - before
     expanded = batch.n_id[: sum(batch.num_sampled_nodes[:-1])]
     others = 1 - 1 / shards  # of random nodes
     width = sum(batch[name][:1].numel() * batch[name].element_size() for name in ARRAYS)
@@ -68,8 +60,11 @@ def sent(rank: int, world_size: int, folder: str, shards: int, sampler: ShardedS
 ARRAYS = ("x", "y", "train_mask", "val_mask", "test_mask", "n_id")
 
 
-@pytest.mark.parametrize("shards", [4, 2], ids=["one copy", "two copies"])
-@pytest.mark.parametrize("sampler", [NeighborSampler([10, 5]), LadiesSampler([200, 200])], ids=["neighbor", "ladies"])
+@pytest.mark.parametrize(
+    ("sampler", "shards"),
+    [(NeighborSampler([10, 5]), 4), (NeighborSampler([10, 5]), 2), (LadiesSampler([200, 200]), 4)],
+    ids=["one copy", "two copies", "ladies"],
+)
 def test_what_is_sent(tmp_path: Path, shards: int, sampler: ShardedSampler) -> None:
     graph = small_graph(4000, 80_000)
     save_shards(graph, some_partition(graph, shards), tmp_path / "shares")
@@ -77,29 +72,17 @@ def test_what_is_sent(tmp_path: Path, shards: int, sampler: ShardedSampler) -> N
     assert abs(sum(spent) / sum(formula) - 1) < 0.1
 
 
-def as_dict(data: Any) -> dict[str, Any]:
-    return data.to_dict() | {"indptr": data.blocks[0].indptr, "indices": data.blocks[0].indices}
-
-
 def drawn(rank: int, world_size: int, folder: str, shards: int, sampler: ShardedSampler, cache: int) -> list[Any]:
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
-    channel = open_channel(shards)
-    graph = ShardedGraph(Shard.open(folder, channel.rank), channel, cache_bytes=cache)
     found = []
-    for bulk in range(2):
-        seeds = seeds_of(rank, 0 if rank == world_size - 1 else 20)
-        keys = [BatchKey(7 + rank, bulk, i) for i in range(len(seeds))]
-        found += made_of(graph, sampler, seeds, keys, all_labels=world_size == shards)
-    graph.close()
-    dist.destroy_process_group()
-    return [*map(as_dict, found), graph.cache.hits]
+    with opened(rank, world_size, folder, shards, cache_bytes=cache) as graph:
+        for bulk in bulks_of(rank, world_size):
+            found += made_of(graph, sampler, *bulk, all_labels=world_size == shards)
+    return [*map(contents, found), graph.cache.hits]
 
 
-def test_samplers_that_look_for_edges_among_nodes_are_refused() -> None:
-    for sampler in (ClusterSampler(2), ShadowSampler([5], num_hops=1), PageRankSampler(5, num_hops=1)):
-        with pytest.raises(ValueError, match="NeighborSampler, TemporalSampler, LadiesSampler or FastGCNSampler"):
-            check_sampler(sampler, OneType())
-    assert check_sampler(NeighborSampler([5]), OneType()) == NeighborSampler([5])
+def bulks_of(rank: int, world_size: int) -> list[tuple[list[Tensor], list[BatchKey]]]:
+    seeds = seeds_of(rank, 0 if rank == world_size - 1 else 20)
+    return [(seeds, [BatchKey(7 + rank, bulk, i) for i in range(len(seeds))]) for bulk in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -130,40 +113,23 @@ def test_batches_are_those_of_the_whole_graph(
     for rank, (*found, hits) in enumerate(results):
         assert (hits > 0) == (cache > 0)
         expected = []
-        for bulk in range(2):
-            seeds = seeds_of(rank, 0 if rank == world_size - 1 else 20)
-            keys = [BatchKey(7 + rank, bulk, i) for i in range(len(seeds))]
-            samples = sampler.sample_bulk(whole, seeds, keys)
+        for bulk in bulks_of(rank, world_size):
+            samples = sampler.sample_bulk(whole, *bulk)
             expected += [assemble(whole, sample, all_labels=world_size == shards) for sample in samples]
-        assert len(found) == len(expected)
-        for ours, theirs in zip(found, map(as_dict, expected), strict=True):
-            assert ours.keys() == theirs.keys()
-            for name, value in theirs.items():
-                assert torch.equal(ours[name], value) if isinstance(value, Tensor) else ours[name] == value, name
-
-
-class CountingGraph(ShardedGraph):
-    """Knows how often it asked other ranks something."""
-
-    turns = 0
-
-    def ask(self, questions: list[Any]) -> list[Any]:
-        self.turns += 1
-        return super().ask(questions)
+        check_same(found, map(contents, expected))
 
 
 def corrected(rank: int, world_size: int, folder: str, sampler: ShardedSampler) -> list[Any]:
     """For bulks of one and of four: batches of a round, turns, and bytes sent."""
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
     found: list[Any] = []
-    for bulk_size in (1, 4):
-        graph = CountingGraph(Shard.open(folder, rank), open_channel(world_size))
-        whole = GlobalBatches(ShardedSource(graph, sampler, Loading()), graph.split("train"), 32, 0, bulk_size)
-        before = traffic.bytes_sent
-        made = [as_dict(batch) for batch in whole.of_round(3, rank, world_size, start=2, stop=8)]
-        graph.close()
-        found.append((made, graph.turns, traffic.bytes_sent - before))
-    dist.destroy_process_group()
+    with joined(rank, world_size):
+        for bulk_size in (1, 4):
+            graph = CountingGraph(Shard.open(folder, rank), open_channel(world_size))
+            whole = GlobalBatches(ShardedSource(graph, sampler, Loading()), graph.split("train"), 32, 0, bulk_size)
+            before = traffic.bytes_sent
+            made = [contents(batch) for batch in whole.of_round(3, rank, world_size, start=2, stop=8)]
+            graph.close()
+            found.append((made, graph.turns, traffic.bytes_sent - before))
     return found
 
 
@@ -172,9 +138,7 @@ def test_corrections_are_made_in_bulks(tmp_path: Path, sampler: ShardedSampler) 
     graph = small_graph()
     save_shards(graph, some_partition(graph, 2), tmp_path / "shares")
     for (one, turns, spent), (four, fewer, less) in run_ranks(corrected, 2, str(tmp_path / "shares"), sampler):
-        assert len(one) == len(four) == 6
-        for left, right in zip(one, four, strict=True):
-            for name, value in left.items():
-                assert torch.equal(value, right[name]) if isinstance(value, Tensor) else value == right[name], name
+        assert len(one) == 6
+        check_same(four, one)
         # The first bulk goes through three exchanges, a second one through two more, each other one through one.
         assert (turns, fewer) == (9, 5) and less < spent

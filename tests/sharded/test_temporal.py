@@ -13,14 +13,12 @@ from torch import Tensor
 
 from lightning_gnn_dist import BatchKey, Graph, PartitionedDataModule, TemporalSampler, save_shards
 from lightning_gnn_dist.batches.assembling import assemble
-from lightning_gnn_dist.prepare.shard import Shard
-from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
-from lightning_gnn_dist.wire.channel import open_channel
+from tests.batch_contents import check_same
 from tests.placing import placed
 from tests.ranks import RankError, run_ranks
 from tests.sampling.temporal_graphs import plain
-from tests.sharded.graphs import in_order_of_parts, made_of, some_partition
-from tests.sharded.links.splits import content, is_same
+from tests.sharded.graphs import in_order_of_parts, made_of, opened, some_partition
+from tests.sharded.links.splits import content
 
 DATA = {"sampler": TemporalSampler([3, 2], "edge_time", "time"), "batch_size": 8}
 SIGHTS: list[dict[str, Any]] = [{}, {"equal": True, "last": 3}, {"pick": "latest"}, {"replace": True}]
@@ -38,12 +36,9 @@ def bulk_of(rank: int, world_size: int) -> tuple[list[Tensor], list[BatchKey]]:
 
 
 def drawn(rank: int, world_size: int, folder: str, of_nodes: bool) -> list[dict[str, Any]]:
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
-    graph = ShardedGraph(Shard.open(folder, rank), open_channel(world_size))
     bulk = bulk_of(rank, world_size)
-    made = [made_of(graph, sampler, *bulk) for sampler in (OF_NODES if of_nodes else SAMPLERS)]
-    graph.close()
-    dist.destroy_process_group()
+    with opened(rank, world_size, folder) as graph:
+        made = [made_of(graph, sampler, *bulk) for sampler in (OF_NODES if of_nodes else SAMPLERS)]
     return [content(batch) for batches in made for batch in batches]
 
 
@@ -61,9 +56,8 @@ def test_batches_are_those_of_the_whole_graph(
         batches = iter(found)
         for sampler in OF_NODES if of_nodes else SAMPLERS:
             for sample in sampler.sample_bulk(whole, *bulk_of(rank, world_size)):
-                expected, ours = content(assemble(whole, sample)), next(batches)
-                assert ours.keys() == expected.keys()
-                assert not [name for name, value in expected.items() if not is_same(ours[name], value)]
+                expected = content(assemble(whole, sample))
+                check_same([next(batches)], [expected])
                 seen += expected["edge_index"].shape[1]
     assert seen > 500
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -10,6 +11,8 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from tests.data_fitting import trainer
 
 State = dict[str, Tensor]
 
@@ -68,20 +71,20 @@ def fit(
         "Checkpoint directory .* not empty",
     ):
         warnings.filterwarnings("ignore", message)
-    options = {"max_epochs": 3, "enable_checkpointing": False, "use_distributed_sampler": False} | trainer_options
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=devices,
-        strategy=strategy,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        **options,
-    )
+    running = trainer(devices, strategy, **({"max_epochs": 3, "use_distributed_sampler": False} | trainer_options))
     train = batches(rank) if train is None else train
-    trainer.fit(module, train, batches(rank) if validate else None, ckpt_path=ckpt_path)
-    return trainer
+    running.fit(module, train, batches(rank) if validate else None, ckpt_path=ckpt_path)
+    return running
+
+
+def hear() -> list[str]:
+    """Where Lightning writes its lines to from now on."""
+    logger, lines = logging.getLogger("lightning.pytorch.utilities.rank_zero"), list[str]()
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    return lines
 
 
 def differs(left: State, right: State) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import lightning.pytorch as pl
@@ -17,30 +16,27 @@ from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.placing import batches_of
 from tests.ranks import RankError, run_ranks
-from tests.strategies.fitting import Net, State, differs, fit, state_of
+from tests.strategies.fitting import Net, State, differs, fit, hear, state_of
 from tests.strategies.weighted_fitting import Model, data_of, grappa, trainer_of
 
 # Law 2: at full coverage Grappa is DDP. Law 1: alone it is plain Lightning.
 
 
-def ddp_and_grappa(rank: int, world_size: int, options: dict[str, Any]) -> list[State]:
-    states = []
-    for strategy in (DDPStrategy(timeout=PATIENCE["launch"].timeout), grappa()):
-        torch.manual_seed(0)
-        module = Net(optimizer="Adam")
-        fit(rank, strategy, module, devices=world_size, **options)
-        states.append(state_of(module))
-    return states
+def ddp_and_grappa(rank: int, world_size: int) -> list[list[State]]:
+    found = []
+    for options in ({}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}, {"precision": "bf16-mixed"}):
+        found.append(list[State]())
+        for strategy in (DDPStrategy(timeout=PATIENCE["launch"].timeout), grappa()):
+            torch.manual_seed(0)
+            module = Net(optimizer="Adam")
+            fit(rank, strategy, module, devices=world_size, **options)  # type: ignore[arg-type]
+            found[-1].append(state_of(module))
+    return found
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}, {"precision": "bf16-mixed"}],
-    ids=["plain", "accumulated and clipped", "bf16"],
-)
-def test_batches_without_coverage_make_it_ddp(options: dict[str, Any]) -> None:
-    for ddp, ours in run_ranks(ddp_and_grappa, 2, options):
-        assert differs(ddp, ours) == 0.0
+def test_batches_without_coverage_make_it_ddp() -> None:
+    for found in run_ranks(ddp_and_grappa, 2):
+        assert [differs(ddp, ours) for ddp, ours in found] == [0.0] * 3
 
 
 def alone(rank: int, world_size: int) -> list[State]:
@@ -96,35 +92,26 @@ def uneven() -> Partition:
 CUT: dict[str, Any] = {"partitioner": uneven()}
 
 
-def one_step(rank: int, world_size: int, weights: str, level: str) -> State:
-    module = Model()
-    data = data_of(coverage=Coverage(level=level), **CUT)  # type: ignore[arg-type]
-    trainer_of(world_size, grappa(weights=weights), max_epochs=1).fit(module, data)
-    return state_of(module)
+# How ranks and nodes count, and whether the module weighs nodes: one that does not is weighed batch by batch.
+WAYS = [(*way, True) for way in (("coverage", "node"), ("coverage", "batch"), ("nodes", "node"), ("uniform", "node"))]
+WAYS.append(("coverage", "node", False))
 
 
-@pytest.mark.parametrize(
-    ("weights", "level"), [("coverage", "node"), ("coverage", "batch"), ("nodes", "node"), ("uniform", "node")]
-)
-def test_a_step_is_the_central_weighted_step(weights: str, level: str) -> None:
-    expected = central_step(weights, level, 3)
-    for state in run_ranks(one_step, 3, weights, level):
-        assert differs(state, expected) < 1e-6
-
-
-def opaque_step(rank: int, world_size: int) -> tuple[State, State]:
+def steps(rank: int, world_size: int) -> list[State]:
     states = []
-    for level, weighs_nodes in (("node", False), ("batch", True)):
+    for weights, level, weighs_nodes in WAYS:
         module = Model(weighs_nodes=weighs_nodes)
         data = data_of(coverage=Coverage(level=level), **CUT)  # type: ignore[arg-type]
-        trainer_of(world_size, grappa(), max_epochs=1).fit(module, data)
+        trainer_of(world_size, grappa(weights=weights), max_epochs=1).fit(module, data)
         states.append(state_of(module))
-    return states[0], states[1]
+    return states
 
 
-def test_a_module_that_weighs_nothing_is_weighed_batch_by_batch() -> None:
-    for opaque, batch_level in run_ranks(opaque_step, 3):
-        assert differs(opaque, batch_level) < 1e-6
+def test_a_step_is_the_central_weighted_step() -> None:
+    expected = [central_step(weights, level if weighs else "batch", 3) for weights, level, weighs in WAYS]
+    for states in run_ranks(steps, 3):
+        for state, central, way in zip(states, expected, WAYS, strict=True):
+            assert differs(state, central) < 1e-6, way
 
 
 def two_sides(*, inner_edge: bool) -> Graph:
@@ -141,11 +128,14 @@ def two_sides(*, inner_edge: bool) -> Graph:
 SIDES = Partition((torch.arange(40) >= 20).int(), 2)
 
 
-def step_of_sides(rank: int, world_size: int, weights: str, weighs_nodes: bool, inner_edge: bool) -> State:
-    module = Model(weighs_nodes=weighs_nodes)
-    data = data_of(two_sides(inner_edge=inner_edge), partitioner=SIDES)
-    trainer_of(world_size, grappa(weights=weights), max_epochs=1).fit(module, data)
-    return state_of(module)
+def steps_of_sides(rank: int, world_size: int) -> list[State]:
+    states = []
+    for weights, weighs_nodes, inner_edge in UNCOVERED:
+        module = Model(weighs_nodes=weighs_nodes)
+        data = data_of(two_sides(inner_edge=inner_edge), partitioner=SIDES)
+        trainer_of(world_size, grappa(weights=weights), max_epochs=1).fit(module, data)
+        states.append(state_of(module))
+    return states
 
 
 def plain_step(inner_edge: bool, graph: Graph | None = None, by_class: Tensor | None = None) -> State:
@@ -163,16 +153,14 @@ def plain_step(inner_edge: bool, graph: Graph | None = None, by_class: Tensor | 
     return state_of(module)
 
 
-@pytest.mark.parametrize("weighs_nodes", [True, False])
-def test_where_nothing_is_covered_all_nodes_count_alike(weighs_nodes: bool) -> None:
-    for state in run_ranks(step_of_sides, 2, "coverage", weighs_nodes, False):
-        assert differs(state, plain_step(inner_edge=False)) < 1e-6
+# Where nothing is covered all nodes count alike, as they do where coverage is not asked for.
+UNCOVERED = [("coverage", True, False), ("coverage", False, False), ("nodes", False, True), ("uniform", False, True)]
 
 
-@pytest.mark.parametrize("weights", ["nodes", "uniform"])
-def test_a_rank_without_coverage_counts_where_coverage_is_not_asked_for(weights: str) -> None:
-    for state in run_ranks(step_of_sides, 2, weights, False, True):
-        assert differs(state, plain_step(inner_edge=True)) < 1e-6
+def test_a_rank_without_coverage_counts_by_its_nodes() -> None:
+    for states in run_ranks(steps_of_sides, 2):
+        for state, (*_, inner_edge) in zip(states, UNCOVERED, strict=True):
+            assert differs(state, plain_step(inner_edge=inner_edge)) < 1e-6
 
 
 BY_CLASS = torch.tensor([4.0, 1.0, 1.0, 0.5])
@@ -217,12 +205,7 @@ def test_a_mean_over_seeds_weighs_classes_as_one_process_does() -> None:
 
 def said(rank: int, world_size: int, weighs_nodes: bool, options: dict[str, Any]) -> list[str]:
     """What two fits of two epochs say."""
-    logger, lines = logging.getLogger("lightning.pytorch.utilities.rank_zero"), []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    trainer = trainer_of(world_size, grappa(), **options)
+    lines, trainer = hear(), trainer_of(world_size, grappa(), **options)
     other_side = Partition((torch.arange(40) < 20).int(), 2)
     for max_epochs in (2, 4):
         trainer.fit_loop.max_epochs = max_epochs

@@ -20,7 +20,7 @@ from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import Net, State, batches, differs, fit, state_of
-from tests.strategies.round_fitting import local_sgd, same_start
+from tests.strategies.round_fitting import before_and_after, local_sgd, same_start
 
 # Law 1: one rank and no meeting is plain Lightning.
 
@@ -156,23 +156,7 @@ def weighted(rank: int, world_size: int, weights: str) -> tuple[State, State]:
     class Sized(list[Any]):
         num_seeds = 10 + 20 * rank
 
-    before: list[State] = []
-
-    class Watch(LocalSGDStrategy):
-        def end_round(self) -> None:
-            before.append(state_of(self._module()))
-            super().end_round()
-
-    module = same_start()
-    fit(
-        rank,
-        Watch(EverySteps(5), weights=weights, **PATIENCE),
-        module,
-        devices=2,
-        train=Sized(batches(rank)),
-        max_epochs=1,
-    )
-    return before[0], state_of(module)
+    return before_and_after(rank, world_size, LocalSGDStrategy, EverySteps(5), Sized(batches(rank)), weights=weights)
 
 
 @pytest.mark.parametrize(("weights", "share"), [("uniform", 0.5), ("nodes", 0.25)])

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
 from lightning_gnn_dist import EveryPass, EverySeconds, GrappaStrategy, LocalSGDStrategy, TMAStrategy
+from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 
@@ -68,14 +69,11 @@ class Logs(pl.LightningModule):
 
 def log(rank: int, world_size: int, strategy: Any) -> dict[str, float]:
     warnings.filterwarnings("ignore", ".*does not have many workers")
-    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    quiet |= {"enable_checkpointing": False, "num_sanity_val_steps": 0, "use_distributed_sampler": False}
-    trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=strategy, max_epochs=1, **quiet)
-    module = Logs()
-    trainer.fit(module, loader(rank, "train"), loader(rank, "val"))
-    metrics = dict(trainer.callback_metrics)
-    trainer.test(module, loader(rank, "test"), verbose=False)
-    return {name: float(value) for name, value in (metrics | dict(trainer.callback_metrics)).items()}
+    running, module = trainer(world_size, strategy, max_epochs=1, use_distributed_sampler=False), Logs()
+    running.fit(module, loader(rank, "train"), loader(rank, "val"))
+    metrics = dict(running.callback_metrics)
+    running.test(module, loader(rank, "test"), verbose=False)
+    return {name: float(value) for name, value in (metrics | dict(running.callback_metrics)).items()}
 
 
 @pytest.mark.parametrize(

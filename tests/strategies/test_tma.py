@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -15,25 +14,15 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from lightning_gnn_dist import (
-    Correction,
-    Drift,
     EverySeconds,
     Launch,
-    LLCGStrategy,
-    Loading,
-    NeighborSampler,
-    PartitionedDataModule,
-    RandomPartitioner,
     RoundProgress,
-    RoundStrategy,
-    SuperNodePartitioner,
     TMAStrategy,
-    communities,
 )
 from lightning_gnn_dist.rounds import clock
 from tests.ranks import RankError, run_ranks
-from tests.sage import SAGE
 from tests.strategies.fitting import Net, State, differs, fit, state_of
+from tests.strategies.round_fitting import before_and_after, same_start
 
 PATIENCE = Launch(timeout=timedelta(seconds=30))
 
@@ -53,11 +42,6 @@ def unequal(rank: int) -> StepsOfRank:
 
 def tma(clock: Any, **options: Any) -> TMAStrategy:
     return TMAStrategy(clock, launch=PATIENCE, **options)
-
-
-def same_start(**options: Any) -> Net:
-    torch.manual_seed(0)
-    return Net(**options)
 
 
 # Ranks of unequal speed.
@@ -151,16 +135,7 @@ def test_manual_optimisation_agrees_on_the_step_too() -> None:
 
 
 def weighted(rank: int, world_size: int, options: dict[str, Any]) -> tuple[State, State]:
-    before: list[State] = []
-
-    class Watch(TMAStrategy):
-        def end_round(self) -> None:
-            before.append(state_of(self._module()))
-            super().end_round()
-
-    module = same_start()
-    fit(rank, Watch(unequal(rank), launch=PATIENCE, **options), module, devices=world_size, max_epochs=1)
-    return before[0], state_of(module)
+    return before_and_after(rank, world_size, TMAStrategy, unequal(rank), **options)
 
 
 def test_weights_by_the_steps_done() -> None:
@@ -168,31 +143,6 @@ def test_weights_by_the_steps_done() -> None:
     expected = {name: (7 * first[0][name] + 2 * second[0][name] + 4 * third[0][name]) / 13 for name in first[0]}
     assert differs(first[0], second[0]) > 0.01
     assert differs(first[1], expected) < 1e-6
-
-
-def train_on_parts(rank: int, world_size: int, kind: str) -> tuple[State, float]:
-    graph, sampler = communities(600, 4, num_features=32, noise=2.0), NeighborSampler([4, 4])
-    partitioner = SuperNodePartitioner(20) if kind == "SuperTMA" else RandomPartitioner()
-    data = PartitionedDataModule(
-        graph, partitioner=partitioner, sampler=sampler, batch_size=32, loading=Loading(num_threads=0)
-    )
-    strategy: RoundStrategy = tma(EverySeconds(0.5))
-    clock.time = SimpleNamespace(monotonic=count(0.0, (0.01, 0.02)[rank]).__next__)  # type: ignore[attr-defined]
-    if kind == "RandomTMA":
-        strategy = tma(unequal(rank), weights="steps", drift=Drift("ranks"))
-    elif kind == "LLCG":
-        strategy = LLCGStrategy(unequal(rank), correction=Correction(0.5, lr="local"), launch=PATIENCE)
-    torch.manual_seed(0)
-    module = SAGE(32, 4, lr=0.03)
-    trainer = fit(rank, strategy, module, devices=world_size, train=data, max_epochs=4)
-    return state_of(module), float(trainer.callback_metrics["accuracy"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["RandomTMA", "SuperTMA", "LLCG"])
-def test_parts_are_learned_from_with_unequal_steps(kind: str) -> None:
-    (first, accuracy), (second, _) = run_ranks(train_on_parts, 2, kind)
-    assert differs(first, second) == 0.0 and accuracy > 0.5
 
 
 def test_nobody_learns_from_the_parts_of_failed_ranks() -> None:

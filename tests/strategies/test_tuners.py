@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
@@ -14,6 +13,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
 
 from lightning_gnn_dist import EverySteps, Launch, LocalSGDStrategy, Outer
+from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, every_strategy
 from tests.ranks import run_ranks
 from tests.strategies.fitting import State, differs, state_of
@@ -58,12 +58,12 @@ def test_lightning_refuses_to_search_the_batch_size() -> None:
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_a_search_in_ranks_that_are_forked_comes_back() -> None:
     strategy = LocalSGDStrategy(launch=Launch(start_method="fork"))
-    quiet = {"enable_progress_bar": False, "enable_checkpointing": False, "enable_model_summary": False}
-    trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False, max_epochs=9, **quiet)
     module = model()
     module.save_hyperparameters({"lr": 0.5})
     module.lr = 0.5
-    found = Tuner(trainer).lr_find(module, data_module(), num_training=20, early_stop_threshold=None)
+    found = Tuner(trainer(2, strategy, max_epochs=9)).lr_find(
+        module, data_module(), num_training=20, early_stop_threshold=None
+    )
     assert found is not None and len(found.results["lr"]) == 20
     assert module.lr == module.hparams.lr == found.suggestion() not in (0.5, None)  # the rate of the next fit
 

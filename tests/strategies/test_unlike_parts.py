@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
@@ -26,6 +25,7 @@ from lightning_gnn_dist import (
 )
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
+from tests.strategies.fitting import hear
 from tests.strategies.graph_fitting import fit, model
 
 UNLIKE = {"homophily": 1.0, "mean_degree": 20.0}  # METIS gives every part classes of its own
@@ -46,12 +46,7 @@ CASES: list[tuple[dict[str, float], dict[str, Any], Any, str]] = [
 
 def said(rank: int, world_size: int) -> list[list[str]]:
     """What every fit says of averaging."""
-    logger, lines = logging.getLogger("lightning.pytorch.utilities.rank_zero"), []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    found = []
+    lines, found = hear(), []
     for shape, options, strategy, _ in CASES:
         graph = communities(600, 4, num_features=12, train_share=0.3, seed=3, **shape)  # type: ignore[arg-type]
         settings = {"sampler": NeighborSampler([4, 4]), "boundary": Isolated()} | options

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from torch_geometric.data import HeteroData
 from torch_geometric.nn import HeteroConv, SAGEConv
 
 from tests.ranks import RankError, run_ranks
-from tests.strategies.fitting import Net, State, batches, differs, fit, state_of
+from tests.strategies.fitting import Net, State, batches, differs, fit, hear, state_of
 from tests.strategies.weighted_fitting import grappa
 
 
@@ -134,12 +133,7 @@ def typed_batches(rank: int, count: int = 4) -> DataLoader[Any]:
 
 def typed_and_resumed(rank: int, world_size: int, folder: str) -> tuple[list[State], int]:
     """Two epochs; the second of them from a checkpoint; two with DDP's own search; how often a line was written."""
-    logger, lines = logging.getLogger("lightning.pytorch.utilities.rank_zero"), []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    states = []
+    lines, states = hear(), []
     for looks, ckpt_path in ((False, None), (False, f"{folder}/epoch=0.ckpt"), (True, None)):
         module, saves = Types(), ModelCheckpoint(folder, "{epoch}", save_top_k=-1, enable_version_counter=False)
         options: dict[str, Any] = {"max_epochs": 2, "enable_checkpointing": True, "callbacks": [saves]}
@@ -272,4 +266,4 @@ def freed(rank: int, world_size: int) -> None:
 )
 def test_what_ddp_would_get_wrong_is_refused(function: Any, message: str) -> None:
     with pytest.raises(RankError, match=message):
-        run_ranks(function, 2, timeout=60)
+        run_ranks(function, 2, timeout=60, grace=1)

@@ -21,6 +21,7 @@ from lightning_gnn_dist import (
     communities,
     coverage_mean,
 )
+from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.strategies.fitting import State, state_of
 
@@ -77,7 +78,4 @@ def data_of(source: Graph | None = None, **options: Any) -> PartitionedDataModul
 
 
 def trainer_of(devices: int, strategy: Any, **options: Any) -> pl.Trainer:
-    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    defaults: dict[str, Any] = {"max_epochs": 2, "num_sanity_val_steps": 0, "limit_val_batches": 0}
-    defaults["enable_checkpointing"] = False
-    return pl.Trainer(accelerator="cpu", devices=devices, strategy=strategy, **quiet, **(defaults | options))
+    return trainer(devices, strategy, **({"limit_val_batches": 0} | options))

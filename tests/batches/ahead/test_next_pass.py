@@ -18,7 +18,8 @@ from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.data.train_loader import TrainLoader, passes_left
-from tests.batches.ahead.test_file_source import assert_same, contents, saved
+from tests.batch_contents import check_same, contents
+from tests.batches.ahead.test_file_source import saved
 from tests.batches.test_loader_threads import wait_until
 from tests.loaders import Recorder, threads
 
@@ -44,7 +45,7 @@ class Setting:
         )
         found = [contents(next(batches)) for _ in numbers]
         batches.close()
-        assert_same(found, list(map(contents, expected)))
+        check_same(found, list(map(contents, expected)))
 
 
 @pytest.fixture
@@ -152,7 +153,7 @@ def test_the_next_round_is_begun_when_a_round_is_over(setting: Setting) -> None:
 
     def take(round_idx: int, start: int, stop: int) -> None:
         found = list(map(contents, batches.of_round(round_idx, 0, 2, start, stop)))
-        assert_same(found, list(map(contents, expected.of_round(round_idx, 0, 2, start, stop))))
+        check_same(found, list(map(contents, expected.of_round(round_idx, 0, 2, start, stop))))
 
     take(0, 1, 4)
     assert len(threads()) == 1 and wait_until(lambda: 5 + 1 in setting.sampler.asked)

@@ -90,17 +90,19 @@ def targets_of(batch: Any, kind: EdgeType | None) -> tuple[Tensor, Tensor, Tenso
     return ids, store.edge_label_time, store.edge_label, trees
 
 
+def edges_of(batch: Any, kind: EdgeType | None) -> Iterator[tuple[Any, Any, Tensor]]:
+    """Of each type of edges the nodes that receive, the edges, and their times."""
+    for store in [batch] if kind is None else batch.edge_stores:
+        nodes = batch if kind is None else batch[store._key[2]]
+        yield nodes, store, store.edge_time if kind is None else store.time
+
+
 def seen(batch: Any, kind: EdgeType | None) -> Iterator[tuple[int, int, int, tuple[str, int]]]:
     """Of each message its tree, mark, time, and type and id of the node that receives."""
-    stores = {("", "", ""): batch} if kind is None else dict(batch.edge_items())
-    for (_, _, target), store in stores.items():
-        nodes = batch if kind is None else batch[target]
-        rows = store.edge_index[1]
-        mark, time = (store.edge_mark, store.edge_time) if kind is None else (store.mark, store.time)
-        ids = nodes.n_id[rows].tolist()
-        yield from zip(
-            nodes.batch[rows].tolist(), mark.tolist(), time.tolist(), [(target, i) for i in ids], strict=True
-        )
+    for nodes, store, time in edges_of(batch, kind):
+        rows, mark = store.edge_index[1], store.edge_mark if kind is None else store.mark
+        receivers = [("" if kind is None else store._key[2], i) for i in nodes.n_id[rows].tolist()]
+        yield from zip(nodes.batch[rows].tolist(), mark.tolist(), time.tolist(), receivers, strict=True)
 
 
 def by_hand(
@@ -127,8 +129,7 @@ def by_hand(
 
 
 @KINDS
-@pytest.mark.parametrize("equal", [False, True])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("equal", "seed"), [(False, 0), (True, 1)])
 def test_each_end_sees_what_was_before_its_target_and_nothing_else(
     kind: EdgeType | None, equal: bool, seed: int
 ) -> None:
@@ -156,7 +157,7 @@ def test_each_end_sees_what_was_before_its_target_and_nothing_else(
 
 
 @KINDS
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 1])
 def test_no_event_at_or_after_the_time_of_a_target_reaches_its_score(kind: EdgeType | None, seed: int) -> None:
     graph, name = events(kind, seed), "edge_time" if kind is None else "time"
     num_messages = 0
@@ -266,8 +267,9 @@ class Counts(pl.LightningModule):
     def forward(self, batch: Any) -> Tensor:
         ids, times, label, trees = targets_of(batch, self.kind)
         counts = torch.zeros(int(trees.max()) + 1, 2)
-        for tree, _, time, _ in seen(batch, self.kind):
-            counts[tree] += torch.tensor([1.0, time])
+        for nodes, store, time in edges_of(batch, self.kind):
+            received = torch.stack([torch.ones(len(time)), time.float()], 1)
+            counts.index_add_(0, nodes.batch[store.edge_index[1]], received)
         self.judged.update(zip(*ids.tolist(), times.tolist(), label.tolist(), strict=True))
         scores: Tensor = self.linear(torch.cat([counts[trees[0]], counts[trees[1]]], 1).log1p()).squeeze(1)
         return scores

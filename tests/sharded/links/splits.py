@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 
 from lightning_gnn_dist import (
     Fetch,
@@ -21,10 +21,12 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.data.edges.whole import WholeEdges
 from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
+from tests.batch_contents import contents
+from tests.batch_contents import is_same as is_same
 from tests.data.temporal.test_events import SENT, events
 from tests.placing import placed
 from tests.sharded.graphs import in_order_of_parts, small_graph
-from tests.sharded.typed.graphs import contents, in_order_of_shards
+from tests.sharded.typed.graphs import in_order_of_shards
 from tests.typed_sage import typed_graph_of_papers
 
 WRITES: EdgeType = ("author", "writes", "paper")
@@ -149,20 +151,5 @@ class OnOneHost(WholeEdges):
 
 
 def content(batch: Any) -> dict[str, Any]:
-    """All that a batch has."""
-    if isinstance(batch, HeteroData):
-        return {name: value for name, value in contents(batch).items() if not name.endswith("train_mask")}
-    blocks = {f"block {i}": (b.indptr, b.indices, b.num_dst) for i, b in enumerate(batch.blocks)}
-    found = {"edge_index": batch.edge_index} | batch.to_dict()
-    return {name: value for name, value in (found | blocks).items() if name != "train_mask"}
-
-
-def is_same(left: Any, right: Any) -> bool:
-    if isinstance(left, Tensor):
-        same = left.dtype == right.dtype and left.shape == right.shape
-        return same and torch.equal(left.nan_to_num(7e7), right.nan_to_num(7e7))
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(is_same(left[key], right[key]) for key in left)
-    if isinstance(left, tuple | list):
-        return len(left) == len(right) and all(map(is_same, left, right))
-    return bool(left == right)
+    """All that a batch has, but for masks."""
+    return {name: value for name, value in contents(batch).items() if not name.endswith("train_mask")}

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
@@ -44,20 +42,18 @@ from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, every_strategy
 from tests.link_model import LinkSAGE, Targets, held
 from tests.ranks import RankError, run_ranks
-from tests.sharded.graphs import small_graph
+from tests.sharded.graphs import joined, small_graph
 from tests.sharded.links.splits import (
     WRITES,
     OneHost,
     as_shards_have_it,
     events_split,
-    labelled_split,
     of_shards,
     typed_split,
     undirected_split,
     unequal,
 )
 from tests.strategies.fitting import State, differs, state_of
-from tests.typed_sage import LinkHetero
 
 OPTIONS: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 40}
 
@@ -86,7 +82,7 @@ def model() -> LinkSAGE:
 def fit(rank: int, world_size: int, strategy: Any, data: Any) -> Outcome:
     """What a fit of two epochs and a test ask for, and what they end with."""
     if isinstance(data, str):
-        data = LinkDataModule(data, evaluation=Evaluation(batch_size=7), **OPTIONS)
+        data = LinkDataModule(data, evaluation=Evaluation(batch_size=20), **OPTIONS)
     module, fitting = model(), trainer(world_size, strategy)
     fitting.fit(module, data)
     (metrics,) = fitting.test(module, data, verbose=False)
@@ -95,13 +91,13 @@ def fit(rank: int, world_size: int, strategy: Any, data: Any) -> Outcome:
 
 def on_one_host(rank: int, world_size: int, strategy: Any, options: dict[str, Any]) -> Outcome:
     whole, parts = as_shards_have_it(undirected_split(), unequal(undirected_split().graph, world_size))
-    data = OneHost(whole, partitioner=parts, evaluation=Evaluation(batch_size=7), **OPTIONS, **options)
+    data = OneHost(whole, partitioner=parts, evaluation=Evaluation(batch_size=20), **OPTIONS, **options)
     return fit(rank, world_size, strategy, data)
 
 
 def on_shards(rank: int, world_size: int, strategy: Any, folder: str, options: dict[str, Any]) -> Outcome:
     data = LinkDataModule(
-        folder, evaluation=Evaluation(batch_size=7), loading=Loading(cache_bytes=900), **OPTIONS, **options
+        folder, evaluation=Evaluation(batch_size=20), loading=Loading(cache_bytes=900), **OPTIONS, **options
     )
     return fit(rank, world_size, strategy, data)
 
@@ -122,28 +118,6 @@ def test_training_is_that_of_hosts_with_the_whole_split(saved: Path, name: str, 
         return
     theirs = run_ranks(on_one_host, 2, strategy, {"boundary": Fetch()} | options)
     assert differs(ours[0].state, theirs[0].state) == 0.0 and ours[0].metrics == theirs[0].metrics
-
-
-def typed_fit(rank: int, world_size: int, folder: str | None) -> tuple[State, dict[str, float]]:
-    """A fit on shards or on one host."""
-    options: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 48, "num_negatives": 2}
-    split, data = typed_split(WRITES), LinkDataModule(folder, **options) if folder else None
-    whole, parts = as_shards_have_it(split, unequal(split.graph, world_size))
-    torch.manual_seed(0)
-    module = LinkHetero(list(split.graph.types.edge_types), WRITES)
-    fitting = trainer(world_size, GrappaStrategy(find_unused_parameters=True, **PATIENCE))
-    fitting.fit(module, data or OneHost(whole, partitioner=parts, **options))
-    (metrics,) = fitting.test(module, data or OneHost(whole, partitioner=parts, **options), verbose=False)
-    return state_of(module), dict(metrics)
-
-
-@pytest.mark.slow
-def test_training_on_typed_shards_is_that_of_hosts_with_the_whole_split(tmp_path: Path) -> None:
-    split = typed_split(WRITES)
-    save_shards(split, unequal(split.graph, 2), tmp_path / "shards")
-    (ours, found), (others, _) = run_ranks(typed_fit, 2, str(tmp_path / "shards"))
-    theirs, expected = run_ranks(typed_fit, 2, None)[0]
-    assert differs(ours, theirs) == differs(ours, others) == 0.0 and found == expected
 
 
 def true_pairs(batches: list[Targets]) -> Counter[tuple[int, ...]]:
@@ -186,15 +160,13 @@ def ranks_on_one_host(module: LinkSAGE, split: LinkSplit) -> Tensor:
 
 
 def corrected(rank: int, world_size: int, folder: str) -> list[Targets]:
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
-    data = of_shards(folder, rank, world_size, global_batching=GlobalBatching(deal="own", batch_size=50), **OPTIONS)
-    data.setup("fit")
-    num_batches = data._global_batches().num_batches
-    module, made = model(), data.correction_batches(4, stop=num_batches)
-    for batch in made:
-        module.training_step(batch)
-    data.teardown("fit")
-    dist.destroy_process_group()
+    module, deal = model(), GlobalBatching(deal="own", batch_size=50)
+    with joined(rank, world_size):
+        data = of_shards(folder, rank, world_size, global_batching=deal, **OPTIONS)
+        data.setup("fit")
+        for batch in data.correction_batches(4, stop=data._global_batches().num_batches):
+            module.training_step(batch)
+        data.teardown("fit")
     return module.asked
 
 
@@ -235,14 +207,6 @@ def test_a_resumed_fit_ends_as_one_that_never_stopped(saved: Path, tmp_path: Pat
     assert differs(whole[0], parts[0]) == 0.0 and differs(whole[0], state_of(model())) > 0
 
 
-def test_embeddings_of_all_nodes_can_be_predicted(saved: Path) -> None:
-    data = LinkDataModule(saved / "of 1", **OPTIONS)
-    data.setup("predict")
-    nodes = [node for batch in data.predict_dataloader() for node in batch.n_id[: batch.batch_size].tolist()]
-    data.teardown("predict")
-    assert nodes == list(range(240))
-
-
 def test_embeddings_of_the_receivers_type_can_be_predicted(tmp_path: Path) -> None:
     split = typed_split(WRITES)
     save_shards(split, unequal(split.graph, 1), tmp_path / "shards")
@@ -279,13 +243,6 @@ def test_folders_are_for_one_module_each(saved: Path, tmp_path: Path) -> None:
     save_shards(graph, unequal(graph, 2), tmp_path / "nodes")
     with pytest.raises(ValueError, match=r"edges are not split: divide a split, as in save_shards\(split_edges"):
         LinkDataModule(tmp_path / "nodes")
-
-
-def test_labels_take_no_negatives(tmp_path: Path) -> None:
-    split = labelled_split()
-    save_shards(split, unequal(split.graph, 2), tmp_path / "labels")
-    with pytest.raises(ValueError, match="num_negatives is for splits without labels"):
-        LinkDataModule(tmp_path / "labels", num_negatives=1)
 
 
 def test_names_that_were_not_held_back(tmp_path: Path) -> None:
@@ -339,7 +296,7 @@ def timed_fit(rank: int, world_size: int, folder: str, strategy: Any) -> tuple[S
     data = LinkDataModule(folder, **options) if folder else None
     whole, parts = as_shards_have_it(split, unequal(split.graph, world_size))
     torch.manual_seed(0)
-    module, fitting = FindsTimes(4), trainer(world_size, strategy)
+    module, fitting = FindsTimes(4), trainer(world_size, strategy, max_epochs=1)
     given = data or OneHost(whole, partitioner=parts, **options)
     fitting.fit(module, given)
     (metrics,) = fitting.test(module, given, verbose=False)

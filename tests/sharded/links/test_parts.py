@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from lightning_gnn_dist import BatchKey, Graph, Loading, NeighborSampler, save_shards
 from lightning_gnn_dist.engine.rng import below, draw, key
@@ -18,22 +15,11 @@ from lightning_gnn_dist.sampling.links import FALSE_ENDS
 from lightning_gnn_dist.sampling.negatives import Candidates, draw_receivers
 from lightning_gnn_dist.sampling.targets.home import FalseEnds
 from lightning_gnn_dist.sharded.links import Held, draw_false_ends, held_of_shard, own_share
-from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.source import ShardedSource
-from lightning_gnn_dist.wire.channel import open_channel
+from tests.batch_contents import is_same
 from tests.ranks import run_ranks
-from tests.sharded.graphs import in_order_of_parts
-from tests.sharded.links.splits import as_shards_have_it, is_same, labelled_split, of_shards, undirected_split, unequal
-
-
-class CountingGraph(ShardedGraph):
-    """Knows how often it asked other ranks something."""
-
-    turns = 0
-
-    def ask(self, questions: list[Any]) -> list[Any]:
-        self.turns += 1
-        return super().ask(questions)
+from tests.sharded.graphs import CountingGraph, in_order_of_parts, joined, opened
+from tests.sharded.links.splits import as_shards_have_it, labelled_split, of_shards, undirected_split, unequal
 
 
 def dense_graph(num_nodes: int = 90) -> Graph:
@@ -45,15 +31,11 @@ def dense_graph(num_nodes: int = 90) -> Graph:
 
 
 def drawn(rank: int, world_size: int, folder: str, senders: list[int], candidates: range) -> tuple[list[int], int]:
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
-    graph = CountingGraph(Shard.open(folder, rank), open_channel(world_size))
     ids = torch.arange(len(senders)) + 100
     wanted = FalseEnds([torch.tensor([senders])], [ids], [BatchKey(5, 0, rank)], 2, Candidates(candidates))
-    (found,) = graph.answered(draw_false_ends(graph, wanted))
-    turns = graph.turns
-    graph.close()
-    dist.destroy_process_group()
-    return found.view(-1).tolist(), turns
+    with opened(rank, world_size, folder) as graph:
+        (found,) = graph.answered(draw_false_ends(graph, wanted))
+        return found.view(-1).tolist(), graph.turns
 
 
 def by_hand(graph: Graph, sender: int, word: np.uint64, number: int, place: int, candidates: range) -> int:
@@ -88,13 +70,11 @@ def test_negatives_are_those_of_one_host(tmp_path: Path, candidates: range) -> N
 
 
 def shared(rank: int, world_size: int, folder: str, num_shards: int) -> tuple[Held, range]:
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
-    channel, links = open_channel(num_shards), Bounds.read(folder).links
+    links = Bounds.read(folder).links
     assert links is not None
-    own = held_of_shard(Shard.open(folder, channel.rank), links, "val")
-    share = own_share(own, links.held["val"], channel, rank // num_shards, world_size // num_shards)
-    dist.destroy_process_group()
-    return share
+    with joined(rank, world_size, num_shards) as channel:
+        own = held_of_shard(Shard.open(folder, channel.rank), links, "val")
+        return own_share(own, links.held["val"], channel, rank // num_shards, world_size // num_shards)
 
 
 @pytest.mark.parametrize("kind", ["true and false", "labels"])
@@ -120,20 +100,19 @@ def test_held_edges_are_shared_in_the_order_of_shards(tmp_path: Path, kind: str)
 
 
 def turns_of_bulks(rank: int, world_size: int, folder: str, fanouts: list[int]) -> list[int]:
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
-    data = of_shards(folder, rank, world_size, sampler=NeighborSampler(fanouts))
-    data.setup("fit")
-    graph, seeds = CountingGraph(data._home.shard, open_channel(world_size)), data._task._own()
-    turns = []
-    for count in (1, 6):
-        source = ShardedSource(graph, data._task.across(data.sampler), Loading(), num_ids=10**6)
-        before, bulks = graph.turns, [([seeds[10 * i : 10 * i + 10]], [BatchKey(0, 0, i)], None) for i in range(count)]
-        for _, batches in source.make_in_turn(iter(bulks)):
-            list(batches)
-        turns.append(graph.turns - before)
-    graph.close()
-    data.teardown("fit")
-    dist.destroy_process_group()
+    data, turns = of_shards(folder, rank, world_size, sampler=NeighborSampler(fanouts)), []
+    with joined(rank, world_size) as channel:
+        data.setup("fit")
+        graph, seeds = CountingGraph(data._home.shard, channel), data._task._own()
+        for count in (1, 6):
+            source = ShardedSource(graph, data._task.across(data.sampler), Loading(), num_ids=10**6)
+            of_bulk = [([seeds[10 * i : 10 * i + 10]], [BatchKey(0, 0, i)], None) for i in range(count)]
+            before = graph.turns
+            for _, batches in source.make_in_turn(iter(of_bulk)):
+                list(batches)
+            turns.append(graph.turns - before)
+        graph.close()
+        data.teardown("fit")
     return turns
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist import Graph, GraphTypes, Partition
 from lightning_gnn_dist.graph.graph import typed_graph
@@ -56,26 +53,3 @@ def in_order_of_shards(graph: Graph, partition: Partition) -> Graph:
     same = types.node_types, types.offsets, types.edge_types, types.num_edges
     made = GraphTypes(*same, types.edge_type[edges], nodes, of_edges, types.time, types.seeds)
     return typed_graph(starts, senders, made)
-
-
-def contents(batch: HeteroData) -> dict[str, Any]:
-    """All that a batch holds, by names that say where."""
-    found = {"seed_type": batch.seed_type, "batch_size": batch.batch_size}
-    for kind in batch.node_types:
-        found |= {f"{kind} {name}": value for name, value in batch[kind].to_dict().items()}
-    for kind in batch.edge_types:
-        found |= {f"{kind} {name}": value for name, value in batch[kind].to_dict().items()}
-        for layer, blocks in enumerate(batch.blocks):
-            found |= {
-                f"{kind} {layer} {name}": getattr(blocks[kind], name) for name in ("indptr", "indices", "num_dst")
-            }
-    return found
-
-
-def check_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        if isinstance(value, Tensor):
-            assert found[name].dtype == value.dtype and torch.equal(found[name], value), name
-        else:
-            assert found[name] == value, name

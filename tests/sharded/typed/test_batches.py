@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist import BatchKey, Graph, NeighborSampler, Partition, citations, save_shards
+from lightning_gnn_dist import BatchKey, Graph, NeighborSampler, Partition, save_shards
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.prepare.shard import Shard
-from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import begin, finish
 from lightning_gnn_dist.wire.channel import open_channel
+from tests.batch_contents import check_same, contents
 from tests.conftest import module_of
 from tests.graph.typed.graphs import EDGES
 from tests.ranks import run_ranks
-from tests.sharded.typed.graphs import check_equal, contents, in_order_of_shards, some_graph, some_partition
+from tests.sharded.graphs import CountingGraph, joined
+from tests.sharded.typed.graphs import in_order_of_shards, some_graph, some_partition
 
 PER_TYPE = {kind: [number, 2 - number % 2] for number, kind in enumerate(EDGES)}  # 0 for the first one
 
@@ -37,31 +36,19 @@ def keys_of(rank: int, bulk: int, count: int) -> list[BatchKey]:
     return [BatchKey(7 + rank, bulk, i) for i in range(count)]
 
 
-class CountingGraph(ShardedGraph):
-    """Knows how often it asked other ranks something."""
-
-    turns = 0
-
-    def ask(self, questions: list[Any]) -> list[Any]:
-        self.turns += 1
-        return super().ask(questions)
-
-
 def drawn(rank: int, world_size: int, folders: list[str], sampler: NeighborSampler, cache: int) -> list[Any]:
     """Of each graph the contents of the batches of two bulks, and how many rows were held."""
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
     found = []
-    for folder in folders:
-        shard = Shard.open(folder, rank)
-        graph = CountingGraph(shard, open_channel(world_size), cache_bytes=cache)
-        seeds = seeds_of(rank, world_size, graph.types.nodes_of(graph.types.seed_type()))
-        bulks = [graph.answered(begin(graph, sampler, seeds, keys_of(rank, bulk, len(seeds)))) for bulk in range(2)]
-        made = graph.answered(finish(graph, bulks[0], bulks[1:], all_labels=rank == 0))
-        made += graph.answered(finish(graph, bulks[1], all_labels=rank == 0))
-        assert graph.turns == 2 * (sampler.num_hops + 1)  # the rows of all types at once
-        graph.close()
-        found.append(([contents(batch) for batch in made], graph.cache.hits))
-    dist.destroy_process_group()
+    with joined(rank, world_size):
+        for folder in folders:
+            graph = CountingGraph(Shard.open(folder, rank), open_channel(world_size), cache_bytes=cache)
+            seeds = seeds_of(rank, world_size, graph.types.nodes_of(graph.types.seed_type()))
+            bulks = [graph.answered(begin(graph, sampler, seeds, keys_of(rank, bulk, len(seeds)))) for bulk in range(2)]
+            made = graph.answered(finish(graph, bulks[0], bulks[1:], all_labels=rank == 0))
+            made += graph.answered(finish(graph, bulks[1], all_labels=rank == 0))
+            assert graph.turns == 2 * (sampler.num_hops + 1)  # the rows of all types at once
+            graph.close()
+            found.append(([contents(batch) for batch in made], graph.cache.hits))
     return found
 
 
@@ -84,7 +71,7 @@ def compare(pairs: list[tuple[Graph, Graph, Partition]], sampler: NeighborSample
                 expected += [assemble(whole, sample, all_labels=rank == 0) for sample in samples]
             assert len(found) == len(expected)
             for ours, theirs in zip(found, map(contents, expected), strict=True):
-                check_equal(ours, theirs)
+                check_same([ours], [theirs])
 
 
 @pytest.mark.parametrize(
@@ -115,10 +102,6 @@ def pair_of(graph: Graph, num_parts: int) -> tuple[Graph, Graph, Partition]:
     kinds = graph.types.type_of(torch.arange(graph.num_nodes))
     order = (kinds * num_parts + partition.assignment).argsort(stable=True)
     return graph.with_seeds(kind), graph.induced(order).with_seeds(kind), partition
-
-
-def test_time_is_an_array_like_any_other(tmp_path: Path) -> None:
-    compare([pair_of(citations(600), 3)], NeighborSampler([2, 2]), 0, tmp_path)
 
 
 @pytest.mark.slow

@@ -28,7 +28,6 @@ from lightning_gnn_dist import (
     NeighborSampler,
     Partition,
     PartitionedDataModule,
-    PredictionWriter,
     RandomWalkSampler,
     ShadowSampler,
     TemporalSampler,
@@ -38,12 +37,13 @@ from lightning_gnn_dist import (
     save_shards,
 )
 from lightning_gnn_dist.homes.costs import ShardCosts
+from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
+from tests.sharded.fitting import Result, all_figures, check_alike
 from tests.sharded.typed.graphs import in_order_of_shards, some_graph, some_partition
 from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
 
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
 OPTIONS: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 16}
 OPTIONS |= {"evaluation": Evaluation(batch_size=70)}
 UNUSED = {"find_unused_parameters": True}  # of types that no loss reads
@@ -54,12 +54,6 @@ STRATEGIES: dict[str, Any] = {
     "tma": lambda: TMAStrategy(EverySteps(3), **PATIENCE),
     "ddp": lambda: DDPStrategy(timeout=PATIENCE["launch"].timeout, **UNUSED),
 }
-Result = tuple[list[Tensor], dict[str, float]]
-
-
-def owners(graph: Graph) -> Partition:
-    """Two parts of unequal sizes."""
-    return Partition((torch.arange(graph.num_nodes) * 7 % 5 // 3).to(torch.int32), 2)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +61,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same graph in shards and whole, with the same numbers for nodes."""
     folder = tmp_path_factory.mktemp("graph")
     graph = typed_graph_of_papers(300)
-    partition = owners(graph)
+    partition = Partition((torch.arange(graph.num_nodes) * 7 % 5 // 3).to(torch.int32), 2)
     save_shards(graph, partition, folder / "shards")
     whole = in_order_of_shards(graph, partition)
     whole.save(folder / "whole")
@@ -86,28 +80,15 @@ def data_of(folder: str, kind: str, **more: Any) -> pl.LightningDataModule:
     return PartitionedDataModule(whole, partitioner=partition, **({"boundary": Isolated()} | options))
 
 
-def fit(rank: int, world_size: int, folder: str, name: str, kind: str, more: dict[str, Any]) -> Result:
+def fit(rank: int, world_size: int, folder: str, kind: str, name: str, more: dict[str, Any]) -> Result:
     data = data_of(folder, kind, **more)
     pl.seed_everything(0, verbose=False)
-    types = Graph.open(f"{folder}/whole").types
-    assert types is not None
-    model = HeteroSAGE(list(types.edge_types))
-    writer = PredictionWriter(f"{folder}/{kind}.npy", overwrite=True)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=world_size,
-        strategy=STRATEGIES[name](),
-        max_epochs=3,
-        enable_checkpointing=False,
-        callbacks=[writer],
-        **QUIET,
-    )
-    trainer.fit(model, data)
-    weights = [parameter.detach().clone() for parameter in model.parameters()]
-    metrics = {"val": float(trainer.callback_metrics["val_acc"])}
-    (tested,) = trainer.test(model, data, verbose=False)
-    trainer.predict(model, data, return_predictions=False)
-    return weights, metrics | dict(tested)
+    model = HeteroSAGE(edge_types(folder))
+    return all_figures(world_size, STRATEGIES[name](), model, data, f"{folder}/{kind}.npy")
+
+
+def edge_types(folder: str) -> list[Any]:
+    return list(Graph.open(f"{folder}/whole").types.edge_types)
 
 
 FITS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -134,24 +115,16 @@ FITS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", ["llcg", *(pytest.param(name, marks=pytest.mark.slow) for name in list(FITS)[1:])])
 def test_training_on_shards_is_training_on_parts(saved: Path, name: str) -> None:
-    strategy, more = FITS[name]
-    shards, parts = (run_ranks(fit, 2, str(saved), strategy, kind, more) for kind in ("shards", "whole"))
-    for (ours, figures), (theirs, expected) in zip(shards, parts, strict=True):
-        assert all(torch.equal(left, right) for left, right in zip(ours, theirs, strict=True))
-        assert figures == expected
-    ours, theirs = ((saved / f"{kind}.npy").read_bytes() for kind in ("shards", "whole"))
-    assert ours == theirs
+    check_alike(fit, saved, *FITS[name])
 
 
 def fit_again(rank: int, world_size: int, folder: str, out: str) -> list[list[Tensor]]:
     """Weights of a fit that never stopped, and of one that stopped after a round and was resumed."""
-    found, types = [], Graph.open(f"{folder}/whole").types
-    assert types is not None
+    found = []
     for epochs, resumes in ((3, None), (1, None), (3, f"{out}/half.ckpt")):
         pl.seed_everything(0, verbose=False)
-        model, strategy = HeteroSAGE(list(types.edge_types)), STRATEGIES["llcg"]()
-        options = {"enable_checkpointing": False, "limit_val_batches": 0} | QUIET
-        running = pl.Trainer(accelerator="cpu", devices=world_size, strategy=strategy, max_epochs=epochs, **options)
+        model = HeteroSAGE(edge_types(folder))
+        running = trainer(world_size, STRATEGIES["llcg"](), max_epochs=epochs, limit_val_batches=0)
         running.fit(model, data_of(folder, "shards", boundary=Halo(1)), ckpt_path=resumes)
         if epochs == 1:
             running.save_checkpoint(f"{out}/half.ckpt")
@@ -179,11 +152,8 @@ class Seeing(HeteroSAGE):
 
 
 def seen(rank: int, world_size: int, folder: str) -> tuple[list[int], list[int]]:
-    types = Graph.open(f"{folder}/whole").types
-    assert types is not None
-    model, options = Seeing(list(types.edge_types)), {"num_sanity_val_steps": 0, "enable_checkpointing": False} | QUIET
-    one_pass = {"strategy": STRATEGIES["grappa"](), "max_epochs": 1}
-    pl.Trainer(accelerator="cpu", devices=world_size, **one_pass, **options).fit(model, data_of(folder, "shards"))
+    model = Seeing(edge_types(folder))
+    trainer(world_size, STRATEGIES["grappa"](), max_epochs=1).fit(model, data_of(folder, "shards"))
     return model.learned, model.judged  # type: ignore[return-value]
 
 
@@ -220,7 +190,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"sampler": NeighborSampler([4, 3], weight="edge_weight")}, "weight .* draws from graphs without types"),
     ({"seed_type": "papers"}, r"seed_type must be one of \['paper', 'author', 'venue', 'word'\], got 'papers'"),
-    ({"seed_type": 3}, "seed_type must be one of .*, got 3"),
 ]
 
 
@@ -262,10 +231,7 @@ def test_features_that_are_nan_are_found_before_the_first_step(tmp_path: Path) -
 
 def start(rank: int, world_size: int, folder: str, **options: Any) -> None:
     model = HeteroSAGE([("paper", "cites", "paper")])
-    trainer = pl.Trainer(
-        accelerator="cpu", devices=world_size, strategy=STRATEGIES["llcg"](), fast_dev_run=True, **QUIET
-    )
-    trainer.fit(model, PartitionedDataModule(folder, **options))
+    trainer(world_size, STRATEGIES["llcg"](), fast_dev_run=True).fit(model, PartitionedDataModule(folder, **options))
 
 
 @pytest.mark.parametrize(
@@ -293,10 +259,10 @@ def test_all_that_trees_see_is_evaluated_as_on_the_whole_graph(saved: Path, monk
         elif most is not None:
             monkeypatch.setattr(ShardCosts, "_fits", lambda self, seeds, sampler: len(seeds) <= 5)
         pl.seed_everything(0, verbose=False)
-        trainer = pl.Trainer(accelerator="cpu", devices=1, **QUIET)
-        (tested,) = trainer.test(HeteroSAGE(list(graph.types.edge_types)), data, verbose=False)
+        testing = trainer(1)
+        (tested,) = testing.test(HeteroSAGE(list(graph.types.edge_types)), data, verbose=False)
         found.append(tested["test_acc"])
-        sizes.append(len(trainer.test_dataloaders))
+        sizes.append(len(testing.test_dataloaders))
     assert found[0] > 0 and found == pytest.approx([found[0]] * 3)
     num_tested = graph.with_seeds("paper").split("test").numel()
     assert sizes[:2] == [-(-num_tested // 16), -(-num_tested // 4)]

@@ -24,9 +24,11 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.global_batches import _PASSES
 from lightning_gnn_dist.engine.rng import Purpose, permutation
+from tests.batch_contents import check_same, contents
+from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
-from tests.sharded.typed.graphs import check_equal, contents, in_order_of_shards
+from tests.sharded.typed.graphs import in_order_of_shards
 from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
 
 SEED, BATCH, ROUND, SAMPLER = 5, 40, 3, NeighborSampler([4, 3])
@@ -45,11 +47,9 @@ def corrected(rank: int, world_size: int, folder: str) -> tuple[list[Any], list[
 
     types = Graph.open(f"{folder}/whole").types
     assert types is not None
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    options = {"enable_checkpointing": False, "limit_val_batches": 0, "max_epochs": 2, "callbacks": [Look()]} | quiet
     strategy = LLCGStrategy(EverySteps(2), correction=Correction(2), **PATIENCE)
-    trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=strategy, **options)
-    trainer.fit(HeteroSAGE(list(types.edge_types)), data)
+    fitting = trainer(world_size, strategy, limit_val_batches=0, callbacks=[Look()])
+    fitting.fit(HeteroSAGE(list(types.edge_types)), data)
     return found[:-1], found[-1]
 
 
@@ -80,4 +80,4 @@ def test_owners_deal_their_own_seeds(tmp_path: Path) -> None:
             (sample,) = SAMPLER.sample_bulk(whole, [own[rank][at] + of_type.start], [key])
             expected = contents(assemble(whole, sample, all_labels=False))
             before = len(own[0]) if rank else 0
-            check_equal(ours, expected | {"paper input_id": before + at})
+            check_same([ours], [expected | {"paper input_id": before + at}])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from lightning_gnn_dist import (
     Boundary,
@@ -20,24 +18,19 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     save_shards,
 )
-from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.part import read_part
-from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
-from lightning_gnn_dist.wire.channel import open_channel
+from tests.batch_contents import check_same
 from tests.ranks import run_ranks
-from tests.sharded.typed.graphs import check_equal, in_order_of_shards, some_graph, some_partition
+from tests.sharded.graphs import opened
+from tests.sharded.typed.graphs import in_order_of_shards, some_graph, some_partition
 
 BOUNDARIES: list[Boundary] = [Isolated(), Halo(1), Halo(3), Halo(2, neighbors=2), Halo(2, bytes=300)]
 COVERAGE = Coverage(hops=2, shrinkage=1.0)
 
 
 def parts(rank: int, world_size: int, folder: Path) -> list[dict[str, Any]]:
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
-    graph = ShardedGraph(Shard.open(folder, rank), open_channel(world_size))
-    found = [contents(read_part(graph, boundary, COVERAGE, 5)[0]) for boundary in BOUNDARIES]
-    graph.close()
-    dist.destroy_process_group()
-    return found
+    with opened(rank, world_size, folder) as graph:
+        return [contents(read_part(graph, boundary, COVERAGE, 5)[0]) for boundary in BOUNDARIES]
 
 
 def contents(part: Graph) -> dict[str, Any]:
@@ -66,4 +59,4 @@ def test_it_is_the_part_of_the_whole_graph(tmp_path: Path) -> None:
                 name = f"nodes/{kind}/n_id"
                 ids = in_order_of_shards(graph, partition).types.node_arrays[kind]["n_id"]  # type: ignore[union-attr]
                 expected[name] = ids[expected[name]]
-            check_equal(found, expected)
+            check_same([found], [expected])
