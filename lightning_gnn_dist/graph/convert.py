@@ -369,6 +369,18 @@ def check_finite(x: Tensor, first: int = 0, *, name: str = "x", row: str = "node
             )
 
 
+def check_time(arrays: Mapping[str, Tensor], time: str | None, row: str) -> None:
+    """Refuse times, if there are any, that are not one number for each ``row``, such as ``"node"``, or are NaN."""
+    if time is None or (times := arrays.get(time)) is None:
+        return
+    if times.dim() != 1 or times.dtype == torch.bool or times.is_complex():
+        raise ValueError(f"{time} must hold one number for each {row}, by which they are ordered, got {shown(times)}.")
+    if times.is_floating_point() and bool((bad := times.isnan()).any()):
+        raise ValueError(
+            f"{time} of {row} {int(bad.nonzero()[0])} is NaN, and {row}s are ordered by it: {without_time(row)}."
+        )
+
+
 def without_time(row: str) -> str:
     """What to do with a ``row`` that has no time, such as ``"edge"``."""
     return f"leave the {row} out, or give it a time later than those of all seeds"

@@ -8,7 +8,7 @@ So the nodes of a type have consecutive ids in the whole graph, as in any typed 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -23,7 +23,6 @@ from lightning_gnn_dist.graph.storage.files import check_entries
 from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names
 from lightning_gnn_dist.graph.typed.report import aligned
 from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
-from lightning_gnn_dist.partition.base import Partition
 
 _WAY_OUT = "Copy it again."
 _MOST = 1 << 62
@@ -149,19 +148,6 @@ class TypedBounds:
         """The first row of each type in each shard, shape (types, shards)."""
         counts = self.nodes.diff()
         return counts.cumsum(0) - counts
-
-
-def order_of_types(types: GraphTypes, partition: Partition) -> Tensor:
-    """The nodes of a typed graph in the order of their ids in the whole that shards make: by type, then by shard."""
-    kinds = torch.arange(len(types.node_types)).repeat_interleave(torch.tensor(list(types.num_nodes.values())))
-    return (kinds * partition.num_parts + partition.assignment).argsort(stable=True)
-
-
-def bounds_of(types: GraphTypes, shards: Sequence[tuple[Sequence[int], Sequence[int]]]) -> TypedBounds:
-    """The bounds of shards of a graph, of which each has so many nodes and edges of each type."""
-    nodes, edges = (torch.tensor(counts).T for counts in zip(*shards, strict=True))
-    nodes, edges = (torch.cat([counts[:, :1] * 0, counts.cumsum(1)], 1) for counts in (nodes, edges))
-    return TypedBounds(types.node_types, types.edge_types, nodes, edges, seeds_of(types))
 
 
 def seeds_of(types: GraphTypes) -> str | None:

@@ -81,7 +81,7 @@ def _check_nodes(table: NodeTable, time: str | None) -> None:
     if table.num < 1:
         raise ValueError("there are no nodes of this type: leave it out, and the edges from and to it.")
     convert.check_rows("node", table.arrays, table.num)
-    check_time(table.arrays, time, "node")
+    convert.check_time(table.arrays, time, "node")
 
 
 def _check_edges(edge_type: EdgeType, table: EdgeTable, nodes: Mapping[str, NodeTable], time: str | None) -> None:
@@ -95,20 +95,7 @@ def _check_edges(edge_type: EdgeType, table: EdgeTable, nodes: Mapping[str, Node
                 f"count from 0, so they must lie in [0, {count})."
             )
     convert.check_rows("edge", table.arrays, table.edge_index.shape[1])
-    check_time(table.arrays, time, "edge")
-
-
-def check_time(arrays: Mapping[str, Tensor], time: str | None, row: str) -> None:
-    """Refuse times, if there are any, that are not one number for each ``row``, such as ``"node"``, or are NaN."""
-    if time is None or (times := arrays.get(time)) is None:
-        return
-    if times.dim() != 1 or times.dtype == torch.bool or times.is_complex():
-        raise ValueError(f"{time} must hold one number for each {row}, by which they are ordered, got {shown(times)}.")
-    if times.is_floating_point() and bool((bad := times.isnan()).any()):
-        raise ValueError(
-            f"{time} of {row} {int(bad.nonzero()[0])} is NaN, and {row}s are ordered by it: "
-            f"{convert.without_time(row)}."
-        )
+    convert.check_time(table.arrays, time, "edge")
 
 
 def _order(table: EdgeTable, senders: NodeTable, time: str | None) -> Tensor:

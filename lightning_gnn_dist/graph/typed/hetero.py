@@ -75,7 +75,7 @@ def tables_of(
 
 def _nodes(kind: str, content: Content, check_features: bool, float_labels: bool) -> NodeTable:
     tensors = dict(convert.tensors_of(content))
-    count = _count(content, tensors)
+    count = count_of(content, tensors)
     arrays = convert.with_masks(tensors, count)
     convert.check_each_name(arrays, allowed=())
     convert.check_rows("node", arrays, count)
@@ -86,7 +86,7 @@ def _nodes(kind: str, content: Content, check_features: bool, float_labels: bool
     return NodeTable(count, arrays)
 
 
-def _count(content: Content, tensors: Mapping[str, Tensor]) -> int:
+def count_of(content: Content, tensors: Mapping[str, Tensor]) -> int:
     """The number of nodes: as the data says, or as its arrays show."""
     if (count := content.get("num_nodes")) is not None:
         check_at_least(0, num_nodes=count)
@@ -98,20 +98,26 @@ def _count(content: Content, tensors: Mapping[str, Tensor]) -> int:
 
 
 def _edges(content: Content, check_features: bool, edge_ids: bool) -> EdgeTable:
-    edge_index = content.get("edge_index")
-    if edge_index is None:
-        raise ValueError(
-            "there is no edge_index: set data.edge_index, of shape (2, E). Of adj_t nothing is read: keep edge_index "
-            "beside it, as T.ToSparseTensor(remove_edge_index=False) does."
-        )
-    convert.check_pairs(edge_index)
+    edge_index = edge_index_of(content)
     arrays = {name: array.contiguous() for name, array in convert.tensors_of(content)}
     convert.check_each_name(arrays, allowed=())
     convert.check_rows("edge", arrays, edge_index.shape[1])
     if check_features:
         convert.check_edge_arrays(arrays)
     ids = {convert.EDGE_IDS: torch.arange(edge_index.shape[1])} if edge_ids else {}
-    return EdgeTable(edge_index.detach(), ids | arrays)
+    return EdgeTable(edge_index, ids | arrays)
+
+
+def edge_index_of(content: Content) -> Tensor:
+    """The ends of the edges of a type; what is no list of edges is refused."""
+    edge_index: Tensor | None = content.get("edge_index")
+    if edge_index is None:
+        raise ValueError(
+            "there is no edge_index: set data.edge_index, of shape (2, E). Of adj_t nothing is read: keep edge_index "
+            "beside it, as T.ToSparseTensor(remove_edge_index=False) does."
+        )
+    convert.check_pairs(edge_index)
+    return edge_index.detach()
 
 
 def to_hetero(indptr: Tensor, indices: Tensor, types: GraphTypes) -> HeteroData:

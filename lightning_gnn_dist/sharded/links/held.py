@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.evaluation.choice import share_of
 from lightning_gnn_dist.graph.storage import store
-from lightning_gnn_dist.prepare.held_edges import LinkBounds
+from lightning_gnn_dist.prepare.link_bounds import LinkBounds
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.wire.channel import Channel
 
