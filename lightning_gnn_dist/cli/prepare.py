@@ -86,7 +86,7 @@ def _estimate(preparation: Preparation) -> None:
         f"{in_bytes(preparation.memory_bytes)} of RAM beside 24 bytes a node, and about "
         f"{estimate.seconds / 60:.1f} minutes."
     )
-    for line in estimate.headings:
+    for line in preparation.inputs.headings:
         print(line)
 
 

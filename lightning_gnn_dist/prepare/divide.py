@@ -19,7 +19,7 @@ from lightning_gnn_dist.checks import check_folder, check_instance
 from lightning_gnn_dist.engine.temporal.times import as_integers
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.digest import fingerprint_of
-from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, checked_graph, typed_graph
+from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, typed_graph
 from lightning_gnn_dist.graph.rows import edge_positions, starts_of, take_rows
 from lightning_gnn_dist.graph.storage import drafts
 from lightning_gnn_dist.graph.storage.store import shard_name
@@ -140,12 +140,7 @@ def _rows_of(graph: Graph, nodes: Tensor, number: Tensor) -> Graph:
     positions = edge_positions(graph.indptr, nodes)
     pieces = [number[graph.indices[at].to(torch.int64)] for at in positions.split(EDGES_AT_ONCE)]
     senders = torch.cat([number[:0], *pieces])
-    if have_names(graph.types):
-        return typed_graph(indptr, senders, types_of(graph.types, nodes, positions, graph.types.offsets))
-    arrays = {name: take_rows(array, nodes) for name, array in graph.node_arrays.items()}
-    arrays.setdefault("n_id", nodes)
-    edges = {name: take_rows(array, positions) for name, array in graph.edge_arrays.items()}
-    return checked_graph(indptr, senders, arrays, edges, num_senders=graph.num_nodes)
+    return typed_graph(indptr, senders, types_of(graph.types, nodes, positions, graph.types.offsets))
 
 
 def order_of_types(types: GraphTypes, partition: Partition) -> Tensor:

@@ -39,7 +39,8 @@ def build(
         edges: The edges of each type.
         time: The array in whose order the edges of one type into a node come, see :class:`GraphTypes`.
     """
-    check_names(tuple(nodes), tuple(edges))
+    if any(nodes):
+        check_names(tuple(nodes), tuple(edges))
     for kind, table in nodes.items():
         with within(kind):
             _check_nodes(table, time)
@@ -60,7 +61,9 @@ def build(
     ends = [edges[kind].edge_index[:, order].to(torch.int64) for kind, order in orders.items()]
     receiver = torch.cat([some[1] + first[kind[2]] for kind, some in zip(edges, ends, strict=True)])
     sender = torch.cat([some[0] + first[kind[0]] for kind, some in zip(edges, ends, strict=True)])
-    order = torch.argsort(receiver, stable=True)  # edges of one row stay in order of types, times and senders
+    order: Tensor | slice = slice(None)
+    if len(edges) > 1:  # edges of one row stay in order of types, times and senders
+        order = torch.argsort(receiver, stable=True)
     degrees = torch.bincount(receiver, minlength=offsets[-1])
     numbers = torch.arange(len(counts)).to(edge_type_dtype(len(counts))).repeat_interleave(torch.tensor(counts))
     types = GraphTypes(
@@ -87,11 +90,11 @@ def _check_nodes(table: NodeTable, time: str | None) -> None:
 def _check_edges(edge_type: EdgeType, table: EdgeTable, nodes: Mapping[str, NodeTable], time: str | None) -> None:
     convert.check_pairs(table.edge_index)
     for end, kind, ids in zip(("sender", "receiver"), edge_type[::2], table.edge_index, strict=True):
-        count = nodes[kind].num
+        count, of_type = nodes[kind].num, f" of type {kind!r}" if kind else ""
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:
             bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
             raise ValueError(
-                f"edge_index names the {end} {bad}, but there are {count} nodes of type {kind!r}: the ids of each type "
+                f"edge_index names the {end} {bad}, but there are {count} nodes{of_type}: the ids of each type "
                 f"count from 0, so they must lie in [0, {count})."
             )
     convert.check_rows("edge", table.arrays, table.edge_index.shape[1])

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_at_least, check_tensor
+from lightning_gnn_dist.checks import check_at_least, check_tensor, shown
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable
-from lightning_gnn_dist.graph.typed.names import EdgeType, check_names, within
+from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, within
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 if TYPE_CHECKING:
-    from torch_geometric.data import HeteroData
+    from torch_geometric.data import Data, HeteroData
 
 Content = dict[str, Any]  # arrays by name, num_nodes, edge_index
 _NO_ARRAYS = {"num_nodes", "edge_index", "adj_t"}
@@ -28,10 +28,26 @@ def is_hetero(data: object) -> bool:
     return isinstance(data, HeteroData)
 
 
-def contents_of(data: HeteroData) -> tuple[dict[str, Content], dict[EdgeType, Content]]:
-    """What is set of each node type and each edge type; a tensor of no type is refused."""
+def check_data(data: Any, time: str | None) -> None:
+    """Refuse what is neither a ``Data`` nor a ``HeteroData``, and times of a ``Data``."""
+    from torch_geometric.data import Data, HeteroData
+
+    if not isinstance(data, Data | HeteroData):
+        raise TypeError(f"data must be a torch_geometric.data.Data, for Graph.from_pyg(data), got {shown(data)}.")
+    if time is not None and isinstance(data, Data):
+        raise ValueError(f"time ({shown(time)}) orders the edges of a HeteroData: leave it out for a Data.")
+
+
+def contents_of(data: Data | HeteroData) -> tuple[dict[str, Content], dict[EdgeType, Content]]:
+    """What is set of each node type and each edge type; a ``Data`` is of one type of each, whose names are empty."""
+    if not is_hetero(data):
+        content: Content = data.to_dict() | {"num_nodes": data.num_nodes}
+        of_edges = {name: value for name, value in content.items() if convert.is_of_edges(name)}
+        of_nodes = {name: value for name, value in content.items() if name not in of_edges}
+        return {OneType.node_types[0]: of_nodes}, {OneType.edge_types[0]: of_edges}
     if stray := [name for name, value in data._global_store.items() if isinstance(value, Tensor)]:
         raise ValueError(f"{stray} belong to no type: set them on one, as in data['paper'].x, or remove them.")
+    check_names(tuple(data.node_types), tuple(data.edge_types))
     return {k: data[k].to_dict() for k in data.node_types}, {k: data[k].to_dict() for k in data.edge_types}
 
 
@@ -59,17 +75,18 @@ def tables_of(
     edge_ids: bool,
 ) -> tuple[dict[str, NodeTable], dict[EdgeType, EdgeTable]]:
     """The nodes and the edges of each type; what cannot be trained on later is refused."""
-    check_names(tuple(nodes), tuple(edges))
     found, links = {}, {}
     for kind, content in nodes.items():
         with within(kind):
             found[kind] = _nodes(kind, content, check_features, float_labels)
     labels = [table.arrays["y"] for table in found.values() if "y" in table.arrays]
-    if float_labels and not any(y.is_floating_point() for y in labels):
+    if float_labels and any(nodes) and not any(y.is_floating_point() for y in labels):
         raise ValueError("float_labels says that a y is a target of regression, but no node type has a y of fractions.")
     for edge_type, content in edges.items():
         with within(edge_type):
             links[edge_type] = _edges(content, check_features, edge_ids)
+    if not any(nodes):
+        convert.check_names(*(t.arrays for t in found.values()), *(t.arrays for t in links.values()))
     return found, links
 
 
@@ -79,9 +96,9 @@ def _nodes(kind: str, content: Content, check_features: bool, float_labels: bool
     arrays = convert.with_masks(tensors, count)
     convert.check_each_name(arrays, allowed=())
     convert.check_rows("node", arrays, count)
-    is_target = float_labels and "y" in arrays and arrays["y"].is_floating_point()
+    is_target = float_labels and (not kind or ("y" in arrays and arrays["y"].is_floating_point()))
     convert.check_arrays(arrays, check_features=check_features, float_labels=is_target)
-    arrays = convert.without_unlabelled(arrays, f"type {kind!r}")
+    arrays = convert.without_unlabelled(arrays, f"type {kind!r}" if kind else "the graph")
     convert.warn_of_overlaps(arrays)
     return NodeTable(count, arrays)
 

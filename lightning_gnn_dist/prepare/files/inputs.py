@@ -203,9 +203,9 @@ def _of_folders(folder: Path, nodes: Path | None, drop: frozenset[str]) -> tuple
 def _of_pyg(path: Path, drop: frozenset[str]) -> tuple[Inputs, set[str]]:
     """A ``Data`` or ``HeteroData`` that was saved."""
     from lightning_gnn_dist.graph.typed import hetero
-    from lightning_gnn_dist.prepare.files.pyg_file import contents_in  # two seconds, and other files need none of it
+    from lightning_gnn_dist.prepare.files.pyg_file import load_pyg  # two seconds, and other files need none of it
 
-    of_nodes, of_edges = contents_in(path)
+    of_nodes, of_edges = hetero.contents_of(load_pyg(path))
     names = {name for content in (*of_nodes.values(), *of_edges.values()) for name in content}
     found = Inputs({}, {})
     for kind, content in of_nodes.items():

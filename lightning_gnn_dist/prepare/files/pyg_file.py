@@ -9,26 +9,11 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
-from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.typed.hetero import Content, contents_of
-from lightning_gnn_dist.graph.typed.names import EdgeType, OneType
-
 SUFFIXES = {".pt", ".pth"}
 _OF_PYG = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage, HeteroData, BaseStorage, NodeStorage, EdgeStorage]
 
 
-def contents_in(path: Path) -> tuple[dict[str, Content], dict[EdgeType, Content]]:
-    """What the nodes and the edges of each type hold; a ``Data`` is of one type, whose names are empty."""
-    data = _load(path)
-    if isinstance(data, HeteroData):
-        return contents_of(data)
-    content: Content = data.to_dict() | {"num_nodes": data.num_nodes}
-    of_edges = {name for name in content if convert.is_of_edges(name)}
-    nodes = {name: value for name, value in content.items() if name not in of_edges}
-    return {OneType.node_types[0]: nodes}, {OneType.edge_types[0]: {name: content[name] for name in of_edges}}
-
-
-def _load(path: Path) -> Data | HeteroData:
+def load_pyg(path: Path) -> Data | HeteroData:
     """The graph that ``torch.save`` saved, mapped. Nothing of the file is run."""
     try:
         with torch.serialization.safe_globals(_OF_PYG):

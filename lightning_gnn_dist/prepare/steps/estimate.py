@@ -30,14 +30,12 @@ class Estimate:
         disk_bytes: Bytes of disk that the work takes.
         stored_bytes: Bytes of what is written, at most.
         seconds: Time in all, if the disk keeps up.
-        headings: What is taken for the headings of tables, in words.
     """
 
     num_edges: int
     disk_bytes: int
     stored_bytes: int
     seconds: float
-    headings: tuple[str, ...] = ()
 
 
 def estimate_of(inputs: Inputs, ways: int, num_shards: int | None) -> Estimate:
@@ -71,7 +69,6 @@ def estimate_of(inputs: Inputs, ways: int, num_shards: int | None) -> Estimate:
         disk_bytes=(nodes + 8 * num_nodes + sum(disk)) // share + of_tables,
         stored_bytes=(nodes + sum(n * (per_edge + carried) for n, carried, _ in keys)) // share,
         seconds=sum(seconds) / share + SECONDS_PER_EDGE * num_edges * (num_shards is not None),
-        headings=inputs.headings,
     )
 
 
