@@ -25,7 +25,7 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.graph import convert, stores
 from lightning_gnn_dist.graph.digest import fingerprint_of
-from lightning_gnn_dist.graph.rows import Lookup, check_csr, check_form, induced_rows, senders_outside, take_rows
+from lightning_gnn_dist.graph.rows import check_csr, check_form, senders_outside
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.typed import hetero
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build
@@ -257,13 +257,7 @@ class Graph:
         ``n_id`` where it has one. Takes memory in proportion to the result, also when this graph is a memory map.
         """
         nodes = self._checked(nodes)
-        if have_names(self.types):
-            return typed_graph(*induced(self.indptr, self.indices, self.types, nodes))
-        dtype = convert.index_dtype(nodes.numel())
-        indptr, indices, edges = induced_rows(self.indptr, self.indices, self.edge_arrays, nodes, Lookup(nodes), dtype)
-        arrays = {name: take_rows(array, nodes) for name, array in self.node_arrays.items()}
-        arrays.setdefault("n_id", nodes)
-        return checked_graph(indptr, indices, arrays, edges)
+        return typed_graph(*induced(self.indptr, self.indices, self.types, nodes))
 
     def with_seeds(self, node_type: str) -> Graph:
         """The same typed graph, of which nodes of this type alone are learned from and evaluated."""

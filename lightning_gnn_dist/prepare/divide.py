@@ -24,7 +24,7 @@ from lightning_gnn_dist.graph.rows import edge_positions, starts_of, take_rows
 from lightning_gnn_dist.graph.storage import drafts
 from lightning_gnn_dist.graph.storage.store import shard_name
 from lightning_gnn_dist.graph.typed.induced import types_of
-from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
+from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare.link_bounds import LinkBounds
@@ -113,20 +113,14 @@ def _write(graph: Graph, partition: Partition, folder: Path, split: SplitOfEdges
     number = torch.empty(graph.num_nodes, dtype=index_dtype(graph.num_nodes))
     number[order] = torch.arange(graph.num_nodes, dtype=number.dtype)
     held = None if split is None else HeldEdges(split, partition.assignment, partition.num_parts, number)
-    counts, edges, of_types = partition.counts(), [0], []
-    for index, nodes in enumerate(by_part.split(counts.tolist())):
+    of_types = []
+    for index, nodes in enumerate(by_part.split(partition.counts().tolist())):
         rows = _rows_of(graph, nodes, number)
         rows.save(folder / shard_name(index), beside={} if held is None else held.of_shard(index))
-        edges.append(edges[-1] + rows.num_edges)
         of_types.append((list(rows.types.num_nodes.values()), rows.types.num_edges))
     fingerprint = graph.fingerprint if split is None else split.fingerprint
-    about: dict[str, Any] = {"fingerprint": fingerprint, "division": _division_of(partition)}
-    about |= {"nodes": [0, *counts.cumsum(0).tolist()], "edges": edges}
-    if have_names(graph.types):
-        about["types"] = bounds_of(graph.types, of_types).about
-    if held is not None:
-        about["links"] = held.bounds.about
-    write_index(folder, about)
+    bounds, links = bounds_of(graph.types, of_types), None if held is None else held.bounds
+    write_index(folder, fingerprint, bounds, division=_division_of(partition), links=links)
 
 
 def _division_of(partition: Partition) -> str:

@@ -21,7 +21,7 @@ from lightning_gnn_dist.graph.storage.files import check_entries, read_json
 from lightning_gnn_dist.graph.storage.store import SHARDS, shard_name
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.prepare.link_bounds import LinkBounds
-from lightning_gnn_dist.prepare.typed_bounds import TypedBounds, typed_about
+from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 
 FORMAT = "lightning_gnn_dist shares"
 INDEX = SHARDS
@@ -54,11 +54,13 @@ class Bounds:
         """Read the bounds of a folder of shards."""
         about = _read_index(Path(folder))
         nodes, edges = (torch.tensor(about.get(name, []), dtype=torch.int64) for name in ("nodes", "edges"))
-        types = typed_about(about, nodes.numel() - 1, Path(folder) / INDEX) or TypedBounds.of_one(nodes, edges)
-        links = LinkBounds.read(about, nodes.numel() - 1, types, Path(folder) / INDEX)
+        file, num_shards, types = Path(folder) / INDEX, nodes.numel() - 1, TypedBounds.of_one(nodes, edges)
+        if "types" in about:
+            types = TypedBounds.read(about["types"], num_shards, file)
+        links = LinkBounds.read(about, num_shards, types, file)
         found = cls(nodes, edges, about["fingerprint"], types, about.get("division", ""), links)
         if not (types.nodes.sum(0).equal(nodes) and types.edges.sum(0).equal(edges)):
-            raise ValueError(f"{Path(folder) / INDEX} is damaged (types do not add up to all nodes). {_WAY_OUT}")
+            raise ValueError(f"{file} is damaged (types do not add up to all nodes). {_WAY_OUT}")
         return found
 
     @property
@@ -153,9 +155,21 @@ def check_same(marks: list[int]) -> None:
         )
 
 
-def write_index(folder: Path, about: dict[str, Any]) -> None:
+def write_index(
+    folder: Path, fingerprint: str, types: TypedBounds, *, division: str = "", links: LinkBounds | None = None
+) -> None:
     """Write where each shard begins. A reader sees the whole file or none."""
-    drafts.write_whole(folder / INDEX, json.dumps({"format": FORMAT} | about, indent=1))
+    about: dict[str, Any] = {"format": FORMAT, "fingerprint": fingerprint}
+    if division:
+        about["division"] = division
+    about["nodes"] = types.nodes.sum(0).tolist()
+    if types.edges.numel():
+        about["edges"] = types.edges.sum(0).tolist()
+    if have_names(types):
+        about["types"] = types.about
+    if links is not None:
+        about["links"] = links.about
+    drafts.write_whole(folder / INDEX, json.dumps(about, indent=1))
 
 
 def _read_index(folder: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -62,18 +61,17 @@ def write_index(
     starts = torch.stack([torch.from_numpy(of_kind.part.numbering.bounds) for of_kind in nodes.values()])
     told = {edge_type: journal.get("digest") for edge_type, journal in edges.items()}
     digest = _digest(nodes, types, told, undirected, time)
-    about: dict[str, Any] = {"fingerprint": digest, "nodes": starts.sum(0).tolist()}
+    bounds = TypedBounds.of_one(starts.sum(0), starts[0, :0])  # nobody counts the edges of all
     if types is not None:
         counts = torch.tensor([[0, *journal.get("counts")] for journal in edges.values()]).cumsum(1)
         bounds = TypedBounds(types.node_types, types.edge_types, starts, counts, seeds_of(types))
-        about |= {"edges": counts.sum(0).tolist(), "types": bounds.about}
     there = folder / INDEX
     if there.exists() and Bounds.read(folder).fingerprint != digest:
         raise ValueError(
             f"{there} describes shards of other edges, labels or settings than these: choose another directory, "
             "or make all shards from the same files."
         )
-    write_whole_index(folder, about)
+    write_whole_index(folder, digest, bounds)
 
 
 def _digest(

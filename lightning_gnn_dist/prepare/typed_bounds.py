@@ -8,7 +8,6 @@ So the nodes of a type have consecutive ids in the whole graph, as in any typed 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -156,11 +155,6 @@ def seeds_of(types: GraphTypes) -> str | None:
         return types.seed_type()
     except ValueError:
         return None
-
-
-def typed_about(about: Mapping[str, Any], num_shards: int, file: Path) -> TypedBounds | None:
-    """What the index of shards says of types; None if the graph has none."""
-    return TypedBounds.read(about["types"], num_shards, file) if "types" in about else None
 
 
 def _is_right(row: list[Any], num_words: int, num_shards: int) -> bool:

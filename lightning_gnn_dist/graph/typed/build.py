@@ -94,7 +94,7 @@ def _check_edges(edge_type: EdgeType, table: EdgeTable, nodes: Mapping[str, Node
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:
             bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
             raise ValueError(
-                f"edge_index names the {end} {bad}, but there are {count} nodes{of_type}: the ids of each type "
+                f"edge_index names the {end} {bad}, but there are {count} nodes{of_type}: their ids "
                 f"count from 0, so they must lie in [0, {count})."
             )
     convert.check_rows("edge", table.arrays, table.edge_index.shape[1])

@@ -1,4 +1,4 @@
-"""The subgraph of some nodes of a typed graph."""
+"""The subgraph of some nodes of a graph, with types or without."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ def types_of(
         sender_offsets: That of the new types.
     """
     number, local = types.to_local(nodes)
-    kinds, place = types.edge_type[edges], edges
     if len(types.edge_types) > 1:
-        place = places(types.edge_type, edges, len(types.edge_types))
+        kinds, place = types.edge_type[edges], places(types.edge_type, edges, len(types.edge_types))
+    else:  # no byte for each
+        kinds, place = torch.zeros(1, dtype=types.edge_type.dtype).expand(edges.numel()), edges
     counts = torch.bincount(number, minlength=len(types.node_types)).tolist()
     node_arrays = {}
     for kind, ids in zip(types.node_types, local.split(counts), strict=True):
