@@ -17,7 +17,6 @@ from lightning_gnn_dist.cli.first_batch import compile_for, is_compiled
 from lightning_gnn_dist.cli.values import in_bytes
 from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.graph.storage.store import map_npy
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.prepare.files.names import SPLITS
 from lightning_gnn_dist.prepare.one_shard import OneShard
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation
@@ -131,7 +130,7 @@ def _summary(prepared: Prepared, preparation: Preparation) -> None:
     print(f"arrays: {', '.join(prepared.arrays)}; split: {splits or 'none'}.")
     if not any(name.endswith("train") for name in prepared.splits):
         print("There is no train_mask, and training needs one: --split 0.6 0.2 0.2, or a column called split.")
-    is_plain = preparation.shard is None and not have_names(preparation.inputs)
+    is_plain = preparation.shard is None and not preparation.inputs.have_names
     if is_plain and not preparation.undirected and not _may_be_undirected(preparation.target):
         print("Not every edge has its reverse. If the graph is undirected, prepare it with --undirected.")
 

@@ -279,12 +279,6 @@ def _check_labels(y: Tensor, train_mask: Tensor | None, float_labels: bool) -> N
         )
 
 
-def check_edge_arrays(arrays: Mapping[str, Tensor]) -> None:
-    """Refuse what edges carry and is no number."""
-    for name, array in arrays.items():
-        check_finite(array, name=name, row="edge")
-
-
 def check_scales(arrays: Mapping[str, Tensor]) -> None:
     """Refuse scales that do not fit what they are of: it would be taken as it is."""
     for name, array in arrays.items():

@@ -20,7 +20,7 @@ from lightning_gnn_dist.checks import check_callable, check_folder, check_path, 
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import FULL
-from lightning_gnn_dist.graph.typed.names import EdgeType, have_names, within
+from lightning_gnn_dist.graph.typed.names import EdgeType, within
 from lightning_gnn_dist.prepare.files.inputs import EDGE, Inputs, check_carried, with_reverse
 from lightning_gnn_dist.prepare.one_shard import OneShard, check_assignment, inputs_of, numbering_of
 from lightning_gnn_dist.prepare.steps.describe import Prepared, describe
@@ -127,7 +127,7 @@ class Preparation:
         self._check_types()
         if self.shard is not None:
             check_assignment(self.shard, self.inputs.nodes)
-            if not have_names(self.inputs):
+            if not self.inputs.have_names:
                 check_carried(self.inputs.edges[EDGE])
 
     @property
@@ -153,12 +153,12 @@ class Preparation:
 
     def _check_types(self) -> None:
         """Refuse settings of graphs with several types for one without, and the other way round."""
-        if have_names(self.inputs) and (self.undirected or self.nodes):
+        if self.inputs.have_names and (self.undirected or self.nodes):
             raise ValueError(
                 f"{self.source} holds several types: their nodes are known (no --nodes), and the reverse of an edge is "
                 "of another type (--reverse, no --undirected)."
             )
-        if not have_names(self.inputs) and (self.time is not None or self.reverse):
+        if not self.inputs.have_names and (self.time is not None or self.reverse):
             raise ValueError(
                 "--time and --reverse are of graphs with types: a HeteroData, or a folder with folders nodes and edges."
             )
@@ -231,7 +231,7 @@ class Preparation:
         for edge_type, as_read in edge_types.items():
             with within(edge_type):
                 self._edges.sort(edge_type, as_read, parts, on_progress)
-        types = self._merge(nodes, edge_types, on_progress) if have_names(self.inputs) else None
+        types = self._merge(nodes, edge_types, on_progress) if self.inputs.have_names else None
         if self.shard is not None:
             journals = {edge_type: self._edges.journal(edge_type) for edge_type in edge_types}
             self._index.write_index(self.out, nodes, types, journals, self.undirected, self.time)
@@ -251,7 +251,7 @@ class Preparation:
             part_of = partial(self._part, kind)
             unpack_nodes(table, folder, part_of, self.drop, self.time, self.memory_bytes // 2, progress)
             journal.record(sorted(folder.rglob("*.npy")), is_read=True)
-        files, named = self.inputs.nodes[kind].unpacked(folder / "arrays"), have_names(self.inputs)
+        files, named = self.inputs.nodes[kind].unpacked(folder / "arrays"), self.inputs.have_names
         return NodesOfType(
             files=files,
             part=self._part(kind, files.num_nodes or self._count(kind, on_progress)),
@@ -277,7 +277,7 @@ class Preparation:
 
     def _count(self, kind: str, on_progress: OnProgress) -> int:
         """The number of nodes where only the edges of a graph without types tell."""
-        if have_names(self.inputs):
+        if self.inputs.have_names:
             raise ValueError(
                 f"{self.inputs.nodes[kind].source} does not say how many nodes there are: add x, y or num_nodes."
             )

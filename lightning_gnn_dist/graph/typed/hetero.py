@@ -118,9 +118,8 @@ def _edges(content: Content, check_features: bool, edge_ids: bool) -> EdgeTable:
     edge_index = edge_index_of(content)
     arrays = {name: array.contiguous() for name, array in convert.tensors_of(content)}
     convert.check_each_name(arrays, allowed=())
-    convert.check_rows("edge", arrays, edge_index.shape[1])
-    if check_features:
-        convert.check_edge_arrays(arrays)
+    for name, array in arrays.items() if check_features else ():
+        convert.check_finite(array, name=name, row="edge")
     ids = {convert.EDGE_IDS: torch.arange(edge_index.shape[1])} if edge_ids else {}
     return EdgeTable(edge_index, ids | arrays)
 

@@ -11,7 +11,7 @@ import torch
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, have_names, within
+from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, within
 from lightning_gnn_dist.prepare.files.arrays import Entry, entries, names_in, number_in
 from lightning_gnn_dist.prepare.files.columns import id_of
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
@@ -86,20 +86,14 @@ class Inputs:
         else:
             found, names = (_of_folders if is_typed(source) else _of_one_type)(source, nodes, drop)
         check_drop(drop, names, source)
-        if time is not None and have_names(found) and time not in names:
+        if time is not None and found.have_names and time not in names:
             raise ValueError(f"time names the column {shown(time)}, and {source} has these: {shown(sorted(names))}.")
         return found
 
     @property
-    def node_types(self) -> tuple[str, ...]:
-        return tuple(self.nodes)
-
-    @property
-    def edge_types(self) -> tuple[EdgeType, ...]:
-        return tuple(self.edges)
-
-    def seed_type(self) -> str:
-        return next(iter(self.nodes))
+    def have_names(self) -> bool:
+        """Whether the types have names."""
+        return NODE not in self.nodes
 
     @property
     def headings(self) -> tuple[str, ...]:
@@ -217,10 +211,10 @@ def _of_pyg(path: Path, drop: frozenset[str]) -> tuple[Inputs, set[str]]:
         with within(edge_type):
             ends = {"edge_index": HeldArray.holding(path / "edge_index", hetero.edge_index_of(content))}
             found.edges[edge_type] = edge_files(path, _held(path, content, drop) | ends)
-    if not have_names(found):
+    if not found.have_names:
         convert.check_names(found.nodes[NODE].arrays, found.edges[EDGE].carried.arrays)
         return found, names - {"edge_index"}
-    check_names(found.node_types, found.edge_types)
+    check_names(tuple(found.nodes), tuple(found.edges))
     return _checked(found), names - {"edge_index"}
 
 

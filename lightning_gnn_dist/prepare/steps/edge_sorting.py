@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of, have_names
+from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
 from lightning_gnn_dist.prepare.files.arrays import entries
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
 from lightning_gnn_dist.prepare.files.inputs import Inputs, edge_files
@@ -77,7 +77,7 @@ class EdgeSorting:
 
     def out(self, edge_type: EdgeType) -> Path:
         """The folder of the sorted edges. Those of a graph without types are its rows already."""
-        return self._folder(edge_type) / "sorted" if have_names(self.inputs) else self.draft
+        return self._folder(edge_type) / "sorted" if self.inputs.have_names else self.draft
 
     def _folder(self, edge_type: EdgeType) -> Path:
         return self.folder / "edges" / folder_of(edge_type)
@@ -96,7 +96,7 @@ class EdgeSorting:
             once=self.undirected,
             memory_bytes=self.memory_bytes,
             num_senders=num_ids or None,
-            number=None if have_names(self.inputs) or not parts else parts[edge_type[0]].numbering.number,
+            number=None if self.inputs.have_names or not parts else parts[edge_type[0]].numbering.number,
         )
 
     def _in_arrays(
@@ -137,7 +137,7 @@ class EdgeSorting:
     ) -> None:
         """Write the edges of a type, or those into the nodes of the shard, as arrays."""
         folder = self._gathered(edge_type)
-        told = [blake2b(digest_size=16) for _ in range(1 if have_names(self.inputs) else 2) if self.is_shard]
+        told = [blake2b(digest_size=16) for _ in range(1 if self.inputs.have_names else 2) if self.is_shard]
         nodes = {kind: self._ids_of(kind) for kind in as_read[::2]}
         edges = EdgeReader(files, as_read, nodes, self.time, self.memory_bytes // 2)
         most = None if files.num_senders is None else max(files.num_senders, files.num_receivers or 0)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
 from lightning_gnn_dist.prepare.files.inputs import Inputs, NodeFiles
 from lightning_gnn_dist.prepare.files.tables import count_columns, count_rows
@@ -49,8 +48,8 @@ def estimate_of(inputs: Inputs, ways: int, num_shards: int | None) -> Estimate:
     counts = [_nodes_of(files) for files in inputs.nodes.values()]
     num_nodes, of_tables, arrays = (sum(counted) for counted in zip(*counts, strict=True))
     keys = [(files.num_edges * ways, _carried(files), files) for files in inputs.edges.values()]
-    per_edge = (4 if convert.index_dtype(num_nodes) == torch.int32 else 8) + TYPE_BYTES * have_names(inputs)
-    again = 2 * have_names(inputs)  # sorted by type, and then all types together
+    per_edge = (4 if convert.index_dtype(num_nodes) == torch.int32 else 8) + TYPE_BYTES * inputs.have_names
+    again = 2 * inputs.have_names  # sorted by type, and then all types together
     nodes, num_edges = arrays + of_tables + 8 * num_nodes, sum(files.num_edges for files in inputs.edges.values())
     disk = [  # tables, and all edges of a shard, are written into arrays before they are sorted
         n

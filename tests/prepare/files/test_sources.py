@@ -99,6 +99,16 @@ def test_every_form_gives_the_graph(form: Callable[..., dict[str, Any]], tmp_pat
     same(read(**form(small(), tmp_path)), Graph.from_pyg(small()))
 
 
+def test_arrays_of_bfloat16_stay_what_they_are(tmp_path: Path) -> None:
+    data = small()
+    data.x, data.edge_weight, data.z = data.x.bfloat16(), data.edge_weight.bfloat16(), torch.ones(6).bfloat16()
+    where = as_pyg(data, tmp_path)
+    same(read(**where), Graph.from_pyg(data))
+    data.x[3, 1] = torch.nan
+    with pytest.raises(ValueError, match=r"x holds NaN or infinite values .*at node 3"):
+        read(**as_pyg(data, tmp_path))
+
+
 def test_a_table_of_edges_is_enough(tmp_path: Path) -> None:
     (tmp_path / "edges.txt").write_text("0 2\n2 1\n")
     graph = read(tmp_path / "edges.txt")
