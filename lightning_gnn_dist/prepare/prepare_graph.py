@@ -1,4 +1,4 @@
-"""Makes a saved graph, or one shard of it, of files that do not fit into memory. After a kill the same call goes on.
+"""Makes a saved graph, or one shard of it, of files that need not fit into memory. After a kill the same call goes on.
 
 Tables are turned into arrays. The edges of each type are sorted on disk, one type after the other, and the rows of all
 types are put together, node after node. A graph without types is one of one type: its sorted edges are its rows.
@@ -65,18 +65,18 @@ def prepare_graph(
     ranks refuse to connect.
 
     Args:
-        source: A ``.npy`` of edges, of shape (2, E) or (E, 2); a table (CSV, TSV, Parquet); a folder of these;
-            or a folder with ``edge_index.npy`` (or a folder ``edge_index`` of files) and arrays per node: ``x.npy`` (or
-            a folder ``x``), ``y.npy``, ``train_mask.npy`` or ``train_idx.npy``, ..., ``num_nodes.npy``. Of several
-            types a folder with folders ``nodes`` and ``edges``. In ``nodes`` there is for each type a table, text or
-            Parquet, with an id in each row, or a folder of such arrays; in ``edges`` for each type, called ``<source
-            type>__<name>__<destination type>``, a table, or a folder with ``edge_index.npy`` and what edges carry.
-            Where nodes are in a folder, their ids count from 0.
+        source: A ``Data`` or ``HeteroData`` that ``torch.save`` saved (``.pt``); a ``.npy`` of edges, of shape (2, E)
+            or (E, 2); a table (CSV, TSV, Parquet); a folder of these; or an ``.npz`` or folder with ``edge_index.npy``
+            (or a folder ``edge_index`` of files) and arrays per node: ``x.npy`` (or a folder ``x``), ``y.npy``,
+            ``train_mask.npy`` or ``train_idx.npy``, ..., ``num_nodes.npy``. Of several types a folder with folders
+            ``nodes`` and ``edges``: for each type a table, text or Parquet, or an ``.npz`` or folder of such arrays.
+            Rows of nodes have an id; edges are called ``<source type>__<name>__<destination type>``. Where nodes are
+            arrays, their ids count from 0.
         out: The directory to write. Of a shard the directory of the shards, of which this host gets ``shares.json`` and
             its own shard.
         shard: Which shard to write, instead of the whole graph. Each host reads all files and keeps its own nodes and
             the edges into them. Without types, arrays of edges must be dropped.
-        nodes: A table of nodes, in the order of their numbers 0, 1, 2, ..., for a graph without types.
+        nodes: A table of nodes with their ids, or a folder or ``.npz`` of arrays, for a graph without types.
         undirected: Add the reverse of every edge, and keep every edge once, of a graph without types.
         time: Of several types, the array in whose order the edges of one type into a node come, see
             :class:`GraphTypes`.
