@@ -58,12 +58,15 @@ def build(
             _check_edges(edge_type, links, nodes, time)
             orders[edge_type] = _order(links, nodes[edge_type[0]], time)
     counts = [order.numel() for order in orders.values()]
-    ends = [edges[kind].edge_index[:, order].to(torch.int64) for kind, order in orders.items()]
-    receiver = torch.cat([some[1] + first[kind[2]] for kind, some in zip(edges, ends, strict=True)])
-    sender = torch.cat([some[0] + first[kind[0]] for kind, some in zip(edges, ends, strict=True)])
+    sender = torch.cat(
+        [edges[kind].edge_index[0, order].to(torch.int64) + first[kind[0]] for kind, order in orders.items()]
+    )
     order: Tensor | slice = slice(None)
+    receiver = torch.cat([table.edge_index[1].to(torch.int64) + first[kind[2]] for kind, table in edges.items()])
     if len(edges) > 1:  # edges of one row stay in order of types, times and senders
-        order = torch.argsort(receiver, stable=True)
+        starts = offsets_of(counts)
+        of_all = torch.cat([order + start for order, start in zip(orders.values(), starts, strict=False)])
+        order = torch.argsort(receiver[of_all], stable=True)
     degrees = torch.bincount(receiver, minlength=offsets[-1])
     numbers = torch.arange(len(counts)).to(edge_type_dtype(len(counts))).repeat_interleave(torch.tensor(counts))
     types = GraphTypes(
