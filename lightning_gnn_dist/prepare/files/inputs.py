@@ -82,7 +82,7 @@ class Inputs:
             time: The array of times, if there is one.
         """
         if source.suffix in PYG and not source.is_dir():
-            found, names = _of_pyg(source, drop)
+            found, names = _of_pyg(source, nodes, drop)
         else:
             found, names = (_of_folders if is_typed(source) else _of_one_type)(source, nodes, drop)
         check_drop(drop, names, source)
@@ -194,11 +194,13 @@ def _of_folders(folder: Path, nodes: Path | None, drop: frozenset[str]) -> tuple
     return _checked(found), names - {"edge_index"}
 
 
-def _of_pyg(path: Path, drop: frozenset[str]) -> tuple[Inputs, set[str]]:
+def _of_pyg(path: Path, nodes: Path | None, drop: frozenset[str]) -> tuple[Inputs, set[str]]:
     """A ``Data`` or ``HeteroData`` that was saved."""
     from lightning_gnn_dist.graph.typed import hetero
     from lightning_gnn_dist.prepare.files.pyg_file import load_pyg  # two seconds, and other files need none of it
 
+    if nodes is not None:
+        raise ValueError(f"{path} holds nodes as well as edges: leave the table of nodes ({nodes}) out.")
     of_nodes, of_edges = hetero.contents_of(load_pyg(path))
     names = {name for content in (*of_nodes.values(), *of_edges.values()) for name in content}
     found = Inputs({}, {})

@@ -350,6 +350,12 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         read(tmp_path / "nowhere")
 
 
+def test_a_file_of_pyg_needs_no_table_of_nodes(tmp_path: Path) -> None:
+    where = as_tables(small(), tmp_path) | as_pyg(small(), tmp_path)
+    with pytest.raises(ValueError, match=r"holds nodes as well as edges: leave the table of nodes \(.*\) out"):
+        read(**where)
+
+
 def test_a_saved_graph_is_no_source(tmp_path: Path) -> None:
     Graph.from_pyg(small()).save(tmp_path / "graph")
     with pytest.raises(ValueError, match="is a saved graph already"):
