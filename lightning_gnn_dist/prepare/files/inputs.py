@@ -55,8 +55,12 @@ class NodeFiles:
         if self.table is None:
             return self
         made = NodeFiles.of(folder, entries(folder))
-        check_purposes(((name, name) for name in (*made.arrays, *self.arrays)), self.source)
-        return replace(self, arrays=self.arrays | made.arrays, num_nodes=made.num_nodes)
+        return replace(self.beside(made.arrays), num_nodes=made.num_nodes)
+
+    def beside(self, arrays: Mapping[str, RowFiles]) -> NodeFiles:
+        """The same nodes with more arrays, which stand for those of the same name."""
+        check_purposes(((name, purpose_of(name)) for name in (*arrays, *self.arrays)), self.source)
+        return replace(self, arrays=self.arrays | dict(arrays))
 
 
 @dataclass(frozen=True)
@@ -161,9 +165,7 @@ def _of_one_type(source: Path, nodes: Path | None, drop: frozenset[str]) -> tupl
     if nodes is not None:
         if not nodes.exists():
             raise FileNotFoundError(f"{nodes} does not exist.")
-        given = _nodes_at(nodes, drop)
-        check_purposes(((name, name) for name in (*given.arrays, *of_nodes.arrays)), source)
-        of_nodes, names = replace(given, arrays=of_nodes.arrays | given.arrays), names | _names(nodes)
+        of_nodes, names = _nodes_at(nodes, drop).beside(of_nodes.arrays), names | _names(nodes)
     convert.check_names(of_nodes.arrays, edges.carried.arrays)
     return Inputs({NODE: of_nodes}, {EDGE: edges}), names - {"edge_index"}
 
