@@ -25,6 +25,7 @@ from accuracy import SAGE, load
 from cost_model import Batch, Degrees, Measured, Setting, epoch
 from lightning.pytorch.strategies import DDPStrategy
 from scale import rmat
+from torch_geometric.utils import to_undirected
 
 from lightning_gnn_dist import (
     EverySteps,
@@ -45,7 +46,6 @@ from lightning_gnn_dist import (
     save_shards,
 )
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.prepare.files.raw import RawGraph
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.source import ShardedSource
@@ -70,7 +70,7 @@ def rmat_graph(bits: int, edges_per_node: int = 12) -> Graph:
     edges = torch.from_numpy(rmat(bits, edges_per_node * num_nodes, 0, 0))
     mask = torch.rand(num_nodes, generator=torch.Generator().manual_seed(0)) < 0.1
     arrays = {"x": torch.rand(num_nodes, 64).half(), "y": torch.zeros(num_nodes, dtype=torch.int64), "train_mask": mask}
-    return RawGraph(edges, num_nodes, arrays, {}).undirected().build()
+    return Graph.from_edge_index(to_undirected(edges.long()), num_nodes, arrays)
 
 
 def sampled(graph: Graph, fanouts: tuple[int, ...], batch_size: int) -> Batch:

@@ -26,6 +26,7 @@ import torch
 from accuracy import SAGE
 from memory import Peak, held
 from numpy.typing import NDArray
+from torch_geometric.utils import to_undirected
 
 from lightning_gnn_dist import (
     EveryPass,
@@ -42,7 +43,6 @@ from lightning_gnn_dist import (
     StreamingPartitioner,
 )
 from lightning_gnn_dist.partition.cache import cached_partition
-from lightning_gnn_dist.prepare.files.raw import RawGraph
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation
 
 EDGES_PER_FILE = 1 << 22
@@ -136,7 +136,7 @@ def prepare(options: argparse.Namespace) -> None:
 
 
 def in_memory(options: argparse.Namespace) -> None:
-    """The same graph by the path that sorts in memory: a row to compare with."""
+    """The same graph sorted in memory, by PyG and ``Graph.from_edge_index``: a row to compare with."""
     arrays = {
         name: [np.load(file) for file in sorted((options.source / name).iterdir())] for name in ("edge_index", "x")
     }
@@ -148,8 +148,7 @@ def in_memory(options: argparse.Namespace) -> None:
     mask[torch.from_numpy(np.load(options.source / "train_idx.npy"))] = True
     del arrays
     start = time.perf_counter(), time.process_time()
-    raw = RawGraph(edges, len(x), {"x": x, "y": y, "train_mask": mask}, {})
-    graph = raw.undirected().build()
+    graph = Graph.from_edge_index(to_undirected(edges.long()), len(x), {"x": x, "y": y, "train_mask": mask})
     graph.save(options.out)
     seconds, busy = time.perf_counter() - start[0], time.process_time() - start[1]
     print(
@@ -244,7 +243,7 @@ def main() -> None:
     preparing.add_argument("--kind", choices=LIMITS, default="data")
     preparing.add_argument("--memory", type=float, default=DEFAULT_MEMORY / 1e9, help="GB for sorting and copying")
     preparing.set_defaults(run=prepare)
-    comparing = commands.add_parser("in-memory", help="the same without a limit, by the path that sorts in memory")
+    comparing = commands.add_parser("in-memory", help="the same without a limit, sorted in memory")
     comparing.add_argument("source", type=Path)
     comparing.add_argument("out", type=Path)
     comparing.set_defaults(run=in_memory)

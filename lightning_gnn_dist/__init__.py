@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.partition.random import RandomPartitioner
     from lightning_gnn_dist.partition.streaming import StreamingPartitioner
     from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
+    from lightning_gnn_dist.prepare.divide import save_shards
     from lightning_gnn_dist.prepare.one_shard import OneShard
     from lightning_gnn_dist.prepare.prepare_graph import prepare_graph
-    from lightning_gnn_dist.prepare.shard import save_shards
     from lightning_gnn_dist.rounds.clock import (
         AdaptiveSteps,
         EveryPass,
@@ -255,7 +255,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "predict_by_layer": "layers.prediction",
     "prepare_graph": "prepare.prepare_graph",
     "quantize_rows": "graph.quantize",
-    "save_shards": "prepare.shard",
+    "save_shards": "prepare.divide",
     "split_by_time": "data.temporal.split",
     "split_edges": "data.links",
     "through_layers": "layers.through_layers",

@@ -203,7 +203,7 @@ OF_TABLES: dict[str, tuple[dict[str, str | None], tuple[str, ...], str]] = {
 }
 
 
-@pytest.mark.parametrize("how", [(), ("--out-of-core",), ("--shard", "0", "--num-shards", "2")], ids=str)
+@pytest.mark.parametrize("how", [(), ("--shard", "0", "--num-shards", "2")], ids=str)
 @pytest.mark.parametrize(("changes", "options", "message"), OF_TABLES.values(), ids=OF_TABLES)
 def test_mistakes_in_tables(
     changes: dict[str, str | None], options: tuple[str, ...], message: str, how: tuple[str, ...], tmp_path: Path
@@ -216,19 +216,6 @@ def test_mistakes_in_tables(
         main(["prepare", str(tmp_path / "source"), str(tmp_path / "out"), *how, *options])
     check_sentence(str(stop.value))
     assert not (tmp_path / "out" / "share-00000").exists() and not (tmp_path / "out" / "meta.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--out-of-core",), r"data\.pt is read in memory alone: leave --out-of-core out, or write its arrays to"),
-        (("--shard", "0", "--num-shards", "2"), r"data\.pt is read in memory alone: leave --shard out, or write"),
-    ],
-)
-def test_a_file_of_pyg_is_read_in_memory(options: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    torch.save(small(), tmp_path / "data.pt")
-    with pytest.raises(SystemExit, match=message):
-        main(["prepare", str(tmp_path / "data.pt"), str(tmp_path / "out"), *options])
 
 
 def test_too_little_memory_and_shards_that_are_not_there(tmp_path: Path) -> None:

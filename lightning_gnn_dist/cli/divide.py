@@ -10,7 +10,8 @@ from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition.cache import cached_partition
-from lightning_gnn_dist.prepare.shard import Bounds, save_shards
+from lightning_gnn_dist.prepare.divide import save_shards
+from lightning_gnn_dist.prepare.shard import Bounds
 
 
 def run(options: argparse.Namespace) -> None:

@@ -13,8 +13,6 @@ import torch
 
 from lightning_gnn_dist.engine import hop_kernels
 from lightning_gnn_dist.engine.compiling import is_kept
-from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.graph.graph import Graph
 
 _BATCH = 1024  # seeds, so that the loops for large batches are compiled, too
 
@@ -35,6 +33,8 @@ def compile_for(path: Path) -> None:
 def make_batch(path: Path) -> None:
     """Make one batch, which compiles what is not kept."""
     from lightning_gnn_dist.batches.source import GraphSource  # takes seconds, as PyG does
+    from lightning_gnn_dist.engine.sample import BatchKey
+    from lightning_gnn_dist.graph.graph import Graph
     from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
     graph = Graph.open(path)

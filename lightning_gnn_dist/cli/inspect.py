@@ -18,12 +18,13 @@ from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import report_of
 from lightning_gnn_dist.graph.storage import store
+from lightning_gnn_dist.graph.storage.store import shard_name
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition.advice import advise, bytes_per_part, peak_bytes
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.partition_report import PartitionReport
-from lightning_gnn_dist.prepare.shard import Bounds, Shard, holds_shards, shard_name
+from lightning_gnn_dist.prepare.shard import Bounds, Shard, holds_shards
 
 
 def run(options: argparse.Namespace) -> None:

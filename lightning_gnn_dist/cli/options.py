@@ -78,22 +78,20 @@ def _add_prepare(commands: Commands) -> None:
     prepare.add_argument("--drop", nargs="+", default=[], metavar="NAME", help="arrays or columns to leave out")
     prepare.add_argument("--float-labels", action="store_true", help="y is a target of regression")
     prepare.add_argument(
+        "--memory",
         "--out-of-core",
         type=gigabytes,
         nargs="?",
         const=0,  # prepare_graph's default
         metavar="GB",
-        help="sort the edges on disk and copy arrays in pieces, with so much RAM beside arrays as long as the nodes "
-        "(default: 2). SOURCE is a directory of .npy whose edge_index and x may be folders of several, or edges alone: "
-        "a .npy, a table, or a folder of these. A table of nodes is Parquet, sorted by id. After a kill, the same "
-        "command goes on",
+        help="RAM that reading, sorting and copying takes, beside arrays as long as the nodes (default: 2); edges are "
+        "sorted on disk. After a kill, the same command goes on",
     )
     prepare.add_argument(
         "--shard",
         type=int,
         metavar="INDEX",
-        help="write this shard alone, out of core: for a host that must not hold the whole graph. OUT is the directory "
-        "of the shards",
+        help="write this shard alone, for a host that must not hold the whole graph; OUT is the directory of shards",
     )
     prepare.add_argument("--num-shards", type=positive, metavar="P", help="how many shards there are in all")
     prepare.add_argument(

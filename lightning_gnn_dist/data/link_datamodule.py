@@ -29,7 +29,8 @@ from lightning_gnn_dist.homes.times import sampler_of_events
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.prepare.held_edges import LinkBounds, first_held
+from lightning_gnn_dist.prepare.divide import first_held
+from lightning_gnn_dist.prepare.link_bounds import LinkBounds
 from lightning_gnn_dist.prepare.shard import Bounds
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 from lightning_gnn_dist.sampling.base import Sampler

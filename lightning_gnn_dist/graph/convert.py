@@ -21,7 +21,6 @@ from lightning_gnn_dist.checks import (
     holds_integers,
     shown,
 )
-from lightning_gnn_dist.graph.rows import starts_of
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -44,18 +43,6 @@ _NAME = re.compile(r"\w[^/\\\0\n]*")
 _MAX_NAME = 200  # bytes: it becomes the name of a file
 
 
-def compress(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The in-neighbour CSR, rows sorted by sender: ``indptr``, ``indices``, and each edge's place in the input."""
-    check_num_nodes(num_nodes)
-    num_nodes = int(num_nodes)  # of NumPy it might overflow below
-    check_edge_index(edge_index, num_nodes)
-    sender, receiver = edge_index.to(torch.int64)
-    order = torch.argsort(receiver * num_nodes + sender, stable=True)
-    degrees = torch.bincount(receiver, minlength=num_nodes)
-    indptr = starts_of(degrees)
-    return indptr, sender[order].to(index_dtype(num_nodes)), order
-
-
 def check_num_nodes(num_nodes: int) -> None:
     """Refuse a number of nodes that edges cannot be made of, or that this machine cannot hold."""
     check_at_least(1, most=MAX_NODES, num_nodes=num_nodes)
@@ -67,19 +54,6 @@ def index_dtype(num_nodes: int) -> torch.dtype:
     return torch.int32 if num_nodes < 2**31 else torch.int64
 
 
-def check_edge_index(edge_index: Tensor, num_nodes: int) -> None:
-    """Refuse anything but integers of shape (2, E) in ``[0, num_nodes)``."""
-    check_pairs(edge_index)
-    if edge_index.numel() == 0:
-        return
-    low, high = int(edge_index.min()), int(edge_index.max())
-    if low < 0 or high >= num_nodes:
-        bad = low if low < 0 else high
-        raise ValueError(
-            f"edge_index names node {bad}, but the graph has {num_nodes} nodes: ids must lie in [0, {num_nodes})."
-        )
-
-
 def check_pairs(edge_index: Tensor) -> None:
     """Refuse anything but integers of shape (2, E)."""
     check_tensor("edge_index", edge_index, "shape (2, E)")
@@ -88,24 +62,6 @@ def check_pairs(edge_index: Tensor) -> None:
         raise ValueError(
             f"edge_index must be integers of shape (2, E), got {edge_index.dtype} {tuple(edge_index.shape)}."
         )
-
-
-def arrays_of(data: Data) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The node arrays and the edge arrays of ``data``; a tensor that is neither is refused."""
-    _check_data(data)
-    tensors = dict(tensors_of(data.to_dict()))
-    for name, value in tensors.items():
-        belongs = data.num_edges if is_of_edges(name) else data.num_nodes
-        if name not in SPLITS and (value.dim() == 0 or len(value) != belongs):
-            raise ValueError(
-                f"{name} has shape {tuple(value.shape)}, but the graph has {data.num_nodes} nodes and "
-                f"{data.num_edges} edges: give it one row per node (or per edge, under a name that starts with "
-                f"'edge_'), or remove it with `del data.{name}`."
-            )
-    edges = {name: value.contiguous() for name, value in tensors.items() if is_of_edges(name)}
-    nodes = with_masks({name: value for name, value in tensors.items() if name not in edges}, data.num_nodes)
-    check_names(nodes, edges)
-    return nodes, edges
 
 
 def with_masks(tensors: Mapping[str, Tensor], num_nodes: int) -> dict[str, Tensor]:
@@ -212,9 +168,10 @@ def check_rows(kind: str, arrays: Mapping[str, Tensor], length: int) -> None:
     """Refuse an array without ``length`` rows; ``kind`` is ``"node"`` or ``"edge"``."""
     for name, array in arrays.items():
         if array.dim() == 0 or len(array) != length:
+            ways_out = "; one of edges has a name that begins with 'edge_'" if kind == "node" else ""
             raise ValueError(
                 f"{name} has shape {tuple(array.shape)}, but the graph has {length} {kind}s: "
-                f"an array of {kind}s needs one row per {kind}."
+                f"an array of {kind}s needs one row per {kind}{ways_out}."
             )
         if array.shape[1:].numel() == 0:
             raise ValueError(f"{name} has shape {tuple(array.shape)}, rows without a number: leave it out.")
@@ -260,20 +217,6 @@ def check_each_name(names: Collection[str], *, allowed: Collection[str]) -> None
             )
     if taken := sorted(RESERVED.difference(allowed).intersection(names)):
         raise ValueError(f"{taken} are names that batches use themselves: rename these arrays of the data.")
-
-
-def _check_data(data: Data) -> None:
-    from torch_geometric.data import Data  # two seconds, and saved graphs need none of it
-
-    if not isinstance(data, Data):
-        raise TypeError(f"data must be a torch_geometric.data.Data, for Graph.from_pyg(data), got {shown(data)}.")
-    if data.edge_index is None:
-        raise ValueError(
-            "The data has no edge_index. (adj_t is not read: keep edge_index beside it, as "
-            "T.ToSparseTensor(remove_edge_index=False) does.)"
-        )
-    if not data.num_nodes:
-        raise ValueError("The data has no nodes. Set data.x or data.num_nodes.")
 
 
 def check_arrays(arrays: dict[str, Tensor], *, check_features: bool, float_labels: bool) -> None:
@@ -336,12 +279,6 @@ def _check_labels(y: Tensor, train_mask: Tensor | None, float_labels: bool) -> N
         )
 
 
-def check_edge_arrays(arrays: Mapping[str, Tensor]) -> None:
-    """Refuse what edges carry and is no number."""
-    for name, array in arrays.items():
-        check_finite(array, name=name, row="edge")
-
-
 def check_scales(arrays: Mapping[str, Tensor]) -> None:
     """Refuse scales that do not fit what they are of: it would be taken as it is."""
     for name, array in arrays.items():
@@ -367,6 +304,18 @@ def check_finite(x: Tensor, first: int = 0, *, name: str = "x", row: str = "node
                 f"{name} holds NaN or infinite values (the first at {row} {at}): replace them, for instance by "
                 f"torch.nan_to_num({name})." + _unless_of_edges(name, x, row)
             )
+
+
+def check_time(arrays: Mapping[str, Tensor], time: str | None, row: str) -> None:
+    """Refuse times, if there are any, that are not one number for each ``row``, such as ``"node"``, or are NaN."""
+    if time is None or (times := arrays.get(time)) is None:
+        return
+    if times.dim() != 1 or times.dtype == torch.bool or times.is_complex():
+        raise ValueError(f"{time} must hold one number for each {row}, by which they are ordered, got {shown(times)}.")
+    if times.is_floating_point() and bool((bad := times.isnan()).any()):
+        raise ValueError(
+            f"{time} of {row} {int(bad.nonzero()[0])} is NaN, and {row}s are ordered by it: {without_time(row)}."
+        )
 
 
 def without_time(row: str) -> str:

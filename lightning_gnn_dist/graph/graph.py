@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -25,12 +25,12 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.graph import convert, stores
 from lightning_gnn_dist.graph.digest import fingerprint_of
-from lightning_gnn_dist.graph.rows import Lookup, check_csr, check_form, induced_rows, senders_outside, take_rows
+from lightning_gnn_dist.graph.rows import check_csr, check_form, senders_outside
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.typed import hetero
-from lightning_gnn_dist.graph.typed.build import build
+from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build
 from lightning_gnn_dist.graph.typed.induced import induced
-from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.graph.typed.names import OneType, have_names
 from lightning_gnn_dist.graph.typed.types import UNTYPED_ONLY, GraphTypes
 
 if TYPE_CHECKING:
@@ -96,14 +96,18 @@ class Graph:
         check_form(indptr, indices)
         self.indptr = indptr
         self.indices = indices
-        if types is None:
-            self.edge_arrays = dict(edge_arrays or {})
-        if types is None or node_arrays is not None:
-            self.node_arrays = dict(node_arrays or {})
         self.path = None if path is None else check_path("path", path)
         self._fingerprint = fingerprint
         sizes = self.num_nodes, self.num_edges
-        self.types = types or GraphTypes.of_one(*sizes, self.node_arrays, self.edge_arrays, num_senders)
+        if types is None:
+            arrays = dict(node_arrays or {}), dict(edge_arrays or {})
+            types = GraphTypes.of_one(*sizes, *arrays, num_senders)
+        self.types = types
+        if not have_names(types):  # the same objects, as arrays may be added
+            self.node_arrays = cast(dict[str, Tensor], types.node_arrays[OneType.node_types[0]])
+            self.edge_arrays = cast(dict[str, Tensor], types.edge_arrays[OneType.edge_types[0]])
+        elif node_arrays is not None:
+            self.node_arrays = dict(node_arrays)
         self.types.check_fits(*sizes)
 
     if not TYPE_CHECKING:  # mypy would believe in any attribute
@@ -138,19 +142,11 @@ class Graph:
         """
         check_true_or_false(check_features=check_features, float_labels=float_labels, edge_ids=edge_ids)
         data = stores.data_of(data)
-        if hetero.is_hetero(data):
-            flags = {"check_features": check_features, "float_labels": float_labels, "edge_ids": edge_ids}
-            nodes_of, edges_of = hetero.contents_of(data)
-            hetero.check_tensors(nodes_of, edges_of, time)
-            return typed_graph(*build(*hetero.tables_of(nodes_of, edges_of, **flags), time))
-        if time is not None:
-            raise ValueError(f"time ({shown(time)}) orders the edges of a HeteroData: leave it out for a Data.")
-        nodes, edges = convert.arrays_of(data)
-        convert.check_arrays(nodes, check_features=check_features, float_labels=float_labels)
-        if check_features:
-            convert.check_edge_arrays(edges)
-        edges = ({convert.EDGE_IDS: torch.arange(data.num_edges)} if edge_ids else {}) | edges
-        return cls.from_edge_index(data.edge_index, data.num_nodes, convert.without_unlabelled(nodes), edges)
+        hetero.check_data(data, time)
+        flags = {"check_features": check_features, "float_labels": float_labels, "edge_ids": edge_ids}
+        nodes, edges = hetero.contents_of(data)
+        hetero.check_tensors(nodes, edges, time)
+        return typed_graph(*build(*hetero.tables_of(nodes, edges, **flags), time))
 
     @classmethod
     def from_edge_index(
@@ -162,9 +158,11 @@ class Graph:
     ) -> Graph:
         """Build a graph from a list of edges, shape (2, E): ``edge_index[0]`` sends to ``edge_index[1]``."""
         check_arrays_if_given(node_arrays=node_arrays, edge_arrays=edge_arrays)
-        indptr, indices, order = convert.compress(edge_index, num_nodes)
-        convert.check_rows("edge", edge_arrays or {}, order.numel())
-        return cls(indptr, indices, node_arrays, {name: a[order] for name, a in (edge_arrays or {}).items()})
+        convert.check_num_nodes(num_nodes)
+        nodes = {OneType.node_types[0]: NodeTable(int(num_nodes), node_arrays or {})}
+        edges = {OneType.edge_types[0]: EdgeTable(edge_index, edge_arrays or {})}
+        indptr, indices, types = build(nodes, edges)
+        return cls(indptr, indices, types.node_arrays[OneType.node_types[0]], types.edge_arrays[OneType.edge_types[0]])
 
     def to_pyg(self) -> Data | HeteroData:
         """The graph as a PyG ``Data``, or a typed one as a ``HeteroData``. The arrays are this graph's own.
@@ -259,13 +257,7 @@ class Graph:
         ``n_id`` where it has one. Takes memory in proportion to the result, also when this graph is a memory map.
         """
         nodes = self._checked(nodes)
-        if have_names(self.types):
-            return typed_graph(*induced(self.indptr, self.indices, self.types, nodes))
-        dtype = convert.index_dtype(nodes.numel())
-        indptr, indices, edges = induced_rows(self.indptr, self.indices, self.edge_arrays, nodes, Lookup(nodes), dtype)
-        arrays = {name: take_rows(array, nodes) for name, array in self.node_arrays.items()}
-        arrays.setdefault("n_id", nodes)
-        return checked_graph(indptr, indices, arrays, edges)
+        return typed_graph(*induced(self.indptr, self.indices, self.types, nodes))
 
     def with_seeds(self, node_type: str) -> Graph:
         """The same typed graph, of which nodes of this type alone are learned from and evaluated."""
@@ -319,11 +311,10 @@ class Graph:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A memory map travels between processes as its path, never as its bytes.
-        others = None if self.num_senders == self.num_nodes else self.num_senders
         if self.path is not None:
+            others = None if self.num_senders == self.num_nodes else self.num_senders
             return open_rows, (self.path, others, self.types.seeds)
-        arrays = self.__dict__.get("node_arrays"), self.__dict__.get("edge_arrays")
-        return _built, (self.indptr, self.indices, *arrays, others, self.types if have_names(self.types) else None)
+        return _built, (self.indptr, self.indices, self.types, self.__dict__.get("node_arrays"))
 
 
 def checked_graph(
@@ -373,8 +364,7 @@ def open_rows(path: Path, num_senders: int | None, seeds: str | None = None) -> 
     return checked_graph(*ends, nodes, edges, path=path.resolve(), fingerprint=fingerprint, num_senders=num_senders)
 
 
-def _built(indptr: Tensor, indices: Tensor, nodes: Any, edges: Any, num_senders: int | None, types: Any) -> Graph:
-    graph = Graph.__new__(Graph)
-    graph._set(indptr, indices, nodes, edges, None, None, num_senders, types)
+def _built(indptr: Tensor, indices: Tensor, types: GraphTypes, node_arrays: Any) -> Graph:
+    graph = typed_graph(indptr, indices, types, node_arrays=node_arrays)
     graph.check_edges()
     return graph

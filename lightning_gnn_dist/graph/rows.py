@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 
 import torch
@@ -208,8 +208,12 @@ def induced_rows(
     receivers: Tensor,
     lookup: Lookup,
     dtype: torch.dtype,
+    on_kept: Callable[[Tensor], None] = lambda positions: None,
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """The rows of some receivers with the senders alone that ``lookup`` finds, by their places, and their arrays."""
+    """The rows of some receivers with the senders alone that ``lookup`` finds, by their places, and their arrays.
+
+    ``on_kept`` is called with the positions of the edges that are kept, piece after piece.
+    """
     done, filled = 0, 0
     starts = receivers.new_zeros(receivers.numel() + 1)
     # Room for all edges into these nodes: memory that is never written to takes no RAM.
@@ -220,6 +224,7 @@ def induced_rows(
         local, found = lookup(indices[at].to(torch.int64))
         piece = slice(filled, filled + local.numel())
         senders[piece] = local
+        on_kept(at[found])
         for name, array in edge_arrays.items():
             edges[name][piece] = take_rows(array, at[found])
         starts[done + 1 : done + 1 + rows.numel()] = count_per_row(indptr, rows, found)

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lightning_gnn_dist.checks import check_below, check_file, check_path, shown
-from lightning_gnn_dist.graph.typed.names import EdgeType
-from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.prepare.journal import Journal
-from lightning_gnn_dist.prepare.nodes import NodesOfType
-from lightning_gnn_dist.prepare.numbering import Numbering
-from lightning_gnn_dist.prepare.shard import INDEX, Bounds
-from lightning_gnn_dist.prepare.shard import write_index as write_whole_index
-from lightning_gnn_dist.prepare.typed_bounds import TypedBounds, seeds_of
+from lightning_gnn_dist.prepare.steps.numbering import Numbering
 from lightning_gnn_dist.rules import Count, check_fields
 
 
@@ -48,7 +38,7 @@ class OneShard:
 def numbering_of(shard: OneShard, kind: str, num_nodes: int) -> Numbering:
     """The shard of each node of a type, whose name is empty if the graph has no types."""
     if shard.assignment is None:
-        return (Numbering.spread if kind else Numbering.ranges)(num_nodes, shard.num_shards)
+        return Numbering.ranges(num_nodes, shard.num_shards)
     return Numbering.read(Path(shard.assignment, f"{kind}.npy" if kind else ""), num_nodes, shard.num_shards)
 
 
@@ -76,72 +66,3 @@ def inputs_of(shard: OneShard) -> dict[str, Any]:
     files = [] if shard.assignment is None else sorted(path.glob("*.npy")) if path.is_dir() else [path]
     times = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
     return {"index": int(shard.index), "num_shards": int(shard.num_shards), "assignment": times}
-
-
-def check_division(shard: OneShard, folder: Path, nodes: list[int] | None = None) -> None:
-    """Refuse a folder with shards of another division; ``nodes`` says where each shard begins, if that is known."""
-    if not (folder / INDEX).exists():
-        return
-    there = Bounds.read(folder)
-    if there.num_shards != shard.num_shards or nodes not in (None, there.nodes.tolist()):
-        raise ValueError(
-            f"{folder / INDEX} describes {there.num_shards} shards that are not these {shard.num_shards}: choose "
-            "another directory, or give the settings that the others were made with."
-        )
-
-
-def write_index(
-    folder: Path,
-    nodes: Mapping[str, NodesOfType],
-    types: GraphTypes | None,
-    edges: Mapping[EdgeType, Journal],
-    undirected: bool,
-    time: str | None,
-) -> None:
-    """Write where each shard begins, and a hash of all that the shards of a graph must have in common.
-
-    Args:
-        folder: The directory of the shards. One with shards of another graph is refused.
-        nodes: The nodes of each type.
-        types: The types of the shard, if it has any.
-        edges: For each edge type, what is known of all edges.
-        undirected: Whether the reverse of every edge was added.
-        time: The array of times, if there is one.
-    """
-    starts = torch.stack([torch.from_numpy(of_kind.part.numbering.bounds) for of_kind in nodes.values()])
-    told = {edge_type: journal.get("digest") for edge_type, journal in edges.items()}
-    digest = _digest(nodes, types, told, undirected, time)
-    about: dict[str, Any] = {"fingerprint": digest, "nodes": starts.sum(0).tolist()}
-    if types is not None:
-        counts = torch.tensor([[0, *journal.get("counts")] for journal in edges.values()]).cumsum(1)
-        bounds = TypedBounds(types.node_types, types.edge_types, starts, counts, seeds_of(types))
-        about |= {"edges": counts.sum(0).tolist(), "types": bounds.about}
-    there = folder / INDEX
-    if there.exists() and Bounds.read(folder).fingerprint != digest:
-        raise ValueError(
-            f"{there} describes shards of other edges, labels or settings than these: choose another directory, "
-            "or make all shards from the same files."
-        )
-    write_whole_index(folder, about)
-
-
-def _digest(
-    nodes: Mapping[str, NodesOfType],
-    types: GraphTypes | None,
-    edges: Mapping[EdgeType, list[str]],
-    undirected: bool,
-    time: str | None,
-) -> str:
-    if types is None:
-        (of_all,), (told,) = nodes.values(), edges.values()
-        digest = blake2b(repr((told, of_all.part.numbering.digest, undirected)).encode(), digest_size=16)
-        of_all.tell(digest)
-        return digest.hexdigest()
-    of_nodes = []
-    for kind, of_kind in nodes.items():
-        digest = blake2b(repr(of_kind.files.num_nodes).encode(), digest_size=16)
-        of_kind.tell(digest)
-        of_nodes.append((kind, of_kind.part.numbering.digest, digest.hexdigest()))
-    of_edges = [(edge_type, told) for edge_type, (told,) in edges.items()]
-    arrays = [(name, str(array.dtype), list(array.shape[1:])) for name, array in sorted(types.arrays.items())]
-    return blake2b(repr((of_nodes, of_edges, arrays, time)).encode(), digest_size=16).hexdigest()

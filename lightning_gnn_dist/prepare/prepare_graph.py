@@ -1,4 +1,4 @@
-"""Makes a saved graph, or one shard of it, of files that do not fit into memory. After a kill the same call goes on.
+"""Makes a saved graph, or one shard of it, of files that need not fit into memory. After a kill the same call goes on.
 
 Tables are turned into arrays. The edges of each type are sorted on disk, one type after the other, and the rows of all
 types are put together, node after node. A graph without types is one of one type: its sorted edges are its rows.
@@ -9,53 +9,33 @@ files, read by every host -> own nodes, and edges into them -> sorted on disk ->
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-import numpy as np
-
-from lightning_gnn_dist.checks import (
-    check_between,
-    check_callable,
-    check_folder,
-    check_path,
-    check_true_or_false,
-    check_words,
-    shown,
-)
+from lightning_gnn_dist.checks import check_callable, check_folder, check_path, check_true_or_false, check_words
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import FULL
 from lightning_gnn_dist.graph.typed.names import EdgeType, within
-from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
-from lightning_gnn_dist.prepare.describe import Prepared, describe, map_arrays
-from lightning_gnn_dist.prepare.edge_sorting import EdgeSorting, check_times
-from lightning_gnn_dist.prepare.estimate import Estimate, estimate_of
-from lightning_gnn_dist.prepare.files.inputs import Inputs, check_types
-from lightning_gnn_dist.prepare.files.raw import SPLITS
-from lightning_gnn_dist.prepare.files.typed_source import NO_LABELS, with_reverse
-from lightning_gnn_dist.prepare.files.typed_tables import is_typed
-from lightning_gnn_dist.prepare.journal import Journal, journal_of
-from lightning_gnn_dist.prepare.merge import SortedEdges, merge
-from lightning_gnn_dist.prepare.nodes import MAX_BYTES_AT_ONCE, NodesOfType, has_fractions, unpack_nodes
-from lightning_gnn_dist.prepare.numbering import Numbering, Part
-from lightning_gnn_dist.prepare.one_shard import (
-    OneShard,
-    check_assignment,
-    check_division,
-    inputs_of,
-    numbering_of,
-    write_index,
-)
-from lightning_gnn_dist.prepare.shard import shard_name
+from lightning_gnn_dist.prepare.files.inputs import EDGE, Inputs, check_carried, with_reverse
+from lightning_gnn_dist.prepare.one_shard import OneShard, check_assignment, inputs_of, numbering_of
+from lightning_gnn_dist.prepare.steps.describe import Prepared, describe
+from lightning_gnn_dist.prepare.steps.edge_sorting import EdgeSorting, OnProgress, check_times
+from lightning_gnn_dist.prepare.steps.estimate import Estimate, estimate_of
+from lightning_gnn_dist.prepare.steps.journal import Journal, journal_of
+from lightning_gnn_dist.prepare.steps.nodes import MAX_BYTES_AT_ONCE, NodesOfType, has_fractions, unpack_nodes
+from lightning_gnn_dist.prepare.steps.numbering import Numbering, Part
+from lightning_gnn_dist.prepare.steps.splits import NO_LABELS, check_split
 from lightning_gnn_dist.rules import Count, Seed, check_fields
 
-VERSION = 2  # of unfinished work: raise it when a new release cannot go on with it
-OnProgress: TypeAlias = Callable[[str, float], None]
+if TYPE_CHECKING:
+    from lightning_gnn_dist.graph.typed.types import GraphTypes
+
+VERSION = 3  # of unfinished work: raise it when a new release cannot go on with it
 Nodes: TypeAlias = Mapping[str, NodesOfType]
 DEFAULT_MEMORY = 2_000_000_000
 
@@ -85,18 +65,18 @@ def prepare_graph(
     ranks refuse to connect.
 
     Args:
-        source: A ``.npy`` of edges, of shape (2, E) or (E, 2); a table (CSV, TSV, Parquet); a folder of these;
-            or a folder with ``edge_index.npy`` (or a folder ``edge_index`` of files) and arrays per node: ``x.npy`` (or
-            a folder ``x``), ``y.npy``, ``train_mask.npy`` or ``train_idx.npy``, ..., ``num_nodes.npy``. Of several
-            types a folder with folders ``nodes`` and ``edges``. In ``nodes`` there is for each type a table, text or
-            Parquet, with an id in each row, or a folder of such arrays; in ``edges`` for each type, called ``<source
-            type>__<name>__<destination type>``, a table, or a folder with ``edge_index.npy`` and what edges carry.
-            Where nodes are in a folder, their ids count from 0.
+        source: A ``Data`` or ``HeteroData`` that ``torch.save`` saved (``.pt``); a ``.npy`` of edges, of shape (2, E)
+            or (E, 2); a table (CSV, TSV, Parquet); a folder of these; or an ``.npz`` or folder with ``edge_index.npy``
+            (or a folder ``edge_index`` of files) and arrays per node: ``x.npy`` (or a folder ``x``), ``y.npy``,
+            ``train_mask.npy`` or ``train_idx.npy``, ..., ``num_nodes.npy``. Of several types a folder with folders
+            ``nodes`` and ``edges``: for each type a table, text or Parquet, or an ``.npz`` or folder of such arrays.
+            Rows of nodes have an id; edges are called ``<source type>__<name>__<destination type>``. Where nodes are
+            arrays, their ids count from 0.
         out: The directory to write. Of a shard the directory of the shards, of which this host gets ``shares.json`` and
             its own shard.
         shard: Which shard to write, instead of the whole graph. Each host reads all files and keeps its own nodes and
             the edges into them. Without types, arrays of edges must be dropped.
-        nodes: A table of nodes, in the order of their numbers 0, 1, 2, ..., for a graph without types.
+        nodes: A table of nodes with their ids, or a folder or ``.npz`` of arrays, for a graph without types.
         undirected: Add the reverse of every edge, and keep every edge once, of a graph without types.
         time: Of several types, the array in whose order the edges of one type into a node come, see
             :class:`GraphTypes`.
@@ -142,19 +122,18 @@ class Preparation:
     def __post_init__(self) -> None:
         check_fields(self)
         check_split(self.split)
-        for file in (self.source, *([self.nodes] if self.nodes else [])):
-            if not file.exists():
-                raise FileNotFoundError(f"{file} does not exist.")
-        has_nodes, has_time = self.nodes is not None, self.time is not None
-        check_types(self.source, is_typed(self.source), has_nodes, self.undirected, has_time, self.reverse)
+        if not self.source.exists():
+            raise FileNotFoundError(f"{self.source} does not exist.")
+        self._check_types()
         if self.shard is not None:
             check_assignment(self.shard, self.inputs.nodes)
-            self._check_carried()
+            if not self.inputs.have_names:
+                check_carried(self.inputs.edges[EDGE])
 
     @property
     def target(self) -> Path:
         """The directory of the graph, or of the shard."""
-        return self.out if self.shard is None else self.out / shard_name(self.shard.index)
+        return self.out if self.shard is None else self.out / store.shard_name(self.shard.index)
 
     @property
     def folder(self) -> Path:
@@ -172,13 +151,16 @@ class Preparation:
             self.inputs, self.folder, self._draft, self.shard is not None, self.undirected, self.time, self.memory_bytes
         )
 
-    def _check_carried(self) -> None:
-        """Refuse what edges without types carry: nobody would know their numbers among all edges."""
-        files = self.inputs.plain
-        if files is not None and (found := [*files.carried.arrays, *files.edges.carried]):
+    def _check_types(self) -> None:
+        """Refuse settings of graphs with several types for one without, and the other way round."""
+        if self.inputs.have_names and (self.undirected or self.nodes):
             raise ValueError(
-                f"{found[0]} belongs to edges, which shards made on their own hosts cannot carry: leave it out (--drop "
-                f"{found[0]}), or prepare the whole graph and divide it."
+                f"{self.source} holds several types: their nodes are known (no --nodes), and the reverse of an edge is "
+                "of another type (--reverse, no --undirected)."
+            )
+        if not self.inputs.have_names and (self.time is not None or self.reverse):
+            raise ValueError(
+                "--time and --reverse are of graphs with types: a HeteroData, or a folder with folders nodes and edges."
             )
 
     def estimate(self) -> Estimate:
@@ -189,12 +171,16 @@ class Preparation:
     def run(self, on_progress: OnProgress, *, overwrite: bool = False) -> Prepared:
         """Do the work that is left, and rename the result to the target."""
         if self.shard is not None:
-            check_division(self.shard, self.out)
+            self._index.check_division(self.shard, self.out)
         store.check_target(self.target, overwrite=overwrite)
         self._check_room()
         try:
             with journal_of(self.folder, self._inputs()) as journal:
-                prepared = self._write(journal, on_progress)
+                try:
+                    prepared = self._write(journal, on_progress)
+                except (ValueError, TypeError):
+                    shutil.rmtree(self.folder)  # nobody goes on with what was refused
+                    raise
                 store.replace(self._draft, self.target)
                 flush(self.folder.parent)
                 shutil.rmtree(self.folder)
@@ -230,56 +216,56 @@ class Preparation:
             self._draft.mkdir()
         nodes = {}
         for kind in self.inputs.nodes:
-            with _told_of(kind):
+            with within(kind):
                 nodes[kind] = self._read_nodes(kind, on_progress)
         self._check_nodes(nodes)
         for kind, of_kind in nodes.items():
             target = self._draft / "nodes" / kind
             if not target.exists():
-                with _told_of(kind):
+                with within(kind):
                     folder, progress = self._of_nodes(kind), partial(on_progress, f"copying {kind or 'arrays'}")
                     check_times(of_kind.files.arrays, self.time, "node")
                     of_kind.copy(folder, target, Journal(folder, {}), progress)
         edge_types = self._edge_types()
         parts = {kind: of_kind.part for kind, of_kind in nodes.items()}
-        for edge_type, (as_read, flip) in edge_types.items():
-            with _told_of(edge_type):
-                self._edges.sort(edge_type, as_read, flip, parts, on_progress)
+        for edge_type, as_read in edge_types.items():
+            with within(edge_type):
+                self._edges.sort(edge_type, as_read, parts, on_progress)
         types = self._merge(nodes, edge_types, on_progress) if self.inputs.have_names else None
         if self.shard is not None:
             journals = {edge_type: self._edges.journal(edge_type) for edge_type in edge_types}
-            write_index(self.out, nodes, types, journals, self.undirected, self.time)
+            self._index.write_index(self.out, nodes, types, journals, self.undirected, self.time)
         names = next(iter(nodes.values())).names
         at_once = max(1, min(self.memory_bytes // 16, MAX_BYTES_AT_ONCE // 8))
-        return describe(self._draft, names, types, at_once, partial(on_progress, "taking the fingerprint"))
+        progress = partial(on_progress, "taking the fingerprint")
+        return describe(self._draft, names, self.inputs.halves, types, at_once, progress)
 
     def _read_nodes(self, kind: str, on_progress: OnProgress) -> NodesOfType:
         """Turn a table of nodes into arrays, and find out which nodes of the type are prepared."""
-        folder, table = self._of_nodes(kind), self.inputs.table_of_nodes(kind)
+        folder, table = self._of_nodes(kind), self.inputs.nodes[kind].table
         folder.mkdir(parents=True, exist_ok=True)
         journal, progress = Journal(folder, {}), partial(on_progress, f"reading {kind or 'nodes'}")
         if table is not None and not journal.get("is_read"):
             for name in ("own", "arrays", "graph"):
                 shutil.rmtree(folder / name, ignore_errors=True)
-            part_of, named = partial(self._part, kind), self.inputs.have_names
-            unpack_nodes(table, folder, part_of, self.drop, self.time, named, self.memory_bytes // 2, progress)
+            part_of = partial(self._part, kind)
+            unpack_nodes(table, folder, part_of, self.drop, self.time, self.memory_bytes // 2, progress)
             journal.record(sorted(folder.rglob("*.npy")), is_read=True)
-        files = self.inputs.nodes_of(kind, folder / "arrays")
+        files, named = self.inputs.nodes[kind].unpacked(folder / "arrays"), self.inputs.have_names
         return NodesOfType(
             files=files,
             part=self._part(kind, files.num_nodes or self._count(kind, on_progress)),
             is_shard=self.shard is not None,
-            source=self.inputs.nodes[kind] or self.source,
-            split=self.split if "y" in files.arrays or not self.inputs.have_names else None,
+            split=self.split if "y" in files.arrays or not named else None,
             seed=self.seed,
-            float_labels=self.float_labels and (has_fractions(files) or not self.inputs.have_names),
+            float_labels=self.float_labels and (has_fractions(files) or not named),
             memory_bytes=self.memory_bytes,
         )
 
     def _part(self, kind: str, num_nodes: int) -> Part:
         """Which nodes of a type are prepared."""
         if kind not in self._parts:
-            whole, shard = Numbering.spread(num_nodes, 1), self.shard
+            whole, shard = Numbering.ranges(num_nodes, 1), self.shard
             self._parts[kind] = (
                 Part(whole) if shard is None else Part(numbering_of(shard, kind, num_nodes), shard.index)
             )
@@ -292,7 +278,9 @@ class Preparation:
     def _count(self, kind: str, on_progress: OnProgress) -> int:
         """The number of nodes where only the edges of a graph without types tell."""
         if self.inputs.have_names:
-            raise ValueError(f"{self.inputs.nodes[kind]} does not say how many nodes there are: add x, y or num_nodes.")
+            raise ValueError(
+                f"{self.inputs.nodes[kind].source} does not say how many nodes there are: add x, y or num_nodes."
+            )
         if self.shard is not None:
             raise ValueError(
                 f"{self.source} does not say how many nodes there are, and the host of a shard must know before it "
@@ -305,12 +293,7 @@ class Preparation:
     def _check_nodes(self, nodes: Nodes) -> None:
         """Refuse settings that fit no type, and a shard without nodes."""
         if self.shard is not None:
-            starts = np.sum([of_kind.part.numbering.bounds for of_kind in nodes.values()], 0)
-            check_division(self.shard, self.out, starts.tolist())
-            if not sum(of_kind.part.size for of_kind in nodes.values()):
-                raise ValueError(
-                    f"No node belongs to shard {self.shard.index} of {self.shard.num_shards}: every shard needs one."
-                )
+            self._index.check_nodes(self.shard, self.out, [of_kind.part for of_kind in nodes.values()])
         if self.split and not any(of_kind.split for of_kind in nodes.values()):
             raise ValueError(NO_LABELS)
         if self.float_labels and not any(of_kind.float_labels for of_kind in nodes.values()):
@@ -320,25 +303,18 @@ class Preparation:
         """The folder in which the nodes of a type are worked on."""
         return self.folder / "nodes" / kind
 
-    def _edge_types(self) -> dict[EdgeType, tuple[EdgeType, bool]]:
-        """For each edge type the one whose files are read, and whether their edges are read the other way round."""
-        found = {edge_type: (edge_type, False) for edge_type in self.inputs.edges}
-        return found | (with_reverse({kind: (kind, True) for kind in found}) if self.reverse else {})
+    def _edge_types(self) -> dict[EdgeType, EdgeType]:
+        """For each edge type the one whose files are read: itself, or the one that it is the reverse of."""
+        found = {edge_type: edge_type for edge_type in self.inputs.edges}
+        return found | (with_reverse(found) if self.reverse else {})
 
     def _merge(self, nodes: Nodes, edge_types: Iterable[EdgeType], on_progress: OnProgress) -> GraphTypes:
-        """Write the rows of all nodes, after a kill from the beginning; return the types, which look at all lengths."""
-        found, parts = {}, {kind: of_kind.part for kind, of_kind in nodes.items()}
-        for edge_type in edge_types:
-            times = nodes[edge_type[0]].files.arrays.get(self.time or "")
-            of_senders = None if times is None else times.load()
-            found[edge_type] = SortedEdges.of(self._edges.out(edge_type), self.time, of_senders)
-        merge(self._draft, found, parts, partial(on_progress, "putting rows together"))
-        about: dict[str, Any] = {"nodes": [[kind, part.size] for kind, part in parts.items()]}
-        about["edges"] = [[*edge_type, edges.senders.size] for edge_type, edges in found.items()]
-        about["time"] = self.time
-        if self.shard is not None:
-            about["senders"] = list(offsets_of([part.num_all for part in parts.values()]))
-        return GraphTypes.saved(about, map_arrays(self._draft, sorted(self._draft.rglob("*.npy"))))
+        """Write the rows of all nodes from the sorted edges of the types."""
+        from lightning_gnn_dist.prepare.steps.merge import merge_types  # a graph without types needs none of it
+
+        folders = {edge_type: self._edges.out(edge_type) for edge_type in edge_types}
+        progress = partial(on_progress, "putting rows together")
+        return merge_types(self._draft, nodes, folders, self.time, self.shard is not None, progress)
 
     def _inputs(self) -> dict[str, Any]:
         """What the result depends on: the files, by size and time, and the settings."""
@@ -359,20 +335,12 @@ class Preparation:
         }
 
     @property
+    def _index(self) -> ModuleType:
+        """What hosts that make shards have in common; a whole graph needs none of it."""
+        from lightning_gnn_dist.prepare import shard_index
+
+        return shard_index
+
+    @property
     def _draft(self) -> Path:
         return self.folder / "graph"
-
-
-def check_split(split: Sequence[float] | None) -> None:
-    """Refuse anything but None or three numbers in [0, 1]."""
-    if split is None:
-        return
-    if isinstance(split, str | bytes) or not isinstance(split, Sequence) or len(split) != len(SPLITS):
-        raise ValueError(f"split must be three shares, such as (0.6, 0.2, 0.2), got {shown(split)}.")
-    for share in split:
-        check_between(0, 1, **{"split: a share": share})
-
-
-def _told_of(kind: str | EdgeType) -> AbstractContextManager[None]:
-    """Let refusals say of which type they are, if it has a name."""
-    return within(kind) if any(kind) else nullcontext()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_folder, check_instance
-from lightning_gnn_dist.graph.convert import index_dtype
-from lightning_gnn_dist.graph.digest import fingerprint_of
-from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, checked_graph, open_rows, typed_graph
-from lightning_gnn_dist.graph.rows import edge_positions, starts_of, take_rows
+from lightning_gnn_dist.graph.graph import Graph, open_rows
 from lightning_gnn_dist.graph.storage import drafts
 from lightning_gnn_dist.graph.storage.files import check_entries, read_json
-from lightning_gnn_dist.graph.storage.store import SHARD, SHARDS
-from lightning_gnn_dist.graph.typed.induced import types_of
+from lightning_gnn_dist.graph.storage.store import SHARDS, shard_name
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.prepare.held_edges import HeldEdges, LinkBounds, SplitOfEdges
-from lightning_gnn_dist.prepare.typed_bounds import TypedBounds, bounds_of, order_of_types, typed_about
+from lightning_gnn_dist.prepare.link_bounds import LinkBounds
+from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 
 FORMAT = "lightning_gnn_dist shares"
 INDEX = SHARDS
@@ -61,11 +54,13 @@ class Bounds:
         """Read the bounds of a folder of shards."""
         about = _read_index(Path(folder))
         nodes, edges = (torch.tensor(about.get(name, []), dtype=torch.int64) for name in ("nodes", "edges"))
-        types = typed_about(about, nodes.numel() - 1, Path(folder) / INDEX) or TypedBounds.of_one(nodes, edges)
-        links = LinkBounds.read(about, nodes.numel() - 1, types, Path(folder) / INDEX)
+        file, num_shards, types = Path(folder) / INDEX, nodes.numel() - 1, TypedBounds.of_one(nodes, edges)
+        if "types" in about:
+            types = TypedBounds.read(about["types"], num_shards, file)
+        links = LinkBounds.read(about, num_shards, types, file)
         found = cls(nodes, edges, about["fingerprint"], types, about.get("division", ""), links)
         if not (types.nodes.sum(0).equal(nodes) and types.edges.sum(0).equal(edges)):
-            raise ValueError(f"{Path(folder) / INDEX} is damaged (types do not add up to all nodes). {_WAY_OUT}")
+            raise ValueError(f"{file} is damaged (types do not add up to all nodes). {_WAY_OUT}")
         return found
 
     @property
@@ -150,44 +145,6 @@ def check_ranks(folder: Path, bounds: Bounds, num_ranks: int) -> None:
         )
 
 
-def save_shards(graph: Graph | SplitOfEdges, partition: Partition, folder: str | Path) -> None:
-    """Write a shard for every part. Nodes get new ids, part after part; ``n_id`` holds the old ones.
-
-    Of a :class:`LinkSplit` the graph of training edges is divided, and each held edge lies with the shard that owns its
-    receiver: :class:`LinkDataModule` learns edges of such shards.
-
-    Of a typed graph the nodes of each type get new ids, part after part, and those of one type stay together; the
-    ``n_id`` of a type holds the old ids in it. RAM holds one shard at a time, and numbers for every node. The folder
-    appears when all of it is written.
-    """
-    graph, split = _graph_and_split(graph)
-    check_instance("partition", partition, Partition, "a Partition, as MetisPartitioner()(graph, 4, seed=0) makes it")
-    folder = check_folder("folder", folder)
-    if folder.exists():
-        raise FileExistsError(f"{folder} exists already. Choose another path, or remove it.")
-    if partition.assignment.numel() != graph.num_nodes:
-        raise ValueError(
-            f"The partition assigns {partition.assignment.numel()} nodes, but the graph has {graph.num_nodes}: divide "
-            "the graph that was partitioned."
-        )
-    graph.check_whole()
-    if not (counts := partition.counts()).all():
-        raise ValueError(f"Part {int(counts.argmin())} of the partition has no nodes, and each shard needs one.")
-    with drafts.folder_beside(folder) as draft:
-        _write(graph, partition, draft, split)
-        os.rename(draft, folder)
-
-
-def _graph_and_split(given: Graph | SplitOfEdges) -> tuple[Graph, SplitOfEdges | None]:
-    """Return the graph to divide, and the split that it is of, if edges are held back."""
-    if isinstance(given, Graph):
-        return given, None
-    graph = getattr(given, "graph", None)
-    if not isinstance(graph, Graph) or not hasattr(given, "negatives"):
-        check_instance("graph", given, Graph, "a Graph, as Graph.from_pyg(data) makes it, or split_edges(graph)")
-    return given.graph, given
-
-
 def check_same(marks: list[int]) -> None:
     """Refuse shards of different graphs or divisions. All ranks pass the marks of all, so all raise or none."""
     odd = [rank for rank, mark in enumerate(marks) if mark != marks[0]]
@@ -198,50 +155,21 @@ def check_same(marks: list[int]) -> None:
         )
 
 
-def _write(graph: Graph, partition: Partition, folder: Path, split: SplitOfEdges | None) -> None:
-    by_part = partition.assignment.argsort(stable=True)
-    order = order_of_types(graph.types, partition)
-    number = torch.empty(graph.num_nodes, dtype=index_dtype(graph.num_nodes))
-    number[order] = torch.arange(graph.num_nodes, dtype=number.dtype)
-    held = None if split is None else HeldEdges(split, partition.assignment, partition.num_parts, number)
-    counts, edges, of_types = partition.counts(), [0], []
-    for index, nodes in enumerate(by_part.split(counts.tolist())):
-        rows = _rows_of(graph, nodes, number)
-        rows.save(folder / shard_name(index), beside={} if held is None else held.of_shard(index))
-        edges.append(edges[-1] + rows.num_edges)
-        of_types.append((list(rows.types.num_nodes.values()), rows.types.num_edges))
-    fingerprint = graph.fingerprint if split is None else split.fingerprint
-    about: dict[str, Any] = {"fingerprint": fingerprint, "division": _division_of(partition)}
-    about |= {"nodes": [0, *counts.cumsum(0).tolist()], "edges": edges}
-    if have_names(graph.types):
-        about["types"] = bounds_of(graph.types, of_types).about
-    if held is not None:
-        about["links"] = held.bounds.about
-    write_index(folder, about)
-
-
-def _division_of(partition: Partition) -> str:
-    assignment = partition.assignment
-    return fingerprint_of([("assignment", assignment.dtype, assignment.shape, [assignment])])
-
-
-def write_index(folder: Path, about: dict[str, Any]) -> None:
+def write_index(
+    folder: Path, fingerprint: str, types: TypedBounds, *, division: str = "", links: LinkBounds | None = None
+) -> None:
     """Write where each shard begins. A reader sees the whole file or none."""
-    drafts.write_whole(folder / INDEX, json.dumps({"format": FORMAT} | about, indent=1))
-
-
-def _rows_of(graph: Graph, nodes: Tensor, number: Tensor) -> Graph:
-    degrees = graph.indptr[nodes + 1] - graph.indptr[nodes]
-    indptr = starts_of(degrees)
-    positions = edge_positions(graph.indptr, nodes)
-    pieces = [number[graph.indices[at].to(torch.int64)] for at in positions.split(EDGES_AT_ONCE)]
-    senders = torch.cat([number[:0], *pieces])
-    if have_names(graph.types):
-        return typed_graph(indptr, senders, types_of(graph.types, nodes, positions, graph.types.offsets))
-    arrays = {name: take_rows(array, nodes) for name, array in graph.node_arrays.items()}
-    arrays.setdefault("n_id", nodes)
-    edges = {name: take_rows(array, positions) for name, array in graph.edge_arrays.items()}
-    return checked_graph(indptr, senders, arrays, edges, num_senders=graph.num_nodes)
+    about: dict[str, Any] = {"format": FORMAT, "fingerprint": fingerprint}
+    if division:
+        about["division"] = division
+    about["nodes"] = types.nodes.sum(0).tolist()
+    if types.edges.numel():
+        about["edges"] = types.edges.sum(0).tolist()
+    if have_names(types):
+        about["types"] = types.about
+    if links is not None:
+        about["links"] = links.about
+    drafts.write_whole(folder / INDEX, json.dumps(about, indent=1))
 
 
 def _read_index(folder: Path) -> dict[str, Any]:
@@ -276,8 +204,3 @@ def _check_ids(n_id: Tensor, file: Path) -> None:
 def holds_shards(path: Path) -> bool:
     """Whether a folder holds shards of a graph."""
     return (path / INDEX).exists()
-
-
-def shard_name(index: int) -> str:
-    """The name of a shard's directory."""
-    return f"{SHARD}{index:05d}"

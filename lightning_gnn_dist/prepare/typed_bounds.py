@@ -8,7 +8,6 @@ So the nodes of a type have consecutive ids in the whole graph, as in any typed 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -23,7 +22,6 @@ from lightning_gnn_dist.graph.storage.files import check_entries
 from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names
 from lightning_gnn_dist.graph.typed.report import aligned
 from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
-from lightning_gnn_dist.partition.base import Partition
 
 _WAY_OUT = "Copy it again."
 _MOST = 1 << 62
@@ -151,30 +149,12 @@ class TypedBounds:
         return counts.cumsum(0) - counts
 
 
-def order_of_types(types: GraphTypes, partition: Partition) -> Tensor:
-    """The nodes of a typed graph in the order of their ids in the whole that shards make: by type, then by shard."""
-    kinds = torch.arange(len(types.node_types)).repeat_interleave(torch.tensor(list(types.num_nodes.values())))
-    return (kinds * partition.num_parts + partition.assignment).argsort(stable=True)
-
-
-def bounds_of(types: GraphTypes, shards: Sequence[tuple[Sequence[int], Sequence[int]]]) -> TypedBounds:
-    """The bounds of shards of a graph, of which each has so many nodes and edges of each type."""
-    nodes, edges = (torch.tensor(counts).T for counts in zip(*shards, strict=True))
-    nodes, edges = (torch.cat([counts[:, :1] * 0, counts.cumsum(1)], 1) for counts in (nodes, edges))
-    return TypedBounds(types.node_types, types.edge_types, nodes, edges, seeds_of(types))
-
-
 def seeds_of(types: GraphTypes) -> str | None:
     """The node type that is learned from, if one is chosen or is the only one that can be."""
     try:
         return types.seed_type()
     except ValueError:
         return None
-
-
-def typed_about(about: Mapping[str, Any], num_shards: int, file: Path) -> TypedBounds | None:
-    """What the index of shards says of types; None if the graph has none."""
-    return TypedBounds.read(about["types"], num_shards, file) if "types" in about else None
 
 
 def _is_right(row: list[Any], num_words: int, num_shards: int) -> bool:

@@ -20,14 +20,13 @@ def files(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("out_of_core", [False, True])
-def test_prepare_compiles_once(out_of_core: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_compiles_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
     monkeypatch.setattr(prepare, "compile_for", made.append)
-    source, more = files(tmp_path / "arrays"), ["--out-of-core"] if out_of_core else []
+    source = files(tmp_path / "arrays")
     for number, is_there in enumerate([False, True]):
         monkeypatch.setattr(prepare, "is_compiled", lambda is_there=is_there: is_there)
-        main(["prepare", str(source), str(tmp_path / f"graph{number}"), *more])
+        main(["prepare", str(source), str(tmp_path / f"graph{number}")])
     assert made == [tmp_path / "graph0"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -27,8 +26,8 @@ def test_an_edge_list_becomes_a_graph(edges: Path, tmp_path: Path, capsys: pytes
     out = tmp_path / "graph"
     main(["prepare", str(edges), str(out), "--undirected", "--split", "0.6", "0.2", "0.2", "--seed", "1"])
     said = capsys.readouterr()
-    assert re.search(r"49 edges.*graph will take about \d.*bytes.*are free.*of RAM", said.out)
-    assert re.search(r"reading: .* s\n.*adding reverse edges: .*sorting edges: .*writing: ", said.err, re.DOTALL)
+    assert re.search(r"49 edges. .* of disk, 2.0 GB of RAM beside 24 bytes a node.* minutes", said.out)
+    assert re.search(r"reading edges: .* s\n.*counting edges: .*sorting edges: .*fingerprint: ", said.err, re.DOTALL)
     assert "split: 30 train, 10 val, 10 test" in said.out
     assert "reverse" not in said.out
     graph = Graph.open(out)
@@ -67,35 +66,12 @@ def test_a_target_of_regression_is_accepted_by_name(tmp_path: Path) -> None:
     assert Graph.open(out).node_arrays["y"].is_floating_point()
 
 
-def test_edges_are_sorted_on_disk_when_asked(edges: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["prepare", str(edges), str(tmp_path / "expected"), "--undirected", "--split", "0.6", "0.2", "0.2"])
-    capsys.readouterr()
-    out = str(tmp_path / "graph")
-    main(["prepare", str(edges), out, "--undirected", "--split", "0.6", "0.2", "0.2", "--out-of-core", "0.00001"])
-    said = capsys.readouterr()
-    assert re.search(r"49 edges. .* bytes of disk, 10.0 kB of RAM beside 24 bytes a node.* minutes", said.out)
-    assert re.search(r"counting edges: .* s\n.*sorting edges: .*fingerprint: ", said.err, re.DOTALL)
-    assert "split: 30 train, 10 val, 10 test" in said.out
-    assert Graph.open(out).fingerprint == Graph.open(tmp_path / "expected").fingerprint
-    assert "exists already" in refused(str(edges), out, "--out-of-core")
-
-
-def test_a_machine_that_is_too_small_is_told_of_the_disk(
-    edges: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(os, "sysconf", lambda name: 50)
-    main(["prepare", str(edges), str(tmp_path / "graph")])
-    assert "This machine has 2.5 kB of RAM: --out-of-core sorts" in capsys.readouterr().out
-
-
-def test_what_cannot_be_prepared_out_of_core_says_so(edges: Path, tmp_path: Path) -> None:
-    out = str(tmp_path / "graph")
-    assert "row 0 is about node 1" in refused(str(edges), out, "--nodes", str(edges), "--out-of-core")
-    torch.save(Data(edge_index=torch.tensor([[0], [1]]), num_nodes=3), tmp_path / "data.pt")
-    assert "is read in memory alone: leave --out-of-core out" in refused(
-        str(tmp_path / "data.pt"), out, "--out-of-core"
-    )
-    assert "nowhere does not exist" in refused("nowhere", out, "--out-of-core")
+@pytest.mark.parametrize("option", ["--memory", "--out-of-core"])
+def test_less_memory_gives_the_same(option: str, edges: Path, tmp_path: Path) -> None:
+    for name, more in (("expected", []), ("graph", [option, "0.00001"])):
+        main(["prepare", str(edges), str(tmp_path / name), "--undirected", "--split", "0.6", "0.2", "0.2", *more])
+    assert Graph.open(tmp_path / "graph").fingerprint == Graph.open(tmp_path / "expected").fingerprint
+    assert "nowhere does not exist" in refused("nowhere", str(tmp_path / "other"))
 
 
 def test_a_host_prepares_its_own_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,11 +65,14 @@ def test_a_homogeneous_view_of_a_heterogeneous_graph_is_taken() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"edge_index": torch.tensor([[0], [4]])}, "names node 4, but the graph has 4 nodes"),
-        ({"edge_index": torch.tensor([[-1], [2]])}, "names node -1"),
+        (
+            {"edge_index": torch.tensor([[0], [4]])},
+            "names the receiver 4, but there are 4 nodes: their ids count from 0",
+        ),
+        ({"edge_index": torch.tensor([[-1], [2]])}, "names the sender -1"),
         ({"edge_index": torch.tensor([[0.0], [2.0]])}, "must be integers"),
         ({"edge_index": None}, "no edge_index"),
-        ({"y": torch.zeros(3)}, r"y has shape \(3,\), but the graph has 4 nodes and 3 edges"),
+        ({"y": torch.zeros(3)}, r"y has shape \(3,\), but the graph has 4 nodes: .* of edges has a name that"),
         ({"y": torch.zeros(4)}, r"data\.y\.long\(\).*float_labels=True"),
         ({"y": torch.tensor([-1, 0, 0, -1])}, "train_mask marks 1 nodes whose label is negative"),
         ({"train_mask": torch.tensor([1, 0, 0, 0])}, "train_mask must be boolean"),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy
+from torch_geometric.data import Data
 
 from lightning_gnn_dist import (
     Fetch,
@@ -22,7 +23,6 @@ from lightning_gnn_dist import (
     save_shards,
 )
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.prepare.numbering import Numbering
 from lightning_gnn_dist.prepare.shard import Shard
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
@@ -95,14 +95,20 @@ def test_nodes_may_be_a_table(source: Path, tmp_path: Path) -> None:
         main(["prepare", *given])
         shard = Shard.open(tmp_path / "hosts", index)
         assert shard.rows.node_arrays["x"].shape[1] == 3 and same(shard.rows, expected[index].rows)
-    with pytest.raises(SystemExit, match="is no table of nodes: give a text"):
+    with pytest.raises(SystemExit, match=r"y\.npy holds no arrays"):
         main(["prepare", *given[:3], str(source / "y.npy"), "--shard", "0", "--num-shards", "2"])
 
 
-def test_ranges_are_as_even_as_can_be() -> None:
-    assert Numbering.ranges(11, 4).bounds.tolist() == [0, 3, 6, 9, 11]
-    with pytest.raises(ValueError, match="3 nodes cannot be divided into 4 shards"):
-        Numbering.ranges(3, 4)
+def test_files_of_pyg_and_archives_have_shards_too(source: Path, tmp_path: Path) -> None:
+    arrays = {file.stem: np.load(file) for file in source.glob("*.npy")}
+    arrays["edge_index"] = np.concatenate([np.load(file) for file in sorted((source / "edge_index").iterdir())], 1)
+    np.savez(tmp_path / "data.npz", **arrays)
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    torch.save(Data(num_nodes=NUM_NODES, **tensors), tmp_path / "data.pt")
+    for name in ("source", "data.npz", "data.pt"):
+        prepare_graph(tmp_path / name, tmp_path / f"host of {name}", shard=OneShard(1, PARTS))
+    first, *others = (Shard.open(tmp_path / f"host of {name}", 1) for name in ("source", "data.npz", "data.pt"))
+    assert all(same(first.rows, other.rows) and first.bounds.mark == other.bounds.mark for other in others)
 
 
 def test_shards_of_other_files_do_not_join(source: Path, tmp_path: Path) -> None:

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.graph.convert import without_time
+from lightning_gnn_dist.graph.convert import check_time, without_time
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered_of
-from lightning_gnn_dist.graph.typed.build import check_time
 from lightning_gnn_dist.graph.typed.names import within
 
 BEFORE_ALL = -(2**63)  # before every time

@@ -121,7 +121,7 @@ def _write(directory: Path, arrays: Mapping[str, Tensor], fingerprint: str, type
     for name, tensor in arrays.items():
         file = directory / f"{name}.npy"
         file.parent.mkdir(parents=True, exist_ok=True)
-        checksums[name] = save_for_good(file, _as_numpy(tensor))
+        checksums[name] = save_for_good(file, as_numpy(tensor))
     describe(directory, {name: (t.dtype, t.shape) for name, t in arrays.items()}, fingerprint, checksums, types)
 
 
@@ -227,6 +227,11 @@ def _map(file: Path, entry: dict[str, Any]) -> Tensor:
     return tensor
 
 
+def shard_name(index: int) -> str:
+    """The name of a shard's directory."""
+    return f"{SHARD}{index:05d}"
+
+
 def _limits() -> str:
     """The limits on this process's maps, in words. Each counts the whole of a map that may be written to."""
     limits = {"ulimit -v": resource.RLIMIT_AS, "ulimit -d": resource.RLIMIT_DATA}
@@ -254,7 +259,8 @@ def map_npy(file: Path) -> np.ndarray[Any, Any]:
     return np.frombuffer(whole, found.dtype, count, found.offset).reshape(found.shape)
 
 
-def _as_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
+def as_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """The numbers as they are saved: NumPy has no bfloat16, of which the bits are."""
     tensor = tensor.contiguous().resolve_conj().resolve_neg()
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 

@@ -39,7 +39,8 @@ def build(
         edges: The edges of each type.
         time: The array in whose order the edges of one type into a node come, see :class:`GraphTypes`.
     """
-    check_names(tuple(nodes), tuple(edges))
+    if any(nodes):
+        check_names(tuple(nodes), tuple(edges))
     for kind, table in nodes.items():
         with within(kind):
             _check_nodes(table, time)
@@ -57,10 +58,15 @@ def build(
             _check_edges(edge_type, links, nodes, time)
             orders[edge_type] = _order(links, nodes[edge_type[0]], time)
     counts = [order.numel() for order in orders.values()]
-    ends = [edges[kind].edge_index[:, order].to(torch.int64) for kind, order in orders.items()]
-    receiver = torch.cat([some[1] + first[kind[2]] for kind, some in zip(edges, ends, strict=True)])
-    sender = torch.cat([some[0] + first[kind[0]] for kind, some in zip(edges, ends, strict=True)])
-    order = torch.argsort(receiver, stable=True)  # edges of one row stay in order of types, times and senders
+    sender = torch.cat(
+        [edges[kind].edge_index[0, order].to(torch.int64) + first[kind[0]] for kind, order in orders.items()]
+    )
+    order: Tensor | slice = slice(None)
+    receiver = torch.cat([table.edge_index[1].to(torch.int64) + first[kind[2]] for kind, table in edges.items()])
+    if len(edges) > 1:  # edges of one row stay in order of types, times and senders
+        starts = offsets_of(counts)
+        of_all = torch.cat([order + start for order, start in zip(orders.values(), starts, strict=False)])
+        order = torch.argsort(receiver[of_all], stable=True)
     degrees = torch.bincount(receiver, minlength=offsets[-1])
     numbers = torch.arange(len(counts)).to(edge_type_dtype(len(counts))).repeat_interleave(torch.tensor(counts))
     types = GraphTypes(
@@ -81,34 +87,21 @@ def _check_nodes(table: NodeTable, time: str | None) -> None:
     if table.num < 1:
         raise ValueError("there are no nodes of this type: leave it out, and the edges from and to it.")
     convert.check_rows("node", table.arrays, table.num)
-    check_time(table.arrays, time, "node")
+    convert.check_time(table.arrays, time, "node")
 
 
 def _check_edges(edge_type: EdgeType, table: EdgeTable, nodes: Mapping[str, NodeTable], time: str | None) -> None:
     convert.check_pairs(table.edge_index)
     for end, kind, ids in zip(("sender", "receiver"), edge_type[::2], table.edge_index, strict=True):
-        count = nodes[kind].num
+        count, of_type = nodes[kind].num, f" of type {kind!r}" if kind else ""
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:
             bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
             raise ValueError(
-                f"edge_index names the {end} {bad}, but there are {count} nodes of type {kind!r}: the ids of each type "
+                f"edge_index names the {end} {bad}, but there are {count} nodes{of_type}: their ids "
                 f"count from 0, so they must lie in [0, {count})."
             )
     convert.check_rows("edge", table.arrays, table.edge_index.shape[1])
-    check_time(table.arrays, time, "edge")
-
-
-def check_time(arrays: Mapping[str, Tensor], time: str | None, row: str) -> None:
-    """Refuse times, if there are any, that are not one number for each ``row``, such as ``"node"``, or are NaN."""
-    if time is None or (times := arrays.get(time)) is None:
-        return
-    if times.dim() != 1 or times.dtype == torch.bool or times.is_complex():
-        raise ValueError(f"{time} must hold one number for each {row}, by which they are ordered, got {shown(times)}.")
-    if times.is_floating_point() and bool((bad := times.isnan()).any()):
-        raise ValueError(
-            f"{time} of {row} {int(bad.nonzero()[0])} is NaN, and {row}s are ordered by it: "
-            f"{convert.without_time(row)}."
-        )
+    convert.check_time(table.arrays, time, "edge")
 
 
 def _order(table: EdgeTable, senders: NodeTable, time: str | None) -> Tensor:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_at_least, check_tensor
+from lightning_gnn_dist.checks import check_at_least, check_tensor, shown
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable
-from lightning_gnn_dist.graph.typed.names import EdgeType, check_names, within
+from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, within
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 if TYPE_CHECKING:
-    from torch_geometric.data import HeteroData
+    from torch_geometric.data import Data, HeteroData
 
 Content = dict[str, Any]  # arrays by name, num_nodes, edge_index
 _NO_ARRAYS = {"num_nodes", "edge_index", "adj_t"}
@@ -28,10 +28,26 @@ def is_hetero(data: object) -> bool:
     return isinstance(data, HeteroData)
 
 
-def contents_of(data: HeteroData) -> tuple[dict[str, Content], dict[EdgeType, Content]]:
-    """What is set of each node type and each edge type; a tensor of no type is refused."""
+def check_data(data: Any, time: str | None) -> None:
+    """Refuse what is neither a ``Data`` nor a ``HeteroData``, and times of a ``Data``."""
+    from torch_geometric.data import Data, HeteroData
+
+    if not isinstance(data, Data | HeteroData):
+        raise TypeError(f"data must be a torch_geometric.data.Data, for Graph.from_pyg(data), got {shown(data)}.")
+    if time is not None and isinstance(data, Data):
+        raise ValueError(f"time ({shown(time)}) orders the edges of a HeteroData: leave it out for a Data.")
+
+
+def contents_of(data: Data | HeteroData) -> tuple[dict[str, Content], dict[EdgeType, Content]]:
+    """What is set of each node type and each edge type; a ``Data`` is of one type of each, whose names are empty."""
+    if not is_hetero(data):
+        content: Content = data.to_dict() | {"num_nodes": data.num_nodes}
+        of_edges = {name: value for name, value in content.items() if convert.is_of_edges(name)}
+        of_nodes = {name: value for name, value in content.items() if name not in of_edges}
+        return {OneType.node_types[0]: of_nodes}, {OneType.edge_types[0]: of_edges}
     if stray := [name for name, value in data._global_store.items() if isinstance(value, Tensor)]:
         raise ValueError(f"{stray} belong to no type: set them on one, as in data['paper'].x, or remove them.")
+    check_names(tuple(data.node_types), tuple(data.edge_types))
     return {k: data[k].to_dict() for k in data.node_types}, {k: data[k].to_dict() for k in data.edge_types}
 
 
@@ -59,34 +75,35 @@ def tables_of(
     edge_ids: bool,
 ) -> tuple[dict[str, NodeTable], dict[EdgeType, EdgeTable]]:
     """The nodes and the edges of each type; what cannot be trained on later is refused."""
-    check_names(tuple(nodes), tuple(edges))
     found, links = {}, {}
     for kind, content in nodes.items():
         with within(kind):
             found[kind] = _nodes(kind, content, check_features, float_labels)
     labels = [table.arrays["y"] for table in found.values() if "y" in table.arrays]
-    if float_labels and not any(y.is_floating_point() for y in labels):
+    if float_labels and any(nodes) and not any(y.is_floating_point() for y in labels):
         raise ValueError("float_labels says that a y is a target of regression, but no node type has a y of fractions.")
     for edge_type, content in edges.items():
         with within(edge_type):
             links[edge_type] = _edges(content, check_features, edge_ids)
+    if not any(nodes):
+        convert.check_names(*(t.arrays for t in found.values()), *(t.arrays for t in links.values()))
     return found, links
 
 
 def _nodes(kind: str, content: Content, check_features: bool, float_labels: bool) -> NodeTable:
     tensors = dict(convert.tensors_of(content))
-    count = _count(content, tensors)
+    count = count_of(content, tensors)
     arrays = convert.with_masks(tensors, count)
     convert.check_each_name(arrays, allowed=())
     convert.check_rows("node", arrays, count)
-    is_target = float_labels and "y" in arrays and arrays["y"].is_floating_point()
+    is_target = float_labels and (not kind or ("y" in arrays and arrays["y"].is_floating_point()))
     convert.check_arrays(arrays, check_features=check_features, float_labels=is_target)
-    arrays = convert.without_unlabelled(arrays, f"type {kind!r}")
+    arrays = convert.without_unlabelled(arrays, f"type {kind!r}" if kind else "the graph")
     convert.warn_of_overlaps(arrays)
     return NodeTable(count, arrays)
 
 
-def _count(content: Content, tensors: Mapping[str, Tensor]) -> int:
+def count_of(content: Content, tensors: Mapping[str, Tensor]) -> int:
     """The number of nodes: as the data says, or as its arrays show."""
     if (count := content.get("num_nodes")) is not None:
         check_at_least(0, num_nodes=count)
@@ -98,20 +115,25 @@ def _count(content: Content, tensors: Mapping[str, Tensor]) -> int:
 
 
 def _edges(content: Content, check_features: bool, edge_ids: bool) -> EdgeTable:
-    edge_index = content.get("edge_index")
+    edge_index = edge_index_of(content)
+    arrays = {name: array.contiguous() for name, array in convert.tensors_of(content)}
+    convert.check_each_name(arrays, allowed=())
+    for name, array in arrays.items() if check_features else ():
+        convert.check_finite(array, name=name, row="edge")
+    ids = {convert.EDGE_IDS: torch.arange(edge_index.shape[1])} if edge_ids else {}
+    return EdgeTable(edge_index, ids | arrays)
+
+
+def edge_index_of(content: Content) -> Tensor:
+    """The ends of the edges of a type; what is no list of edges is refused."""
+    edge_index: Tensor | None = content.get("edge_index")
     if edge_index is None:
         raise ValueError(
             "there is no edge_index: set data.edge_index, of shape (2, E). Of adj_t nothing is read: keep edge_index "
             "beside it, as T.ToSparseTensor(remove_edge_index=False) does."
         )
     convert.check_pairs(edge_index)
-    arrays = {name: array.contiguous() for name, array in convert.tensors_of(content)}
-    convert.check_each_name(arrays, allowed=())
-    convert.check_rows("edge", arrays, edge_index.shape[1])
-    if check_features:
-        convert.check_edge_arrays(arrays)
-    ids = {convert.EDGE_IDS: torch.arange(edge_index.shape[1])} if edge_ids else {}
-    return EdgeTable(edge_index.detach(), ids | arrays)
+    return edge_index.detach()
 
 
 def to_hetero(indptr: Tensor, indices: Tensor, types: GraphTypes) -> HeteroData:

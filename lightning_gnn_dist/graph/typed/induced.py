@@ -1,4 +1,4 @@
-"""The subgraph of some nodes of a typed graph."""
+"""The subgraph of some nodes of a graph, with types or without."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.convert import index_dtype
-from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, Lookup, count_per_row, row_pieces, take_rows
+from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, Lookup, induced_rows, starts_of, take_rows
 from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
 
 
@@ -25,18 +25,13 @@ def induced(
     number, _ = types.to_local(nodes)
     if bool((number[1:] < number[:-1]).any()):
         raise ValueError("nodes must be in the order of their types, where ids increase: give nodes.sort().values.")
-    lookup, per_row, senders, kept = Lookup(nodes), [nodes[:0]], [indices[:0]], [nodes[:0]]
-    for rows, at in row_pieces(indptr, nodes if receives is None else nodes[receives]):
-        sender, found = lookup(indices[at].to(torch.int64))
-        senders.append(sender.to(index_dtype(nodes.numel())))
-        kept.append(at[found])
-        per_row.append(count_per_row(indptr, rows, found))
-    edges = torch.cat(kept)
-    degrees = torch.cat(per_row)
+    kept, receivers = [nodes[:0]], nodes if receives is None else nodes[receives]
+    starts, senders, _ = induced_rows(
+        indptr, indices, {}, receivers, Lookup(nodes), index_dtype(nodes.numel()), kept.append
+    )
     if receives is not None:
-        degrees = torch.zeros_like(nodes).masked_scatter_(receives, degrees)
-    start = torch.cat([torch.zeros(1, dtype=torch.int64), degrees.cumsum(0)])
-    return start, torch.cat(senders), types_of(types, nodes, edges)
+        starts = starts_of(torch.zeros_like(nodes).masked_scatter_(receives, starts.diff()))
+    return starts, senders, types_of(types, nodes, torch.cat(kept))
 
 
 def types_of(
@@ -51,7 +46,10 @@ def types_of(
         sender_offsets: That of the new types.
     """
     number, local = types.to_local(nodes)
-    kinds, place = types.edge_type[edges], places(types.edge_type, edges, len(types.edge_types))
+    if len(types.edge_types) > 1:
+        kinds, place = types.edge_type[edges], places(types.edge_type, edges, len(types.edge_types))
+    else:  # no byte for each
+        kinds, place = torch.zeros(1, dtype=types.edge_type.dtype).expand(edges.numel()), edges
     counts = torch.bincount(number, minlength=len(types.node_types)).tolist()
     node_arrays = {}
     for kind, ids in zip(types.node_types, local.split(counts), strict=True):

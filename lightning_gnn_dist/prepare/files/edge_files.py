@@ -1,20 +1,19 @@
-"""Edges in files, read a piece at a time: ``.npy`` of shape (2, E) or (E, 2), and tables, text or Parquet."""
+"""The edges of one type in files: arrays of shape (2, E) or (E, 2), and tables, in the order of the files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
-from functools import partial
-from itertools import islice
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
-from lightning_gnn_dist.prepare.files import text_tables
-from lightning_gnn_dist.prepare.files.raw import check_drop
-from lightning_gnn_dist.prepare.files.table_files import columns_of, count_rows, ends_first, is_table, read_ends
+from lightning_gnn_dist.prepare.files.arrays import Entry
+from lightning_gnn_dist.prepare.files.parquet import is_parquet
+from lightning_gnn_dist.prepare.files.row_files import Carried
+from lightning_gnn_dist.prepare.files.tables import count_rows, ends_first, is_table, is_text
 
 
 class Piece(NamedTuple):
@@ -25,81 +24,89 @@ class Piece(NamedTuple):
     file: Path
 
 
-Read: TypeAlias = Callable[[], tuple[Column, Column]]
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EdgeFiles:
-    """A list of edges in one file or several, in the order of the files.
+    """The edges of one type in files of which only headers were read.
 
     Args:
-        files: ``.npy`` files and tables (CSV, TSV, gzipped or not, and Parquet).
+        files: Arrays of ends, and tables.
         num_edges: The number of edges; an estimate for text.
-        carried: Names of the Parquet columns that edges carry.
+        columns: Names of the columns of tables that edges carry.
+        carried: The arrays that edges carry, in the order of the edges.
+        num_senders: The number of nodes of the source type; None if that is not known.
+        num_receivers: The number of nodes of the destination type; likewise.
+        flip: Whether each edge is read the other way round. The numbers are those of the flipped edges.
     """
 
-    files: tuple[Path, ...]
+    files: tuple[NpyFile | Path, ...]
     num_edges: int
-    carried: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    carried: Carried = field(default_factory=lambda: Carried({}))
+    num_senders: int | None = None
+    num_receivers: int | None = None
+    flip: bool = False
 
     @classmethod
-    def of(cls, path: Path, drop: Collection[str] = ()) -> EdgeFiles:
-        """A file of edges, or all such files of a folder, in the order of their names."""
-        files = tuple(sorted(file for file in path.iterdir() if _is_known(file))) if path.is_dir() else (path,)
-        if not files or not all(map(_is_known, files)):
+    def of(cls, place: Entry, drop: Collection[str] = ()) -> EdgeFiles:
+        """An array or a table of edges, or all of a folder, in the order of their names."""
+        found: Sequence[Entry] = [place]
+        if isinstance(place, Path) and place.is_dir():
+            inside = sorted(file for file in place.iterdir() if _is_known(file))
+            found = [place] if inside and all(map(is_parquet, inside)) else inside
+        if not found or not all(map(_is_known, found)):
             raise ValueError(
-                f"{path} holds no edges: give a .npy of shape (2, E) or (E, 2), a table (.csv, .tsv, .txt, also "
-                "gzipped, or .parquet) whose two columns are sender and receiver, or a folder of such files."
+                f"{place} holds no edges: give a .npy of shape (2, E) or (E, 2), a table (.csv, .tsv, .txt, also "
+                "gzipped, or .parquet) whose two columns are sender and receiver, a folder of such files, an .npz, or "
+                "a PyG file (.pt)."
             )
-        return cls(files, sum(_num_edges(file, drop) for file in files), _carried(files, drop))
+        files = tuple(file if isinstance(file, Path) and is_table(file) else _ends(file) for file in found)
+        return cls(files=files, num_edges=sum(map(_count, files)), columns=_columns(files, drop))
+
+    @property
+    def tables(self) -> tuple[Path, ...]:
+        """Those files that are tables."""
+        return tuple(file for file in self.files if isinstance(file, Path))
 
     @property
     def has_text(self) -> bool:
         """Whether there are tables of text, which take long to read and whose lengths are estimates."""
-        return any(text_tables.is_table(file) for file in self.files)
+        return any(map(is_text, self.tables))
 
     def pieces(self, edges_at_once: int, *, skip: int = 0) -> Iterator[Piece]:
-        """Yield all edges, in the same pieces every time. The first ``skip`` pieces are left out, mostly unread."""
-        for file, read in islice(self._readers(edges_at_once), skip, None):
-            yield Piece(*read(), file)
+        """Yield the edges of arrays, in the same pieces every time. The first ``skip`` pieces are left out, unread."""
+        for array in self.files:
+            assert isinstance(array, NpyFile)
+            for first in range(0, total := _count(array), edges_at_once):
+                skip -= 1
+                if skip < 0:
+                    yield self.checked(Piece(*_read(array, first, min(edges_at_once, total - first)), array.path))
 
-    def _readers(self, edges_at_once: int) -> Iterator[tuple[Path, Read]]:
-        for file in self.files:
-            if file.suffix != ".npy":
-                yield from ((file, read) for read in read_ends(file, edges_at_once))
-                continue
-            array = _edge_array(file)
-            total = _length(array)
-            for first in range(0, total, edges_at_once):
-                yield file, partial(_read_npy, array, first, min(edges_at_once, total - first))
-
-
-def _is_known(file: Path) -> bool:
-    return file.is_file() and (file.suffix == ".npy" or is_table(file))
-
-
-def _num_edges(file: Path, drop: Collection[str]) -> int:
-    check_drop(drop, _more_columns(file), file)
-    if file.suffix == ".npy":
-        return _length(_edge_array(file))
-    if text_tables.is_table(file) and (unwanted := [name for name in _more_columns(file) if name not in drop]):
-        raise ValueError(
-            f"{file} has the column {unwanted[0]!r} beside the two ends of an edge. What edges carry is read from "
-            f".npy and Parquet alone when they are sorted on disk: leave it out (--drop {unwanted[0]}), or give all "
-            "as .npy or Parquet."
-        )
-    return count_rows(file)
+    def checked(self, piece: Piece) -> Piece:
+        """Refuse ends that are no nodes, and turn the edges round if so said."""
+        sender, receiver = piece[1::-1] if self.flip else piece[:2]
+        for end, ids, count in (("sender", sender, self.num_senders), ("receiver", receiver, self.num_receivers)):
+            low, high = int(ids.min(initial=0)), int(ids.max(initial=-1))
+            if low < 0 or (count is not None and high >= count):
+                raise ValueError(
+                    f"{piece.file} names the {end} {low if low < 0 else high}, but "
+                    + ("ids begin at 0." if count is None else f"there are {count} nodes of its type: ids count from 0")
+                    + ("" if count is None else f", so they must lie in [0, {count}).")
+                )
+        return Piece(sender, receiver, piece.file)
 
 
-def _more_columns(file: Path) -> list[str]:
-    """The names of a table's columns beside the two ends."""
-    return ends_first(columns_of(file), file)[2:] if is_table(file) else []
+def _is_known(file: Entry) -> bool:
+    return isinstance(file, NpyFile) or is_table(file) or (file.is_file() and file.suffix == ".npy")
 
 
-def _carried(files: Collection[Path], drop: Collection[str]) -> tuple[str, ...]:
-    found = {file: [name for name in _more_columns(file) if name not in drop] for file in files}
-    first, expected = next(iter(found.items()))
-    for file, names in found.items():
+def _columns(files: Collection[NpyFile | Path], drop: Collection[str]) -> tuple[str, ...]:
+    """The columns that edges carry, in the order of the first table; all files must have the same."""
+    of_files = {
+        file: [name for name in ends_first(file)[2:] if name not in drop] if isinstance(file, Path) else []
+        for file in files
+    }
+    first, expected = next(iter(of_files.items()))
+    for file, names in of_files.items():
         if sorted(names) != sorted(expected):
             raise ValueError(
                 f"{file} has the columns {names} beside the two ends of an edge, but {first} has {expected}: files of "
@@ -108,19 +115,21 @@ def _carried(files: Collection[Path], drop: Collection[str]) -> tuple[str, ...]:
     return tuple(expected)
 
 
-def _edge_array(file: Path) -> NpyFile:
-    array = NpyFile.of(file)
+def _ends(file: Entry) -> NpyFile:
+    array = file if isinstance(file, NpyFile) else NpyFile.of(file)
     if len(array.shape) != 2 or 2 not in array.shape or array.dtype.kind not in "iu":
-        raise ValueError(f"{file} must hold integers of shape (2, E) or (E, 2), got {array.dtype} {array.shape}.")
+        raise ValueError(f"{array.path} must hold integers of shape (2, E) or (E, 2), got {array.dtype} {array.shape}.")
     return array
 
 
-def _length(array: NpyFile) -> int:
-    return array.shape[1] if array.shape[0] == 2 else array.shape[0]
+def _count(file: NpyFile | Path) -> int:
+    if isinstance(file, Path):
+        return count_rows(file)
+    return file.shape[1] if file.shape[0] == 2 else file.shape[0]
 
 
-def _read_npy(array: NpyFile, first: int, count: int) -> tuple[Column, Column]:
-    has_two_rows, total = array.shape[0] == 2, _length(array)
+def _read(array: NpyFile, first: int, count: int) -> tuple[Column, Column]:
+    has_two_rows, total = array.shape[0] == 2, _count(array)
     if has_two_rows != array.by_column:  # all senders, then all receivers
         return _signed(array.read(first, count)), _signed(array.read(total + first, count))
     pairs = array.read(2 * first, 2 * count).reshape(count, 2)

@@ -1,119 +1,296 @@
-"""The files that a graph is prepared of in bounded memory, by types; a graph without types is one of one type."""
+"""The files that a graph is prepared of, by types; a graph without types is one of one type, whose names are empty."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from lightning_gnn_dist.graph.typed.names import EdgeType, OneType
+import torch
+
+from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.graph import convert
+from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, within
+from lightning_gnn_dist.prepare.files.arrays import Entry, entries, names_in, number_in
+from lightning_gnn_dist.prepare.files.columns import id_of
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
-from lightning_gnn_dist.prepare.files.from_arrays import ALIASES, purpose_of
-from lightning_gnn_dist.prepare.files.graph_files import GraphFiles, entries
-from lightning_gnn_dist.prepare.files.raw import check_purposes
-from lightning_gnn_dist.prepare.files.row_files import Carried, RowFiles
-from lightning_gnn_dist.prepare.files.table_files import about_headings, columns_of, is_table
-from lightning_gnn_dist.prepare.files.typed_tables import TypedTables, is_typed
+from lightning_gnn_dist.prepare.files.names import ALIASES, check_drop, check_purposes, purpose_of
+from lightning_gnn_dist.prepare.files.row_files import Carried, HeldArray, RowFiles
+from lightning_gnn_dist.prepare.files.tables import about_headings, columns_of, ends_first, is_table
 
-NO_FILES = GraphFiles(EdgeFiles((), 0), {}, Carried({}), None)
+PYG = {".pt", ".pth"}
+NODE, EDGE = OneType.node_types[0], OneType.edge_types[0]
+
+
+@dataclass(frozen=True)
+class NodeFiles:
+    """The files of the nodes of one type, of which only headers were read.
+
+    Args:
+        source: Where they are.
+        table: A table with an id in each row, if there is one.
+        arrays: The arrays per node, and lists of nodes (``train_idx``), by their names in a graph.
+        num_nodes: The number of nodes; None if a table or the edges tell.
+    """
+
+    source: Path
+    table: Path | None
+    arrays: dict[str, RowFiles]
+    num_nodes: int | None
+
+    @classmethod
+    def of(cls, source: Path, found: Mapping[str, Entry], table: Path | None = None) -> NodeFiles:
+        """The nodes in some arrays."""
+        arrays = _rows(source, found)
+        stated = number_in(arrays.pop("num_nodes")) if "num_nodes" in arrays else None
+        for name, rows in arrays.items():
+            if not rows.shape:
+                raise ValueError(f"{name}.npy holds a single number, and needs a row for each node or edge.")
+        shown_by = next((arrays[name].shape[0] for name in ("x", "y", "train_mask") if name in arrays), None)
+        return cls(source, table, arrays, shown_by if stated is None else stated)
+
+    def unpacked(self, folder: Path) -> NodeFiles:
+        """The same nodes with the arrays that their table was turned into."""
+        if self.table is None:
+            return self
+        made = NodeFiles.of(folder, entries(folder))
+        return replace(self.beside(made.arrays), num_nodes=made.num_nodes)
+
+    def beside(self, arrays: Mapping[str, RowFiles]) -> NodeFiles:
+        """The same nodes with more arrays, which stand for those of the same name."""
+        check_purposes(((name, purpose_of(name)) for name in (*arrays, *self.arrays)), self.source)
+        return replace(self, arrays=self.arrays | dict(arrays))
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The files of a graph, of which only headers were read.
+    """The files of a graph.
 
     Args:
-        nodes: The table, or the folder of arrays, of each node type. None: ``plain`` has the arrays.
-        edges: The same of each edge type.
-        drop: Columns and arrays to leave out, wherever they are.
-        headings: What is taken for the headings of tables, in words.
-        plain: Of a graph without types, the edges and the arrays. What a table of nodes holds is not among them.
+        nodes: Those of each node type.
+        edges: Those of each edge type.
     """
 
-    nodes: dict[str, Path | None]
-    edges: dict[EdgeType, Path]
-    drop: frozenset[str]
-    headings: tuple[str, ...]
-    plain: GraphFiles | None = None
+    nodes: dict[str, NodeFiles]
+    edges: dict[EdgeType, EdgeFiles]
 
     @classmethod
     def of(cls, source: Path, nodes: Path | None, drop: frozenset[str], time: str | None) -> Inputs:
-        """The files in ``source``, which are of several types if it has the folders ``nodes`` and ``edges``."""
-        if is_typed(source):
-            tables = TypedTables.of(source, drop, time)
-            return cls({**tables.nodes}, tables.edges, drop, tables.headings)
-        if nodes is not None and not is_table(nodes):
-            raise ValueError(
-                f"{nodes} is no table of nodes: give a text (.csv, .tsv, .txt, also gzipped), .parquet or a folder of "
-                "these, or y.npy, x.npy, ... beside the edges."
-            )
-        plain = GraphFiles.of(source, drop.difference(columns_of(nodes) if nodes else ()))
-        carried = tuple(name for name in plain.edges.carried if name not in drop)
-        plain = replace(plain, edges=replace(plain.edges, carried=carried))
-        headings = about_headings(*plain.edges.files[:1], *([nodes] if nodes else []))
-        return cls({OneType.node_types[0]: nodes}, {OneType.edge_types[0]: source}, drop, headings, plain)
+        """The files at ``source``, which are of several types if it has the folders ``nodes`` and ``edges``.
 
-    @cached_property
+        Args:
+            source: A PyG ``.pt``, arrays, or tables.
+            nodes: The table, or the arrays, of nodes that go with edges alone.
+            drop: Columns and arrays to leave out, wherever they are.
+            time: The array of times, if there is one.
+        """
+        if source.suffix in PYG and not source.is_dir():
+            found, names = _of_pyg(source, nodes, drop)
+        else:
+            found, names = (_of_folders if is_typed(source) else _of_one_type)(source, nodes, drop)
+        check_drop(drop, names, source)
+        if time is not None and found.have_names and time not in names:
+            raise ValueError(f"time names the column {shown(time)}, and {source} has these: {shown(sorted(names))}.")
+        return found
+
+    @property
     def have_names(self) -> bool:
         """Whether the types have names."""
-        return self.plain is None
+        return NODE not in self.nodes
 
-    def table_of_nodes(self, kind: str) -> Path | None:
-        """The table of a node type, if it has one."""
-        path = self.nodes[kind]
-        return path if path is not None and is_table(path) else None
+    @property
+    def headings(self) -> tuple[str, ...]:
+        """What is taken for the headings of tables, in words."""
+        tables = [files.table for files in self.nodes.values() if files.table is not None]
+        return about_headings([*tables, *(file for files in self.edges.values() for file in files.tables)])
 
-    def nodes_of(self, kind: str, unpacked: Path) -> GraphFiles:
-        """The arrays of a node type. Those of a table are in the folder ``unpacked``."""
-        files = NO_FILES if self.plain is None else self.plain
-        if self.table_of_nodes(kind) is not None:
-            return replace(files, num_nodes=None).with_arrays(unpacked)
-        path = self.nodes[kind]
-        return files if path is None else NO_FILES.with_arrays(_folder_of_arrays(path), self.drop)
-
-    def has_table_of_edges(self, edge_type: EdgeType) -> bool:
-        """Whether the edges of a type must be taken out of a table, as they carry something or have names for ends."""
-        return is_table(self.edges[edge_type]) if self.plain is None else bool(self.plain.edges.carried)
-
-    def edges_of(self, edge_type: EdgeType) -> GraphFiles:
-        """The edges of a type that are in arrays, and what they carry."""
-        return edge_files(self.edges[edge_type], self.drop) if self.plain is None else self.plain
+    @property
+    def halves(self) -> set[str]:
+        """The names of all arrays of bfloat16, which files hold as bits."""
+        of_all = [files.arrays for files in self.nodes.values()] + [of.carried.arrays for of in self.edges.values()]
+        return {n for arrays in of_all for n, rows in arrays.items() if rows.files[0].type == torch.bfloat16}
 
 
-def check_types(
-    source: Path, are_several: bool, has_nodes: bool, undirected: bool, has_time: bool, reverse: bool
-) -> None:
-    """Refuse settings of graphs with several types for one without, and the other way round."""
-    if are_several and (undirected or has_nodes):
-        raise ValueError(
-            f"{source} holds several types: their nodes are known (no --nodes), and the reverse of an edge is of "
-            "another type (--reverse, no --undirected)."
-        )
-    if not are_several and (has_time or reverse):
-        raise ValueError(
-            "--time and --reverse are of graphs with types: a HeteroData, or a folder with folders nodes and edges."
-        )
+def is_typed(path: Path) -> bool:
+    """Whether it is a folder of tables of several types."""
+    return all((path / name).is_dir() for name in ("nodes", "edges")) and not (path / "meta.json").exists()
 
 
-def edge_files(path: Path, drop: frozenset[str] = frozenset()) -> GraphFiles:
-    """The edges of one type, and what they carry, in a folder of arrays."""
-    found = {name: file for name, file in entries(_folder_of_arrays(path)).items() if name not in drop}
+def edge_files(source: Path, found: dict[str, Entry], drop: Collection[str] = ()) -> EdgeFiles:
+    """The edges in some arrays, ``edge_index`` and what edges carry."""
     if "edge_index" not in found:
-        raise ValueError(f"{path} holds no edge_index, of shape (2, edges), but {sorted(found)}.")
-    edges = EdgeFiles.of(found.pop("edge_index"))
-    check_purposes(((name, purpose_of(name)) for name in found), path)
-    rows = {ALIASES.get(name, name): RowFiles.of(file) for name, file in found.items()}
-    for name, array in rows.items():
-        if array.shape[:1] != (edges.num_edges,):
-            raise ValueError(f"{path}: {name} has shape {array.shape}, and there are {edges.num_edges} edges.")
-    return GraphFiles(edges, {}, Carried(rows), None)
+        raise ValueError(f"{source} holds no edge_index, of shape (2, edges), but {sorted(found)}.")
+    edges, carried = EdgeFiles.of(found["edge_index"], drop), _rows(source, found)
+    for name, rows in carried.items():
+        if edges.has_text or rows.shape[:1] != (edges.num_edges,):
+            told = " in text, which can carry nothing here" if edges.has_text else ""
+            raise ValueError(
+                f"{source}: {name} has shape {rows.shape}, and there are {edges.num_edges} edges{told}: leave it out "
+                "(--drop)."
+            )
+    return replace(edges, carried=Carried(carried))
 
 
-def _folder_of_arrays(path: Path) -> Path:
-    """Refuse what is no folder."""
-    if not path.is_dir():
+def check_carried(edges: EdgeFiles) -> None:
+    """Refuse what edges without types carry: nobody who makes a shard would know their numbers among all edges."""
+    if found := [*edges.carried.arrays, *edges.columns]:
         raise ValueError(
-            f"{path} is read in memory alone: to work with less, unpack it to a folder of .npy, or leave --out-of-core "
-            "(or --shard) out."
+            f"{found[0]} belongs to edges, which shards made on their own hosts cannot carry: leave it out (--drop "
+            f"{found[0]}), or prepare the whole graph and divide it."
         )
-    return path
+
+
+def _rows(source: Path, found: Mapping[str, Entry]) -> dict[str, RowFiles]:
+    """Arrays by their names in a graph. Those of PyG have these names already."""
+    rows = {name: RowFiles.of(entry) for name, entry in found.items() if name != "edge_index"}
+    if source.suffix in PYG:
+        return rows
+    check_purposes(((name, purpose_of(name)) for name in rows), source)
+    return {ALIASES.get(name, name): array for name, array in rows.items()}
+
+
+def _of_one_type(source: Path, nodes: Path | None, drop: frozenset[str]) -> tuple[Inputs, set[str]]:
+    """Edges with arrays beside them, or edges alone; perhaps a table, or more arrays, of nodes."""
+    if (source / "meta.json").exists():
+        raise ValueError(f"{source} is a saved graph already: Graph.open(path) reads it.")
+    has_arrays = (source.is_dir() and not is_table(source)) or source.suffix == ".npz"
+    found, names = entries(source, drop) if has_arrays else {}, set(names_in(source) if has_arrays else ())
+    if "edge_index" not in found and source.suffix != ".npz":
+        found, names = {"edge_index": source}, set()
+    of_edges = {name: entry for name, entry in found.items() if convert.is_of_edges(ALIASES.get(name, name))}
+    edges = edge_files(source, of_edges, drop)
+    of_nodes = NodeFiles.of(source, {name: entry for name, entry in found.items() if name not in of_edges})
+    names |= {name for table in edges.tables for name in ends_first(table)[2:]}
+    if nodes is not None:
+        if not nodes.exists():
+            raise FileNotFoundError(f"{nodes} does not exist.")
+        of_nodes, names = _nodes_at(nodes, drop).beside(of_nodes.arrays), names | _names(nodes)
+    convert.check_names(of_nodes.arrays, edges.carried.arrays)
+    return Inputs({NODE: of_nodes}, {EDGE: edges}), names - {"edge_index"}
+
+
+def _of_folders(folder: Path, nodes: Path | None, drop: frozenset[str]) -> tuple[Inputs, set[str]]:
+    """The tables and arrays in the folders ``nodes`` and ``edges``, one of each type."""
+    of_nodes, named = _files(folder / "nodes"), _files(folder / "edges")
+    of_edges: dict[EdgeType, Path] = {}
+    for name, path in named.items():
+        if len(parts := name.split("__")) != 3:
+            raise ValueError(
+                f"{path}: a file of edges is called <source type>__<name>__<destination type>, such as "
+                "author__writes__paper.csv. Rename it."
+            )
+        of_edges[parts[0], parts[1], parts[2]] = path
+    _check_ends(of_nodes, of_edges, folder)
+    check_names(tuple(of_nodes), tuple(of_edges))
+    names = set().union(*map(_names, of_nodes.values()), *map(_names_of_edges, of_edges.values()))
+    found = Inputs({}, {})
+    for kind, path in of_nodes.items():
+        with within(kind):
+            found.nodes[kind] = _nodes_at(path, drop)
+    for edge_type, path in of_edges.items():
+        with within(edge_type):
+            found.edges[edge_type] = (
+                EdgeFiles.of(path, drop) if is_table(path) else edge_files(path, entries(path, drop), drop)
+            )
+    return _checked(found), names - {"edge_index"}
+
+
+def _of_pyg(path: Path, nodes: Path | None, drop: frozenset[str]) -> tuple[Inputs, set[str]]:
+    """A ``Data`` or ``HeteroData`` that was saved."""
+    from lightning_gnn_dist.graph.typed import hetero
+    from lightning_gnn_dist.prepare.files.pyg_file import load_pyg  # two seconds, and other files need none of it
+
+    if nodes is not None:
+        raise ValueError(f"{path} holds nodes as well as edges: leave the table of nodes ({nodes}) out.")
+    of_nodes, of_edges = hetero.contents_of(load_pyg(path))
+    names = {name for content in (*of_nodes.values(), *of_edges.values()) for name in content}
+    found = Inputs({}, {})
+    for kind, content in of_nodes.items():
+        with within(kind):
+            count = hetero.count_of(content, dict(convert.tensors_of(content)))
+            arrays = _rows(path, _held(path, content, drop))
+            found.nodes[kind] = NodeFiles(path, None, arrays, count)
+    for edge_type, content in of_edges.items():
+        with within(edge_type):
+            ends = {"edge_index": HeldArray.holding(path / "edge_index", hetero.edge_index_of(content))}
+            found.edges[edge_type] = edge_files(path, _held(path, content, drop) | ends)
+    if not found.have_names:
+        convert.check_names(found.nodes[NODE].arrays, found.edges[EDGE].carried.arrays)
+        return found, names - {"edge_index"}
+    check_names(tuple(found.nodes), tuple(found.edges))
+    return _checked(found), names - {"edge_index"}
+
+
+def _held(path: Path, content: Mapping[str, Any], drop: Collection[str]) -> dict[str, Entry]:
+    """What PyG holds of a type as arrays by name."""
+    tensors = convert.tensors_of({name: value for name, value in content.items() if name not in drop})
+    return {name: HeldArray.holding(path / name, tensor) for name, tensor in tensors}
+
+
+def _checked(found: Inputs) -> Inputs:
+    """Refuse names of arrays that a graph with types cannot have."""
+    for kind, files in found.nodes.items():
+        with within(kind):
+            convert.check_each_name(files.arrays, allowed=())
+    for edge_type, edges in found.edges.items():
+        with within(edge_type):
+            convert.check_each_name(edges.carried.arrays, allowed=())
+    return found
+
+
+def _nodes_at(path: Path, drop: Collection[str]) -> NodeFiles:
+    """The table, or the arrays, of nodes."""
+    return NodeFiles(path, path, {}, None) if is_table(path) else NodeFiles.of(path, entries(path, drop))
+
+
+def _names(path: Path) -> set[str]:
+    """What can be left out of a table, or of arrays, of nodes."""
+    return set(columns_of(path)) - {id_of(columns_of(path))} if is_table(path) else set(names_in(path))
+
+
+def _names_of_edges(path: Path) -> set[str]:
+    return set(ends_first(path)[2:] if is_table(path) else names_in(path))
+
+
+def _check_ends(nodes: Mapping[str, Path], edges: Mapping[EdgeType, Path], folder: Path) -> None:
+    """Refuse edges of types whose nodes are nowhere, and a folder without any."""
+    for name, found in (("nodes", nodes), ("edges", edges)):
+        if not found:
+            raise ValueError(f"{folder / name} holds no table: a graph with types needs one of nodes and one of edges.")
+    for edge_type, path in edges.items():
+        for end in edge_type[::2]:
+            if end not in nodes:
+                raise ValueError(
+                    f"{path} names the node type {end!r}, and {folder / 'nodes'} has {shown(list(nodes))}: add a table "
+                    f"of it, {end}.csv, or a folder {end} with num_nodes.npy, or rename the edges."
+                )
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """The table or arrays of each type, by its name: that of the file without its suffix, or of the folder."""
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith((".", "_")):
+            continue
+        if not is_table(path) and path.suffix != ".npz" and not (path.is_dir() and any(path.rglob("*.npy"))):
+            raise ValueError(
+                f"{path} is no table of one type: give a text (.csv, .tsv, .txt, also gzipped), .parquet or a folder "
+                "of these, an .npz, or a folder of .npy."
+            )
+        name = path.name if path.is_dir() else Path(path.name.removesuffix(".gz")).stem
+        if name in found:
+            raise ValueError(f"{path} and {found[name]} are two tables of one type: remove one of them.")
+        found[name] = path
+    return found
+
+
+def with_reverse(edges: Iterable[EdgeType]) -> dict[EdgeType, EdgeType]:
+    """The reverse type of each edge type, and the type that it is the reverse of."""
+    found = list(edges)
+    for source, name, target in found:
+        if (target, f"rev_{name}", source) in found:
+            raise ValueError(
+                f"There are edges {(target, f'rev_{name}', source)} already: leave --reverse out, or these edges."
+            )
+    return {(target, f"rev_{name}", source): (source, name, target) for source, name, target in found}

@@ -6,16 +6,14 @@ Pages are decoded when they are needed, so the size of row groups does not matte
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column
-from lightning_gnn_dist.prepare.files.text_tables import Progress, places_of_ends
 
 SUFFIXES = {".parquet", ".pq"}
 ROWS_AT_ONCE = 1 << 18
@@ -58,73 +56,14 @@ def count_columns(path: Path) -> int:
     return round(numbers / metadata.num_rows) if metadata.num_rows else 0
 
 
-def read_columns(path: Path, drop: Collection[str], on_progress: Progress) -> dict[str, Column]:
-    """The columns by name, lists as arrays of shape (rows, length)."""
-    names, total, done = [name for name in columns_of(path) if name not in drop], count_rows(path), 0
-    if not total:
-        raise ValueError(f"{path} has no rows.")
-    pieces: list[dict[str, Column]] = []
-    for piece in read_pieces(path, names, ROWS_AT_ONCE):
-        pieces.append(piece)
-        done += len(next(iter(piece.values()), ()))
-        on_progress(done / total)
-    return {name: _joined([piece[name] for piece in pieces], name, path) for name in names}
-
-
 def read_pieces(path: Path, names: Collection[str], rows_at_once: int) -> Iterator[dict[str, Column]]:
     """Yield some columns of all rows, ``rows_at_once`` rows at a time."""
     for file in files_of(path):
         first = 0
-        for batch in _batches(file, names, rows_at_once, None):
-            yield {name: _values(batch.column(name), name, file, first) for name in names}
-            first += batch.num_rows
-
-
-def read_ends(path: Path, rows_at_once: int) -> Iterator[Callable[[], tuple[Column, Column]]]:
-    """Yield functions that return the two ends, int64, of a piece of the edges each, which they decode when called."""
-    metadata, names = _open(path).metadata, columns_of(path)
-    ends = [names[place] for place in places_of_ends(names, path)]
-    first = 0
-    for place in range(metadata.num_row_groups):
-        group, num_rows = _RowGroup(path, ends, rows_at_once, place, first), metadata.row_group(place).num_rows
-        for piece in range(-(-num_rows // rows_at_once)):
-            yield partial(group.ends, piece)
-        first += num_rows
-
-
-class _RowGroup:
-    """The ends of a row group's edges. Pieces must be asked for in their order; some may be left out."""
-
-    def __init__(self, path: Path, names: list[str], rows_at_once: int, place: int, first: int) -> None:
-        self._path, self._names, self._first, self._rows_at_once = path, names, first, rows_at_once
-        self._batches, self._next = _batches(path, names, rows_at_once, place), 0
-
-    def ends(self, piece: int) -> tuple[Column, Column]:
-        for _ in range(piece - self._next):
-            next(self._batches)
-        self._next = piece + 1
-        batch, first = next(self._batches), self._first + piece * self._rows_at_once
-        sender, receiver = (_ids(batch.column(name), name, self._path, first) for name in self._names)
-        return sender, receiver
-
-
-def _ids(array: Any, name: str, file: Path, first: int) -> Column:
-    ids = _values(array, name, file, first)
-    if ids.dtype != np.int64 or ids.ndim > 1:
-        raise ValueError(
-            f"{file}: column {name!r} holds {array.type}, and an end of an edge is a whole number here. Nodes are "
-            "numbered 0, 1, 2, ...: cast the column to int64, or choose other columns as source and target."
-        )
-    return np.require(ids, requirements="W")  # compiled loops need writable arrays
-
-
-def _batches(file: Path, names: Collection[str], rows_at_once: int, group: int | None) -> Iterator[Any]:
-    """Yield record batches of ``rows_at_once`` rows; the last of a row group may have fewer."""
-    table = _open(file)
-    groups = range(table.num_row_groups) if group is None else [group]
-    with _told(file):
-        for place in groups:
-            yield from table.iter_batches(rows_at_once, row_groups=[place], columns=list(names), use_threads=False)
+        with _told(file):
+            for batch in _open(file).iter_batches(rows_at_once, columns=list(names), use_threads=False):
+                yield {name: _values(batch.column(name), name, file, first) for name in names}
+                first += batch.num_rows
 
 
 def _values(array: Any, name: str, file: Path, first: int) -> Column:
@@ -169,19 +108,11 @@ def _filled(array: Any, name: str, file: Path, first: int) -> Any:
 
 
 def _as_numpy(array: Any) -> Column:
-    values: Column = array.to_numpy(zero_copy_only=False)
-    return values
+    return np.require(array.to_numpy(zero_copy_only=False), requirements="W")  # as torch wants it
 
 
 def _columns(file: Path) -> list[str]:
     return [name for name in _open(file).schema_arrow.names if not INDEX_OF_PANDAS.fullmatch(name)]
-
-
-def _joined(pieces: list[Column], name: str, path: Path) -> Column:
-    if len({(piece.dtype.kind, piece.shape[1:]) for piece in pieces}) > 1:
-        kinds = sorted({f"{piece.dtype.name}{list(piece.shape[1:]) or ''}" for piece in pieces})
-        raise ValueError(f"{path}: column {name!r} holds {' and '.join(kinds)}: files of one table must be alike.")
-    return np.concatenate(pieces)
 
 
 def _open(file: Path) -> Any:

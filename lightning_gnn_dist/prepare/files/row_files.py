@@ -1,15 +1,45 @@
-"""Arrays with a row per node or edge in ``.npy`` files, one or several, read some rows at a time."""
+"""Arrays with a row per node or edge in ``.npy`` files, one or several, read and written some rows at a time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
+from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, append, write_header
+from lightning_gnn_dist.graph.storage.store import as_numpy
+
+
+@dataclass(frozen=True, eq=False)
+class HeldArray(NpyFile):
+    """An array out of an archive or a file of PyG, in RAM or mapped, that is read as a file is.
+
+    Args:
+        numbers: All of its numbers, one after the other.
+        held_type: The torch type of what is stored, where NumPy has none such.
+    """
+
+    numbers: Column
+    held_type: torch.dtype | None = None
+
+    @classmethod
+    def holding(cls, path: Path, array: Column | Tensor) -> HeldArray:
+        """The array that is called ``path`` in errors."""
+        kind = array.dtype if isinstance(array, Tensor) else None
+        numbers = as_numpy(array) if isinstance(array, Tensor) else np.ascontiguousarray(array)
+        return cls(path, tuple(array.shape), numbers.dtype, 0, False, numbers.reshape(-1), kind)
+
+    @property
+    def type(self) -> torch.dtype:
+        return super().type if self.held_type is None else self.held_type
+
+    def read(self, first: int, count: int) -> Column:
+        return self.numbers[first : first + count]
 
 
 @dataclass(frozen=True)
@@ -26,8 +56,10 @@ class RowFiles:
         self.files[0].type  # noqa: B018  refused here, before any work, if torch has no such type
 
     @classmethod
-    def of(cls, path: Path) -> RowFiles:
-        """A ``.npy``, or all ``.npy`` of a folder in the order of their names."""
+    def of(cls, path: Path | NpyFile) -> RowFiles:
+        """One array, or all ``.npy`` of a folder in the order of their names."""
+        if isinstance(path, NpyFile):
+            return cls((path,))
         files = tuple(NpyFile.of(file) for file in (sorted(path.glob("*.npy")) if path.is_dir() else [path]))
         if not files:
             raise ValueError(
@@ -59,6 +91,11 @@ class RowFiles:
     @property
     def is_one_number_per_row(self) -> bool:
         return math.prod(self.shape[1:]) == 1
+
+    def as_tensor(self, rows: Column) -> Tensor:
+        """Some rows as a tensor of the type that the array is of."""
+        tensor = torch.from_numpy(rows)
+        return tensor.view(torch.bfloat16) if self.files[0].type == torch.bfloat16 else tensor
 
     def load(self) -> Column:
         """The whole array, in RAM."""
@@ -110,3 +147,40 @@ class Carried:
         for name, rows in self.arrays.items():
             yield name, carried[:, start : start + rows.bytes_per_row]
             start += rows.bytes_per_row
+
+
+class GrowingArrays:
+    """Arrays in a folder that get rows piece by piece.
+
+    Args:
+        folder: The folder, which is made.
+        source: Where the rows come from, for errors.
+    """
+
+    def __init__(self, folder: Path, source: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._source = folder, source
+        self._shapes: dict[str, tuple[np.dtype[np.generic], tuple[int, ...]]] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, arrays: Mapping[str, Column]) -> None:
+        """Add rows to arrays by name."""
+        for name, array in arrays.items():
+            shape = array.dtype, array.shape[1:]
+            if (known := self._shapes.setdefault(name, shape)) != shape:
+                kinds = " and ".join(f"{dtype}{list(more) or ''}" for dtype, more in (known, shape))
+                raise ValueError(f"{self._source}: {name} holds {kinds}: files of one table must be alike.")
+            if name not in self._counts:
+                self._path(name).unlink(missing_ok=True)
+                write_header(self._path(name), array.dtype, (0, *array.shape[1:]))
+            append(self._path(name), array)
+            self._counts[name] = self._counts.get(name, 0) + len(array)
+
+    def finish(self) -> list[Path]:
+        """Write the numbers of rows into the headers, and return the files."""
+        for name, (dtype, shape) in self._shapes.items():
+            write_header(self._path(name), dtype, (self._counts[name], *shape))
+        return [self._path(name) for name in self._shapes]
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.npy"

@@ -7,7 +7,6 @@ import gzip
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
@@ -26,32 +25,6 @@ SEPARATORS = ",\t; "
 SUFFIXES = {".csv", ".tsv", ".txt"}
 KINDS = (np.int64, np.float64, np.str_)
 ENDS = [("source", "target"), ("source", "destination"), ("src", "dst"), ("sender", "receiver"), ("from", "to")]
-
-
-def read_table(path: Path, on_progress: Progress = lambda share: None) -> dict[str, Column]:
-    """The columns by name: int64 if all cells are integers, float64 if all are numbers, otherwise words.
-
-    A first line of numbers is not a heading; the columns are then called ``"0"``, ``"1"``, ...
-    """
-    heading = _heading(path)
-    kinds = [0] * len(heading.names)
-    while (pieces := _read(path, heading, kinds, on_progress)) is None:
-        pass  # a piece needed wider kinds, with which all pieces are read again
-    return {name: np.concatenate([piece[at] for piece in pieces]) for at, name in enumerate(heading.names)}
-
-
-def _read(path: Path, heading: Heading, kinds: list[int], on_progress: Progress) -> list[list[Column]] | None:
-    """Every piece's columns; or None, with ``kinds`` widened, if a piece does not fit them."""
-    pieces = []
-    for first_line, lines in _pieces(path, heading, on_progress):
-        try:
-            pieces.append(_parse(lines, heading.separator, kinds))
-        except ValueError as error:
-            kinds[:] = _widened(path, lines, heading, kinds, first_line, error)
-            return None
-    if not pieces:
-        raise ValueError(f"{path} has a heading and no rows.")
-    return pieces
 
 
 def scan(path: Path, rows_at_once: int, on_progress: Progress) -> tuple[list[int], int]:
@@ -73,17 +46,7 @@ def read_pieces(path: Path, kinds: Sequence[int], rows_at_once: int) -> Iterator
     """Yield the columns by name, of the ``kinds`` that :func:`scan` found, ``rows_at_once`` rows at a time."""
     heading = _heading(path)
     for _, lines in _pieces(path, heading, lambda share: None, rows_at_once):
-        if lines:
-            yield dict(zip(heading.names, _parse(lines, heading.separator, kinds), strict=True))
-
-
-def read_ends(path: Path) -> Iterator[Callable[[], tuple[Column, Column]]]:
-    """Yield functions that return the two ends, int64, of a piece of the edges each, which they parse when called."""
-    heading = _heading(path)
-    places = places_of_ends(heading.names, path)
-    for first_line, lines in _pieces(path, heading, lambda share: None):
-        if lines:
-            yield partial(_parse_ends, path, first_line, lines, heading.separator, places)
+        yield dict(zip(heading.names, _parse(lines, heading.separator, kinds), strict=True))
 
 
 def places_of_ends(names: Sequence[str], path: Path) -> tuple[int, int]:
@@ -106,17 +69,6 @@ def places_of_ends(names: Sequence[str], path: Path) -> tuple[int, int]:
                 "source and target, or put them first under other names."
             )
     return 0, 1
-
-
-def _parse_ends(
-    path: Path, first_line: int, lines: Sequence[str], separator: str, places: tuple[int, int]
-) -> tuple[Column, Column]:
-    try:
-        ends = np.loadtxt(lines, np.int64, **_format(separator), usecols=places, ndmin=2)
-    except ValueError as error:
-        said = str(error).rstrip(". ")
-        raise ValueError(f"{path}, after line {first_line - 1}: {said}. Nodes are numbered 0, 1, 2, ...") from error
-    return np.ascontiguousarray(ends[:, 0]), np.ascontiguousarray(ends[:, 1])
 
 
 def is_table(path: Path) -> bool:
@@ -149,11 +101,6 @@ def about_heading(path: Path) -> str:
     if not heading.is_there:
         return f"{path}: no heading, since the first line holds numbers alone."
     return f"{path}: line {heading.num_lines} is taken as heading: {', '.join(heading.names)}."
-
-
-def count_columns(path: Path) -> int:
-    """How many columns there are."""
-    return len(columns_of(path))
 
 
 class Heading(NamedTuple):
@@ -208,7 +155,8 @@ def _pieces(
             text.readline()
         line = 1 + heading.num_lines
         while lines := list(islice(text, min(lines_at_once, LINES_AT_ONCE))):
-            yield line, [row for row in lines if not row.isspace()]
+            if rows := [row for row in lines if not row.isspace()]:
+                yield line, rows
             on_progress(min(raw.tell() / size, 1.0))
             line += len(lines)
 

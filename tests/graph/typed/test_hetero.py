@@ -77,7 +77,7 @@ BAD: dict[str, tuple[Callable[[], HeteroData], dict[str, Any], str]] = {
     "sender of another type": (
         with_edges(("author", "edits", "paper"), torch.tensor([[7], [0]])),
         {},
-        r"names the sender 7, but there are 7 nodes of type 'author': the ids of each type count from 0, .* \[0, 7\)",
+        r"names the sender 7, but there are 7 nodes of type 'author': their ids count from 0, .* \[0, 7\)",
     ),
     "receiver out of range": (with_edges(("venue", "by", "paper"), torch.tensor([[0], [12]])), {}, "the receiver 12"),
     "negative id": (

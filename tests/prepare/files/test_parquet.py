@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from lightning_gnn_dist import Graph, prepare_graph
-from lightning_gnn_dist.prepare.files.parquet import count_columns, count_rows, is_parquet, read_columns, read_ends
-from lightning_gnn_dist.prepare.files.sources import find_source
+from lightning_gnn_dist.prepare.files.parquet import count_columns, count_rows, is_parquet, read_pieces
 from lightning_gnn_dist.prepare.prepare_graph import Preparation
 from tests.prepare.test_prepare_graph import content, prepared
 
@@ -66,34 +65,26 @@ def write_several(folder: Path, columns: dict[str, Any]) -> Path:
 def tables(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Path]:
     form = write_several if request.param == "several" else write
     suffix = "" if request.param == "several" else ".parquet"
-    return {"path": form(tmp_path / f"edges{suffix}", edges()), "nodes": form(tmp_path / f"nodes{suffix}", nodes())}
+    return {"source": form(tmp_path / f"edges{suffix}", edges()), "nodes": form(tmp_path / f"nodes{suffix}", nodes())}
 
 
 @pytest.fixture
 def texts(tmp_path: Path) -> dict[str, Path]:
-    return {"path": write_text(tmp_path / "edges.csv", edges()), "nodes": write_text(tmp_path / "nodes.csv", nodes())}
+    return {"source": write_text(tmp_path / "edges.csv", edges()), "nodes": write_text(tmp_path / "nodes.csv", nodes())}
 
 
 def saved(out: Path, **where: Any) -> dict[str, bytes]:
-    find_source(**where).read(lambda share: None).build().save(out)
+    prepare_graph(out=out, **where)
     return content(out)
 
 
-def test_it_gives_the_graph_that_text_gives(tables: dict[str, Path], texts: dict[str, Path], tmp_path: Path) -> None:
-    expected = saved(tmp_path / "expected", **texts)
-    assert {"x.npy", "y.npy", "train_mask.npy", "edge_weight.npy"} <= {Path(name).name for name in expected}
-    assert saved(tmp_path / "graph", **tables) == expected
-    source = find_source(**tables)
-    assert (source.num_nodes, source.num_edges) == (NUM_NODES, NUM_EDGES)
-    assert abs(source.stored_bytes(undirected=False) - Graph.open(tmp_path / "graph").num_bytes) < 8 * NUM_NODES
-
-
 @pytest.mark.parametrize("undirected", [False, True])
-def test_out_of_core_gives_the_same(undirected: bool, tables: dict[str, Path], tmp_path: Path) -> None:
-    raw = find_source(**tables).read(lambda share: None)
-    (raw.undirected() if undirected else raw).build().save(tmp_path / "expected")
-    prepare_graph(tables["path"], tmp_path / "graph", nodes=tables["nodes"], undirected=undirected, memory_bytes=20_000)
-    assert content(tmp_path / "graph") == content(tmp_path / "expected")
+def test_it_gives_the_graph_that_text_gives(
+    undirected: bool, tables: dict[str, Path], texts: dict[str, Path], tmp_path: Path
+) -> None:
+    expected = saved(tmp_path / "expected", **texts, undirected=undirected)
+    assert {"x.npy", "y.npy", "train_mask.npy", "edge_weight.npy"} <= {Path(name).name for name in expected}
+    assert saved(tmp_path / "graph", **tables, undirected=undirected, memory_bytes=20_000) == expected
     assert not list(tmp_path.glob(".*"))
 
 
@@ -113,34 +104,21 @@ def test_edges_alone_and_beside_arrays_are_sorted_on_disk(tmp_path: Path) -> Non
 def test_columns_that_are_not_wanted_are_dropped(tables: dict[str, Path], tmp_path: Path) -> None:
     drop = ["weight", "f1", "split"]
     expected = saved(tmp_path / "expected", **tables, drop=drop)
-    prepare_graph(tables["path"], tmp_path / "graph", nodes=tables["nodes"], drop=drop)
+    prepare_graph(tables["source"], tmp_path / "graph", nodes=tables["nodes"], drop=drop)
     assert content(tmp_path / "graph") == expected
     graph = Graph.open(tmp_path / "graph")
     assert graph.node_arrays.keys() == {"x", "y"} and graph.node_arrays["x"].shape[1] == 2 and not graph.edge_arrays
     with pytest.raises(ValueError, match="has no 'colour' to drop"):
-        prepare_graph(tables["path"], tmp_path / "other", nodes=tables["nodes"], drop=["colour"])
-    with pytest.raises(ValueError, match="has no 'colour' to drop"):
-        find_source(**tables, drop=["colour"])
-
-
-def test_pieces_are_the_same_after_a_skip(tmp_path: Path) -> None:
-    path = write(tmp_path / "edges.parquet", edges(), row_group_size=90)
-    found = [read() for read in read_ends(path, 40)]
-    assert [len(sender) for sender, _ in found[:4]] == [40, 40, 10, 40]
-    assert np.array_equal(np.concatenate([receiver for _, receiver in found]), edges()["target"])
-    later = list(read_ends(path, 40))[4:]
-    assert all(np.array_equal(read()[0], found[place + 4][0]) for place, read in enumerate(later))
+        prepare_graph(tables["source"], tmp_path / "other", nodes=tables["nodes"], drop=["colour"])
 
 
 def test_ends_are_found_by_name_and_else_are_the_first_two(tmp_path: Path) -> None:
     table = {"weight": [0.5, 1.0], "dst": [1, 2], "Src": [0, 1]}
     for path in (write(tmp_path / "e.parquet", table), write_text(tmp_path / "e.csv", table)):
-        graph = find_source(path).read(lambda share: None)
-        assert graph.edge_index.tolist() == [[0, 1], [1, 2]] and graph.edge_arrays["edge_weight"].tolist() == [0.5, 1.0]
-        onto = tmp_path / f"{path.suffix}"
-        assert prepared(path, onto, drop=["weight"]).indices.tolist() == [0, 1]
-    other = find_source(write(tmp_path / "o.parquet", {"a": [0], "b": [1], "c": [2.0]})).read(lambda share: None)
-    assert other.edge_index.tolist() == [[0], [1]]
+        graph = prepared(path, tmp_path / f"{path.suffix}")
+        assert graph.indices.tolist() == [0, 1] and graph.edge_arrays["edge_weight"].tolist() == [0.5, 1.0]
+    other = prepared(write(tmp_path / "o.parquet", {"a": [0], "b": [1], "c": [2.0]}), tmp_path / "other")
+    assert other.indptr.tolist() == [0, 0, 1]
 
 
 def test_words_lists_and_other_kinds_are_read(tmp_path: Path) -> None:
@@ -155,16 +133,16 @@ def test_words_lists_and_other_kinds_are_read(tmp_path: Path) -> None:
     }
     path = write(tmp_path / "nodes.parquet", table)
     assert count_columns(path) == 6 and count_rows(path) == 2
-    assert read_columns(path, [], lambda share: None)["split"].tolist() == ["train", ""]
+    assert next(read_pieces(path, ["split"], 9))["split"].tolist() == ["train", ""]
     pairs = write(tmp_path / "edges.parquet", {"from": ["bob"], "to": ["ann"]})
-    graph = find_source(pairs, nodes=path).read(lambda share: None).build()
+    graph = prepared(pairs, tmp_path / "graph", nodes=path)
     assert graph.node_arrays["x"].tolist() == [[1, 2, 1], [3, 4, 0]] and graph.node_arrays["y"].tolist() == [1, 0]
     assert graph.indices.tolist() == [1] and graph.split("train").tolist() == [0]
 
 
 def test_the_index_of_pandas_is_no_column(tmp_path: Path) -> None:
     path = write(tmp_path / "e.parquet", {"__index_level_0__": [7], "a": [0], "b": [1]})
-    assert find_source(path).read(lambda share: None).edge_index.tolist() == [[0], [1]]
+    assert prepared(path, tmp_path / "graph").indptr.tolist() == [0, 0, 1]
 
 
 def floats(folder: Path) -> str:
@@ -212,22 +190,14 @@ def unlike(folder: Path) -> str:
     return r"b.parquet has the columns \[.*'weight'\].*alike"
 
 
-def make(on_disk: bool, path: Path, out: Path, nodes: Path | None = None) -> None:
-    if on_disk:
-        prepare_graph(path, out, nodes=nodes)
-    else:
-        find_source(path, nodes=nodes).read(lambda share: None).build().save(out)
-
-
-@pytest.mark.parametrize("on_disk", [False, True])
 @pytest.mark.parametrize(
     "damage", [floats, no_value, no_partner, one_column, no_parquet, truncated, damaged_pages, unlike]
 )
-def test_what_is_wrong_is_named(damage: Any, on_disk: bool, tmp_path: Path) -> None:
+def test_what_is_wrong_is_named(damage: Any, tmp_path: Path) -> None:
     (tmp_path / "e").mkdir()
     message = damage(tmp_path / "e")
     with pytest.raises(ValueError, match=message):
-        make(on_disk, tmp_path / "e", tmp_path / "graph")
+        prepare_graph(tmp_path / "e", tmp_path / "graph")
     assert not (tmp_path / "graph").exists()
 
 
@@ -241,19 +211,11 @@ def test_what_is_wrong_is_named(damage: Any, on_disk: bool, tmp_path: Path) -> N
         ({"f0": ["tall"] * NUM_NODES}, "'f0' holds 'tall' in row 1"),
     ],
 )
-@pytest.mark.parametrize("on_disk", [False, True])
-def test_what_is_wrong_with_nodes_is_named(change: dict[str, Any], message: str, on_disk: bool, tmp_path: Path) -> None:
+def test_what_is_wrong_with_nodes_is_named(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     pairs = write(tmp_path / "edges.parquet", edges())
     table = write(tmp_path / "nodes.parquet", nodes() | change)
     with pytest.raises(ValueError, match=message):
-        make(on_disk, pairs, tmp_path / "graph", table)
-
-
-def test_nodes_that_only_memory_can_sort_are_refused(tmp_path: Path) -> None:
-    pairs = write(tmp_path / "edges.parquet", edges())
-    unsorted = nodes() | {"id": np.arange(NUM_NODES)[::-1]}
-    with pytest.raises(ValueError, match=r"row 0 is about node 59.*sort the table by 'id'"):
-        prepare_graph(pairs, tmp_path / "graph", nodes=write(tmp_path / "n.parquet", unsorted))
+        prepare_graph(pairs, tmp_path / "graph", nodes=table)
 
 
 @pytest.mark.parametrize("kind", ["text", "parquet"])
@@ -263,7 +225,7 @@ def test_nodes_may_be_text_and_their_labels_words(kind: str, tmp_path: Path) -> 
     named = {name: column for name, column in named.items() if np.ndim(column) == 1}
     of_nodes = write(tmp_path / "n.parquet", named) if kind == "parquet" else write_text(tmp_path / "n.csv", named)
     prepare_graph(pairs, tmp_path / "graph", nodes=of_nodes, memory_bytes=20_000)
-    assert content(tmp_path / "graph") == saved(tmp_path / "expected", path=pairs, nodes=of_nodes)
+    assert content(tmp_path / "graph") == saved(tmp_path / "expected", source=pairs, nodes=of_nodes)
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +233,7 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert is_parquet(path)
     with pytest.raises(ModuleNotFoundError, match=r'pip install "lightning-gnn-dist\[parquet\]"'):
-        find_source(path)
+        prepare_graph(path, tmp_path / "graph")
 
 
 def test_a_large_row_group_is_not_held(tmp_path: Path) -> None:
@@ -280,8 +242,7 @@ def test_a_large_row_group_is_not_held(tmp_path: Path) -> None:
     before = pa.total_allocated_bytes()
     tracemalloc.start()
     most = 0
-    for read in read_ends(path, 10_000):
-        read()
+    for _ in read_pieces(path, ["source", "target"], 10_000):
         most = max(most, pa.total_allocated_bytes() - before)
     _, python = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -289,7 +250,7 @@ def test_a_large_row_group_is_not_held(tmp_path: Path) -> None:
 
 
 def test_the_estimate_knows_the_columns(tables: dict[str, Path], tmp_path: Path) -> None:
-    estimate = Preparation(tables["path"], tmp_path / "graph", nodes=tables["nodes"]).estimate()
-    prepare_graph(tables["path"], tmp_path / "graph", nodes=tables["nodes"])
+    estimate = Preparation(tables["source"], tmp_path / "graph", nodes=tables["nodes"]).estimate()
+    prepare_graph(tables["source"], tmp_path / "graph", nodes=tables["nodes"])
     assert estimate.num_edges == NUM_EDGES
     assert abs(estimate.stored_bytes - Graph.open(tmp_path / "graph").num_bytes) < 16 * NUM_NODES

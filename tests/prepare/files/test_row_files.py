@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 
 from lightning_gnn_dist import Graph, prepare_graph
-from lightning_gnn_dist.prepare.files.graph_files import GraphFiles
+from lightning_gnn_dist.prepare.files.inputs import Inputs
 from lightning_gnn_dist.prepare.files.row_files import RowFiles
 from tests.prepare.test_prepare_graph import prepared
 
 X = np.random.default_rng(0).normal(size=(50, 3, 2)).astype(np.float16)
+
+
+def headers(folder: Path, *drop: str) -> Inputs:
+    return Inputs.of(folder, None, frozenset(drop), None)
 
 
 @pytest.fixture
@@ -51,44 +55,44 @@ def test_nodes_may_be_counted_without_an_array(folder: Path, tmp_path: Path) -> 
 def test_only_headers_are_read_beforehand(folder: Path) -> None:
     huge = folder / "embedding.npy"  # a sparse file: 200 GB that nobody could read
     np.lib.format.open_memmap(huge, mode="w+", dtype=np.float32, shape=(50, 10**9)).flush()
-    assert GraphFiles.of(folder).num_bytes > 2e11
+    assert headers(folder).nodes[""].arrays["embedding"].num_bytes == 2e11
 
 
 def test_files_of_one_array_must_be_alike(folder: Path) -> None:
     np.save(folder / "features" / "9.npy", np.zeros((4, 3, 2), np.float32))
     with pytest.raises(ValueError, match=r"9.npy holds rows of float32 \(3, 2\), but .*0.npy rows of float16"):
-        GraphFiles.of(folder)
+        headers(folder)
     np.save(folder / "features" / "9.npy", np.asfortranarray(X))
     with pytest.raises(ValueError, match=r"stored by column: save numpy\.ascontiguousarray"):
-        GraphFiles.of(folder)
+        headers(folder)
 
 
 def test_what_torch_cannot_hold_is_refused_at_once(folder: Path) -> None:
     np.save(folder / "names.npy", np.array(["a"] * 50))
     with pytest.raises(ValueError, match=r"names.npy holds <U1, which torch cannot compute with"):
-        GraphFiles.of(folder)
+        headers(folder)
     np.save(folder / "names.npy", X.astype(">f4"))
     with pytest.raises(ValueError, match=r"names.npy holds >f4, which torch cannot compute with"):
-        GraphFiles.of(folder)
+        headers(folder)
 
 
 def test_what_edges_carry_must_be_one_row_each(folder: Path) -> None:
     np.save(folder / "edge_attr.npy", np.zeros((11, 4)))
     with pytest.raises(ValueError, match=r"edge_attr has shape \(11, 4\), and there are 10 edges: leave it out"):
-        GraphFiles.of(folder)
-    assert not GraphFiles.of(folder, drop=["edge_attr"]).carried.arrays
+        headers(folder)
+    assert not headers(folder, "edge_attr").edges["", "", ""].carried.arrays
     np.save(folder / "edge_attr.npy", np.zeros((10, 4)))
-    assert GraphFiles.of(folder).carried.bytes_per_edge == 32
+    assert headers(folder).edges["", "", ""].carried.bytes_per_edge == 32
     (folder / "edge_index" / "1.csv").write_text("1,2\n")
     with pytest.raises(ValueError, match="in text, which can carry nothing here"):
-        GraphFiles.of(folder)
+        headers(folder)
 
 
 def test_names_are_those_of_a_graph(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no 'nothing' to drop"):
+        headers(folder, "nothing")
     np.save(folder / "x.npy", X)
     with pytest.raises(ValueError, match="two arrays for one purpose"):
-        GraphFiles.of(folder)
-    with pytest.raises(ValueError, match="has no 'nothing' to drop"):
-        GraphFiles.of(folder, drop=["nothing"])
+        headers(folder)
     prepare_graph(folder, tmp_path / "graph", drop=["x"])
     assert list(Graph.open(tmp_path / "graph").node_arrays) == ["x"]

@@ -15,10 +15,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import coalesce, to_undirected
 
-from lightning_gnn_dist import Graph
+from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.graph.storage.npy import append
-from lightning_gnn_dist.prepare.files.graph_files import GraphFiles
-from lightning_gnn_dist.prepare.files.sources import find_source
+from lightning_gnn_dist.prepare.prepare_graph import Preparation
 
 
 def small() -> Data:
@@ -37,12 +36,12 @@ def small() -> Data:
 
 def as_pyg(data: Data, folder: Path) -> dict[str, Any]:
     torch.save(data, folder / "data.pt")
-    return {"path": folder / "data.pt"}
+    return {"source": folder / "data.pt"}
 
 
 def as_data_set(data: Data, folder: Path) -> dict[str, Any]:
     torch.save((data.to_dict(), None, Data), folder / "data.pt")
-    return {"path": folder / "data.pt"}
+    return {"source": folder / "data.pt"}
 
 
 def ogb_arrays(data: Data) -> dict[str, np.ndarray[Any, Any]]:
@@ -54,14 +53,14 @@ def ogb_arrays(data: Data) -> dict[str, np.ndarray[Any, Any]]:
 
 def as_archive(data: Data, folder: Path) -> dict[str, Any]:
     np.savez(folder / "data.npz", **ogb_arrays(data))
-    return {"path": folder / "data.npz"}
+    return {"source": folder / "data.npz"}
 
 
 def as_directory(data: Data, folder: Path) -> dict[str, Any]:
     (folder / "arrays").mkdir()
     for name, array in ogb_arrays(data).items():
         np.save(folder / "arrays" / f"{name}.npy", array)
-    return {"path": folder / "arrays"}
+    return {"source": folder / "arrays"}
 
 
 def as_tables(data: Data, folder: Path) -> dict[str, Any]:
@@ -74,15 +73,17 @@ def as_tables(data: Data, folder: Path) -> dict[str, Any]:
     nodes += [f"{','.join(map(repr, x))},n{node},{'pqr'[y]},{split}" for node, x, y, split in rows]
     (folder / "edges.csv").write_text("\n".join(edges))
     (folder / "nodes.csv").write_text("\n".join(nodes))
-    return {"path": folder / "edges.csv", "nodes": folder / "nodes.csv"}
+    return {"source": folder / "edges.csv", "nodes": folder / "nodes.csv"}
 
 
 EDGE, ONES = np.zeros((2, 1), int), np.ones(3, int)
 FORMS = [as_pyg, as_data_set, as_archive, as_directory, as_tables]
 
 
-def read(**where: Any) -> Graph:
-    return find_source(**where).read(lambda share: None).build()
+def read(source: Path, **options: Any) -> Graph:
+    out = source.parent / "out" if source.is_file() else source.with_name("out")
+    prepare_graph(source, out, overwrite=True, **options)
+    return Graph.open(out)
 
 
 def same(graph: Graph, other: Graph) -> None:
@@ -98,17 +99,19 @@ def test_every_form_gives_the_graph(form: Callable[..., dict[str, Any]], tmp_pat
     same(read(**form(small(), tmp_path)), Graph.from_pyg(small()))
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_sizes_are_known_before_reading(form: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
-    source = find_source(**form(small(), tmp_path))
-    assert (source.num_nodes, source.num_edges) == (6, 15) or form is as_tables
-    stored, exact = source.stored_bytes(undirected=False), Graph.from_pyg(small()).num_bytes
-    assert abs(stored - exact) <= 60  # lists of nodes are longer than masks
+def test_arrays_of_bfloat16_stay_what_they_are(tmp_path: Path) -> None:
+    data = small()
+    data.x, data.edge_weight, data.z = data.x.bfloat16(), data.edge_weight.bfloat16(), torch.ones(6).bfloat16()
+    where = as_pyg(data, tmp_path)
+    same(read(**where), Graph.from_pyg(data))
+    data.x[3, 1] = torch.nan
+    with pytest.raises(ValueError, match=r"x holds NaN or infinite values .*at node 3"):
+        read(**as_pyg(data, tmp_path))
 
 
 def test_a_table_of_edges_is_enough(tmp_path: Path) -> None:
     (tmp_path / "edges.txt").write_text("0 2\n2 1\n")
-    graph = read(path=tmp_path / "edges.txt")
+    graph = read(tmp_path / "edges.txt")
     assert graph.num_nodes == 3 and graph.indices.tolist() == [2, 0] and not graph.edge_arrays
 
 
@@ -121,8 +124,7 @@ def test_undirected_edges_go_both_ways_once(tmp_path: Path) -> None:
     data = small()
     data.edge_index = torch.cat([data.edge_index, data.edge_index[:, :4]], dim=1)  # duplicates
     data.edge_weight = torch.cat([data.edge_weight, -torch.ones(4)])
-    raw = find_source(**as_pyg(data, tmp_path)).read(lambda share: None)
-    edge_index, weight = edges_of(raw.undirected().build())
+    edge_index, weight = edges_of(read(**as_pyg(data, tmp_path), undirected=True))
     expected = to_undirected(data.edge_index)
     assert torch.equal(coalesce(edge_index), expected) and edge_index.shape == expected.shape
     weights = dict(zip(map(tuple, data.edge_index.t().tolist()), data.edge_weight.tolist(), strict=False))
@@ -134,8 +136,8 @@ def test_undirected_edges_go_both_ways_once(tmp_path: Path) -> None:
 
 def test_a_split_is_dealt_among_labelled_nodes(tmp_path: Path) -> None:
     data = Data(y=torch.arange(100) % 5 - 1, edge_index=torch.tensor([[0], [1]]), num_nodes=100)
-    raw = find_source(**as_pyg(data, tmp_path)).read(lambda share: None)
-    graph, again, other = (raw.with_split([0.5, 0.25, 0.25], seed).build() for seed in (3, 3, 4))
+    where = as_pyg(data, tmp_path)
+    graph, again, other = (read(**where, split=(0.5, 0.25, 0.25), seed=seed) for seed in (3, 3, 4))
     split = [graph.split(name) for name in ("train", "val", "test")]
     assert [nodes.numel() for nodes in split] == [40, 20, 20]
     assert torch.cat(split).sort().values.tolist() == (data.y >= 0).nonzero().view(-1).tolist()
@@ -145,7 +147,7 @@ def test_a_split_is_dealt_among_labelled_nodes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("edges", "nodes", "message"),
     [
-        ("a,b\nn1,n2\n", None, r"names nodes by words: give the table of nodes that lists them \(--nodes\)"),
+        ("a,b\nn1,n2\n", None, "names nodes by words, such as 'n1', and .* or a table of nodes"),
         ("a,b\n-1,2\n", None, "names nodes by other things than 0, 1, 2"),
         ("a\n1\n", None, "has one column, 'a', but an edge has two ends"),
         ("a,b\nn1,n9\n", "id,f\nn1,1\nn2,2\n", "edges.csv names node n9, which .*nodes.csv does not list"),
@@ -173,7 +175,7 @@ def test_a_split_is_dealt_among_labelled_nodes(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_in_a_table_is_named(edges: str, nodes: str | None, message: str, tmp_path: Path) -> None:
     (tmp_path / "edges.csv").write_text(edges)
-    where: dict[str, Any] = {"path": tmp_path / "edges.csv"}
+    where: dict[str, Any] = {"source": tmp_path / "edges.csv"}
     if nodes is not None:
         (tmp_path / "nodes.csv").write_text(nodes)
         where["nodes"] = tmp_path / "nodes.csv"
@@ -195,7 +197,7 @@ def test_arrays_of_other_things_than_numbers_are_named(array: Any, message: str,
     np.save(tmp_path / "edge_index.npy", EDGE)
     np.save(tmp_path / "t.npy", array)
     with pytest.raises(ValueError, match=message):
-        find_source(tmp_path)
+        prepare_graph(tmp_path, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -210,7 +212,7 @@ def test_arrays_of_other_things_than_numbers_are_named(array: Any, message: str,
 def test_files_in_another_encoding_are_named(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        read(path=tmp_path / name)
+        read(tmp_path / name)
 
 
 ARCHIVES: dict[str, Callable[[Path], Any]] = {
@@ -224,8 +226,8 @@ ARCHIVES: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize("make", ARCHIVES.values(), ids=ARCHIVES)
 def test_archives_that_cannot_be_read_are_named(make: Callable[[Path], Any], tmp_path: Path) -> None:
     make(tmp_path / "graph.npz")
-    with pytest.raises(ValueError, match=r"graph.npz is (no archive of arrays, or is damaged|a directory)"):
-        read(path=tmp_path / "graph.npz")
+    with pytest.raises(ValueError, match=r"graph.npz (is no archive of arrays, or is damaged|holds no edge_index)"):
+        read(tmp_path / "graph.npz")
 
 
 def in_two_places(folder: Path) -> None:
@@ -240,49 +242,49 @@ FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("out_of_core", [False, True])
 @pytest.mark.parametrize(("make", "message"), FOLDERS.values(), ids=FOLDERS)
-def test_files_that_would_be_left_unread_are_named(
-    make: Callable[[Path], Any], message: str, out_of_core: bool, tmp_path: Path
-) -> None:
+def test_files_that_would_be_left_unread_are_named(make: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
     np.save(tmp_path / "edge_index.npy", EDGE)
     np.save(tmp_path / "y.npy", ONES)
     make(tmp_path)
     with pytest.raises(ValueError, match=message):
-        GraphFiles.of(tmp_path) if out_of_core else find_source(tmp_path)
+        prepare_graph(tmp_path, tmp_path / "out")
 
 
 def test_a_pipe_is_no_table_and_several_spaces_are_one(tmp_path: Path) -> None:
     (tmp_path / "edges.txt").write_text("0  2\n2   1\n")
-    assert read(path=tmp_path / "edges.txt").indices.tolist() == [2, 0]
+    assert read(tmp_path / "edges.txt").indices.tolist() == [2, 0]
     os.mkfifo(tmp_path / "nodes.csv")
     with pytest.raises(ValueError, match=r"nodes\.csv is a directory, a pipe or a device"):
-        find_source(tmp_path / "edges.txt", nodes=tmp_path / "nodes.csv")
+        read(tmp_path / "edges.txt", nodes=tmp_path / "nodes.csv")
 
 
 def test_what_names_nodes_cannot_be_left_out(tmp_path: Path) -> None:
     where = as_tables(small(), tmp_path)
     for name in ("from", "id"):
         with pytest.raises(ValueError, match=f"has no '{name}' to drop"):
-            find_source(**where, drop=[name])
+            read(**where, drop=[name])
 
 
 def test_shares_that_are_none_are_refused(tmp_path: Path) -> None:
-    raw = find_source(**as_tables(small(), tmp_path), drop=["split"]).read(lambda share: None)
-    with pytest.raises(ValueError, match="seed must be an integer of at least 0, got -1"):
-        raw.with_split([0.5, 0.2, 0.2], -1)
+    where = as_tables(small(), tmp_path)
     with pytest.raises(ValueError, match=r"The share 0.01 for val of 6 labelled nodes is none"):
-        raw.with_split([0.5, 0.01, 0.2], 0)
+        read(**where, drop=["split"], split=(0.5, 0.01, 0.2))
+    with pytest.raises(ValueError, match=r"has \['test_mask', 'train_mask', 'val_mask'\] already"):
+        read(**as_pyg(small(), tmp_path), split=(0.5, 0.2, 0.2))
+    with pytest.raises(ValueError, match=r"three shares of at most 1 in all, got \[0.9, 0.2, 0.2\]"):
+        read(**where, split=(0.9, 0.2, 0.2))
 
 
 def test_comments_stand_at_the_top_alone_and_the_heading_is_told(tmp_path: Path) -> None:
     (tmp_path / "edges.txt").write_text("# of SNAP\n# FromNodeId\tToNodeId\n0\t2\n2\t1\n")
-    source = find_source(tmp_path / "edges.txt")
-    assert source.read(lambda share: None).edge_index.tolist() == [[0, 2], [2, 1]]
-    assert source.headings == (f"{tmp_path}/edges.txt: no heading, since the first line holds numbers alone.",)
-    (tmp_path / "edges.txt").write_text("# comment\nfrom\tto\n0\t2\n")
-    said = find_source(tmp_path / "edges.txt").headings
-    assert said == (f"{tmp_path}/edges.txt: line 2 is taken as heading: from, to.",)
+    edges = tmp_path / "edges.txt"
+    assert read(edges).indices.tolist() == [2, 0]
+    said = Preparation(edges, tmp_path / "graph").inputs.headings
+    assert said == (f"{edges}: no heading, since the first line holds numbers alone.",)
+    edges.write_text("# comment\nfrom\tto\n0\t2\n")
+    said = Preparation(edges, tmp_path / "graph").inputs.headings
+    assert said == (f"{edges}: line 2 is taken as heading: from, to.",)
 
 
 def test_columns_and_arrays_can_be_left_out(tmp_path: Path) -> None:
@@ -304,11 +306,10 @@ def test_what_is_to_be_left_out_must_be_there(form: Callable[..., dict[str, Any]
     ("arrays", "message"),
     [
         ({"x": np.zeros((3, 1))}, "holds no edge_index"),
-        ({"edge_index": np.zeros((2, 1), int)}, "does not say how many nodes"),
-        ({"edge_index": np.zeros((2, 1), int), "num_nodes": np.array(3), "train_idx": np.array([3])}, "has 3"),
+        ({"edge_index": np.zeros((2, 1), int), "num_nodes": np.array(3), "train_idx": np.array([3])}, "got 3 to 3"),
         ({"edge_index": np.zeros((2, 1), int), "y": np.zeros(3, int), "labels": np.zeros(3, int)}, "for one purpose"),
-        ({"edge_index": np.zeros((1, 2), int), "num_nodes": np.array(3)}, r"must be integers of shape \(2, E\)"),
-        ({"edge_index": np.array([[0], [3]]), "num_nodes": np.array(3)}, "names node 3"),
+        ({"edge_index": np.zeros((3, 3), int), "num_nodes": np.array(3)}, r"must hold integers of shape \(2, E\)"),
+        ({"edge_index": np.array([[0], [3]]), "num_nodes": np.array(3)}, "names the receiver 3"),
         ({"edge_index": EDGE, "num_nodes": np.array([3, 4])}, r"num_nodes must hold one whole number, got int64 of sh"),
         ({"edge_index": EDGE, "num_nodes": np.array(2.5)}, "one whole number, got float64"),
         ({"edge_index": EDGE, "num_nodes": np.array(0)}, "num_nodes says 0 nodes, and a graph has at least 1"),
@@ -317,54 +318,48 @@ def test_what_is_to_be_left_out_must_be_there(form: Callable[..., dict[str, Any]
         ({"edge_index": EDGE, "y": ONES, "val_idx": ONES, "valid_idx": ONES}, "'val_idx' and 'valid_idx'"),
         ({"edge_index": EDGE, "y": ONES, "train_idx": np.array([1, 0, 1])}, "train_idx lists 3 nodes and names 2"),
         ({"edge_index": EDGE, "y": ONES, "n_id": ONES}, r"\['n_id'\] are names that batches use"),
-        ({"edge_index": EDGE, "y": ONES, "t": ONES.astype(np.uint64)}, "t is of torch.uint64, which cannot"),
+        ({"edge_index": EDGE, "y": ONES, "t": ONES.astype(np.uint64)}, "t holds uint64, which torch cannot"),
     ],
 )
 def test_what_is_wrong_with_arrays_is_named(arrays: dict[str, Any], message: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", **arrays)
     with pytest.raises(ValueError, match=message):
-        read(path=tmp_path / "data.npz")
+        read(tmp_path / "data.npz")
 
 
 def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
     torch.save(np.random.default_rng, tmp_path / "data.pt")
     with pytest.raises(ValueError, match=r"without running code out of it.*weights_only=False"):
-        read(path=tmp_path / "data.pt")
+        read(tmp_path / "data.pt")
     torch.save({"x": 1}, tmp_path / "data.pt")
     with pytest.raises(TypeError, match="holds a dict"):
-        read(path=tmp_path / "data.pt")
+        read(tmp_path / "data.pt")
     torch.save((small().to_dict(), {"x": torch.arange(3)}, Data), tmp_path / "data.pt")
     with pytest.raises(ValueError, match=r"several graphs: save the one you want, dataset\[0\]"):
-        read(path=tmp_path / "data.pt")
+        read(tmp_path / "data.pt")
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "graph.gml").write_text("graph []")
-    with pytest.raises(ValueError, match="is no graph that is known here"):
-        find_source(tmp_path / "graph.gml")
+    with pytest.raises(ValueError, match="holds no edges: give a"):
+        read(tmp_path / "graph.gml")
     (tmp_path / "edges.csv.zip").write_bytes(b"PK")
-    with pytest.raises(ValueError, match="is no graph that is known here"):
-        find_source(tmp_path / "edges.csv.zip")
+    with pytest.raises(ValueError, match="holds no edges: give a"):
+        read(tmp_path / "edges.csv.zip")
     with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
-        find_source(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="goes with a table of edges"):
-        find_source(tmp_path, nodes=tmp_path / "graph.gml")
+        read(tmp_path / "nowhere")
+
+
+def test_a_file_of_pyg_needs_no_table_of_nodes(tmp_path: Path) -> None:
+    where = as_tables(small(), tmp_path) | as_pyg(small(), tmp_path)
+    with pytest.raises(ValueError, match=r"holds nodes as well as edges: leave the table of nodes \(.*\) out"):
+        read(**where)
 
 
 def test_a_saved_graph_is_no_source(tmp_path: Path) -> None:
     Graph.from_pyg(small()).save(tmp_path / "graph")
     with pytest.raises(ValueError, match="is a saved graph already"):
-        find_source(tmp_path / "graph")
-
-
-def test_bad_splits_are_refused(tmp_path: Path) -> None:
-    raw = find_source(**as_pyg(small(), tmp_path)).read(lambda share: None)
-    with pytest.raises(ValueError, match=r"has \['test_mask', 'train_mask', 'val_mask'\] already"):
-        raw.with_split([0.5, 0.2, 0.2], 0)
-    data = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=4)
-    raw = find_source(**as_pyg(data, tmp_path)).read(lambda share: None)
-    with pytest.raises(ValueError, match=r"three shares of at most 1 in all, got \[0.9, 0.2, 0.2\]"):
-        raw.with_split([0.9, 0.2, 0.2], 0)
+        read(tmp_path / "graph")
 
 
 NODES = ["id,label,f", "0,a,1", "1,b,2", "2,c,3"]
@@ -384,14 +379,14 @@ def test_cells_that_say_nothing_are_refused(row: int, text: str, message: str, t
     nodes = [*NODES[:row], text, *NODES[row + 1 :]]
     (tmp_path / "nodes.csv").write_text("\n".join(nodes) + "\n")
     with pytest.raises(ValueError, match=message):
-        read(path=tmp_path / "edges.csv", nodes=tmp_path / "nodes.csv")
+        read(tmp_path / "edges.csv", nodes=tmp_path / "nodes.csv")
 
 
 def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     (tmp_path / "edges.csv").write_text("source,target,weight\n0,1,1.0\n1,2,nan\n")
     with pytest.raises(ValueError, match=r"edges\.csv: column 'weight' holds 'nan' in row 2"):
-        read(path=tmp_path / "edges.csv")
+        read(tmp_path / "edges.csv")
     edges = np.array([[0, 1], [1, 2]])
     np.savez(tmp_path / "graph.npz", edge_index=edges, y=np.zeros(3, int), edge_weight=np.array([1.0, np.inf]))
     with pytest.raises(ValueError, match=r"edge_weight holds NaN or infinite values \(the first at edge 1\)"):
-        read(path=tmp_path / "graph.npz")
+        read(tmp_path / "graph.npz")

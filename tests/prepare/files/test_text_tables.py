@@ -8,8 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.prepare.files import text_tables
-from lightning_gnn_dist.prepare.files.text_tables import count_columns, count_rows, read_table
+from lightning_gnn_dist.prepare.files.tables import TablePieces, columns_of
+from lightning_gnn_dist.prepare.files.text_tables import Progress, count_rows
+
+
+def read_table(path: Path, on_progress: Progress = lambda share: None) -> dict[str, Column]:
+    pieces = [piece for _, piece in TablePieces.of(path, columns_of(path), 10**9, on_progress)]
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in columns_of(path)}
 
 
 def write(path: Path, text: str) -> Path:
@@ -67,7 +74,7 @@ def test_what_is_no_table_is_refused(text: str, message: str, tmp_path: Path) ->
 
 def test_sizes_are_known_beforehand(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", "a,b,c\n" + "1,2,3\n" * 5000)
-    assert count_columns(path) == 3
+    assert columns_of(path) == ["a", "b", "c"]
     assert 4900 < count_rows(path) < 5100
 
 

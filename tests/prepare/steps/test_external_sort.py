@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightning_gnn_dist.prepare import external_plan
-from lightning_gnn_dist.prepare.external_plan import BYTES_PER_KEY, cut_nodes, edges_at_once
+from lightning_gnn_dist.prepare.steps import external_sort
+from lightning_gnn_dist.prepare.steps.external_sort import BYTES_PER_KEY, cut_nodes, edges_at_once
 
 DEGREES = np.random.default_rng(0).integers(0, 30, 1000)
 
@@ -25,21 +25,9 @@ def test_what_edges_carry_takes_room_too() -> None:
     assert edges_at_once(10_000, 0) == 156 and edges_at_once(10_000, 100) == 14 and edges_at_once(1, 0) == 1
 
 
-def test_a_range_has_so_many_nodes_at_most() -> None:
-    assert max(np.diff(cut_nodes(DEGREES, 10**9, 0, 64))) == 64
-
-
-def test_nodes_without_edges_belong_somewhere() -> None:
-    degrees = np.zeros(10, np.int64)
-    assert cut_nodes(degrees, 100, 0, 1 << 40) == [0, 10]
-    degrees[4] = 5
-    assert cut_nodes(degrees, 5 * BYTES_PER_KEY, 0, 1 << 40) == [0, 10]
-    assert cut_nodes(degrees[:0], 100, 0, 1 << 40) == [0]
-
-
 def test_large_lists_have_larger_buckets_rather_than_countless(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(external_plan, "KEYS_PER_BUCKET", 10)
-    monkeypatch.setattr(external_plan, "MAX_BUCKETS", 20)
+    monkeypatch.setattr(external_sort, "KEYS_PER_BUCKET", 10)
+    monkeypatch.setattr(external_sort, "MAX_BUCKETS", 20)
     assert 20 <= len(cut_nodes(DEGREES, 10**9, 0, 1 << 40)) <= 25
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from lightning_gnn_dist.graph.storage.checksum import checksum_of
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.prepare.files.raw import SPLITS
+from lightning_gnn_dist.prepare.files.names import SPLITS
 from lightning_gnn_dist.prepare.files.text_tables import Progress
 
 
@@ -31,6 +31,7 @@ class Prepared:
         num_bytes: Bytes of all arrays.
         arrays: Names of the arrays per node, then per edge.
         splits: Number of nodes that each mask marks, by its name without ``_mask``.
+        types: The types of the graph, if it has any.
     """
 
     num_nodes: int
@@ -38,22 +39,32 @@ class Prepared:
     num_bytes: int
     arrays: list[str]
     splits: dict[str, int]
+    types: GraphTypes | None = None
 
 
 def describe(
-    draft: Path, names: Sequence[str], types: GraphTypes | None, rows_at_once: int, progress: Progress
+    draft: Path,
+    names: Sequence[str],
+    halves: Collection[str],
+    types: GraphTypes | None,
+    rows_at_once: int,
+    progress: Progress,
 ) -> Prepared:
     """Compute fingerprint and checksums, and write ``meta.json`` last of all.
 
     Args:
         draft: The folder of the arrays.
         names: The arrays of nodes, in the order in which a graph from memory has them, if it has no types.
+        halves: Names of arrays of bfloat16, which files hold as bits.
         types: The types of the graph, if it has any.
         rows_at_once: Rows that are hashed together.
         progress: Called with the share of the files that is done.
     """
     files = sorted(draft.rglob("*.npy")) if types else _in_order(draft, names)
-    arrays = map_arrays(draft, files)
+    arrays = {
+        name: array.view(torch.bfloat16) if name.rpartition("/")[2] in halves and array.dtype == torch.int16 else array
+        for name, array in map_arrays(draft, files).items()
+    }
     masks = convert.masks_of({name.removeprefix("nodes/"): array for name, array in arrays.items()})
     told = {name: arrays[name] for name in ("indptr", "indices")} | (types.masks if types else masks)
     fingerprint = fingerprint_of((name, a.dtype, a.shape, a.split(rows_at_once)) for name, a in told.items())
@@ -75,6 +86,7 @@ def describe(
         num_bytes=sum(array.nbytes for array in arrays.values()),
         arrays=list(types.arrays) if types else [name.partition("/")[2] for name in [*arrays][2:]],
         splits=splits,
+        types=types,
     )
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gnn_dist.prepare import journal
-from lightning_gnn_dist.prepare.journal import Journal, journal_of
+from lightning_gnn_dist.prepare.steps import journal
+from lightning_gnn_dist.prepare.steps.journal import Journal, journal_of
 
 
 def test_what_is_recorded_is_there_again(tmp_path: Path) -> None:

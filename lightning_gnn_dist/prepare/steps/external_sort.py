@@ -16,15 +16,21 @@ import torch
 
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.npy import Column, append, cut_back, save, write_header
-from lightning_gnn_dist.prepare.external_kernels import count, deal, unpack
-from lightning_gnn_dist.prepare.external_plan import cut_nodes, edges_at_once
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles, Piece
-from lightning_gnn_dist.prepare.files.raw import check_num_nodes
-from lightning_gnn_dist.prepare.files.row_files import Carried, RowFiles
+from lightning_gnn_dist.prepare.files.names import check_num_nodes
+from lightning_gnn_dist.prepare.files.row_files import RowFiles
 from lightning_gnn_dist.prepare.files.text_tables import Progress
-from lightning_gnn_dist.prepare.journal import Journal
+from lightning_gnn_dist.prepare.steps.external_kernels import count, deal, unpack
+from lightning_gnn_dist.prepare.steps.journal import Journal
 
 FEWEST_PLACES = 1 << 10
+BYTES_PER_KEY = 16  # while a bucket is sorted and unpacked
+BYTES_PER_EDGE = 64  # while a piece is dealt, both ways
+MORE_PER_KEY = 40  # if edges carry something: for the order of the keys, beside twice what is carried
+MORE_PER_EDGE = 32  # the same for a piece, beside six times what is carried
+KEYS_PER_BUCKET = 1 << 24  # larger buckets do not sort faster
+MAX_BUCKETS = 4096  # exceeded only if memory is too small: every piece is appended to all buckets
+MAX_EDGES_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -35,24 +41,22 @@ class ExternalSort:
     added reverse edges count as the last.
 
     Args:
-        edges: The edges.
-        carried: What they carry, in the same order.
+        edges: The edges, in arrays, and what they carry.
         journal: Records what is done. Its folder takes the buckets, about 8 bytes per edge and direction.
         out: The directory to write the arrays into.
-        both_ways: Add the reverse of every edge, and keep each edge once.
+        both_ways: Add the reverse of every edge.
+        once: Keep each edge once.
         memory_bytes: Bytes that this may take, beside arrays of one entry per node.
-        once: Keep each edge once, also without ``both_ways``.
         num_senders: Senders lie below this number, if receivers are only some of the nodes, with numbers of their own.
         number: The id to write for each sender. Default: the sender's own.
     """
 
     edges: EdgeFiles
-    carried: Carried
     journal: Journal
     out: Path
     both_ways: bool
+    once: bool
     memory_bytes: int
-    once: bool = False
     num_senders: int | None = None
     number: Column | None = None
 
@@ -63,8 +67,8 @@ class ExternalSort:
         degrees = np.zeros(num_nodes or FEWEST_PLACES, np.int64)
         seen = largest = 0
         for piece in self.edges.pieces(self._edges_at_once):
-            highest = check_ends(piece, self.num_senders or num_nodes)
-            largest = max(largest, highest if self.num_senders is None else 0)
+            if num_nodes is None:
+                largest = max(largest, int(piece.sender.max(initial=-1)) + 1, int(piece.receiver.max(initial=-1)) + 1)
             if largest > degrees.size:
                 check_num_nodes(largest, f"{piece.file} names node {largest - 1}. It would be one of")
                 degrees = np.concatenate([degrees, np.zeros(max(largest, degrees.size), np.int64)])
@@ -91,7 +95,6 @@ class ExternalSort:
         bucket_of = np.repeat(np.arange(len(sizes), dtype=np.uint16), np.diff(bounds))
         seen = sum(sizes) // (8 * (1 + self.both_ways))
         for piece in self.edges.pieces(self._edges_at_once, skip=done):
-            check_ends(piece, self.num_senders or bucket_of.size)
             self._deal_piece(piece, seen, bounds, bucket_of, sizes)
             seen, done = seen + piece.sender.size, done + 1
             progress(seen / max(self.journal.get("num_edges"), 1))
@@ -104,7 +107,7 @@ class ExternalSort:
         keys = np.empty(piece.sender.size * (1 + self.both_ways), np.uint64)
         edges = np.empty(keys.size if self._width else 0, np.int64)
         start = deal(*piece[:2], self.both_ways, bucket_of, bounds[:-1], self._bits, int(self._width > 0), keys, edges)
-        carried = self.carried.read(first, piece.sender.size) if self._width else None
+        carried = self.edges.carried.read(first, piece.sender.size) if self._width else None
         for bucket in np.flatnonzero(np.diff(start)).tolist():
             here = slice(int(start[bucket]), int(start[bucket + 1]))
             append(self._bucket(bucket), keys[here])
@@ -143,14 +146,13 @@ class ExternalSort:
             keys.sort()
         senders, degrees = np.empty(keys.size, self._dtype), np.zeros(num_rows, np.int64)
         places = np.empty(order.size, np.int64)
-        once = self.both_ways or self.once
-        kept = unpack(keys, self._bits, int(self._width > 0), once, senders, degrees, places)
+        kept = unpack(keys, self._bits, int(self._width > 0), self.once, senders, degrees, places)
         append(self.out / "indices.npy", senders[:kept] if self.number is None else self.number[senders[:kept]])
         append(self._rows, degrees)
         if self._width:
             carried = _read_all(self._carried_by(bucket), np.dtype(np.uint8), size // 8 * self._width)
             carried = carried.reshape(-1, self._width)[order[places[:kept]]]
-            for name, rows in self.carried.split(carried):
+            for name, rows in self.edges.carried.split(carried):
                 append(self.out / "edges" / f"{name}.npy", rows)
         return kept
 
@@ -184,7 +186,7 @@ class ExternalSort:
 
     @property
     def _width(self) -> int:
-        return self.carried.bytes_per_edge
+        return self.edges.carried.bytes_per_edge
 
     @property
     def _bits(self) -> int:
@@ -219,7 +221,7 @@ class ExternalSort:
         return self._buckets / f"{bucket}.carried"
 
     def _edge_arrays(self) -> list[tuple[Path, RowFiles]]:
-        return [(self.out / "edges" / f"{name}.npy", rows) for name, rows in self.carried.arrays.items()]
+        return [(self.out / "edges" / f"{name}.npy", rows) for name, rows in self.edges.carried.arrays.items()]
 
     def _files(self) -> list[Path]:
         return [self._buckets, *sorted(self._buckets.iterdir())]
@@ -230,20 +232,41 @@ def _read_all(path: Path, dtype: np.dtype[Any], size: int) -> Column:
     numbers = np.fromfile(path, dtype)
     if numbers.nbytes != size:
         raise ValueError(
-            f"{path} has {numbers.nbytes:,} bytes, and {size:,} were written: delete {path.parents[1]} to begin anew."
+            f"{path} has {numbers.nbytes:,} bytes, and {size:,} were written: repeat the command, which begins anew."
         )
     return numbers
 
 
-def check_ends(piece: Piece, num_nodes: int | None) -> int:
-    """Refuse ends that are not nodes; return the largest id plus 1."""
-    if piece.sender.size == 0:
-        return 0
-    low = min(int(piece.sender.min()), int(piece.receiver.min()))
-    high = max(int(piece.sender.max()), int(piece.receiver.max()))
-    if low < 0 or (num_nodes is not None and high >= num_nodes):
+def edges_at_once(memory_bytes: int, carried_bytes: int) -> int:
+    """How many edges are read and dealt together."""
+    per_edge = BYTES_PER_EDGE + (MORE_PER_EDGE + 6 * carried_bytes if carried_bytes else 0)
+    return max(1, min(memory_bytes // per_edge, MAX_EDGES_AT_ONCE))
+
+
+def cut_nodes(degrees: Column, memory_bytes: int, carried_bytes: int, most_nodes: int) -> list[int]:
+    """Ranges of nodes whose edges are sorted together: the first node of each, and the end of the last one.
+
+    Args:
+        degrees: How many edges each node has.
+        memory_bytes: Bytes that sorting a range may take.
+        carried_bytes: Bytes that an edge carries.
+        most_nodes: The most nodes of a range.
+    """
+    per_key = BYTES_PER_KEY + (MORE_PER_KEY + 2 * carried_bytes if carried_bytes else 0)
+    most = memory_bytes // per_key
+    if (largest := int(degrees.max(initial=0))) > most:
         raise ValueError(
-            f"{piece.file} names node {low if low < 0 else high}, but "
-            + (f"the graph has {num_nodes} nodes: ids must lie in [0, {num_nodes})." if low >= 0 else "ids begin at 0.")
+            f"Node {int(degrees.argmax())} has {largest:,} edges, which take {largest * per_key:,} bytes to sort: "
+            f"memory_bytes={memory_bytes:,} are too few."
         )
-    return high + 1
+    ends = degrees.cumsum()
+    total = int(ends[-1]) if ends.size else 0
+    room = min(most, max(KEYS_PER_BUCKET, total // MAX_BUCKETS))
+    bounds, before = [0], 0
+    while bounds[-1] < ends.size:
+        reached = int(np.searchsorted(ends, before + room, side="right"))
+        bounds.append(min(max(reached, bounds[-1] + 1), bounds[-1] + most_nodes))
+        before = int(ends[bounds[-1] - 1])
+    if len(bounds) > np.iinfo(np.uint16).max:
+        raise ValueError(f"memory_bytes={memory_bytes:,} are too few for {total:,} edges: give more.")
+    return bounds

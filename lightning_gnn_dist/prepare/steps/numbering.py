@@ -30,13 +30,6 @@ class Numbering:
     @classmethod
     def ranges(cls, num_nodes: int, num_parts: int) -> Numbering:
         """Parts of consecutive nodes, with equally many or one more in each."""
-        if num_nodes < num_parts:
-            raise ValueError(f"{num_nodes} nodes cannot be divided into {num_parts} shards: take fewer.")
-        return cls.spread(num_nodes, num_parts)
-
-    @classmethod
-    def spread(cls, num_nodes: int, num_parts: int) -> Numbering:
-        """The same, where parts may be empty."""
         sizes = np.full(num_parts, num_nodes // num_parts)
         sizes[: num_nodes % num_parts] += 1
         return cls(np.concatenate([[0], sizes.cumsum()]))

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +16,11 @@ from lightning_gnn_dist.graph.rows import row_slices
 from lightning_gnn_dist.graph.storage.npy import Column, append, save, write_header
 from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
-from lightning_gnn_dist.graph.typed.types import edge_type_dtype, offsets_of
+from lightning_gnn_dist.graph.typed.types import GraphTypes, edge_type_dtype, offsets_of
 from lightning_gnn_dist.prepare.files.text_tables import Progress
-from lightning_gnn_dist.prepare.numbering import Part
+from lightning_gnn_dist.prepare.steps.describe import map_arrays
+from lightning_gnn_dist.prepare.steps.nodes import NodesOfType
+from lightning_gnn_dist.prepare.steps.numbering import Part
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +67,36 @@ class SortedEdges:
         for name, array in self.arrays.items():
             append(target / f"{name}.npy", array[edges] if order is None else array[edges][order])
         return row, senders if order is None else senders[order]
+
+
+def merge_types(
+    draft: Path,
+    nodes: Mapping[str, NodesOfType],
+    folders: Mapping[EdgeType, Path],
+    time: str | None,
+    is_shard: bool,
+    progress: Progress,
+) -> GraphTypes:
+    """Write the rows of all nodes, after a kill from the beginning; return the types, which look at all lengths.
+
+    Args:
+        draft: The directory of the graph.
+        nodes: The nodes of each type.
+        folders: Where the sorted edges of each type are.
+        time: The array of times, if there is one.
+        is_shard: Whether senders are called by the ids of a larger graph.
+        progress: Called with the share of the edges that is written.
+    """
+    found, parts = {}, {kind: of_kind.part for kind, of_kind in nodes.items()}
+    for edge_type, folder in folders.items():
+        times = nodes[edge_type[0]].files.arrays.get(time or "")
+        found[edge_type] = SortedEdges.of(folder, time, None if times is None else times.load())
+    merge(draft, found, parts, progress)
+    about: dict[str, Any] = {"nodes": [[kind, part.size] for kind, part in parts.items()], "time": time}
+    about["edges"] = [[*edge_type, edges.senders.size] for edge_type, edges in found.items()]
+    if is_shard:
+        about["senders"] = list(offsets_of([part.num_all for part in parts.values()]))
+    return GraphTypes.saved(about, map_arrays(draft, sorted(draft.rglob("*.npy"))))
 
 
 def merge(draft: Path, found: Mapping[EdgeType, SortedEdges], parts: Mapping[str, Part], progress: Progress) -> None:

@@ -12,20 +12,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.npy import Column, append, cut_back, save, write_header
-from lightning_gnn_dist.prepare.files.from_arrays import INDEX_LISTS, node_tensors
-from lightning_gnn_dist.prepare.files.from_tables import id_of, node_columns, times_of
-from lightning_gnn_dist.prepare.files.graph_files import GraphFiles
-from lightning_gnn_dist.prepare.files.raw import SPLITS, RawGraph
-from lightning_gnn_dist.prepare.files.row_files import RowFiles
-from lightning_gnn_dist.prepare.files.table_files import columns_of
-from lightning_gnn_dist.prepare.files.table_pieces import GrowingArrays, TablePieces
+from lightning_gnn_dist.graph.storage.store import as_numpy
+from lightning_gnn_dist.prepare.files.columns import id_of, node_columns, times_of
+from lightning_gnn_dist.prepare.files.inputs import PYG, NodeFiles
+from lightning_gnn_dist.prepare.files.names import SPLITS
+from lightning_gnn_dist.prepare.files.row_files import GrowingArrays, RowFiles
+from lightning_gnn_dist.prepare.files.tables import TablePieces, columns_of
 from lightning_gnn_dist.prepare.files.text_tables import Progress
-from lightning_gnn_dist.prepare.journal import Journal
-from lightning_gnn_dist.prepare.numbering import Part
+from lightning_gnn_dist.prepare.steps.journal import Journal
+from lightning_gnn_dist.prepare.steps.numbering import Part
+from lightning_gnn_dist.prepare.steps.splits import dealt
 
 MAX_BYTES_AT_ONCE = 1 << 26
 
@@ -38,17 +37,15 @@ class NodesOfType:
         files: The arrays of all nodes of the type.
         part: Which of the nodes are prepared.
         is_shard: Whether they are of one shard, and so carry their ids in ``n_id``.
-        source: Where the arrays come from, for warnings.
         split: Shares of the labelled nodes to train on, validate and test.
         seed: Decides the split.
         float_labels: Accept a floating point ``y`` with one value per node.
         memory_bytes: Bytes that copying may take, beside arrays of one number per node.
     """
 
-    files: GraphFiles
+    files: NodeFiles
     part: Part
     is_shard: bool
-    source: Path
     split: Sequence[float] | None
     seed: int
     float_labels: bool
@@ -57,7 +54,7 @@ class NodesOfType:
     @property
     def names(self) -> list[str]:
         """The arrays that are written, but for features out of a table, in the order of their files."""
-        names = [f"{INDEX_LISTS[name]}_mask" if name in INDEX_LISTS else name for name in self.files.arrays]
+        names = [convert.SPLITS.get(name, name) for name in self.files.arrays]
         names += [f"{split}_mask" for split in SPLITS] if self.split else []
         return [*dict.fromkeys([*names, "n_id"] if self.is_shard else names)]
 
@@ -69,7 +66,7 @@ class NodesOfType:
         draft = folder / "graph"
         draft.mkdir(exist_ok=True)
         for name, tensor in self._small_of_own().items():
-            save(draft / f"{name}.npy", tensor.numpy())
+            save(draft / f"{name}.npy", as_numpy(tensor))
         for name, rows in self.files.arrays.items():
             if not _is_small(name, rows):
                 if rows.shape[0] != self.part.num_all:
@@ -91,14 +88,15 @@ class NodesOfType:
     @cached_property
     def _small(self) -> dict[str, Tensor]:
         """All arrays with one number per node, such as labels and masks, checked, of all nodes of the type."""
-        found = {name: rows.load() for name, rows in self.files.arrays.items() if _is_small(name, rows)}
-        none, num_nodes = torch.zeros(2, 0, dtype=torch.int64), self.part.num_all
-        nodes, _ = convert.arrays_of(Data(edge_index=none, num_nodes=num_nodes, **node_tensors(found, num_nodes)))
-        raw = RawGraph(none, num_nodes, nodes, {})
+        found = {n: rows.as_tensor(rows.load()) for n, rows in self.files.arrays.items() if _is_small(n, rows)}
+        if "y" in found and found["y"].dim() == 2 and self.files.source.suffix not in PYG:
+            found["y"] = found["y"][:, 0]  # OGB's labels have shape (N, 1)
+        arrays = convert.with_masks(found, self.part.num_all)
+        convert.check_rows("node", arrays, self.part.num_all)
         if self.split:
-            raw = raw.with_split(self.split, self.seed)
-        convert.check_arrays(raw.node_arrays, check_features=True, float_labels=self.float_labels)
-        arrays = self._without_unlabelled(raw.node_arrays)
+            arrays |= dealt(arrays, self.part.num_all, self.split, self.seed)
+        convert.check_arrays(arrays, check_features=True, float_labels=self.float_labels)
+        arrays = self._without_unlabelled(arrays)
         convert.warn_of_overlaps(arrays)
         return arrays
 
@@ -113,10 +111,11 @@ class NodesOfType:
         if not has_fractions(self.files):
             return arrays
         if "y" in arrays:
-            return convert.without_unlabelled(arrays, str(self.source))
-        pieces = self.files.arrays["y"].pieces(0, self._bytes_at_once)
-        without = torch.cat([convert.is_unlabelled(torch.from_numpy(piece)) for piece in pieces])
-        return convert.without_nodes(arrays, without, str(self.source))
+            return convert.without_unlabelled(arrays, str(self.files.source))
+        y = self.files.arrays["y"]
+        pieces = y.pieces(0, self._bytes_at_once)
+        without = torch.cat([convert.is_unlabelled(y.as_tensor(piece)) for piece in pieces])
+        return convert.without_nodes(arrays, without, str(self.files.source))
 
     def _copy(self, name: str, rows: RowFiles, draft: Path, journal: Journal, progress: Progress) -> None:
         """Read all rows of an array, and write the own ones."""
@@ -126,7 +125,7 @@ class NodesOfType:
         cut_back(target, start + self._count_own(done) * rows.bytes_per_row)
         for piece in rows.pieces(done, self._bytes_at_once):
             if name == "x":
-                convert.check_finite(torch.from_numpy(piece), done)
+                convert.check_finite(rows.as_tensor(piece), done)
             first, last = self._count_own(done), self._count_own(done + len(piece))
             append(target, piece[self._own[first:last] - done] if self.is_shard else piece)
             done += len(piece)
@@ -153,7 +152,6 @@ def unpack_nodes(
     part_of: Callable[[int], Part],
     drop: Collection[str],
     time: str | None,
-    has_name: bool,
     memory_bytes: int,
     progress: Progress,
 ) -> None:
@@ -161,12 +159,11 @@ def unpack_nodes(
 
     Args:
         path: The table.
-        folder: Gets ``ids.npy``, of all nodes; in ``own`` the features of the nodes of the part, if the type has a
-            name; in ``arrays`` all other arrays, of all nodes.
+        folder: Gets ``ids.npy``, of all nodes; in ``own`` the features of the nodes of the part; in ``arrays`` all
+            other arrays, of all nodes.
         part_of: Returns the part whose features to keep, for the number of nodes.
         drop: Columns to leave out, but for the ids.
         time: The column of times, if there is one.
-        has_name: Whether the type has a name. Without, edges name nodes by number, and the ids must be these numbers.
         memory_bytes: Bytes that a piece of the table may take.
         progress: Called with the share that is done.
     """
@@ -177,12 +174,10 @@ def unpack_nodes(
     features, others, of_ids = GrowingArrays(folder / "own", path), GrowingArrays(folder / "arrays", path), []
     for first, piece in table:
         of_ids.append(piece.pop(ids))
-        if not has_name:
-            _check_numbers(of_ids[-1], first, path, ids)
         if time is not None and time in piece:
             others.add({time: times_of(time, piece.pop(time), path, first)})
         made = node_columns(piece, path, first)
-        if "x" in made and has_name:
+        if "x" in made:
             start, end = np.searchsorted(own, [first, first + len(of_ids[-1])])
             features.add({"x": made.pop("x")[own[start:end] - first]})
         others.add(made)
@@ -193,22 +188,11 @@ def unpack_nodes(
     save(folder / "arrays" / "num_nodes.npy", np.array(table.num_rows))
 
 
-def _check_numbers(ids: Column, first: int, path: Path, id_name: str) -> None:
-    """Refuse ids that are not the numbers of the rows."""
-    expected = np.arange(first, first + len(ids))
-    if ids.dtype != np.int64 or (ids != expected).any():
-        at = int(np.flatnonzero(ids != expected)[0]) if ids.dtype == np.int64 else 0
-        raise ValueError(
-            f"{path}: row {first + at} is about node {ids[at]}. Out of core, the table of nodes is in the order of "
-            f"their numbers 0, 1, 2, ...: number them so, and sort the table by {id_name!r}."
-        )
-
-
 def _is_small(name: str, rows: RowFiles) -> bool:
-    return name in INDEX_LISTS or rows.is_one_number_per_row
+    return name in convert.SPLITS or rows.is_one_number_per_row
 
 
-def has_fractions(files: GraphFiles) -> bool:
+def has_fractions(files: NodeFiles) -> bool:
     """Whether the labels are numbers with fractions."""
     y = files.arrays.get("y")
-    return y is not None and y.files[0].dtype.kind == "f"
+    return y is not None and y.files[0].type.is_floating_point

@@ -8,63 +8,21 @@ Ends have the ids of the whole graph that the shards make; of a graph with types
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.engine.temporal.times import as_integers
-from lightning_gnn_dist.graph.convert import index_dtype
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.rows import take_rows
 from lightning_gnn_dist.graph.storage.files import check_entries
 from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 
 NAMES = ("val", "test")
 _WAY_OUT = "Copy it again."
-
-
-class SplitOfEdges(Protocol):
-    """A graph of training edges, and edges that are held back from it: a ``LinkSplit``."""
-
-    @property
-    def graph(self) -> Graph: ...
-
-    @property
-    def edges(self) -> Mapping[str, Tensor]: ...
-
-    @property
-    def negatives(self) -> Mapping[str, Tensor]: ...
-
-    @property
-    def undirected(self) -> bool | None: ...
-
-    @property
-    def edge_type(self) -> EdgeType | None: ...
-
-    @property
-    def reverse(self) -> Any: ...
-
-    @property
-    def labels(self) -> str | None: ...
-
-    @property
-    def held_arrays(self) -> Mapping[str, Mapping[str, Tensor]]: ...
-
-    @property
-    def hide(self) -> bool: ...
-
-    @property
-    def time(self) -> str | None: ...
-
-    @property
-    def fingerprint(self) -> str: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,66 +83,6 @@ class LinkBounds:
         what = "are predicted" if self.labels is None else f"have labels to predict ({self.labels})"
         what += "" if self.time is None else f" at their times ({self.time})"
         return f"edges{kind} {what}; held back: {counts or 'none'}"
-
-
-class HeldEdges:
-    """The held edges of a split, by the shards that own their receivers.
-
-    Args:
-        split: The split.
-        owners: The shard of each node of its graph.
-        num_shards: The number of shards.
-        number: The new id of each node.
-    """
-
-    def __init__(self, split: SplitOfEdges, owners: Tensor, num_shards: int, number: Tensor) -> None:
-        self._split, self._number, types = split, number, split.graph.types
-        sender, _, receiver = split.edge_type or ("", "", "")
-        self._first = types.nodes_of(sender).start, types.nodes_of(receiver).start
-        of_edges = {name: owners[edges[1].to(torch.int64) + self._first[1]] for name, edges in split.edges.items()}
-        self._order = {name: of.argsort(stable=True) for name, of in of_edges.items()}
-        counts = {name: torch.bincount(of.to(torch.int64), minlength=num_shards) for name, of in of_edges.items()}
-        self._starts = {name: torch.cat([of[:1] * 0, of.cumsum(0)]) for name, of in counts.items()}
-
-    @cached_property
-    def bounds(self) -> LinkBounds:
-        """How many held edges each shard has."""
-        split, reverse = self._split, self._split.reverse
-        turned = reverse if isinstance(reverse, tuple) else None
-        kind = split.undirected is True, split.edge_type, turned
-        return LinkBounds(
-            *kind, split.labels, split.hide, self._starts, split.time, first_held(split.held_arrays, split.time)
-        )
-
-    def of_shard(self, index: int) -> dict[str, Tensor]:
-        """Return the arrays of a shard's held edges, by the names of their files."""
-        return dict(self._arrays(index))
-
-    def _arrays(self, index: int) -> Iterator[tuple[str, Tensor]]:
-        split = self._split
-        for name, edges in split.edges.items():
-            first, end = self._starts[name][index : index + 2].tolist()
-            at = self._order[name][first:end]
-            yield f"links/{name}_edges", torch.stack([self._new(edges[i][at], self._first[i]) for i in (0, 1)])
-            if name in split.negatives:
-                yield f"links/{name}_negatives", self._new(take_rows(split.negatives[name], at), self._first[1])
-            for array, rows in split.held_arrays.get(name, {}).items():
-                yield f"links/{name}/{array}", take_rows(rows, at)
-
-    def _new(self, ids: Tensor, first: int) -> Tensor:
-        """Return new ids for some, both counted from the first of their type."""
-        found = self._number[ids.to(torch.int64) + first] - first
-        return found.to(index_dtype(self._split.graph.num_nodes))
-
-
-def first_held(held: Mapping[str, Mapping[str, Tensor]], time: str | None) -> int | None:
-    """The time of the first of what is held, given its arrays, as an integer that compares as times do.
-
-    None if nothing is held, or nothing has times.
-    """
-    if time is None:
-        return None
-    return min((int(as_integers(arrays[time]).min()) for arrays in held.values()), default=None)
 
 
 def _are_starts(starts: Tensor, num_shards: int) -> bool:

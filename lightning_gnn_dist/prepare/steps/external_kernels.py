@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from lightning_gnn_dist.partition.kernels import Array, compiled
+from lightning_gnn_dist.engine.compiling import compiled
+from lightning_gnn_dist.graph.storage.npy import Column
 
 
 @compiled
-def count(nodes: Array, degrees: Array) -> None:
+def count(nodes: Column, degrees: Column) -> None:
     """Add to ``degrees`` how often each node occurs in ``nodes``."""
     for node in nodes:
         degrees[node] += 1
@@ -16,16 +17,16 @@ def count(nodes: Array, degrees: Array) -> None:
 
 @compiled
 def deal(
-    sender: Array,
-    receiver: Array,
+    sender: Column,
+    receiver: Column,
     both_ways: bool,
-    bucket_of: Array,
-    first: Array,
+    bucket_of: Column,
+    first: Column,
     bits: int,
     flag: int,
-    keys: Array,
-    edges: Array,
-) -> Array:
+    keys: Column,
+    edges: Column,
+) -> Column:
     """Write the keys of edges, bucket after bucket, and return where each bucket starts.
 
     The upper bits of a key are the receiver, counted from the ``first`` of its bucket. The last ``bits`` bits are the
@@ -57,7 +58,7 @@ def deal(
 
 
 @compiled
-def unpack(keys: Array, bits: int, flag: int, once: bool, senders: Array, degrees: Array, places: Array) -> int:
+def unpack(keys: Column, bits: int, flag: int, once: bool, senders: Column, degrees: Column, places: Column) -> int:
     """Write the senders of sorted keys, and add to each row's degree. Returns how many; ``once`` skips equal edges.
 
     ``places``, unless empty, gets the position of each sender's key.

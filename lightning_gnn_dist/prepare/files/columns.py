@@ -1,54 +1,17 @@
-"""Graphs from tables: one of edges, and perhaps one of nodes."""
+"""What the columns of tables become: ends of edges, labels, masks, features, times."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from lightning_gnn_dist.graph.storage.npy import Column
-from lightning_gnn_dist.prepare.files.from_arrays import ALIASES, purpose_of
-from lightning_gnn_dist.prepare.files.raw import SPLITS, RawGraph, Source, check_drop, check_num_nodes, check_purposes
-from lightning_gnn_dist.prepare.files.table_files import (
-    about_headings,
-    columns_of,
-    count_columns,
-    count_rows,
-    ends_first,
-    num_bytes,
-    read_columns,
-)
-from lightning_gnn_dist.prepare.files.text_tables import ENDS, Progress, fits
+from lightning_gnn_dist.prepare.files.names import ALIASES, SPLITS, check_purposes, purpose_of
+from lightning_gnn_dist.prepare.files.text_tables import ENDS, fits
 
 SPLIT_WORDS = {split: split for split in SPLITS} | {"valid": "val", "validation": "val"}
-
-
-def of_tables(edges: Path, nodes: Path | None, drop: Collection[str]) -> Source:
-    """The source in a table of edges, each row with two ends, and perhaps one of nodes, each row with an id."""
-    names = ends_first(columns_of(edges), edges)
-    of_nodes = columns_of(nodes) if nodes else []
-    check_drop(drop, [*names[2:], *(name for name in of_nodes if name != id_of(of_nodes))], edges)
-    num_edges, num_nodes = count_rows(edges), count_rows(nodes) if nodes else 0
-    size = 4 * (num_edges * (count_columns(edges) - 2) + num_nodes * (count_columns(nodes) - 1 if nodes else 0))
-
-    def read(on_progress: Progress) -> RawGraph:
-        share = num_bytes(edges) / (num_bytes(edges) + (num_bytes(nodes) if nodes else 0))
-        pairs = read_columns(edges, set(drop) - set(names[:2]), lambda part: on_progress(part * share))
-        table = _read_nodes(nodes, drop, lambda part: on_progress(share + part * (1 - share))) if nodes else None
-        return _from_tables({name: pairs[name] for name in names if name in pairs}, table, edges, nodes)
-
-    return Source(num_nodes, num_edges, size, read, about_headings(edges, *([nodes] if nodes else [])))
-
-
-def _read_nodes(nodes: Path, drop: Collection[str], on_progress: Progress) -> dict[str, Column]:
-    """The columns of the table of nodes by name, the ids first."""
-    id_name = id_of(columns_of(nodes))
-    table = read_columns(nodes, set(drop) - {id_name}, on_progress)
-    return {id_name: table.pop(id_name)} | table
 
 
 def id_of(names: Sequence[str]) -> str:
@@ -59,42 +22,11 @@ def id_of(names: Sequence[str]) -> str:
     return found[0] if found else names[0]
 
 
-def _from_tables(
-    pairs: dict[str, Column], table: dict[str, Column] | None, edges: Path, nodes: Path | None
-) -> RawGraph:
-    """The graph of columns by name. The first two of ``pairs`` are the ends, the first of ``table`` the ids."""
-    (from_, sender), (to, receiver), *others = pairs.items()
-    arrays: dict[str, Tensor] = {}
-    ids = None
-    if table is not None:
-        ids, *_ = table.values()
-        is_row = ids.dtype.kind == "U" and all((ids == name).any() for name in (from_, to))
-        if is_row and (from_.lower(), to.lower()) not in ENDS:
-            raise ValueError(
-                f"{edges}: the first line names the nodes {from_!r} and {to!r}, and would be taken as heading: write a "
-                "heading above it, such as source,target."
-            )
-        columns = node_columns(dict(islice(table.items(), 1, None)), nodes)
-        arrays = {name: torch.from_numpy(column) for name, column in columns.items()}
-    places = places_of(np.concatenate([sender, receiver]), ids, edges, nodes)
-    num_nodes = len(ids) if ids is not None else int(places.max(initial=-1)) + 1
-    if ids is None and len(places):
-        row = int(places.argmax()) % len(sender) + 1
-        check_num_nodes(num_nodes, f"{edges} names node {num_nodes - 1} in row {row}. It would be one of")
-    weights = {name: torch.from_numpy(column) for name, column in edge_columns(dict(others), edges).items()}
-    return RawGraph(torch.from_numpy(places.reshape(2, -1)), num_nodes, arrays, weights)
-
-
 def edge_columns(columns: Mapping[str, Column], edges: Path, first: int = 0) -> dict[str, Column]:
     """The columns as float32, under names that begin with ``edge_``; ``first`` is the number of the first row."""
     names = {name: f"edge_{name.removeprefix('edge_')}" for name in columns}
     check_purposes(names.items(), edges)
     return {names[name]: _numbers(name, column, edges, first) for name, column in columns.items()}
-
-
-def places_of(ends: Column, ids: Column | None, edges: Path, nodes: Path | None) -> Column:
-    """The node of each end of an edge: its row in the table of nodes, or the end itself without one."""
-    return Places(ids, nodes)(ends, edges)
 
 
 def carried_of(table: dict[str, Column], edges: Path, first: int = 0) -> dict[str, Column]:
@@ -115,38 +47,56 @@ class Places:
         nodes: The table of nodes.
     """
 
-    def __init__(self, ids: Column | None, nodes: Path | None) -> None:
+    def __init__(self, ids: Column | None, nodes: Path) -> None:
         _check_whole(ids, nodes)
-        self._ids, self._nodes = ids, nodes
+        self._nodes = nodes
+        self._ids = ids
         self._in_order: tuple[Column, Column] | None = None
 
     def __call__(self, ends: Column, edges: Path) -> Column:
         """The node of each end of an edge of the table ``edges``."""
         _check_whole(ends, edges)
         if self._ids is None:
-            if ends.dtype != np.int64 or ends.min(initial=0) < 0:
-                what = "words" if ends.dtype.kind == "U" else "other things than 0, 1, 2, ..."
-                raise ValueError(f"{edges} names nodes by {what}: give the table of nodes that lists them (--nodes).")
-            return ends
+            return self._numbered(ends, edges)
         if self._ids.dtype.kind != ends.dtype.kind:
-            ends, self._ids = ends.astype(np.str_), self._as_words(self._ids)
-        order, in_order = self._sorted()
+            if self._ids.dtype.kind != "U":
+                self._ids, self._in_order = self._ids.astype(np.str_), None
+            ends = ends.astype(np.str_)
+        order, in_order = self._sorted(self._ids)
         at = np.searchsorted(in_order, ends).clip(max=len(in_order) - 1)
         if (unknown := ends[in_order[at] != ends]).size:
             raise ValueError(f"{edges} names node {unknown[0]}, which {self._nodes} does not list: add a row for it.")
         places: Column = order[at]
         return places
 
-    def _as_words(self, ids: Column) -> Column:
-        self._in_order = self._in_order if ids.dtype.kind == "U" else None
-        return ids.astype(np.str_)
+    def check_heading(self, names: Sequence[str], edges: Path) -> None:
+        """Refuse two columns that are called as nodes are: their names are an edge."""
+        ids = self._ids
+        if ids is None or ids.dtype.kind != "U" or tuple(name.lower() for name in names) in ENDS:
+            return
+        if all((ids == name).any() for name in names):
+            raise ValueError(
+                f"{edges}: the first line names the nodes {names[0]!r} and {names[1]!r}, and would be taken as "
+                "heading: write a heading above it, such as source,target."
+            )
 
-    def _sorted(self) -> tuple[Column, Column]:
+    def _numbered(self, ends: Column, edges: Path) -> Column:
+        if ends.dtype.kind == "U":
+            raise ValueError(
+                f"{edges} names nodes by words, such as {str(ends[0])!r}, and numbers 0, 1, 2, ... are needed: give "
+                "these, or a table of nodes with their ids (--nodes)."
+            )
+        if ends.dtype != np.int64 or ends.min(initial=0) < 0:
+            raise ValueError(
+                f"{edges} names nodes by other things than 0, 1, 2, ...: give the table of nodes (--nodes)."
+            )
+        return ends
+
+    def _sorted(self, ids: Column) -> tuple[Column, Column]:
         """The order of the ids, and the ids in it."""
         if self._in_order is None:
-            assert self._ids is not None
-            order = np.argsort(self._ids, kind="stable")
-            in_order = self._ids[order]
+            order = np.argsort(ids, kind="stable")
+            in_order = ids[order]
             if (twice := in_order[1:][in_order[1:] == in_order[:-1]]).size:
                 raise ValueError(f"{self._nodes} lists node {twice[0]} twice: every node has one row.")
             self._in_order = order, in_order

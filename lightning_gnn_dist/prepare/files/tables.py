@@ -1,22 +1,57 @@
-"""Tables, text or Parquet, read in pieces of rows, and arrays that grow by such pieces."""
+"""Tables in text (CSV, TSV) or Parquet, by the same functions, read in pieces of rows."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from lightning_gnn_dist.graph.storage.npy import Column, append, write_header
+from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.prepare.files import parquet, text_tables
-from lightning_gnn_dist.prepare.files.from_arrays import ALIASES
-from lightning_gnn_dist.prepare.files.from_tables import check_labels
-from lightning_gnn_dist.prepare.files.parquet import is_parquet
-from lightning_gnn_dist.prepare.files.table_files import columns_of, count_columns
-from lightning_gnn_dist.prepare.files.text_tables import Progress
+from lightning_gnn_dist.prepare.files.columns import check_labels
+from lightning_gnn_dist.prepare.files.names import ALIASES
+from lightning_gnn_dist.prepare.files.text_tables import Progress, places_of_ends
 
 BYTES_PER_CELL = 160  # of text, while it is parsed as words
+
+
+def is_table(path: Path) -> bool:
+    """Whether ``path`` is named like a table, or is a folder of Parquet files."""
+    return parquet.is_parquet(path) or is_text(path)
+
+
+def is_text(path: Path) -> bool:
+    """Whether ``path`` is named like a table in text."""
+    return not path.is_dir() and text_tables.is_table(path)
+
+
+def columns_of(path: Path) -> list[str]:
+    """The names of the columns."""
+    return parquet.columns_of(path) if parquet.is_parquet(path) else text_tables.columns_of(path)
+
+
+def count_columns(path: Path) -> int:
+    """How many columns of numbers there are."""
+    return parquet.count_columns(path) if parquet.is_parquet(path) else len(text_tables.columns_of(path))
+
+
+def count_rows(path: Path) -> int:
+    """How many rows there are; an estimate for text."""
+    return parquet.count_rows(path) if parquet.is_parquet(path) else text_tables.count_rows(path)
+
+
+def about_headings(paths: Collection[Path]) -> tuple[str, ...]:
+    """What is taken for the headings of texts, in words."""
+    return tuple(text_tables.about_heading(path) for path in paths if is_text(path))
+
+
+def ends_first(path: Path) -> list[str]:
+    """The columns of a table of edges: sender, receiver, then what edges carry."""
+    names = columns_of(path)
+    ends = [names[place] for place in places_of_ends(names, path)]
+    return [*ends, *(name for name in names if name not in ends)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +79,7 @@ class TablePieces:
         """Read a text once, to learn what its columns hold; of Parquet the headers, and labels that are words."""
         at_once = max(1, memory_bytes // (BYTES_PER_CELL * max(1, count_columns(path))))
         kinds: list[int] = []
-        if is_parquet(path):
+        if parquet.is_parquet(path):
             num_rows = parquet.count_rows(path)
         else:
             kinds, num_rows = text_tables.scan(path, at_once, on_progress)
@@ -52,8 +87,7 @@ class TablePieces:
             raise ValueError(f"{path} has no rows.")
         found = cls(path, tuple(names), tuple(kinds), num_rows, at_once, {})
         classes = {name: found._classes(name) for name in names if ALIASES.get(name, name) == "y"}
-        words = {name: words for name, words in classes.items() if words is not None}
-        return cls(path, found.names, found.kinds, num_rows, at_once, words)
+        return replace(found, classes={name: words for name, words in classes.items() if words is not None})
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Column]]]:
         """Yield the number of the first row of each piece, and its columns by name."""
@@ -67,7 +101,7 @@ class TablePieces:
             first += length
 
     def _pieces(self, names: Collection[str]) -> Iterator[dict[str, Column]]:
-        if is_parquet(self.path):
+        if parquet.is_parquet(self.path):
             yield from parquet.read_pieces(self.path, names, min(self.rows_at_once, parquet.ROWS_AT_ONCE))
             return
         for piece in text_tables.read_pieces(self.path, self.kinds, self.rows_at_once):
@@ -84,40 +118,3 @@ class TablePieces:
             check_labels(name, piece[name], self.path, first)
             found, first = np.union1d(found, piece[name]), first + len(piece[name])
         return found
-
-
-class GrowingArrays:
-    """Arrays in a folder that get rows piece by piece.
-
-    Args:
-        folder: The folder, which is made.
-        source: Where the rows come from, for errors.
-    """
-
-    def __init__(self, folder: Path, source: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._source = folder, source
-        self._shapes: dict[str, tuple[np.dtype[np.generic], tuple[int, ...]]] = {}
-        self._counts: dict[str, int] = {}
-
-    def add(self, arrays: Mapping[str, Column]) -> None:
-        """Add rows to arrays by name."""
-        for name, array in arrays.items():
-            shape = array.dtype, array.shape[1:]
-            if (known := self._shapes.setdefault(name, shape)) != shape:
-                kinds = " and ".join(f"{dtype}{list(more) or ''}" for dtype, more in (known, shape))
-                raise ValueError(f"{self._source}: {name} holds {kinds}: files of one table must be alike.")
-            if name not in self._counts:
-                self._path(name).unlink(missing_ok=True)
-                write_header(self._path(name), array.dtype, (0, *array.shape[1:]))
-            append(self._path(name), array)
-            self._counts[name] = self._counts.get(name, 0) + len(array)
-
-    def finish(self) -> list[Path]:
-        """Write the numbers of rows into the headers, and return the files."""
-        for name, (dtype, shape) in self._shapes.items():
-            write_header(self._path(name), dtype, (self._counts[name], *shape))
-        return [self._path(name) for name in self._shapes]
-
-    def _path(self, name: str) -> Path:
-        return self._folder / f"{name}.npy"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightning_gnn_dist.prepare.external_kernels import count, deal, unpack
+from lightning_gnn_dist.prepare.steps.external_kernels import deal, unpack
 
 BOUNDS = np.array([0, 30, 31, 100])
 BUCKET_OF = np.repeat(np.arange(3, dtype=np.uint16), np.diff(BOUNDS))
@@ -39,9 +39,3 @@ def test_both_ways_and_each_once() -> None:
     assert unpack(keys[order], 3, 1, True, senders, degrees, places) == 3
     assert senders[:3].tolist() == [1, 0, 2] and degrees.tolist() == [1, 1, 1]
     assert edges[order[places[:3]]].tolist() == [0, 1, 3]  # the first of each, and its own way before the reverse
-
-
-def test_nodes_are_counted() -> None:
-    degrees = np.array([5, 0, 0], np.int64)
-    count(np.array([0, 2, 2], np.int32), degrees)
-    assert degrees.tolist() == [6, 0, 2]

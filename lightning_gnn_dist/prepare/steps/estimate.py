@@ -1,0 +1,85 @@
+"""How much disk and time preparing a graph, or a shard of it, takes, from the headers of its files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from lightning_gnn_dist.graph import convert
+from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
+from lightning_gnn_dist.prepare.files.inputs import Inputs, NodeFiles
+from lightning_gnn_dist.prepare.files.tables import count_columns, count_rows
+
+SECONDS_PER_KEY = 150e-9  # an edge has one key per direction; measured on one core: benchmarks/scale.md
+SECONDS_PER_LINE = 600e-9  # in addition, for a table of text
+SECONDS_PER_EDGE = 60e-9  # to read an edge of another shard
+KEY_BYTES = 8  # of an edge in a bucket
+TYPE_BYTES = 1  # of an edge in a graph with types, beside its sender
+ENDS_BYTES = 16  # of an edge that is taken out of its files, at most
+CELL_BYTES = 4  # of a table
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What preparing will take, about.
+
+    Args:
+        num_edges: Number of edges in the files.
+        disk_bytes: Bytes of disk that the work takes.
+        stored_bytes: Bytes of what is written, at most.
+        seconds: Time in all, if the disk keeps up.
+    """
+
+    num_edges: int
+    disk_bytes: int
+    stored_bytes: int
+    seconds: float
+
+
+def estimate_of(inputs: Inputs, ways: int, num_shards: int | None) -> Estimate:
+    """The estimate for the whole graph, or for one of so many shards, as if all were of one size.
+
+    Args:
+        inputs: The files.
+        ways: 2 if each edge is added the other way round, otherwise 1.
+        num_shards: The number of shards, or None for the whole graph.
+    """
+    counts = [_nodes_of(files) for files in inputs.nodes.values()]
+    num_nodes, of_tables, arrays = (sum(counted) for counted in zip(*counts, strict=True))
+    keys = [(files.num_edges * ways, _carried(files), files) for files in inputs.edges.values()]
+    per_edge = (4 if convert.index_dtype(num_nodes) == torch.int32 else 8) + TYPE_BYTES * inputs.have_names
+    again = 2 * inputs.have_names  # sorted by type, and then all types together
+    nodes, num_edges = arrays + of_tables + 8 * num_nodes, sum(files.num_edges for files in inputs.edges.values())
+    disk = [  # tables, and all edges of a shard, are written into arrays before they are sorted
+        n
+        * (
+            KEY_BYTES
+            + carried
+            + (ENDS_BYTES + carried) * bool(num_shards or files.tables)
+            + again * (per_edge + carried)
+        )
+        for n, carried, files in keys
+    ]
+    seconds = [n * (SECONDS_PER_KEY + SECONDS_PER_LINE * files.has_text) for n, _, files in keys]
+    share = num_shards or 1
+    return Estimate(
+        num_edges=num_edges,
+        disk_bytes=(nodes + 8 * num_nodes + sum(disk)) // share + of_tables,
+        stored_bytes=(nodes + sum(n * (per_edge + carried) for n, carried, _ in keys)) // share,
+        seconds=sum(seconds) / share + SECONDS_PER_EDGE * num_edges * (num_shards is not None),
+    )
+
+
+def _nodes_of(files: NodeFiles) -> tuple[int, int, int]:
+    """How many nodes a type has, if that is known, the bytes of its table as arrays, and those of other arrays."""
+    others = sum(rows.num_bytes for rows in files.arrays.values())
+    if files.table is None:
+        return files.num_nodes or 0, 0, others
+    num_rows = count_rows(files.table)
+    return num_rows, CELL_BYTES * num_rows * count_columns(files.table), others
+
+
+def _carried(files: EdgeFiles) -> int:
+    """The bytes that an edge carries."""
+    return files.carried.bytes_per_edge + CELL_BYTES * len(files.columns)
