@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import LinkRanking, LinkSplit
+from lightning_gnn_dist.data.typed.links import edges_of
 
 Targets = list[tuple[int, int, float]]
 
@@ -64,3 +65,14 @@ def held(split: LinkSplit, name: str) -> Counter[tuple[int, int, float]]:
     true = [(sender, receiver, 1.0) for sender, receiver in edges.T.tolist()]
     rows = zip(edges[0].tolist(), negatives.tolist(), strict=True)
     return Counter(true + [(sender, receiver, 0.0) for sender, receivers in rows for receiver in receivers])
+
+
+def ranks_by_hand(module: LinkSAGE, split: LinkSplit, name: str) -> Tensor:
+    """The rank of each held edge among its negatives, from one forward over the whole graph."""
+    edges, x = split.edges[name], split.graph.node_arrays["x"]
+    edge_index = torch.stack(edges_of(split.graph))
+    receivers = torch.cat([edges[1][:, None], split.negatives[name]], 1)
+    with torch.no_grad():
+        hidden = module.convs[1](module.convs[0](x, edge_index).relu(), edge_index)
+        scores = module.decoder(hidden[edges[0]][:, None] * hidden[receivers]).squeeze(2)
+    return 1 + (scores[:, 1:] > scores[:, :1]).sum(1) + (scores[:, 1:] == scores[:, :1]).sum(1) / 2

@@ -35,6 +35,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from importlib.metadata import entry_points
 from multiprocessing.connection import Connection, wait
@@ -82,6 +83,11 @@ def run_ranks(
     """
     with start_ranks(function, world_size, *args, timeout=timeout, grace=grace) as ranks:
         return ranks.results()
+
+
+def join(rank: int, world_size: int) -> None:
+    """Make the group of all ranks, where no Trainer does."""
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
 
 
 @contextmanager

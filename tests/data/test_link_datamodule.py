@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
 
 from lightning_gnn_dist import (
     Boundary,
@@ -39,7 +38,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.data.typed.links import edges_of
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
-from tests.link_model import LinkSAGE, Targets, held
+from tests.link_model import LinkSAGE, Targets, held, ranks_by_hand
 from tests.placing import batches_of, most_seeds, placing
 from tests.ranks import run_ranks
 from tests.strategies.fitting import State, differs, state_of
@@ -115,21 +114,10 @@ def test_held_edges_are_shared_without_overlap_and_ranked_as_by_one_process() ->
     assert judged == held(split, "val") + held(split, "val") + held(split, "test")  # two epochs, then the test
     alone = model()
     alone.load_state_dict(results[0].state)
-    scores = whole_graph_scores(alone, split, "test")
-    ranks = 1 + (scores[:, 1:] > scores[:, :1]).sum(1) + (scores[:, 1:] == scores[:, :1]).sum(1) / 2
+    ranks = ranks_by_hand(alone, split, "test")
     for result in results:
         assert result.metrics["mrr"] == pytest.approx(float((1 / ranks).mean()), rel=1e-5)
         assert result.metrics["hits@5"] == pytest.approx(float((ranks <= 5).float().mean()), rel=1e-5)
-
-
-def whole_graph_scores(module: LinkSAGE, split: LinkSplit, name: str) -> Tensor:
-    """Scores of each held edge and its negatives, from one forward over the whole graph."""
-    edge_index, x = torch.stack(edges_of(split.graph)), split.graph.node_arrays["x"]
-    edges, negatives = split.edges[name], split.negatives[name]
-    receivers = torch.cat([edges[1][:, None], negatives], 1)
-    with torch.no_grad():
-        hidden = module.convs[1](module.convs[0](x, edge_index).relu(), edge_index)
-        return module.decoder(hidden[edges[0]][:, None] * hidden[receivers]).squeeze(2)
 
 
 @pytest.mark.parametrize("boundary", [Isolated(), Halo(), Fetch()], ids=repr)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import ShardedSampler, begin, finish
 from lightning_gnn_dist.wire.channel import Channel, open_channel
+from tests.ranks import join
 
 
 def small_graph(num_nodes: int = 300, num_edges: int = 3000, *, edge_arrays: bool = False) -> Graph:
@@ -68,7 +68,7 @@ class CountingGraph(ShardedGraph):
 @contextmanager
 def joined(rank: int, world_size: int, num_shards: int = 0) -> Iterator[Channel]:
     """The channel to the ranks that hold other shards of as many as there are ranks, or fewer."""
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    join(rank, world_size)
     yield open_channel(num_shards or world_size)
     dist.destroy_process_group()
 

@@ -6,14 +6,12 @@ import os
 import signal
 import threading
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
-import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
@@ -39,7 +37,7 @@ from lightning_gnn_dist.wire.channel import open_channel
 from tests.batch_contents import check_same, contents
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
-from tests.ranks import run_ranks, start_ranks
+from tests.ranks import join, run_ranks, start_ranks
 from tests.sage import SAGE
 from tests.sharded.graphs import in_order_of_parts, small_graph, some_partition
 from tests.wire.test_asking import open_ends
@@ -71,7 +69,7 @@ def passes(source: BatchSource, rank: int) -> list[dict[str, Any]]:
 
 
 def made(rank: int, world_size: int, folder: str, depth: int) -> tuple[list[Any], int, int, int]:
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    join(rank, world_size)
     channel = open_channel(world_size)
     before = threading.active_count(), open_ends()
     graph = ShardedGraph(Shard.open(folder, rank), channel, cache_bytes=CACHES[depth])

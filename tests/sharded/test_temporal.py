@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gnn_dist import BatchKey, Graph, PartitionedDataModule, TemporalSampler, save_shards
 from lightning_gnn_dist.batches.assembling import assemble
 from tests.batch_contents import check_same
 from tests.placing import placed
-from tests.ranks import RankError, run_ranks
+from tests.ranks import RankError, join, run_ranks
 from tests.sampling.temporal_graphs import plain
 from tests.sharded.graphs import in_order_of_parts, made_of, opened, some_partition
 from tests.sharded.links.splits import content
@@ -63,7 +61,7 @@ def test_batches_are_those_of_the_whole_graph(
 
 
 def begun(rank: int, world_size: int, folder: str) -> None:
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    join(rank, world_size)
     data = placed(PartitionedDataModule(folder, **DATA), rank, world_size)
     data.setup("fit")
 

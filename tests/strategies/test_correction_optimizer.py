@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import io
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer
 from lightning_gnn_dist.wire import collectives
-from tests.ranks import run_ranks
+from tests.ranks import join, run_ranks
 from tests.strategies.by_hand import ADAM, KINDS, Make, correct, equal, gradient, step_by_hand, weights
 
 kinds = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
@@ -73,7 +71,7 @@ def test_a_function_makes_an_optimizer_that_persists() -> None:
 
 
 def averaged(rank: int, world_size: int) -> tuple[list[Tensor], Any, Any]:
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    join(rank, world_size)
     ours = weights()
     local = torch.optim.Adam(ours, lr=0.01)
     for step in range(rank + 1):
@@ -122,7 +120,7 @@ def test_states_that_are_averaged_already_are_not_sent_again(monkeypatch: pytest
 
 
 def only_rank_0_steps(rank: int, world_size: int) -> list[bool]:
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    join(rank, world_size)
     found, modes = [], ("persistent", "reset", "averaged", "sgd")
     for mode in modes:
         ours = weights()

@@ -19,7 +19,7 @@ from lightning_gnn_dist.wire import asking
 from lightning_gnn_dist.wire.asking import Asking, Message
 from lightning_gnn_dist.wire.channel import open_channel
 from lightning_gnn_dist.wire.collectives import traffic
-from tests.ranks import run_ranks, start_ranks
+from tests.ranks import join, run_ranks, start_ranks
 
 DOUBLE, MAYBE, SLEEP = range(3)
 
@@ -48,7 +48,7 @@ def connect(rank: int, world_size: int, size: int = 0, seconds: float = 30) -> A
 
 def asked_unequally(rank: int, world_size: int) -> tuple[list[list[float]], float, int, int]:
     """Rank ``r`` asks ``r`` times, in two threads at once, and then closes."""
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    join(rank, world_size)
     channel = open_channel(world_size)
     before = threading.active_count(), open_ends()
     ends, found = Asking(channel, answer), []

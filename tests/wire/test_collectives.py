@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.vectors import flatten, write_back
-from tests.ranks import RankError, run_ranks
+from tests.ranks import RankError, join, run_ranks
 
 
 def grouped(rank: int, world_size: int, function: Callable[[int], Any]) -> Any:
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    join(rank, world_size)
     return function(rank)
 
 

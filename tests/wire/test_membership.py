@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from lightning_gnn_dist.wire.elastic import LIGHTHOUSE, RANK, RANKS, check_avail
 from lightning_gnn_dist.wire.launching.sign import Sign
 from lightning_gnn_dist.wire.membership import Membership
 from lightning_gnn_dist.wire.torchft_manager import name_of_rank
-from tests.ranks import run_ranks
+from tests.ranks import join, run_ranks
 
 HAS_TORCHFT = importlib.util.find_spec("torchft") is not None
 
@@ -55,7 +54,7 @@ class Group:
 
 def meet(rank: int, world_size: int, weights: list[float]) -> tuple[list[Tensor], list[Tensor]]:
     """What a plain meeting makes of the tensors, and what one of members does, in the old storage."""
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    join(rank, world_size)
     plain, elastic = some_tensors([9.0, 1.0][rank]), some_tensors([9.0, 1.0][rank])
     member = Membership.__new__(Membership)
     member.elastic, member._manager, member._sign = Elastic(), Group(), Sign()

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.pieces import all_gather_pieces, exchange_pieces
-from tests.ranks import run_ranks
+from tests.ranks import join, run_ranks
 
 
 def pieces_of(rank: int) -> list[Tensor]:
@@ -21,7 +18,7 @@ def pieces_of(rank: int) -> list[Tensor]:
 
 
 def gather(rank: int, world_size: int) -> tuple[list[list[Tensor]], float]:
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    join(rank, world_size)
     before = collectives.traffic.bytes_sent
     return all_gather_pieces(pieces_of(rank)), collectives.traffic.bytes_sent - before
 
@@ -43,7 +40,7 @@ def for_rank(source: int, to: int) -> list[Tensor]:
 
 
 def exchange(rank: int, world_size: int, counts: list[list[int]]) -> tuple[list[list[Tensor]], float]:
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    join(rank, world_size)
     before = collectives.traffic.bytes_sent
     lengths = [[[count] * 3 for count in of_source] for of_source in counts]
     sent = [[piece[: counts[rank][to]] for piece in for_rank(rank, to)] for to in range(world_size)]

@@ -25,7 +25,6 @@ from lightning_gnn_dist import (
     Isolated,
     LadiesSampler,
     LinkDataModule,
-    LinkSplit,
     LLCGStrategy,
     Loading,
     NeighborSampler,
@@ -40,7 +39,7 @@ from lightning_gnn_dist import (
 )
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, every_strategy
-from tests.link_model import LinkSAGE, Targets, held
+from tests.link_model import LinkSAGE, Targets, held, ranks_by_hand
 from tests.ranks import RankError, run_ranks
 from tests.sharded.graphs import joined, small_graph
 from tests.sharded.links.splits import (
@@ -143,20 +142,8 @@ def test_copies_of_shards_divide_their_edges_and_all_ranks_the_held_ones(saved: 
     assert max(counts) - min(counts) <= 3
     alone = model()
     alone.load_state_dict(results[0].state)
-    ranks = ranks_on_one_host(alone, split)
+    ranks = ranks_by_hand(alone, split, "test")
     assert results[0].metrics["mrr"] == pytest.approx(float((1 / ranks).mean()), rel=1e-5)
-
-
-def ranks_on_one_host(module: LinkSAGE, split: LinkSplit) -> Tensor:
-    """The rank of each edge to test, from one forward over the whole graph."""
-    graph, edges = split.graph, split.edges["test"]
-    to = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
-    edge_index, x = torch.stack([graph.indices.long(), to]), graph.node_arrays["x"]
-    receivers = torch.cat([edges[1][:, None], split.negatives["test"]], 1)
-    with torch.no_grad():
-        hidden = module.convs[1](module.convs[0](x, edge_index).relu(), edge_index)
-        scores = module.decoder(hidden[edges[0]][:, None] * hidden[receivers]).squeeze(2)
-    return 1 + (scores[:, 1:] > scores[:, :1]).sum(1) + (scores[:, 1:] == scores[:, :1]).sum(1) / 2
 
 
 def corrected(rank: int, world_size: int, folder: str) -> list[Targets]:
