@@ -144,7 +144,8 @@ class TrainCLI(LightningCLI):
         """Called in place of ``trainer.predict``."""
         options = self.config_init.predict
         graph = _graph_of(self.datamodule)
-        if options.output is not None and has_layers(self.model) and graph is not None:
+        leaves_out = getattr(getattr(self.datamodule, "sampler", None), "leaves_types_out", False)
+        if options.output is not None and has_layers(self.model) and graph is not None and not leaves_out:
             self._predict_by_layer(graph, **kwargs)
             return
         callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]

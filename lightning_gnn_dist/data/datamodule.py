@@ -126,7 +126,7 @@ class PartitionedDataModule(GraphDataModule):
             super().__init__(NodeTask(ShardHome(shards, bounds, running, asked, coverage), values))
             return
         whole = with_seed_type(graph_of(graph), seed_type)
-        check_typed(whole.types, settings)
+        check_typed(whole.types, settings, asked)
         check_samplers(whole, settings)
         plan = PartPlan(whole, partitioner, holding, asked, coverage, settings.seed_of_parts)
         task = NodeTask(WholeHome(plan, running), values)

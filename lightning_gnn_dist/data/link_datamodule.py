@@ -153,7 +153,7 @@ def _check_split(graph: Graph, settings: BatchSettings, boundary: Boundary) -> N
         raise ValueError(
             'GlobalBatching(deal="own") deals nodes to their owners, and links have two ends: leave deal out.'
         )
-    check_typed(graph.types, settings)
+    check_typed(graph.types, settings, boundary)
     check_samplers(graph, settings)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch_geometric.data import Data, HeteroData
 
+from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.checks import check_instance, check_path, shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
@@ -69,13 +70,18 @@ def _refuse(seed_type: str | None, graph: str) -> None:
         raise ValueError(f"seed_type ({shown(seed_type)}) is for a graph with types, and {graph} has none.")
 
 
-def check_typed(types: GraphTypes | TypedBounds, settings: BatchSettings) -> None:
-    """Refuse numbers of other types, and places that do not take a typed graph, if this is one."""
+def check_typed(types: GraphTypes | TypedBounds, settings: BatchSettings, boundary: Boundary) -> None:
+    """Refuse numbers of other types, and what does not take a typed graph, if this is one."""
     if not have_names(types):
         return
     for sampler in settings.samplers:
         if isinstance(sampler, NeighborSampler):
             sampler.of_types(types)
+    if boundary.keeps_rows and settings.leaves_types_out:
+        raise ValueError(
+            f"boundary=History() computes rows by edges of all types, and {settings.of_parts()} leaves some out: give "
+            "each edge type a number above 0, or take boundary=Halo()."
+        )
     if settings.loading.sample_on == "device":
         raise ValueError('sample_on="device" is for graphs without types: leave it out, and batches are drawn in RAM.')
 

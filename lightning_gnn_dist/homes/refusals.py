@@ -29,7 +29,7 @@ def check_shards(bounds: Bounds, settings: BatchSettings, boundary: Boundary) ->
         raise ValueError(f"boundary must be Isolated(), Halo(), Exchange() or Fetch() for shards, got {boundary}.")
     if settings.loading.sample_on != "cpu":
         raise ValueError(f'sample_on must be "cpu" for shards, whose batches are made in RAM, got {settings.loading}.')
-    check_typed(bounds.types, settings)
+    check_typed(bounds.types, settings, boundary)
     check_seed_hops(boundary, is_typed=have_names(bounds.types))
     across = [settings.of_corrections()]  # these are asked of the ranks that own what they draw
     across += [settings.of_evaluation()] if have_names(bounds.types) else []

@@ -137,7 +137,8 @@ class Running(ForgetsRun):
 
     def layers_of_model(self, *, is_typed: bool) -> ModelLayers | None:
         """Return the layers of the model, if it has as many as the batches have hops, and these take whole rows."""
-        if self.module is None or not self.settings.evaluates_whole_rows:
+        settings = self.settings
+        if self.module is None or not settings.evaluates_whole_rows or settings.leaves_types_out:
             return None
         num_hops = self.settings.of_parts().num_hops
         return layers_as_they_are(self.module, self._data, num_hops, is_typed=is_typed)

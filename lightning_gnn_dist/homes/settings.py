@@ -121,6 +121,12 @@ class BatchSettings:
         return self.evaluation.sampler is None and not isinstance(self.of_parts(), TemporalSampler)
 
     @property
+    def leaves_types_out(self) -> bool:
+        """Whether some hop draws no edge of some type. An evaluation then does so, too."""
+        ours = self.of_parts()
+        return isinstance(ours, NeighborSampler) and ours.leaves_types_out
+
+    @property
     def seed_of_parts(self) -> int:
         """What decides how a graph is cut and dealt: 0 unless a seed was given, so that no cut is made anew."""
         return 0 if self.seed is None else int(self.seed)

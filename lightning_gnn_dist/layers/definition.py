@@ -74,6 +74,8 @@ def rows_of_types(outputs: object, view: Any, says: str = "A layer") -> RowsOfTy
     if not isinstance(outputs, Mapping) or (unknown := [kind for kind in outputs if kind not in kinds]):
         got = type(outputs).__name__ if not isinstance(outputs, Mapping) else f"one with {shown(unknown)}"
         raise TypeError(f"{says} must return a dict from node types, {shown(kinds)}, to rows, and returned {got}.")
+    if not outputs:
+        raise TypeError(f"{says} returned no rows of any type: it must return a dict from node types to rows.")
     return [
         _first_rows(outputs[kind], store["batch_size"], says, f" of type {kind!r}") if kind in outputs else None
         for kind, store in zip(kinds, stores, strict=True)

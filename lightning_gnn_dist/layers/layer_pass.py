@@ -116,6 +116,7 @@ class LayerPass:
     folder: Path | None = None
     whole: str | None = None
     dtype: torch.dtype | None = None
+    _says: str = "Layer 0 of layers()"
 
     def plan(self, seeds: Tensor, num_layers: int) -> list[Step]:
         """Return the steps that lead to the last layer's rows of this rank's seeds, in increasing order. Collective."""
@@ -180,7 +181,8 @@ class LayerPass:
         """
         table = None
         self._forecast = Forecast(_FOR_A_BATCH * self.budget_bytes)
-        for layer, step in zip(layers, steps, strict=True):
+        for number, (layer, step) in enumerate(zip(layers, steps, strict=True)):
+            self._says = f"Layer {number} of layers()"
             table = self._computed(layer, step, table, progress)
             yield table
 
@@ -199,10 +201,13 @@ class LayerPass:
         for found in self.tables(layers[:-1], steps[:-1]):
             table = found
 
+        self._says = f"Layer {len(layers) - 1} of layers()"
+
         def told(batch: Any, rows: RowsOfTypes) -> None:
             of_kind = rows[kind]
             if of_kind is None:
-                raise TypeError(f"The last layer returned no rows of type {batch.node_types[kind]!r}.")
+                kind_of_seeds = batch.node_types[kind]
+                raise TypeError(f"The last layer of layers() returned no rows of the seeds' type, {kind_of_seeds!r}.")
             if on_rows is not None:
                 on_rows(batch, of_kind)
 
@@ -218,23 +223,16 @@ class LayerPass:
 
     def _computed(self, layer: Layer, step: Step, before: RowTables | None, progress: Progress) -> RowTables:
         """Compute a layer for the own nodes of a step, and fetch the rows of the others. Collective."""
-        tables = None
+        held = by_type(step.held, self.nodes.offsets)
+        tables = RowTables(held, int(_FOR_A_TABLE * self.budget_bytes), self.folder, self._says)
         for nodes, rows in self._batches(layer, step.nodes, before):
-            tables = self._tables(step, rows) if tables is None else tables
             tables.write([ids_of(ids) for ids in by_type(nodes, self.nodes.offsets)], rows)
             self._held += _bytes_of(rows) if tables.bytes_in_ram else 0
             progress(len(nodes))
         if self.channel.size > 1:
-            none = RowsOfTypes([None] * (len(self.nodes.offsets) - 1))
-            likes = self.agreed_forms(none if tables is None else tables.likes)
-            tables = self._tables(step, likes) if tables is None else tables
+            tables.make(self.agreed_forms(tables.likes))
             self._exchange(step, tables)
-        assert tables is not None
         return tables
-
-    def _tables(self, step: Step, likes: RowsOfTypes) -> RowTables:
-        held = by_type(step.held, self.nodes.offsets)
-        return RowTables(held, likes, int(_FOR_A_TABLE * self.budget_bytes), self.folder)
 
     def _batches(
         self, layer: Layer, nodes: Ids, before: RowTables | None, told: Told = lambda *_: None
@@ -286,11 +284,11 @@ class LayerPass:
         """A batch of a layer, and the rows of its seeds."""
         batch = self.nodes.one_hop(nodes, before, self._brought)
         batch = in_type(batch, self.dtype).to(self.device)
-        outputs = rows_of_types(layer(batch), batch)
+        outputs = rows_of_types(layer(batch), batch, self._says)
         for rows in outputs:
             if rows is not None and rows.dtype not in _DTYPES:
                 known = ", ".join(map(str, _DTYPES))
-                raise TypeError(f"A layer returned rows of {rows.dtype}, and may return {known}.")
+                raise TypeError(f"{self._says} returned rows of {rows.dtype}, and may return {known}.")
         return batch, [None if rows is None else rows.detach() for rows in outputs]
 
     def _brought(self, rows: Tensor) -> Tensor:

@@ -113,20 +113,32 @@ class RowTable:
 
 
 class RowTables:
-    """Rows of nodes of all types: a table for each type that has some.
+    """Rows of nodes of all types: a table for each type that has some, made when the first of them come.
 
     Args:
         ids: The nodes of each type, in increasing order.
-        likes: For each type, rows of the type and shape that its table has, or None where it has none.
         most_bytes: Bytes that the tables may take in RAM.
         folder: Where files are made.
+        says: What makes the rows, for error messages.
     """
 
-    def __init__(self, ids: Sequence[Ids], likes: RowsOfTypes, most_bytes: int, folder: Path | None) -> None:
-        self.of_types = list[RowTable | None]()
-        for of_type, like in zip(ids, likes, strict=True):
-            table = None if like is None else RowTable(of_type, like, most_bytes - self.bytes_in_ram, folder)
-            self.of_types.append(table)
+    def __init__(self, ids: Sequence[Ids], most_bytes: int, folder: Path | None, says: str = "A layer") -> None:
+        self._ids, self._most_bytes, self._folder, self._says = ids, most_bytes, folder, says
+        self.of_types: list[RowTable | None] = [None] * len(ids)
+        self._without = [0] * len(ids)  # nodes of each type that were written without rows
+
+    def make(self, likes: RowsOfTypes) -> None:
+        """Make the tables of those types that have rows of some type and shape, and no table yet."""
+        for number, (table, like) in enumerate(zip(self.of_types, likes, strict=True)):
+            if table is None and like is not None:
+                if self._without[number]:
+                    raise TypeError(
+                        f"{self._says} returned rows of a type on some ranks or for some batches, and none for "
+                        f"{self._without[number]} other nodes of it: return a row for each of the first "
+                        "batch[kind].batch_size nodes of a type, or never a row of it."
+                    )
+                room = self._most_bytes - self.bytes_in_ram
+                self.of_types[number] = RowTable(self._ids[number], like, room, self._folder)
 
     @property
     def likes(self) -> RowsOfTypes:
@@ -144,8 +156,13 @@ class RowTables:
         return sum(table.bytes_in_ram for table in self.of_types if table is not None)
 
     def write(self, nodes: Sequence[Tensor], rows: RowsOfTypes) -> None:
-        """Set the rows of some nodes of each type."""
-        for table, ids, some in zip(self.of_types, nodes, rows, strict=True):
+        """Set the rows of some nodes of each type; rows of a type are there for all of its nodes or for none."""
+        missing = [len(ids) if some is None else 0 for ids, some in zip(nodes, rows, strict=True)]
+        self._without = [known + new for known, new in zip(self._without, missing, strict=True)]
+        self.make([table.like if table is not None else some for table, some in zip(self.of_types, rows, strict=True)])
+        for table, ids, some, count in zip(self.of_types, nodes, rows, missing, strict=True):
+            if table is not None and count:
+                raise TypeError(f"{self._says} returned no rows for {count} nodes of a type of which others have some.")
             if table is not None and some is not None:
                 table.write(ids, some)
 

@@ -103,7 +103,7 @@ def of_seeds(batch: Any, rows: RowsOfTypes) -> Any:
     if not isinstance(seed_type, str):
         return found
     if seed_type not in found:
-        raise ValueError(f"The last layer of layers() returned no rows of the seeds' type, {seed_type!r}.")
+        raise TypeError(f"The last layer of layers() returned no rows of the seeds' type, {seed_type!r}.")
     return found[seed_type]
 
 

@@ -87,6 +87,12 @@ class NeighborSampler:
             )
         return self.num_neighbors
 
+    @property
+    def leaves_types_out(self) -> bool:
+        """Whether some hop draws no edge of some type."""
+        given = self.num_neighbors
+        return isinstance(given, Mapping) and any(0 in numbers for numbers in given.values())
+
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         return [self._sample(graph, ids, batch_key) for ids, batch_key in check_bulk(graph, seeds, keys)]
 

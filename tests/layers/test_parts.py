@@ -183,12 +183,14 @@ def test_other_errors_of_a_layer_are_raised_at_once():
     ],
 )
 def test_what_is_no_row_for_each_seed_is_refused(made, got):
-    with pytest.raises(TypeError, match=f"A layer returned {got} for a batch"):
+    with pytest.raises(TypeError, match=f"Layer 0 of layers\\(\\) returned {got} for a batch"):
         rows_of([made], torch.arange(90), 1 << 30)
 
 
 def test_rows_of_a_type_that_ranks_cannot_name_are_refused():
-    with pytest.raises(TypeError, match=r"A layer returned rows of torch\.complex64, and may return torch\.float32, "):
+    with pytest.raises(
+        TypeError, match=r"Layer 0 of layers\(\) returned rows of torch\.complex64, and may return torch\.float32, "
+    ):
         rows_of([lambda batch: batch.x[: batch.batch_size].to(torch.complex64)], torch.arange(90), 1 << 30)
 
 

@@ -226,7 +226,7 @@ def break_on_ranks(rank: int, world_size: int, path: Path) -> None:
 
 
 def test_a_layer_that_says_too_little_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(RankError, match=r"A layer returned a tensor of \(3, 16\) for a batch of"):
+    with pytest.raises(RankError, match=r"Layer \d of layers\(\) returned a tensor of \(3, 16\) for a batch of"):
         run_ranks(break_on_ranks, 2, tmp_path / "rows.npy")
     assert not list(tmp_path.iterdir())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from lightning_gnn_dist import (
     Evaluation,
     Graph,
+    History,
     LinkDataModule,
     NeighborSampler,
     Partition,
@@ -27,7 +30,7 @@ from lightning_gnn_dist import (
 )
 from tests.data_fitting import trainer
 from tests.layers.typed_model import ByLayers, OfLinks, some_data
-from tests.ranks import run_ranks
+from tests.ranks import RankError, run_ranks
 from tests.sharded.typed.graphs import in_order_of_shards
 
 CLOSE: dict[str, Any] = {"rtol": 0, "atol": 1e-12}
@@ -165,6 +168,7 @@ class Wrong(ByLayers):
         (torch.zeros(3, 2), r"Layer 1 of layers\(\) must return a dict from node types, .*'paper'.* returned Tensor"),
         ({"pager": torch.zeros(3)}, "returned one with .*pager"),
         ({"paper": torch.zeros(3, 2)}, r"returned a tensor of \(3, 2\) for a batch of 40 nodes of type 'paper'"),
+        ({}, r"Layer 1 of layers\(\) returned no rows of any type"),
         ({"author": torch.zeros(90, 2)}, r"last layer of layers\(\) returned no rows of the seeds' type, 'paper'"),
     ],
 )
@@ -189,3 +193,52 @@ def test_what_a_layer_says_is_not_taken_for_an_error_of_labels() -> None:
     run = trainer(1, max_epochs=1, limit_val_batches=0, **EXACT)
     with pytest.raises(TypeError, match=r"^Layer 1 of layers\(\) returned a tensor"):
         run.fit(Wrong({"paper": torch.zeros(3, 2)}), data)
+
+
+class Filters(ByLayers):
+    """Returns no rows of a type of which its batch has no node to compute."""
+
+    def layers(self) -> Any:
+        def some(layer: Any, batch: Any) -> dict[str, Tensor]:
+            return {kind: rows for kind, rows in layer(batch).items() if batch[kind].batch_size}
+
+        return [partial(some, layer) for layer in super().layers()]
+
+
+class Forgets(ByLayers):
+    """Returns no rows of words on rank 1."""
+
+    def layers(self) -> Any:
+        first, last = super().layers()
+        kept = [kind for kind in DATA.node_types if kind != "word" or self.trainer.global_rank == 0]
+        return [lambda batch: {kind: rows for kind, rows in first(batch).items() if kind in kept}, last]
+
+
+def filtered(rank: int, world_size: int, kind: type[ByLayers], path: Path) -> None:
+    graph = graph_of()
+    predict_by_layer(trainer(world_size, **EXACT), model(2, kind), graph, path, seed_type="paper")
+
+
+def test_no_rows_and_none_to_return_are_alike(tmp_path: Path) -> None:
+    run_ranks(filtered, 2, Filters, tmp_path / "rows.npy")
+    rows = torch.from_numpy(np.load(tmp_path / "rows.npy"))
+    torch.testing.assert_close(rows, model().whole(DATA)["paper"].detach(), **CLOSE)
+
+
+def test_ranks_that_return_other_types_are_told_of_it(tmp_path: Path) -> None:
+    with pytest.raises(RankError, match=r"Layer 0 of layers\(\) returned rows of a type on some ranks"):
+        run_ranks(filtered, 2, Forgets, tmp_path / "rows.npy")
+
+
+def test_types_that_the_sampler_leaves_out_are_left_out_of_evaluations(tmp_path: Path) -> None:
+    left = {kind: [0, 0] if kind[1] == "cites" else [-1, -1] for kind in DATA.edge_types}
+    data, cut = DATA.clone(), torch.empty((2, 0), dtype=torch.int64)
+    data["paper", "cites", "paper"].edge_index = cut
+    papers, expected = DATA["paper"], model().whole(data)["paper"].detach()
+    loss = F.cross_entropy(expected[papers.test_mask], papers.y[papers.test_mask], reduction="sum")
+    for evaluation in (Evaluation(), Evaluation(batch_size=7)):
+        parts = PartitionedDataModule(graph_of(), sampler=NeighborSampler(left), evaluation=evaluation, seed=0)
+        (metrics,) = trainer(1, **EXACT).test(model(), parts, verbose=False)
+        assert metrics["test_loss"] == pytest.approx(float(loss), rel=1e-6)
+    with pytest.raises(ValueError, match=r"boundary=History\(\) computes rows by edges of all types, and Neighbor"):
+        PartitionedDataModule(graph_of(), sampler=NeighborSampler(left), boundary=History())
