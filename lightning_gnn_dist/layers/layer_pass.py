@@ -304,8 +304,14 @@ class LayerPass:
             if like is not None:
                 described = [1, _DTYPES.index(like.dtype), like.dim() - 1, *like.shape[1:]]
                 form[: len(described)] = torch.tensor(described)
-        told = self.channel.exchange([forms] * self.channel.size)
-        agreed: Tensor = torch.stack(told).amax(0)  # those who say something say the same
+        told = torch.stack(self.channel.exchange([forms] * self.channel.size))
+        agreed: Tensor = told.amax(0)
+        differs = ((told != agreed) & (told[:, :, :1] > 0)).any(2).any(1)
+        if bool(differs.any()):  # all ranks see it alike
+            raise TypeError(
+                f"{self._says} returned rows of another type or shape on rank {int(differs.long().argmax())} than on "
+                "others: every rank must have the same layers."
+            )
         if len(agreed) == 1 and not int(agreed[0, 0]):
             agreed[0, 0] = 1  # nobody wants a row where no part has a boundary
         return [_of_form(form) for form in agreed.tolist()]

@@ -123,15 +123,19 @@ def of_links(rank: int, world_size: int, split: Any) -> tuple[float, int]:
     return metrics["test_loss"], len(module.called)
 
 
-def test_an_evaluation_of_links_asks_for_rows_of_both_types() -> None:
-    split = split_edges(graph_of(), edge_type=OfLinks.asked, seed=0)
+@pytest.mark.parametrize("place", ["RAM", "shards"])
+def test_an_evaluation_of_links_asks_for_rows_of_both_types(place: str, tmp_path: Path) -> None:
+    split: Any = split_edges(graph_of(), edge_type=OfLinks.asked, seed=0)
     rows = model(2, OfLinks).whole(split.graph.to_pyg())
     (sender, receiver), negatives = split.edges["test"], split.negatives["test"]
     ones = (rows["author"][sender] * rows["paper"][receiver]).sum(1)
     zeros = (rows["author"][sender][:, None] * rows["paper"][negatives]).sum(2)
     loss = F.binary_cross_entropy_with_logits(ones, torch.ones_like(ones), reduction="sum")
     loss += F.binary_cross_entropy_with_logits(zeros, torch.zeros_like(zeros), reduction="sum")
-    for found, calls in run_ranks(of_links, 2, split):
+    if place == "shards":
+        save_shards(split, RandomPartitioner()(split.graph, 2, seed=0), tmp_path / "shards")
+    where = split if place == "RAM" else tmp_path / "shards"
+    for found, calls in run_ranks(of_links, 2, where):
         assert found == pytest.approx(float(loss.detach()), rel=1e-6)
         assert calls <= 3
 
@@ -214,6 +218,15 @@ class Forgets(ByLayers):
         return [lambda batch: {kind: rows for kind, rows in first(batch).items() if kind in kept}, last]
 
 
+class Widens(ByLayers):
+    """Returns wider rows on rank 1."""
+
+    def layers(self) -> Any:
+        first, last = super().layers()
+        times = 1 + self.trainer.global_rank
+        return [lambda batch: {kind: rows.repeat(1, times) for kind, rows in first(batch).items()}, last]
+
+
 def filtered(rank: int, world_size: int, kind: type[ByLayers], path: Path) -> None:
     graph = graph_of()
     predict_by_layer(trainer(world_size, **EXACT), model(2, kind), graph, path, seed_type="paper")
@@ -225,9 +238,13 @@ def test_no_rows_and_none_to_return_are_alike(tmp_path: Path) -> None:
     torch.testing.assert_close(rows, model().whole(DATA)["paper"].detach(), **CLOSE)
 
 
-def test_ranks_that_return_other_types_are_told_of_it(tmp_path: Path) -> None:
-    with pytest.raises(RankError, match=r"Layer 0 of layers\(\) returned rows of a type on some ranks"):
-        run_ranks(filtered, 2, Forgets, tmp_path / "rows.npy")
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [(Forgets, "rows of a type on some ranks"), (Widens, "rows of another type or shape on rank 0")],
+)
+def test_ranks_that_return_other_rows_are_told_of_it(kind: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(RankError, match=rf"Layer 0 of layers\(\) returned {message}"):
+        run_ranks(filtered, 2, kind, tmp_path / "rows.npy")
 
 
 def test_types_that_the_sampler_leaves_out_are_left_out_of_evaluations(tmp_path: Path) -> None:
