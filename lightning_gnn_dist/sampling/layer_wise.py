@@ -1,12 +1,16 @@
-"""What layer-wise samplers share: a layer draws nodes for the whole frontier, and corrects their edges' weights.
+"""Layer-wise samplers: a layer draws nodes for the whole frontier, and corrects their edges' weights.
 
     P(v) = min(1, c * importance(v)),   c such that the sum over all v is num_nodes[h]
     edge_weight(u, v) = A(u, v) / P(v)   for the v drawn, each independently of the others
+    importance(v) = sum over u of A(u, v)^2      LADIES: over the frontier; FastGCN: over all nodes, once for a graph
 
 With independent draws, P is exact, so the sum ``sum_v edge_weight(u, v) x(v)`` has the expectation ``(A x)(u)``
 (Poisson sampling: Horvitz and Thompson, JASA 1952); with a fixed number of draws, nobody could compute P. So the
 number of nodes of a layer varies around ``num_nodes[h]``. If there are no more candidates than that, all are taken,
 and the layer is exact.
+
+LADIES: Zou, Hu, Wang, Jiang, Sun, Gu, NeurIPS 2019, arXiv:1911.07323; its bulk formulation: Tripathy, Yelick, Buluc,
+MLSys 2024, arXiv:2311.02909. FastGCN: Chen, Ma, Xiao, ICLR 2018, arXiv:1801.10247.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Edges of shards as targets: held ones shared evenly among the ranks, and false receivers asked of owners."""
+"""Edges of shards as targets: held ones shared evenly among the ranks, and false receivers asked of owners.
+
+held ones of the own shard -> each rank gets what of its share lies here -> the own share, in the order of shards
+first tries of all draws -> their owners -> the other random tries of those that are edges -> ... -> nodes in order
+"""
 
 from __future__ import annotations
 

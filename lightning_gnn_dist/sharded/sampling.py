@@ -1,6 +1,11 @@
 """Batches of a sharded graph: the same, bit for bit, as where every host has the graph.
 
 frontier -> its owners draw neighbours, hop by hop -> ... -> the rows of all nodes of a bulk, others' fetched once
+
+Layer-wise samplers take P = Q A, row by row: the owners of a bulk's frontier nodes send their rows, once for all
+batches of the bulk. Importances are sums of squares over the rows, and floating point sums depend on their order. So
+owners send the entries of their rows in order, and the rank that makes the batch adds them up as one host would.
+Entries take 4 bytes an edge; sums would take 12 for each sender, and the chosen edges would still have to be sent.
 """
 
 from __future__ import annotations

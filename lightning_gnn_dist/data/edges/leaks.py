@@ -1,4 +1,4 @@
-"""Compares what edges carry, row by row."""
+"""Refuses graphs that would show a model the labels that it is asked for: compares what edges carry, row by row."""
 
 from __future__ import annotations
 

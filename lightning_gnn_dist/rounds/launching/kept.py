@@ -1,4 +1,4 @@
-"""Keeps what is left when a fit is interrupted: the weights of the last meeting."""
+"""What stays of a call of the trainer: the weights of the last meeting, and what has changed in rank 0."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Runs a script again for each rank, and lets none of them stay behind.
+"""Who starts the ranks here: nobody, this script again for each rank, or this process for a call of the trainer.
 
-Written for Lightning 2.6, as it uses private names of it.
+These are Lightning's launchers with what they lack: they let no rank stay behind, and the one of processes works in a
+notebook and brings back callbacks, loggers and predictions. Written for Lightning 2.6, as they use private names of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far the loops of a trainer have come, and what strategies add to them."""
+"""How far a trainer has come, what it says of that and logs, and what strategies add to its loops."""
 
 from __future__ import annotations
 
