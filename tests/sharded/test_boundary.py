@@ -79,10 +79,10 @@ class Watched(PartitionedDataModule):
         super().setup(stage)
         with_senders = self._home.with_senders
 
-        def watched(part: Graph) -> tuple[Graph, Owners]:
-            found, owners = with_senders(part)
+        def watched(part: Graph) -> tuple[Graph, Tensor, Owners]:
+            found, seeds, owners = with_senders(part)
             self.fetched = weakref.ref(found.node_arrays["x"])
-            return found, owners
+            return found, seeds, owners
 
         self._home.with_senders = watched  # type: ignore[method-assign]
 
