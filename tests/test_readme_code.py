@@ -81,6 +81,17 @@ predict_by_layer(pl.Trainer(), model, Graph.from_pyg(pyg_data), "rows.npy")
 pyg_data.batch_size = pyg_data.num_nodes
 assert numpy.allclose(numpy.load("rows.npy"), model(pyg_data).detach(), atol=1e-5)
 """,
+    "class Hetero(": """
+model, typed = Hetero(), citations(600).to_pyg()
+del typed["venue"], typed["venue", "prints", "paper"], typed["paper", "rev_prints", "venue"]  # which have no features
+model.first, model.last = (
+    torch_geometric.nn.HeteroConv({kind: SAGEConv((-1, -1), width) for kind in typed.edge_types}) for width in (8, 6)
+)
+expected = model.last({kind: x.relu() for kind, x in model.first(typed.x_dict, typed.edge_index_dict).items()},
+                      typed.edge_index_dict)["paper"].detach()
+predict_by_layer(pl.Trainer(), model, Graph.from_pyg(typed), "papers.npy", seed_type="paper")
+assert numpy.allclose(numpy.load("papers.npy"), expected, atol=1e-4)
+""",
     "self.sums((": """
 model = type("Model", (pl.LightningModule,), {"layers": layers})()
 model.linear, model.sums = torch.nn.Linear(8, 4), torch_geometric.nn.SimpleConv(aggr="sum")
