@@ -22,6 +22,7 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     citations,
     save_shards,
+    through_layers,
 )
 
 NUM_RANKS = 2
@@ -52,19 +53,23 @@ class RGCN(pl.LightningModule):
         # A type without features has one vector for all of its nodes.
         self.encoders = nn.ModuleDict({kind: nn.Linear(width or 1, 64) for kind, width in widths.items()})
         of_papers = [kind for kind in edge_types if kind[2] == "paper"]  # nobody reads what else the last layer makes
-        self.layers = nn.ModuleList([TypedLayer(edge_types, 64, 64), TypedLayer(of_papers, 64, num_classes)])
+        self.inner, self.last = TypedLayer(edge_types, 64, 64), TypedLayer(of_papers, 64, num_classes)
         self.accuracy = MulticlassAccuracy(num_classes, average="micro")
 
+    def layers(self):  # said one by one, so that an evaluation computes each once for all nodes
+        return [self.first_rows, lambda batch: self.last(batch.x_dict, batch.blocks[0])]
+
     def forward(self, batch):
+        return through_layers(self, batch)  # a row for each seed
+
+    def first_rows(self, batch):
         x = {}
         for kind, encoder in self.encoders.items():
             store = batch[kind]
             x[kind] = encoder(store.x if "x" in store else torch.ones(store.num_nodes, 1, device=self.device)).relu()
-        first, last = batch.blocks  # or, as in PyG, layers on batch.edge_index_dict: the same rows, more slowly
-        x = {
-            kind: functional.dropout(rows.relu(), 0.3, self.training) for kind, rows in self.layers[0](x, first).items()
-        }
-        return self.layers[1](x, last)["paper"]  # a row for each seed
+        # Or, as in PyG, layers on batch.edge_index_dict: the same rows, more slowly.
+        found = self.inner(x, batch.blocks[0])
+        return {kind: functional.dropout(rows.relu(), 0.3, self.training) for kind, rows in found.items()}
 
     def training_step(self, batch):
         return functional.cross_entropy(self(batch), batch["paper"].y[: batch.batch_size])
