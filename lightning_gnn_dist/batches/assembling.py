@@ -60,12 +60,7 @@ class Content(NamedTuple):
         types, of_nodes, of_edges = graph.types, graph.types.node_arrays, graph.types.edge_arrays
         apart = take_apart(graph, sample, with_ids=any(of_edges.values()))
         nodes = [Taken(of_nodes[kind], ids) for kind, ids in zip(types.node_types, apart.nodes, strict=True)]
-        edges = [
-            Taken(of_edges[kind], places_of(graph, number, rows.edge_ids))
-            if of_edges[kind] and sample.edge_ids is not None
-            else Taken({})
-            for number, (kind, rows) in enumerate(zip(types.edge_types, apart.rows, strict=True))
-        ]
+        edges = taken_of_edges(graph, apart) if sample.edge_ids is not None else [Taken({})] * len(apart.rows)
         content = cls.by_types(types, apart, sample, nodes, edges, seed_type)
         of_part = {} if not have_names(types) else vars(graph).get("node_arrays", {})  # beside the arrays of the types
         if "coverage" not in of_part:
@@ -94,6 +89,15 @@ class Content(NamedTuple):
             extra = {name: array for name, array in weights.items() if array is not None} | extra
         seeds = _seed_type(types, apart, sample) if seed_type is None else seed_type
         return cls(types, apart, nodes, edges, seeds, extra)
+
+
+def taken_of_edges(graph: Graph, apart: Apart) -> list[Taken]:
+    """Return what a batch takes of the arrays of each edge type, by where its edges stand in a graph or in a shard."""
+    of_edges = zip(graph.types.edge_arrays.values(), apart.rows, strict=True)
+    return [
+        Taken(arrays, places_of(graph, number, rows.edge_ids)) if arrays else Taken({})
+        for number, (arrays, rows) in enumerate(of_edges)
+    ]
 
 
 class Stores(NamedTuple):

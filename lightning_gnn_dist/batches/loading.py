@@ -17,6 +17,10 @@ from lightning_gnn_dist.rules import Natural, check_fields, whole
 MAX_THREADS = 1024
 MAX_BULK = 1 << 20  # batches that are made together
 
+_OF_MODEL = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
+_OF_PRODUCTS = {"bf16-mixed": torch.bfloat16}
+_MULTIPLIES_BFLOAT16 = ("avx512bf16", "amx-bf16", "avxneconvert", "bf16")  # the last one on ARM
+
 
 @dataclass(frozen=True)
 class Loading:
@@ -64,11 +68,6 @@ class Loading:
 def widening(loading: Loading, stays: torch.dtype | None) -> Widen:
     """Return which types are widened, where a step computes in a type narrower than float32, or None."""
     return loading.widen if isinstance(loading.widen, bool) else stays or True
-
-
-_OF_MODEL = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
-_OF_PRODUCTS = {"bf16-mixed": torch.bfloat16}
-_MULTIPLIES_BFLOAT16 = ("avx512bf16", "amx-bf16", "avxneconvert", "bf16")  # the last one on ARM
 
 
 def type_of_model(trainer: Trainer | None) -> torch.dtype | None:

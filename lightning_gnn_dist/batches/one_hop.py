@@ -141,8 +141,3 @@ def with_rows(batch: Any, rows: RowsOfTypes) -> Any:
         weight = weight_of(store.get("edge_weight"), first.num_edges, dtype)
         store._blocks = rebase(store._blocks, replace(first, weight=weight, dtype=dtype))
     return batch
-
-
-def counts_of_rows(view: Any) -> list[int]:
-    """How many rows of each type a layer has to return for a batch of one hop."""
-    return [store["batch_size"] for store in view.node_stores]

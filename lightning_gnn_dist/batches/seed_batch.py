@@ -259,7 +259,13 @@ class SeedsOnly:
 
     def ordinary(self) -> Any:
         """Return the same batch, with all that was promised."""
-        raise NotImplementedError
+        held: Any = self.read()
+        batch = SampledHeteroData.like(held) if isinstance(held, SampledHeteroData) else SampledData()
+        for store, made in zip(held.stores, batch.stores, strict=True):
+            made._mapping |= store._mapping
+            if isinstance(made, Promising):
+                made._blocks, made._edge_arrays, made._num_layers = store._blocks, store._edge_arrays, store._num_layers
+        return batch
 
     def apply(self, function: Apply, *names: str) -> Any:
         if not names:
@@ -295,13 +301,6 @@ class SeedBatch(SeedsOnly, SampledData):
         batch.__dict__["_store"] = SeedStore(_parent=batch)
         return batch
 
-    def ordinary(self) -> SampledData:
-        batch, store = SampledData(), self.read()._store
-        batch._store._blocks, batch._store._edge_arrays = store._blocks, store._edge_arrays
-        batch._store._num_layers = store._num_layers
-        batch._store._mapping |= store._mapping
-        return batch
-
     def _found_blocks(self) -> tuple[Block, ...]:
         blocks: tuple[Block, ...] = self.read()._store.blocks_of_layers
         return blocks
@@ -319,16 +318,6 @@ class SeedHeteroBatch(SeedsOnly, SampledHeteroData):
                 (batch._node_store_dict, SeedNodes) if isinstance(kind, str) else (batch._edge_store_dict, SeedEdges)
             )
             of_kind[kind] = store(_parent=batch, _key=kind)
-        return batch
-
-    def ordinary(self) -> SampledHeteroData:
-        batch = SampledHeteroData.like(self)
-        batch._global_store._mapping |= self._global_store._mapping
-        for key, store in stores_of(self.read()).items():
-            made = stores_of(batch)[key]
-            made._mapping |= store._mapping
-            if isinstance(made, Promising):
-                made._blocks, made._edge_arrays, made._num_layers = store._blocks, store._edge_arrays, store._num_layers
         return batch
 
 

@@ -19,7 +19,7 @@ from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
-from lightning_gnn_dist.graph.typed.names import TypeOffsets
+from lightning_gnn_dist.graph.typed.names import TypeOffsets, have_names
 
 _U = np.uint64
 _LEAST_EDGES = 64  # between two marks of an edge's place
@@ -109,6 +109,19 @@ def of_one_type(sample: Sample) -> Apart:
     edge_ids = _NO_IDS if sample.edge_ids is None else sample.edge_ids
     rows = Rows(sample.indptr, sample.indices, edge_ids, sample.num_sampled_edges)
     return Apart([sample.nodes], [sample.num_sampled_nodes], _NO_IDS, [rows])
+
+
+def take_apart_of_shards(types: TypeOffsets, sample: Sample) -> Apart:
+    """Do as :func:`take_apart` for a sample of a graph in shards, whose ``edge_ids`` count in the edges' types."""
+    if not have_names(types):
+        return of_one_type(sample)
+    apart = by_types(types, sample)
+    if apart is None:
+        raise ValueError(
+            "A rank has an edge whose ends are of other types than its type says: its shard was changed after it was "
+            "opened. Copy the shards again."
+        )
+    return apart
 
 
 def in_types(apart: Apart, ends: Tensor) -> Tensor:

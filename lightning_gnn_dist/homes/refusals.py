@@ -22,6 +22,8 @@ from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sharded.sampling import check_sampler
 from lightning_gnn_dist.wire.collectives import all_gather_rows
 
+_MOST_BYTES = 2048  # of what is said
+
 
 def check_shards(bounds: Bounds, settings: BatchSettings, boundary: Boundary) -> None:
     """Refuse settings, boundaries and samplers that do not work without the whole graph, or not with its types."""
@@ -63,9 +65,6 @@ def check_units_of_shards(rows: Graph, sampler: Sampler) -> None:
 
 def _span(ranks: Tensor) -> tuple[float, float] | None:
     return (ranks[:, 0].min().item(), ranks[:, 1].max().item()) if len(ranks) else None
-
-
-_MOST_BYTES = 2048  # of what is said
 
 
 def check_on_all_ranks(check: Callable[[], None], shard: int) -> None:

@@ -60,7 +60,7 @@ def layers_in(model: object) -> list[Layer]:
     return list(cast(HasLayers, model).layers())
 
 
-def rows_of_types(outputs: object, view: Any, says: str = "A layer") -> RowsOfTypes:
+def rows_of_types(outputs: object, view: Any, says: str) -> RowsOfTypes:
     """The rows that a layer has returned for its batch of one hop, by node types; fewer than it must are refused.
 
     Args:

@@ -23,7 +23,7 @@ from lightning_gnn_dist.batches.batch import in_type
 from lightning_gnn_dist.batches.one_hop import RowsOfTypes
 from lightning_gnn_dist.layers.budget import Forecast
 from lightning_gnn_dist.layers.definition import BYTES_OF_AN_EDGE, COPIES, Layer, rows_of_types
-from lightning_gnn_dist.layers.row_table import Ids, RowTables, by_type, fetch_rows, ids_of, kept
+from lightning_gnn_dist.layers.row_table import Ids, RowTables, by_type, by_types, fetch_rows, ids_of, kept
 from lightning_gnn_dist.wire.channel import Channel
 
 _FOR_A_BATCH = 0.4  # of the budget; pages of files and what an allocator keeps come on top
@@ -200,7 +200,6 @@ class LayerPass:
         table = None
         for found in self.tables(layers[:-1], steps[:-1]):
             table = found
-
         self._says = f"Layer {len(layers) - 1} of layers()"
 
         def told(batch: Any, rows: RowsOfTypes) -> None:
@@ -320,15 +319,10 @@ class LayerPass:
         """Send the rows that other ranks need, and receive those that this one does. Collective."""
         own, asked, told = self.channel.rank, self.nodes.by_owner(step.wanted), list(step.told)
         asked[own], told[own] = asked[own][:0], told[own][:0]
-        asked_of, told_of = self._by_type(asked), self._by_type(told)
-        for number, table in enumerate(tables.of_types):
+        of_types = by_types(asked, self.nodes.offsets), by_types(told, self.nodes.offsets)
+        for table, asked_of, told_of in zip(tables.of_types, *of_types, strict=True):
             if table is not None:
-                fetch_rows(self.channel, asked_of[number], told_of[number], table.take, table, self.budget_bytes)
-
-    def _by_type(self, of_ranks: list[Tensor]) -> list[list[Tensor]]:
-        """For each type the nodes of each rank."""
-        pieces = [by_type(nodes, self.nodes.offsets) for nodes in of_ranks]
-        return [[ids_of(piece) for piece in of_type] for of_type in zip(*pieces, strict=True)]
+                fetch_rows(self.channel, asked_of, told_of, table.take, table, self.budget_bytes)
 
 
 def _is_outside(nodes: Tensor, own: Ids) -> Tensor:

@@ -23,6 +23,7 @@ from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.wire.channel import Channel
 
 Ids = Tensor | range
+_COPIES_SENT = 6  # of the rows that a round of the exchange sends: sent, as bytes, received, kept by an allocator
 
 
 def ids_of(nodes: Ids) -> Tensor:
@@ -59,7 +60,10 @@ def _cuts(ids: Tensor, offsets: Sequence[int]) -> list[int]:
     return found
 
 
-_COPIES_SENT = 6  # of the rows that a round of the exchange sends: sent, as bytes, received, kept by an allocator
+def by_types(of_ranks: Sequence[Tensor], offsets: Sequence[int]) -> list[list[Tensor]]:
+    """Return for each type which of the nodes of each rank are of it."""
+    pieces = [by_type(nodes, offsets) for nodes in of_ranks]
+    return [[ids_of(piece) for piece in of_type] for of_type in zip(*pieces, strict=True)]
 
 
 class RowTable:
@@ -122,23 +126,23 @@ class RowTables:
         says: What makes the rows, for error messages.
     """
 
-    def __init__(self, ids: Sequence[Ids], most_bytes: int, folder: Path | None, says: str = "A layer") -> None:
+    def __init__(self, ids: Sequence[Ids], most_bytes: int, folder: Path | None, says: str) -> None:
         self._ids, self._most_bytes, self._folder, self._says = ids, most_bytes, folder, says
         self.of_types: list[RowTable | None] = [None] * len(ids)
         self._without = [0] * len(ids)  # nodes of each type that were written without rows
 
     def make(self, likes: RowsOfTypes) -> None:
         """Make the tables of those types that have rows of some type and shape, and no table yet."""
-        for number, (table, like) in enumerate(zip(self.of_types, likes, strict=True)):
-            if table is None and like is not None:
-                if self._without[number]:
-                    raise TypeError(
-                        f"{self._says} returned rows of a type on some ranks or for some batches, and none for "
-                        f"{self._without[number]} other nodes of it: return a row for each of the first "
-                        "batch[kind].batch_size nodes of a type, or never a row of it."
-                    )
+        for number, like in enumerate(likes):
+            if self.of_types[number] is None and like is not None:
                 room = self._most_bytes - self.bytes_in_ram
                 self.of_types[number] = RowTable(self._ids[number], like, room, self._folder)
+            if self.of_types[number] is not None and self._without[number]:
+                raise TypeError(
+                    f"{self._says} returned rows of a type on some ranks or for some batches, and none for "
+                    f"{self._without[number]} other nodes of it: return a row for each of the first "
+                    "batch[kind].batch_size nodes of a type, or never a row of it."
+                )
 
     @property
     def likes(self) -> RowsOfTypes:
@@ -157,12 +161,10 @@ class RowTables:
 
     def write(self, nodes: Sequence[Tensor], rows: RowsOfTypes) -> None:
         """Set the rows of some nodes of each type; rows of a type are there for all of its nodes or for none."""
-        missing = [len(ids) if some is None else 0 for ids, some in zip(nodes, rows, strict=True)]
-        self._without = [known + new for known, new in zip(self._without, missing, strict=True)]
-        self.make([table.like if table is not None else some for table, some in zip(self.of_types, rows, strict=True)])
-        for table, ids, some, count in zip(self.of_types, nodes, rows, missing, strict=True):
-            if table is not None and count:
-                raise TypeError(f"{self._says} returned no rows for {count} nodes of a type of which others have some.")
+        for number, (ids, some) in enumerate(zip(nodes, rows, strict=True)):
+            self._without[number] += len(ids) if some is None else 0
+        self.make(rows)
+        for table, ids, some in zip(self.of_types, nodes, rows, strict=True):
             if table is not None and some is not None:
                 table.write(ids, some)
 

@@ -11,19 +11,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.assembling import Content, Taken, made_of
+from lightning_gnn_dist.batches.assembling import Content, Taken, made_of, taken_of_edges
 from lightning_gnn_dist.batches.batch import NamesOfTypes, gathered, names_of_types
 from lightning_gnn_dist.batches.pool import Widen
-from lightning_gnn_dist.engine.apart import by_types, of_one_type, places_of
+from lightning_gnn_dist.engine.apart import take_apart_of_shards
 from lightning_gnn_dist.engine.hops import has_ids
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, bytes_per_row, edge_positions, row_pieces, take_rows
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.layers.definition import Layer
 from lightning_gnn_dist.layers.layer_pass import Bring
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
-from lightning_gnn_dist.layers.row_table import Ids, RowTable, RowTables, by_type, edges_before, fetch_rows, ids_of
+from lightning_gnn_dist.layers.row_table import (
+    Ids,
+    RowTable,
+    RowTables,
+    by_type,
+    by_types,
+    edges_before,
+    fetch_rows,
+    ids_of,
+)
 from lightning_gnn_dist.layers.whole_nodes import FEATURES, batch_of_layer
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
@@ -145,13 +155,9 @@ class ShardNodes:
         asked = self.by_owner(nodes)
         told = self._channel.exchange(asked)
         room = self._budget_bytes
-        for kind, arrays in enumerate(self._own):
-            ids, asked_of, told_of = (
-                self._of_kind(kind, nodes),
-                [self._of_kind(kind, ids) for ids in asked],
-                [self._of_kind(kind, ids) for ids in told],
-            )
-            for name, array in sorted(arrays.items()):
+        of_types = by_type(nodes, self.offsets), by_types(asked, self.offsets), by_types(told, self.offsets)
+        for kind, (ids, asked_of, told_of) in enumerate(zip(*of_types, strict=True)):
+            for name, array in sorted(self._own[kind].items()):
                 table = RowTable(ids, array[:0], room, self._folder)
                 room -= table.bytes_in_ram
                 take = partial(self.own_rows, kind, array)
@@ -164,29 +170,19 @@ class ShardNodes:
         rows = gathered(likes, none, widen=self._widen).values()
         return sum(each.element_size() * prod(each.shape[1:]) for each in rows)
 
-    def _of_kind(self, kind: int, nodes: Tensor) -> Tensor:
-        return ids_of(by_type(nodes, self.offsets)[kind])
-
     def own_rows(self, kind: int, array: Tensor, nodes: Tensor) -> Tensor:
         """Rows of an array of a type for own nodes."""
-        first = list(self._shard.rows.types.offsets)[kind]
-        return take_rows(array, ids_of(self.rows_at(nodes)) - first)
+        return take_rows(array, ids_of(self.rows_at(nodes)) - self._shard.rows.types.offsets[kind])
 
     def one_hop(self, nodes: Tensor, rows: RowTables | None, bring: Bring) -> Any:
         sample, left_out = self._sample(nodes), () if rows is None else FEATURES
-        apart = of_one_type(sample) if len(self.offsets) == 2 else by_types(self.types, sample)
-        assert apart is not None
+        apart = take_apart_of_shards(self.types, sample)
         of_types = [at + start for at, start in zip(apart.nodes, self.offsets, strict=False)]
         taken = [
             Taken({name: table.take(ids) for name, table in tables.items() if name not in left_out})
             for tables, ids in zip(self._tables, of_types, strict=True)
         ]
-        edges = [
-            Taken(arrays, places_of(self._shard.rows, number, of_kind.edge_ids)) if arrays else Taken({})
-            for number, (arrays, of_kind) in enumerate(
-                zip(self._shard.rows.types.edge_arrays.values(), apart.rows, strict=True)
-            )
-        ]
+        edges = taken_of_edges(self._shard.rows, apart)
         content = Content.by_types(self.types, apart, sample, taken, edges, self._seed_type)
         batch = made_of(content, widen=self._widen)
         x = [store.get("x") for store in batch.node_stores] if rows is None else rows.take(of_types)
@@ -217,7 +213,7 @@ class ShardNodes:
             num_sampled_nodes=[len(nodes), len(others)],
             num_sampled_edges=[len(senders)],
             edge_ids=positions if has_ids(rows) else None,
-            edge_kinds=rows.types.edge_type[positions] if len(self.types.edge_types) > 1 else None,
+            edge_kinds=rows.types.edge_type[positions] if have_names(self.types) else None,
         )
 
 

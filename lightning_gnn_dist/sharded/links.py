@@ -25,6 +25,8 @@ from lightning_gnn_dist.sampling.turns import Steps
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.wire.channel import Channel
 
+_FIRST_TRIES = 2  # asked at once for all draws: both are edges so seldom that mostly no turn follows
+_BLOCK, _LARGEST_BLOCK = 64, 1 << 14  # nodes in order that are asked about at once, twice as many each time
 _WAY_OUT = "Copy both from one division."
 
 
@@ -80,10 +82,6 @@ def own_share(own: Held, starts: Tensor, channel: Channel, copy: int, num_copies
     negatives = None if own.negatives is None else exchanged(own.negatives)
     arrays = {name: exchanged(rows) for name, rows in sorted(own.arrays.items())}
     return Held(edges, negatives, arrays), shares[channel.rank]
-
-
-_FIRST_TRIES = 2  # asked at once for all draws: both are edges so seldom that mostly no turn follows
-_BLOCK, _LARGEST_BLOCK = 64, 1 << 14  # nodes in order that are asked about at once, twice as many each time
 
 
 def draw_false_ends(graph: ShardedGraph, wanted: FalseEnds) -> Steps[list[Tensor]]:

@@ -22,7 +22,7 @@ from lightning_gnn_dist.batches.assembling import Content, Taken, made_of
 from lightning_gnn_dist.batches.batch import LABELS, PoolOf
 from lightning_gnn_dist.batches.pool import Widen, gather_joined
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.engine.apart import Apart, by_types, of_one_type
+from lightning_gnn_dist.engine.apart import Apart, take_apart_of_shards
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.layer_kernels import Layers, sample_layer
 from lightning_gnn_dist.engine.rng import key, typed_keys
@@ -68,7 +68,7 @@ def begin(
 ) -> Steps[Bulk]:
     """Draw the batches of a bulk: one turn a hop, and those before that the seeds take if these are edges."""
     samples = yield from sample_bulk(graph, sampler, seeds, keys)
-    apart = [_apart(graph, sample) for sample in samples]
+    apart = [take_apart_of_shards(graph.types, sample) for sample in samples]
     nodes = [
         table.seek(torch.cat([of_batch.nodes[number] for of_batch in apart]))
         for number, table in enumerate(graph.of_nodes)
@@ -189,19 +189,6 @@ def check_sampler(sampler: object, types: TypeNames) -> ShardedSampler:
         f"{shown(sampler)}: others ask for edges among nodes of several hosts. Choose one of these, or give every host "
         "the whole graph."
     )
-
-
-def _apart(graph: ShardedGraph, sample: Sample) -> Apart:
-    """Return what was drawn for a batch by types."""
-    if not have_names(graph.types):
-        return of_one_type(sample)
-    apart = by_types(graph.types, sample)
-    if apart is None:
-        raise ValueError(
-            "A rank has an edge whose ends are of other types than its type says: its shard was changed after it was "
-            "opened. Copy the shards again."
-        )
-    return apart
 
 
 def _nodes(graph: ShardedGraph, bulk: Bulk, coming: Sequence[Bulk]) -> list[Steps[Found]]:

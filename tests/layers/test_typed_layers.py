@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist import (
     Evaluation,
@@ -259,3 +260,16 @@ def test_types_that_the_sampler_leaves_out_are_left_out_of_evaluations(tmp_path:
         assert metrics["test_loss"] == pytest.approx(float(loss), rel=1e-6)
     with pytest.raises(ValueError, match=r"boundary=History\(\) computes rows by edges of all types, and Neighbor"):
         PartitionedDataModule(graph_of(), sampler=NeighborSampler(left), boundary=History())
+
+
+def test_shards_of_one_node_type_may_have_several_edge_types(tmp_path: Path) -> None:
+    data, papers = HeteroData(), DATA["paper"]
+    data["paper"].x, data["paper"].train_mask = papers.x, papers.train_mask
+    for kind in (("paper", "cites", "paper"), ("paper", "disputes", "paper")):
+        data[kind].edge_index = DATA[kind].edge_index
+        data[kind].strength = torch.ones(DATA[kind].num_edges)
+    module = ByLayers(data.edge_types).eval()
+    save_shards(graph_of(data), Partition(torch.zeros(data.num_nodes).int(), 1), tmp_path / "shards")
+    predict_by_layer(trainer(1, **EXACT), module, tmp_path / "shards", tmp_path / "rows.npy")
+    rows = torch.from_numpy(np.load(tmp_path / "rows.npy"))
+    torch.testing.assert_close(rows, module.whole(data)["paper"].detach(), **CLOSE)

@@ -34,6 +34,7 @@ from lightning_gnn_dist.layers.row_table import RowTables, by_type, ids_of
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 
 log = logging.getLogger(__name__)
+_SECONDS_UNSEEN = 1.0  # of a pass that needs no bar
 
 
 class Targets(NamedTuple):
@@ -319,9 +320,6 @@ def of_targets(targets: Targets, of_types: Sequence[Tensor]) -> dict[str, Any]:
         ends = others[ENDS]
         others[ENDS] = ends - starts[torch.searchsorted(starts, ends, right=True) - 1]
     return others
-
-
-_SECONDS_UNSEEN = 1.0  # of a pass that needs no bar
 
 
 @contextmanager
