@@ -15,6 +15,7 @@ prepare/  sampling/ files become saved graphs and shards in bounded memory; no t
 batches/            a sample becomes a batch, in time: gathering, buffers, devices, loaders; no parts
 layers/             models by their layers: on a batch, or each layer once for all nodes, shared by the ranks
 boundary/           the edges that leave a part: nodes that come along, rows that ranks send each other in every layer
+tables/             learned rows of nodes: which there are, who has them, their exchange and moments; no meeting
 data/  rounds/      what a rank reads: residency, coverage, parts, data modules; no strategy
                     what strategies share: start, refusals, clock, meeting, drift, averages; no data module
 sharded/  strategies/  a graph that no host holds: rows fetched from their owners, its data module
@@ -75,8 +76,6 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.rounds.launching.launch import Launch
     from lightning_gnn_dist.rounds.means.outer import Outer
     from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
-    from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
-    from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
     from lightning_gnn_dist.sampling.base import Sampler
     from lightning_gnn_dist.sampling.cluster import ClusterSampler
     from lightning_gnn_dist.sampling.device import DeviceSampler
@@ -93,6 +92,8 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.strategies.llcg import LLCGStrategy
     from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
     from lightning_gnn_dist.strategies.tma import TMAStrategy
+    from lightning_gnn_dist.tables.lazy_adam import LazyAdam
+    from lightning_gnn_dist.tables.owned_embedding import OwnedEmbedding
     from lightning_gnn_dist.wire.elastic import Elastic
 
 __version__ = "0.1.0"
@@ -212,7 +213,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "LLCGStrategy": "strategies.llcg",
     "LadiesSampler": "sampling.layer_wise",
     "Launch": "rounds.launching.launch",
-    "LazyAdam": "rounds.rows.lazy_adam",
+    "LazyAdam": "tables.lazy_adam",
     "LinkDataModule": "data.link_datamodule",
     "LinkRanking": "data.link_ranking",
     "LinkSplit": "data.links",
@@ -223,7 +224,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "NeighborSampler": "sampling.neighbor",
     "OneShard": "prepare.one_shard",
     "Outer": "rounds.means.outer",
-    "OwnedEmbedding": "rounds.rows.owned_embedding",
+    "OwnedEmbedding": "tables.owned_embedding",
     "PageRankSampler": "sampling.pagerank.sampler",
     "Partition": "partition.base",
     "PartitionedDataModule": "data.datamodule",

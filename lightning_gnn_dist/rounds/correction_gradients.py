@@ -17,11 +17,11 @@ from torchmetrics import Metric
 from lightning_gnn_dist.rounds.lightning_internals.trainer import takes_batch_idx
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.part import Fit
-from lightning_gnn_dist.rounds.rows.merging import mean_gradients
-from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
-from lightning_gnn_dist.rounds.rows.owned_gradients import mean_at_owners
-from lightning_gnn_dist.rounds.rows.tables import check_sparse, no_rows, tables_of
 from lightning_gnn_dist.rounds.walking import modules_of, parameters_of
+from lightning_gnn_dist.tables.merging import mean_gradients
+from lightning_gnn_dist.tables.owned_embedding import OwnedEmbedding
+from lightning_gnn_dist.tables.owned_gradients import mean_at_owners
+from lightning_gnn_dist.tables.tables import check_sparse, no_rows, tables_of
 from lightning_gnn_dist.wire import collectives
 
 Step = Callable[[Any], Tensor | None]

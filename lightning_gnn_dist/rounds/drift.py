@@ -45,8 +45,8 @@ from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.means import length_of
 from lightning_gnn_dist.rounds.means.momentum import share_to_keep
 from lightning_gnn_dist.rounds.part import Fit, Part
-from lightning_gnn_dist.rounds.rows.tables import tables_of
 from lightning_gnn_dist.rules import Count, check_fields, within
+from lightning_gnn_dist.tables.tables import tables_of
 
 Towards = Literal["ranks", "global"]
 DECAY = 0.8  # of the default, where rounds do not agree

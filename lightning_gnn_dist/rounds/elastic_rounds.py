@@ -27,8 +27,8 @@ from lightning_gnn_dist.rounds.means.outer import OuterStep
 from lightning_gnn_dist.rounds.meeting import Meeting, Peers, Votes, contributed
 from lightning_gnn_dist.rounds.part import Share
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
-from lightning_gnn_dist.rounds.rows.tables import refuse_elastic
 from lightning_gnn_dist.rounds.solo_environment import SoloEnvironment
+from lightning_gnn_dist.tables.tables import refuse_elastic
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.elastic import Elastic, check_available
 from lightning_gnn_dist.wire.membership import Membership, Seat

@@ -22,9 +22,10 @@ from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_gnn_dist.joint import KeepsRows
 from lightning_gnn_dist.rounds.means.means import Means
-from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
 from lightning_gnn_dist.rounds.walking import parameters_of
+from lightning_gnn_dist.tables.owned_embedding import OwnedEmbedding
 from lightning_gnn_dist.wire import collectives
 
 
@@ -174,3 +175,19 @@ class Part:
     def equal(self) -> list[Tensor]:
         """Return what all ranks have alike after a meeting, which is checked."""
         return []
+
+
+class KeptRows(Part):
+    """Lets a data module refresh the rows of ``boundary=History()``, before anything reads them in the round.
+
+    Ranks compute them for each other, with the model that all have alike.
+
+    Args:
+        data: The data module.
+    """
+
+    def __init__(self, data: KeepsRows) -> None:
+        self._data = data
+
+    def begin_round(self) -> None:
+        self._data.refresh_rows(self.fit.round.batches_done)

@@ -31,11 +31,11 @@ from lightning_gnn_dist.rounds.lightning_internals.trainer import (
     module_of,
     take_over_sigterm,
 )
-from lightning_gnn_dist.rounds.rows.owned_embedding import owned_tables
-from lightning_gnn_dist.rounds.rows.owned_moments import read_mapped
-from lightning_gnn_dist.rounds.rows.ownership import Ownership, refuse_copies
-from lightning_gnn_dist.rounds.rows.table_gradients import hidden_from_ddp
-from lightning_gnn_dist.rounds.rows.tables import check_tables, tables_of
+from lightning_gnn_dist.tables.owned_embedding import owned_tables
+from lightning_gnn_dist.tables.owned_moments import read_mapped
+from lightning_gnn_dist.tables.ownership import Ownership, refuse_copies
+from lightning_gnn_dist.tables.table_gradients import hidden_from_ddp
+from lightning_gnn_dist.tables.tables import check_tables, tables_of
 from lightning_gnn_dist.wire import channel, collectives
 from lightning_gnn_dist.wire.alike.replica import Replica
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM

@@ -18,7 +18,6 @@ from lightning_gnn_dist.joint import CountsNodes, JudgesParts, KeepsRows
 from lightning_gnn_dist.rounds import refusals, replica_state
 from lightning_gnn_dist.rounds.clock import AdaptiveSteps, EveryPass, RoundClock, takes_equal_steps
 from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards, resolved
-from lightning_gnn_dist.rounds.kept_rows import KeptRows
 from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.lightning_internals.loops import take_over_bar, take_over_estimate
 from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
@@ -34,13 +33,13 @@ from lightning_gnn_dist.rounds.means.means import Means
 from lightning_gnn_dist.rounds.means.outer import Outer, OuterStep, check_outer
 from lightning_gnn_dist.rounds.meeting import Meeting, MeetingCallback, Peers, Votes
 from lightning_gnn_dist.rounds.pace import Pace
-from lightning_gnn_dist.rounds.part import Fit, Part, RoundState
+from lightning_gnn_dist.rounds.part import Fit, KeptRows, Part, RoundState
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
+from lightning_gnn_dist.rounds.replica_tables import ReplicaTables, check_lasting
 from lightning_gnn_dist.rounds.round_loader import RoundLoader
-from lightning_gnn_dist.rounds.rows.owned_moments import whole_state, without_rows
-from lightning_gnn_dist.rounds.rows.replica_tables import ReplicaTables, check_lasting
-from lightning_gnn_dist.rounds.rows.tables import tables_of, warn_of_dense_tables
-from lightning_gnn_dist.rounds.rows.touched_rows import DenseGradients, TouchedRows
+from lightning_gnn_dist.rounds.touched_rows import DenseGradients, TouchedRows
+from lightning_gnn_dist.tables.owned_moments import whole_state, without_rows
+from lightning_gnn_dist.tables.tables import tables_of, warn_of_dense_tables
 from lightning_gnn_dist.wire import collectives
 
 Weights = Literal["uniform", "nodes"]
@@ -62,7 +61,7 @@ class RoundStrategy(PartitionedStrategy):
     The mean counts also ranks that did not train a weight. The row of an ``nn.Embedding`` over nodes is trained only by
     the rank that has the node, so with P ranks it keeps 1/P of the way that Adam has moved it. Of an embedding with
     ``sparse=True`` only rows that were touched are sent, and each counts the local steps that have touched it
-    (:mod:`~lightning_gnn_dist.rounds.rows.touched_rows`): train it with :class:`LazyAdam`.
+    (:mod:`~lightning_gnn_dist.rounds.touched_rows`): train it with :class:`LazyAdam`.
 
     Args:
         clock: Decides when a round ends. Default: after each pass over the training nodes.

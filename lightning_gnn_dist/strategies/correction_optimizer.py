@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.rounds import refusals, replica_state
-from lightning_gnn_dist.rounds.rows.tables import check_tables, dense_parameters, tables_of
 from lightning_gnn_dist.strategies.correction import Make, Mode, OfLocalSteps, Schedule, check_lr
+from lightning_gnn_dist.tables.tables import check_tables, dense_parameters, tables_of
 from lightning_gnn_dist.wire import collectives
 
 _LASTING = ("persistent", "sgd", "function")  # modes whose optimizer lives on from round to round

@@ -31,13 +31,13 @@ from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
 from lightning_gnn_dist.rounds.means.averaging import AveragedBuffers, AveragedMoments
 from lightning_gnn_dist.rounds.means.means import length_of
 from lightning_gnn_dist.rounds.part import Fit, Part
-from lightning_gnn_dist.rounds.rows.merging import take_rows_
-from lightning_gnn_dist.rounds.rows.owned_gradients import norms_of_ranks
-from lightning_gnn_dist.rounds.rows.replica_tables import ReplicaTables
-from lightning_gnn_dist.rounds.rows.tables import no_rows, tables_of
+from lightning_gnn_dist.rounds.replica_tables import ReplicaTables
 from lightning_gnn_dist.rounds.walking import buffers_of
 from lightning_gnn_dist.strategies.correction import Correction
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer
+from lightning_gnn_dist.tables.merging import take_rows_
+from lightning_gnn_dist.tables.owned_gradients import norms_of_ranks
+from lightning_gnn_dist.tables.tables import no_rows, tables_of
 from lightning_gnn_dist.wire import collectives
 
 NEEDS = "A correction on the whole graph"

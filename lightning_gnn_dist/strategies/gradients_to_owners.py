@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.rounds.partitioned_strategy import PartitionedStrategy
-from lightning_gnn_dist.rounds.rows.owned_gradients import clip_owned_gradients, give_back_norm
-from lightning_gnn_dist.rounds.rows.owned_moments import moments_of, own_state, whole_state
+from lightning_gnn_dist.tables.owned_gradients import clip_owned_gradients, give_back_norm
+from lightning_gnn_dist.tables.owned_moments import moments_of, own_state, whole_state
 
 
 class GradientsToOwners(PartitionedStrategy):

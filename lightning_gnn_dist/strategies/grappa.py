@@ -40,13 +40,13 @@ from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.meeting import log_figures
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers
-from lightning_gnn_dist.rounds.rows.table_gradients import TableGradients
-from lightning_gnn_dist.rounds.rows.tables import explain_other_sparse
 from lightning_gnn_dist.rounds.walking import buffers_of, parameters_of
 from lightning_gnn_dist.strategies.gradients_to_owners import GradientsToOwners
 from lightning_gnn_dist.strategies.leaving import Leaving
 from lightning_gnn_dist.strategies.rounded_gradients import RoundedGradients, leave_gradients
 from lightning_gnn_dist.strategies.used_parameters import UsedParameters, counting_unfrozen
+from lightning_gnn_dist.tables.table_gradients import TableGradients
+from lightning_gnn_dist.tables.tables import explain_other_sparse
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.codec import Bits
 

@@ -22,9 +22,9 @@ from lightning_gnn_dist.rounds.means.norm_statistics import GlobalStatistics
 from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.rounds.part import Fit, Part
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy, Weights
-from lightning_gnn_dist.rounds.rows.tables import refuse_average_of_moments, refuse_owned
 from lightning_gnn_dist.strategies.correction import Correction, check_correction
 from lightning_gnn_dist.strategies.correction_steps import CorrectionSteps, StepAlongAnchor
+from lightning_gnn_dist.tables.tables import refuse_average_of_moments, refuse_owned
 
 GlobalBuffers = Literal["average", "local", "global"]
 

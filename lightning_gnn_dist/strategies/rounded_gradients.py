@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_gnn_dist.rounds.rows.tables import dense_parameters
+from lightning_gnn_dist.tables.tables import dense_parameters
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.background import Background
 from lightning_gnn_dist.wire.channel import open_channel

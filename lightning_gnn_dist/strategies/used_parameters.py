@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from lightning_gnn_dist.rounds import refusals
-from lightning_gnn_dist.rounds.rows.tables import tables_of
+from lightning_gnn_dist.tables.tables import tables_of
 from lightning_gnn_dist.wire import collectives
 
 

@@ -18,7 +18,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from lightning_gnn_dist.rounds.lightning_internals.loops import load_loop_state, loop_state, metrics_of, set_metrics
-from lightning_gnn_dist.rounds.rows.owned_embedding import owned_tables, rows_here_alone
+from lightning_gnn_dist.tables.owned_embedding import owned_tables, rows_here_alone
 from lightning_gnn_dist.wire.launching import by_value
 from lightning_gnn_dist.wire.launching.by_value import CannotTravelError
 from lightning_gnn_dist.wire.launching.rank_life import InterruptedRankError

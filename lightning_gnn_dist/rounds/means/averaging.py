@@ -1,7 +1,7 @@
 """The parts of a meeting that average: trained parameters, buffers, moments, and frozen parameters that differ.
 
 Of tables with sparse gradients, and of their moments, ranks put together the rows that they have touched
-(:mod:`~lightning_gnn_dist.rounds.rows.touched_rows`); they are no part of an average.
+(:mod:`~lightning_gnn_dist.rounds.touched_rows`); they are no part of an average.
 
 Some frozen parameters change between meetings: the half of a GAN that is frozen while the other learns, a teacher, a
 moving target. Most, such as a pretrained encoder's, never change and may be large. So ranks compare checksums of frozen
@@ -21,8 +21,8 @@ from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.rounds.means.means import is_rounded, length_of
 from lightning_gnn_dist.rounds.part import Part, Share
 from lightning_gnn_dist.rounds.replica_state import forget_moments, holds, optimizer_tensors
-from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
 from lightning_gnn_dist.rounds.walking import buffers_of, parameters_of
+from lightning_gnn_dist.tables.lazy_adam import LazyAdam
 from lightning_gnn_dist.wire.octets import checksum
 
 Moments = bool | Literal["momentum", "variance"]

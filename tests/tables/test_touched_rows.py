@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightning_gnn_dist import EverySteps, LocalSGDStrategy, Outer, TMAStrategy
-from lightning_gnn_dist.rounds.rows.touched_rows import TouchedRows
+from lightning_gnn_dist.rounds.touched_rows import TouchedRows
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
-from tests.rounds.rows.fitting import (
+from tests.strategies.fitting import differs, fit
+from tests.tables.fitting import (
     NUM_ROWS,
     WIDTH,
     Made,
@@ -27,7 +28,6 @@ from tests.rounds.rows.fitting import (
     rows_by_hand,
     state_of,
 )
-from tests.strategies.fitting import differs, fit
 
 STEPS, ROUNDS, BATCHES = 3, 4, 5
 

@@ -18,11 +18,11 @@ from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.rounds.rows.merging import weights_of_ranks
-from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
-from lightning_gnn_dist.rounds.rows.owned_exchange import refuse_product, sum_at_owners, to_owners
-from lightning_gnn_dist.rounds.rows.tables import coalesced, of_rows, stand_ins, touched
-from lightning_gnn_dist.rounds.rows.touches import Rows
+from lightning_gnn_dist.tables.merging import weights_of_ranks
+from lightning_gnn_dist.tables.owned_embedding import OwnedEmbedding
+from lightning_gnn_dist.tables.owned_exchange import refuse_product, sum_at_owners, to_owners
+from lightning_gnn_dist.tables.tables import coalesced, of_rows, stand_ins, touched
+from lightning_gnn_dist.tables.touches import Rows
 from lightning_gnn_dist.wire import collectives
 
 _CLIPS = "clip_grad_by_norm"  # of Lightning's precision

@@ -15,9 +15,9 @@ from lightning_gnn_dist import EverySteps, LocalSGDStrategy, OwnedEmbedding, Rou
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
-from tests.rounds.rows.fitting import NUM_ROWS, WIDTH, Made, Table, batches_of, loader_of, state_of
-from tests.rounds.rows.test_touched_rows import BATCHES, ROUNDS, STEPS, by_hand
 from tests.strategies.fitting import differs, fit
+from tests.tables.fitting import NUM_ROWS, WIDTH, Made, Table, batches_of, loader_of, state_of
+from tests.tables.test_touched_rows import BATCHES, ROUNDS, STEPS, by_hand
 
 
 def owned(module: Any) -> Any:

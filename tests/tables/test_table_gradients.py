@@ -14,8 +14,8 @@ from lightning_gnn_dist import GrappaStrategy, LocalSGDStrategy
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
-from tests.rounds.rows.fitting import SIZES, WIDTH, Made, Table, batches_of, optimizer_of, state_of
 from tests.strategies.fitting import differs, fit
+from tests.tables.fitting import SIZES, WIDTH, Made, Table, batches_of, optimizer_of, state_of
 
 BATCHES, EPOCHS = 4, 2
 

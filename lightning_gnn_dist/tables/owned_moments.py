@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
+from lightning_gnn_dist.tables.owned_embedding import OwnedEmbedding
 
 Change = Callable[[OwnedEmbedding, str, Tensor], Tensor]
 Entry = dict[str, Any]  # an optimizer's state of one parameter

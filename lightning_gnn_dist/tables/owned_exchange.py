@@ -1,6 +1,6 @@
 r"""Rows that ranks send to their owners, and what an owner makes of them: at a meeting a mean, of gradients a sum.
 
-The formulas are those of tables that every rank holds (:mod:`~lightning_gnn_dist.rounds.rows.merging`), row by row, and
+The formulas are those of tables that every rank holds (:mod:`~lightning_gnn_dist.tables.merging`), row by row, and
 terms are added in the order of ranks, so that both come to the same bits.
 """
 
@@ -13,9 +13,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.rounds.rows.merging import means_of
-from lightning_gnn_dist.rounds.rows.row_owners import bounds_of, pieces_of, short
-from lightning_gnn_dist.rounds.rows.touches import Rows
+from lightning_gnn_dist.tables.merging import means_of
+from lightning_gnn_dist.tables.row_owners import bounds_of, pieces_of, short
+from lightning_gnn_dist.tables.touches import Rows
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.pieces import exchange_pieces
 

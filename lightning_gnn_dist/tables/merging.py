@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.rounds.rows.tables import no_rows, of_rows, touched
-from lightning_gnn_dist.rounds.rows.touches import Rows, gather_touches, put_together, short
+from lightning_gnn_dist.tables.tables import no_rows, of_rows, touched
+from lightning_gnn_dist.tables.touches import Rows, gather_touches, put_together, short
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.pieces import all_gather_pieces
 

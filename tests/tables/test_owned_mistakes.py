@@ -15,16 +15,16 @@ from lightning.pytorch.tuner import Tuner
 from torch import Tensor
 
 from lightning_gnn_dist import Correction, EverySteps, GrappaStrategy, LLCGStrategy, LocalSGDStrategy, OwnedEmbedding
-from lightning_gnn_dist.rounds.rows.tables import refuse_elastic
+from lightning_gnn_dist.tables.tables import refuse_elastic
 from lightning_gnn_dist.wire.asking import THREAD_NAME
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
-from tests.rounds.rows.test_owned_embedding import Owned
-from tests.rounds.rows.test_owned_fits import data_module, owned
-from tests.rounds.rows.test_table_gradients import Loader
-from tests.rounds.rows.test_without_features import Rows
 from tests.strategies.fitting import fit
+from tests.tables.test_owned_embedding import Owned
+from tests.tables.test_owned_fits import data_module, owned
+from tests.tables.test_table_gradients import Loader
+from tests.tables.test_without_features import Rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 

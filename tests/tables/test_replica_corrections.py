@@ -11,11 +11,11 @@ from torch import Tensor
 from lightning_gnn_dist import Correction, Drift, EverySteps, LazyAdam, LLCGStrategy
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
-from tests.rounds.rows import test_llcg_rows
-from tests.rounds.rows.fitting import Made, state_of
-from tests.rounds.rows.test_replica_rows import owned
-from tests.rounds.rows.test_table_gradients import OfData
 from tests.strategies.fitting import differs
+from tests.tables import test_llcg_rows
+from tests.tables.fitting import Made, state_of
+from tests.tables.test_replica_rows import owned
+from tests.tables.test_table_gradients import OfData
 
 PLAIN: dict[str, Any] = {
     "drift": None,

@@ -1,6 +1,6 @@
 """The tables of a strategy of rounds of which each rank holds a part: what happens to all of them at once.
 
-The law is that of tables that every rank holds (:mod:`~lightning_gnn_dist.rounds.rows.touched_rows`): a meeting makes
+The law is that of tables that every rank holds (:mod:`~lightning_gnn_dist.rounds.touched_rows`): a meeting makes
 of each row, and of its averaged moments, the mean of the replicas, each counting the local steps that have touched it.
 """
 
@@ -17,10 +17,10 @@ from torch.optim import Optimizer
 from lightning_gnn_dist.rounds.means.averaging import AveragedMoments
 from lightning_gnn_dist.rounds.part import Fit, Part
 from lightning_gnn_dist.rounds.replica_state import holds
-from lightning_gnn_dist.rounds.rows.merging import weights_of_ranks
-from lightning_gnn_dist.rounds.rows.owned_exchange import mean_at_owners_
-from lightning_gnn_dist.rounds.rows.owned_moments import Entry, with_entries
-from lightning_gnn_dist.rounds.rows.replica_rows import ReplicaRows
+from lightning_gnn_dist.tables.merging import weights_of_ranks
+from lightning_gnn_dist.tables.owned_exchange import mean_at_owners_
+from lightning_gnn_dist.tables.owned_moments import Entry, with_entries
+from lightning_gnn_dist.tables.replica_rows import ReplicaRows
 from lightning_gnn_dist.wire import collectives
 
 
@@ -38,7 +38,7 @@ class ReplicaTables(Part):
     def begin(self, fit: Fit) -> None:
         """Begin a fit, in which rows lie apart from what trains."""
         super().begin(fit)
-        self._replicas = [ReplicaRows(each, self._averages, fit.round) for each in fit.owned]
+        self._replicas = [ReplicaRows(each, self._averages, lambda: fit.round.is_training) for each in fit.owned]
         for replica in self._replicas:
             replica.begin(self._holder(replica))
 

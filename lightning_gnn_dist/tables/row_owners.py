@@ -261,7 +261,7 @@ class _Line:
     def close_behind(self) -> None:
         """Close in the background, once the module is gone."""
         if self.is_open:
-            Thread(target=self.close, daemon=True, name="lightning_gnn_dist.rounds.rows.closing").start()
+            Thread(target=self.close, daemon=True, name="lightning_gnn_dist.tables.closing").start()
 
     def _close_at_exit(self) -> None:
         """Answer at the end of a script until the other ranks have come to theirs; after an error, end at once."""

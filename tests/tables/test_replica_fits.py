@@ -26,15 +26,15 @@ from lightning_gnn_dist import (
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
-from tests.rounds.rows import test_owned_fits
-from tests.rounds.rows.fitting import NUM_ROWS, WIDTH, Made, batches_of, state_of
-from tests.rounds.rows.test_owned_embedding import Measured, WithoutRows
-from tests.rounds.rows.test_owned_fits import OPTIONS, Keeps, agree, data_module
-from tests.rounds.rows.test_replica_rows import owned, train
-from tests.rounds.rows.test_table_gradients import Loader, OfData
-from tests.rounds.rows.test_without_features import ByLayer, Rows
-from tests.rounds.rows.test_without_features import data_module as plain_data_module
 from tests.strategies.fitting import differs, fit
+from tests.tables import test_owned_fits
+from tests.tables.fitting import NUM_ROWS, WIDTH, Made, batches_of, state_of
+from tests.tables.test_owned_embedding import Measured, WithoutRows
+from tests.tables.test_owned_fits import OPTIONS, Keeps, agree, data_module
+from tests.tables.test_replica_rows import owned, train
+from tests.tables.test_table_gradients import Loader, OfData
+from tests.tables.test_without_features import ByLayer, Rows
+from tests.tables.test_without_features import data_module as plain_data_module
 
 # Graphs.
 

@@ -1,4 +1,4 @@
-"""What works with what, tried cell by cell: ``python -m tests.tables`` writes the tables of docs/combinations.md anew.
+"""What works with what, tried cell by cell: ``python -m tests.combinations`` writes docs/combinations.md anew.
 
 A new value is a line here: in BOUNDARIES, RESIDENCIES, SAMPLERS or STRATEGIES.
 """

@@ -11,8 +11,8 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding, divide, owned_tables, rows_here_alone
-from lightning_gnn_dist.rounds.rows.row_owners import Moments, RowOwners
+from lightning_gnn_dist.tables.owned_embedding import OwnedEmbedding, divide, owned_tables, rows_here_alone
+from lightning_gnn_dist.tables.row_owners import Moments, RowOwners
 
 
 class Ownership:

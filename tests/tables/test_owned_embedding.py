@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import GrappaStrategy, LazyAdam, OwnedEmbedding
-from lightning_gnn_dist.rounds.rows.initial_rows import initial_rows_
+from lightning_gnn_dist.tables.initial_rows import initial_rows_
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.memory import Peak, reads_memory
 from tests.ranks import run_ranks
-from tests.rounds.rows.fitting import NUM_ROWS, WIDTH, Made, Table, batches_of, state_of
-from tests.rounds.rows.test_table_gradients import BATCHES, Loader, by_hand
 from tests.strategies.fitting import differs, fit
+from tests.tables.fitting import NUM_ROWS, WIDTH, Made, Table, batches_of, state_of
+from tests.tables.test_table_gradients import BATCHES, Loader, by_hand
 
 
 class Owned(Table):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.tables import CELLS, PAGE, WORKS, parts_of_page, read, try_out, written
+from tests.combinations import CELLS, PAGE, WORKS, parts_of_page, read, try_out, written
 
 SAID = read(PAGE.read_text())
-WAY_OUT = "write the tables anew: python -m tests.tables"
+WAY_OUT = "write the tables anew: python -m tests.combinations"
 EVERY_FIT, EVERY_REFUSAL = 197, 23  # of which one is tried in the quick suite; a refusal takes hardly any time
 
 

@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor, nn
 
-from lightning_gnn_dist.rounds.rows.merging import sum_gradients
-from lightning_gnn_dist.rounds.rows.owned_embedding import owned_tables
-from lightning_gnn_dist.rounds.rows.owned_gradients import hand_to_owners
-from lightning_gnn_dist.rounds.rows.tables import coalesced, dense_parameters, of_rows, tables_of
+from lightning_gnn_dist.tables.merging import sum_gradients
+from lightning_gnn_dist.tables.owned_embedding import owned_tables
+from lightning_gnn_dist.tables.owned_gradients import hand_to_owners
+from lightning_gnn_dist.tables.tables import coalesced, dense_parameters, of_rows, tables_of
 from lightning_gnn_dist.wire import collectives
 
 _IGNORED = "_ddp_params_and_buffers_to_ignore"

@@ -2,7 +2,7 @@ r"""The tables of replicas that train apart: which rows a rank has touched in a 
 
 A row that a rank has touched in :math:`k_{p,i}` local steps of the round counts for :math:`a_{p,i} = w_p k_{p,i}`
 there, with :math:`w_p` the weight of the rank: a plain mean over ranks would keep 1/P of the way that one rank has
-moved it (:mod:`~lightning_gnn_dist.rounds.rows.merging` has the formula). A row that nobody has touched stays where it
+moved it (:mod:`~lightning_gnn_dist.tables.merging` has the formula). A row that nobody has touched stays where it
 is, on all ranks alike.
 """
 
@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from lightning_gnn_dist.rounds.means.averaging import AveragedMoments
 from lightning_gnn_dist.rounds.part import Fit, Part
-from lightning_gnn_dist.rounds.rows.merging import mean_rows, take_rows_, weights_of_ranks
-from lightning_gnn_dist.rounds.rows.tables import coalesced, refuse_other_sparse
+from lightning_gnn_dist.tables.merging import mean_rows, take_rows_, weights_of_ranks
+from lightning_gnn_dist.tables.tables import coalesced, refuse_other_sparse
 from lightning_gnn_dist.wire import collectives
 
 

@@ -28,9 +28,9 @@ from lightning_gnn_dist import (
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
-from tests.rounds.rows.fitting import Made, state_of
-from tests.rounds.rows.test_without_features import ByLayer, OfPyG, Rows, Typed, bare_graph, errors_of_rows
 from tests.strategies.fitting import differs
+from tests.tables.fitting import Made, state_of
+from tests.tables.test_without_features import ByLayer, OfPyG, Rows, Typed, bare_graph, errors_of_rows
 
 OPTIONS: dict[str, Any] = {"max_epochs": 4, "accumulate_grad_batches": 2, "gradient_clip_val": 0.05}
 

@@ -32,8 +32,8 @@ from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.layers.models import NUM_CLASSES, Judged, graph_of, uneven_data
 from tests.ranks import RankError, run_ranks
-from tests.rounds.rows.fitting import Made, state_of
 from tests.strategies.fitting import differs
+from tests.tables.fitting import Made, state_of
 
 WIDTH = 4
 

@@ -19,13 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.rounds.part import RoundState
-from lightning_gnn_dist.rounds.rows.growing_rows import GrowingRows
-from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
-from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding, ask_owners, ask_with_moments, keep_apart
-from lightning_gnn_dist.rounds.rows.owned_exchange import refuse_product
-from lightning_gnn_dist.rounds.rows.tables import coalesced, of_rows, touched
-from lightning_gnn_dist.rounds.rows.touches import Rows
+from lightning_gnn_dist.tables.growing_rows import GrowingRows
+from lightning_gnn_dist.tables.lazy_adam import LazyAdam
+from lightning_gnn_dist.tables.owned_embedding import OwnedEmbedding, ask_owners, ask_with_moments, keep_apart
+from lightning_gnn_dist.tables.owned_exchange import refuse_product
+from lightning_gnn_dist.tables.tables import coalesced, of_rows, touched
+from lightning_gnn_dist.tables.touches import Rows
 
 _ROW, _STEPS = "the row", "local steps that have touched it"  # beside the names of moments
 
@@ -46,15 +45,15 @@ class ReplicaRows:
         table: The table, whose rows have owners.
         averages: Whether ranks put together the moments of a name. Those go to the owners with the rows; others stay
             with the rank, of all rows that it has touched in the fit.
-        state: Says when this rank trains: from then on, rows that are looked up for a gradient stay here.
+        trains: Whether this rank trains now: from then on, rows that are looked up for a gradient stay here.
 
     Attributes:
         held: The rows that lie here, as of the last meeting, while the parameter has none.
         moments: Those that ranks put together, of the rows that lie here, as of the last meeting.
     """
 
-    def __init__(self, table: OwnedEmbedding, averages: Callable[[str], bool], state: RoundState) -> None:
-        self.table, self._averages, self._state = table, averages, state
+    def __init__(self, table: OwnedEmbedding, averages: Callable[[str], bool], trains: Callable[[], bool]) -> None:
+        self.table, self._averages, self._trains = table, averages, trains
         self.held = nn.Parameter(torch.empty(0), requires_grad=table.parameter.requires_grad)
         self.moments: dict[str, Tensor] = {}
         self._of_round, self._lasting = GrowingRows(), GrowingRows()
@@ -63,7 +62,7 @@ class ReplicaRows:
     @property
     def is_in_round(self) -> bool:
         """Whether this rank trains."""
-        return self._state.is_training
+        return self._trains()
 
     @property
     def parameter(self) -> nn.Parameter:
