@@ -28,7 +28,7 @@ from lightning_gnn_dist.rounds.meeting import Meeting, Peers, Votes, contributed
 from lightning_gnn_dist.rounds.part import Share
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.rounds.solo_environment import SoloEnvironment
-from lightning_gnn_dist.tables.tables import refuse_elastic
+from lightning_gnn_dist.tables.table import refuse_elastic
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.elastic import Elastic, check_available
 from lightning_gnn_dist.wire.membership import Membership, Seat
@@ -91,7 +91,8 @@ class LivingPeers(Peers):
 
     def check(self, trainer: Trainer) -> None:
         refusals.check_elastic(trainer, self._rounds.drift)
-        refuse_elastic(trainer.lightning_module)
+        if self._rounds.tables is not None:
+            refuse_elastic(trainer.lightning_module)
         data = datamodule_of(trainer)
         if isinstance(data, KeepsRows) and data.keeps_rows():
             raise ValueError(

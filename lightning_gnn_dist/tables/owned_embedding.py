@@ -20,10 +20,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from lightning_gnn_dist.checks import check_at_least, check_positive, check_seed, holds_integers, shown
-from lightning_gnn_dist.tables.initial_rows import initial_rows_
 from lightning_gnn_dist.tables.row_owners import RowOwners, bounds_of, send_from_first
 from lightning_gnn_dist.wire import collectives
 
+ROWS_OF_BLOCK = 1024  # that are drawn at once, so that any range can be made without the others
+_MIX = 0x9E3779B97F4A7C15  # neighbouring seeds are sent far from each other
+_SEEDS = 1 << 32  # what torch's generator tells apart
 _NOT_MADE, _WHOLE, _OWNED = range(3)  # what a rank has of a table
 _NO_STATE_YET = "Save a checkpoint by the trainer, and load its weights: Module.load_from_checkpoint(path)."
 
@@ -243,10 +245,6 @@ class OwnedEmbedding(nn.Module):
 
     # What strategies call.
 
-    def _premises(self) -> list[int]:
-        """Return what other ranks must know of this one to divide the rows."""
-        return [self._kind, self.seed]
-
     def _divide(self, kinds: list[int], seed: int) -> None:
         """Keep this rank's rows alone. Collective.
 
@@ -266,10 +264,6 @@ class OwnedEmbedding(nn.Module):
             rows = self.parameter.data.new_empty((last - first, self.embedding_dim))
             send_from_first(self.parameter.data, rows, self.num_embeddings)
             self.parameter.data = rows
-
-    def _own(self, owners: RowOwners, number: int) -> None:
-        self._owners, self.number, self._kind = owners, number, _OWNED
-        self._gradients = []
 
     def show_none(self) -> None:
         """Let the parameter have the shape of the whole, in the memory of one row."""
@@ -360,7 +354,7 @@ def divide(tables: Iterable[OwnedEmbedding], device: torch.device) -> RowOwners 
         return None
     owners = held[0].owners
     is_ready = owners is not None and owners.is_open and all(each.owners is owners for each in held)
-    own = [int(is_ready), *(number for each in held for number in each._premises())]
+    own = [int(is_ready), *(number for each in held for number in (each._kind, each.seed))]
     ranks = collectives.gather_numbers([len(own), crc32(repr([*held]).encode())], device)
     if any(rank != ranks[0] for rank in ranks):
         raise ValueError(f"Ranks have other tables than rank 0, which has {held}: make the model alike on all ranks.")
@@ -372,5 +366,26 @@ def divide(tables: Iterable[OwnedEmbedding], device: torch.device) -> RowOwners 
         each._divide(kinds, seeds[0])
     owners = RowOwners([each.parameter for each in held], [each.num_embeddings for each in held])
     for number, each in enumerate(held):
-        each._own(owners, number)
+        each._owners, each.number, each._kind, each._gradients = owners, number, _OWNED, []
     return owners
+
+
+@torch.no_grad()
+def initial_rows_(out: Tensor, first: int, seed: int, std: float) -> None:
+    """Fill ``out`` with the rows from number ``first`` on: normal numbers that seed and ids alone decide."""
+    stop = first + len(out)
+    for block in range(first // ROWS_OF_BLOCK, -(-stop // ROWS_OF_BLOCK)):
+        begin = block * ROWS_OF_BLOCK
+        generator = torch.Generator().manual_seed(((seed * _MIX >> 32) + block) % _SEEDS)
+        rows = torch.randn(ROWS_OF_BLOCK, out.shape[1], generator=generator, dtype=torch.float32).mul_(std)
+        low, high = max(first, begin), min(stop, begin + ROWS_OF_BLOCK)
+        out[low - first : high - first] = rows[low - begin : high - begin]  # in its own type, on its device
+
+
+def refuse_product(gradient: Tensor | None) -> None:
+    """Refuse a dense gradient of the rows that lie here."""
+    if gradient is not None and not gradient.is_sparse:
+        raise ValueError(
+            "The weight of an OwnedEmbedding has a dense gradient, and a rank has some of its rows alone, so that a "
+            "product with it is not one with the whole table: look rows up by their ids alone."
+        )

@@ -19,12 +19,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_gnn_dist.tables.exchange import Rows
 from lightning_gnn_dist.tables.growing_rows import GrowingRows
 from lightning_gnn_dist.tables.lazy_adam import LazyAdam
-from lightning_gnn_dist.tables.owned_embedding import OwnedEmbedding, ask_owners, ask_with_moments, keep_apart
-from lightning_gnn_dist.tables.owned_exchange import refuse_product
-from lightning_gnn_dist.tables.tables import coalesced, of_rows, touched
-from lightning_gnn_dist.tables.touches import Rows
+from lightning_gnn_dist.tables.owned_embedding import (
+    OwnedEmbedding,
+    ask_owners,
+    ask_with_moments,
+    keep_apart,
+    refuse_product,
+)
+from lightning_gnn_dist.tables.table import coalesced, holds, of_rows, touched
 
 _ROW, _STEPS = "the row", "local steps that have touched it"  # beside the names of moments
 
@@ -43,6 +48,7 @@ class ReplicaRows:
 
     Args:
         table: The table, whose rows have owners.
+        optimizers: Those of the fit, of which one at most may hold it.
         averages: Whether ranks put together the moments of a name. Those go to the owners with the rows; others stay
             with the rank, of all rows that it has touched in the fit.
         trains: Whether this rank trains now: from then on, rows that are looked up for a gradient stay here.
@@ -52,8 +58,14 @@ class ReplicaRows:
         moments: Those that ranks put together, of the rows that lie here, as of the last meeting.
     """
 
-    def __init__(self, table: OwnedEmbedding, averages: Callable[[str], bool], trains: Callable[[], bool]) -> None:
-        self.table, self._averages, self._trains = table, averages, trains
+    def __init__(
+        self,
+        table: OwnedEmbedding,
+        optimizers: Sequence[Optimizer],
+        averages: Callable[[str], bool],
+        trains: Callable[[], bool],
+    ) -> None:
+        self.table, self._optimizers, self._averages, self._trains = table, optimizers, averages, trains
         self.held = nn.Parameter(torch.empty(0), requires_grad=table.parameter.requires_grad)
         self.moments: dict[str, Tensor] = {}
         self._of_round, self._lasting = GrowingRows(), GrowingRows()
@@ -74,8 +86,9 @@ class ReplicaRows:
         """The names of the moments that ranks put together, in order."""
         return sorted(self._of_round.starts.keys() - {_ROW, _STEPS} | self.moments.keys())
 
-    def begin(self, optimizer: Optimizer | None) -> None:
+    def begin(self) -> None:
         """Begin a fit: take what the optimizer's constructor has made for the rows that lie here."""
+        optimizer = self._holder()
         keep_apart(self.table, self)
         like = self.held.data
         self._of_round.declare(_ROW, like.new_zeros(1, *like.shape[1:]))
@@ -135,10 +148,11 @@ class ReplicaRows:
         self.table.show_none()
         self.parameter.grad = step.gradient
 
-    def begin_state(self, optimizer: Optimizer) -> None:
+    def begin_state(self) -> None:
         """Make the state that the first step would find: another rank may have touched rows where this one has none."""
         if not any(map(self._averages, ("exp_avg", "exp_avg_sq"))):
             return
+        optimizer = self._holder()
         if isinstance(optimizer, LazyAdam) and not optimizer.state.get(self.parameter):
             gradient = self.parameter.grad
             self._lend(optimizer, torch.empty(0, dtype=torch.int64), self.held.data[:0], gradient)
@@ -181,8 +195,9 @@ class ReplicaRows:
                 self._lasting.starts[name].zero_()
 
     @contextmanager
-    def in_own_form(self, optimizer: Optimizer | None) -> Iterator[None]:
+    def in_own_form(self) -> Iterator[None]:
         """In the block, parameter and optimizer have the rows that lie here, and their averaged moments."""
+        optimizer = self._holder()
         self.parameter.grad = None
         self.parameter.data = self.held.data
         state: dict[str, Any] = {} if optimizer is None else optimizer.state.get(self.parameter, {})
@@ -217,12 +232,9 @@ class ReplicaRows:
             self._lasting.declare(name, start.to(device, copy=True))
         self._lasting.add(state["ids"], {name: rows.to(device) for name, rows in state["rows"].items()})
 
-    def forget_all_moments(self) -> None:
-        """Forget all moments: those of a checkpoint follow."""
-        self.moments, self._lasting = {}, GrowingRows()
-
     def take_moments(self, whole: Mapping[str, Tensor]) -> None:
-        """Go on with moments of all rows, of which this rank takes what it needs."""
+        """Go on with moments of all rows, of which this rank takes what it needs, in the place of all that it has."""
+        self.moments, self._lasting = {}, GrowingRows()
         first, last = self.table.rows_of_rank
         own = {name: rows for name, rows in whole.items() if not self._averages(name)}
         for name in whole.keys() - own.keys():
@@ -257,6 +269,16 @@ class ReplicaRows:
         if lent:
             optimizer.state[self.parameter].update(lent)
 
+    def _holder(self) -> Optimizer | None:
+        """Return the optimizer that has the table; refuse a second one."""
+        holders = [each for each in self._optimizers if holds(each, self.parameter)]
+        if len(holders) > 1:
+            raise ValueError(
+                "Two optimizers hold the weight of one OwnedEmbedding, whose moments go with its rows from rank to "
+                "rank: give it to one of them."
+            )
+        return holders[0] if holders else None
+
     def _store(self, name: str) -> GrowingRows:
         return self._of_round if self._averages(name) else self._lasting
 
@@ -268,3 +290,13 @@ def _taken(state: dict[str, Any], shape: torch.Size) -> dict[str, Tensor]:
     """Take out of an optimizer's state what has a row for each of a parameter of this shape."""
     names = [name for name, each in state.items() if isinstance(each, Tensor) and each.shape == shape]
     return {name: state.pop(name) for name in names}
+
+
+def check_lasting(states: Sequence[object], num_tables: int) -> None:
+    """Refuse what :meth:`ReplicaRows.lasting` returned of another number of tables."""
+    if len(states) != num_tables:
+        raise ValueError(
+            f"The checkpoint has moments of {len(states)} OwnedEmbedding(s) on several ranks, and this fit trains "
+            f"{num_tables}: resume with the tables that it was written with, or start from its weights "
+            "(Module.load_from_checkpoint(path)) and leave ckpt_path out."
+        )

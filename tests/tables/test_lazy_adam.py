@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gnn_dist import LazyAdam
-from lightning_gnn_dist.tables.tables import refuse_elastic
+from lightning_gnn_dist.tables.table import refuse_elastic
 
 
 def nets() -> tuple[nn.ModuleList, nn.ModuleList]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import GrappaStrategy, LazyAdam, OwnedEmbedding
-from lightning_gnn_dist.tables.initial_rows import initial_rows_
+from lightning_gnn_dist.tables.owned_embedding import initial_rows_
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.memory import Peak, reads_memory

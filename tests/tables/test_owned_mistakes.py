@@ -15,7 +15,7 @@ from lightning.pytorch.tuner import Tuner
 from torch import Tensor
 
 from lightning_gnn_dist import Correction, EverySteps, GrappaStrategy, LLCGStrategy, LocalSGDStrategy, OwnedEmbedding
-from lightning_gnn_dist.tables.tables import refuse_elastic
+from lightning_gnn_dist.tables.table import refuse_elastic
 from lightning_gnn_dist.wire.asking import THREAD_NAME
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightning_gnn_dist import EverySteps, LocalSGDStrategy, Outer, TMAStrategy
-from lightning_gnn_dist.rounds.touched_rows import TouchedRows
+from lightning_gnn_dist.rounds.learned_rows import LearnedRows
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
@@ -125,12 +125,12 @@ class Counted(LocalSGDStrategy):
     """Notes what a meeting sends for rows, and which rows each rank has touched."""
 
     def average_replicas(self) -> None:
-        (rows,) = (part for part in self.meeting.parts if isinstance(part, TouchedRows))
+        (rows,) = (part for part in self.meeting.parts if isinstance(part, LearnedRows))
         before = collectives.traffic.bytes_sent
         rows.contribute()
         self.sent = collectives.traffic.bytes_sent - before
-        (steps,) = rows._steps.values()
-        self.touched = steps.nonzero().flatten().tolist()
+        (table,) = rows._counted
+        self.touched = table.steps.nonzero().flatten().tolist()
         super().average_replicas()
 
 

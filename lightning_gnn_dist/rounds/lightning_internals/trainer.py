@@ -18,7 +18,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from lightning_gnn_dist.tables.tables import stand_ins
+from lightning_gnn_dist.tables.table import stand_ins
 
 
 class HasModule(Protocol):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -25,33 +25,33 @@ _DENSE = (
     torch.optim.ASGD,
     torch.optim.Rprop,
 )
-OTHER_SPARSE = (
-    "A parameter{} has a sparse gradient, and is no table that ranks know: look rows up in an "
-    "nn.Embedding(..., sparse=True), or with sparse=False."
-)
 
 
-def tables_of(module: nn.Module, *, frozen: bool = False) -> dict[str, Tensor]:
-    """Return the trained tables by name, in the same order on every rank, or also those that are ``frozen``.
+@dataclass(frozen=True)
+class Table:
+    """A table: the weight of an ``nn.Embedding`` or ``nn.EmbeddingBag`` with ``sparse=True``, or of an OwnedEmbedding.
 
-    A table is the weight of an ``nn.Embedding`` or ``nn.EmbeddingBag`` with ``sparse=True``, or of an
-    :class:`OwnedEmbedding`.
+    Attributes:
+        name: The weight's name in the model.
+        weight: The parameter that optimizers hold.
+        embedding: The module, where each rank has some of the rows; None where every rank has all of them.
     """
-    if not any(isinstance(child, _KINDS) and child.sparse for child in module.modules()):
-        return {}
-    found: dict[Tensor, str] = {}
+
+    name: str
+    weight: nn.Parameter
+    embedding: OwnedEmbedding | None
+
+
+def tables_of(module: nn.Module) -> list[Table]:
+    """Return the tables of a module, trained or frozen, each once, in the same order on every rank."""
+    found: dict[int, Table] = {}
     for name, child in module.named_modules():
         if isinstance(child, _KINDS) and child.sparse:
+            owned = child if isinstance(child, OwnedEmbedding) and child.owners is not None else None
             weight = child.parameter if isinstance(child, OwnedEmbedding) else child.weight
-            if frozen or weight.requires_grad:
-                found.setdefault(weight, f"{name}.weight" if name else "weight")
-    return {name: weight for weight, name in found.items()}
-
-
-def dense_parameters(module: nn.Module) -> list[Tensor]:
-    """Return the trained parameters that are no tables, in the same order on every rank."""
-    tables = {id(table) for table in tables_of(module).values()}
-    return [each for each in module.parameters() if each.requires_grad and id(each) not in tables]
+            assert isinstance(weight, nn.Parameter)
+            found.setdefault(id(weight), Table(f"{name}.weight" if name else "weight", weight, owned))
+    return [*found.values()]
 
 
 def check_tables(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:
@@ -62,7 +62,7 @@ def check_tables(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:
                 f"{name} has sparse=True and max_norm={child.max_norm}, which changes rows in every forward, also in "
                 "a validation, where no rank hears of it: leave max_norm out."
             )
-    tables = {id(table): name for name, table in tables_of(module).items()}
+    tables = {id(table.weight): table.name for table in tables_of(module) if table.weight.requires_grad}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             held = [tables[id(each)] for each in group["params"] if id(each) in tables]
@@ -70,23 +70,11 @@ def check_tables(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:
                 _check_group(held[0], optimizer, group)
 
 
-def warn_of_dense_tables(module: nn.Module, num_rows: Container[int], num_ranks: int) -> None:
-    """Warn of trained embeddings with dense gradients and a row for each of so many nodes."""
-    for name, child in module.named_modules():
-        is_one = isinstance(child, nn.Embedding) and not child.sparse and child.weight.requires_grad
-        if is_one and child.num_embeddings in num_rows:
-            rank_zero_warn(
-                f"{name} has a row for each of {child.num_embeddings} nodes, and a mean of {num_ranks} ranks keeps "
-                f"about 1/{num_ranks} of the way that one of them moves it: make it with sparse=True, and train with "
-                "LazyAdam."
-            )
-
-
-def refuse_average_of_moments(module: nn.Module) -> None:
+def refuse_average_of_moments(tables: Sequence[Table]) -> None:
     """Refuse tables for a correction whose optimizer takes means of moments that ranks do not share otherwise."""
-    if tables := tables_of(module):
+    if tables:
         raise ValueError(
-            f'Correction(optimizer="averaged") would average all moments of {next(iter(tables))}: add '
+            f'Correction(optimizer="averaged") would average all moments of {tables[0].name}: add '
             'average_optimizer=True, which puts those of touched rows together, or use optimizer="persistent".'
         )
 
@@ -94,9 +82,9 @@ def refuse_average_of_moments(module: nn.Module) -> None:
 def refuse_elastic(module: nn.Module) -> None:
     """Refuse tables where ranks may die: a meeting that is held again averages whole parameters."""
     refuse_owned(module, "TMAStrategy(elastic=True)", "TMAStrategy() without elastic")
-    if tables := tables_of(module):
+    if tables := [table for table in tables_of(module) if table.weight.requires_grad]:
         raise ValueError(
-            f"{next(iter(tables))} has sparse gradients, and with elastic=True ranks average whole parameters: make it "
+            f"{tables[0].name} has sparse gradients, and with elastic=True ranks average whole parameters: make it "
             "with sparse=False, or leave elastic out."
         )
 
@@ -132,19 +120,6 @@ def _check_group(name: str, optimizer: Optimizer, group: dict[str, Any]) -> None
         )
 
 
-def refuse_other_sparse(parameters: Iterable[Tensor], tables: Container[int]) -> None:
-    """Refuse sparse gradients of parameters whose ``id()`` is no table's, whose rows nobody counts."""
-    for parameter in parameters:
-        if parameter.grad is not None and parameter.grad.is_sparse and id(parameter) not in tables:
-            raise ValueError(OTHER_SPARSE.format(f" of shape {tuple(parameter.shape)}"))
-
-
-def explain_other_sparse(exception: BaseException) -> None:
-    """Replace what torch says where DDP meets a sparse gradient of a parameter that is no table."""
-    if isinstance(exception, NotImplementedError) and "SparseTensorImpl" in str(exception):
-        exception.args = (OTHER_SPARSE.format(""),)
-
-
 def check_sparse(gradient: Tensor, name: str) -> None:
     """Refuse a dense gradient of a table."""
     if not gradient.is_sparse:
@@ -152,6 +127,11 @@ def check_sparse(gradient: Tensor, name: str) -> None:
             f"{name} has a dense gradient, though its sparse=True says that a step touches some rows: something uses "
             "the whole table, as a product with it does. Look rows up by their ids alone, or make it with sparse=False."
         )
+
+
+def holds(optimizer: Optimizer, parameter: Tensor) -> bool:
+    """Return whether an optimizer steps a parameter."""
+    return any(each is parameter for group in optimizer.param_groups for each in group["params"])
 
 
 def coalesced(table: Tensor, name: str) -> Tensor | None:
