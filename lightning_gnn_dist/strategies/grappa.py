@@ -16,8 +16,8 @@ with accumulation, clipping and mixed precision, and corrects for unequal number
 from __future__ import annotations
 
 import inspect
-from collections.abc import Container, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from itertools import compress
 from typing import Any, ClassVar, Literal
 
@@ -38,14 +38,13 @@ from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.lightning_internals.loops import give_back_loops, hear_no_skips, hear_skips, watch_loops
 from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
 from lightning_gnn_dist.rounds.means import finite
-from lightning_gnn_dist.rounds.means.averaging import OTHER_SPARSE
 from lightning_gnn_dist.rounds.meeting import log_figures
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.rounds.walking import buffers_of, parameters_of, trained_parameters
 from lightning_gnn_dist.strategies.leaving import Leaving
 from lightning_gnn_dist.strategies.rounded_gradients import RoundedGradients, leave_gradients
 from lightning_gnn_dist.strategies.used_parameters import UsedParameters, counting_unfrozen
-from lightning_gnn_dist.tables.gradients import TableGradients, give_back_norm
+from lightning_gnn_dist.tables.gradients import TableGradients
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.codec import Bits
 
@@ -147,17 +146,22 @@ class GrappaStrategy(PartitionedStrategy):
     # What Lightning calls.
 
     def configure_ddp(self) -> None:
-        with counting_unfrozen(self._module()):
-            tables = set[int]()
-            if self.tables is None:
-                super().configure_ddp()
-            else:
-                tables = {id(table.weight) for table in self.tables.trained()}
-                others = trained_parameters(self._module(), tables)
+        looks_itself = bool(self._ddp_kwargs["find_unused_parameters"] or self._ddp_kwargs["static_graph"])
+        module = self._module()
+        with counting_unfrozen(module):
+            tables = set() if self.tables is None else {id(table.weight) for table in self.tables.trained()}
+            others = trained_parameters(module, tables)
+            if self.tables is not None:
                 self._table_gradients = TableGradients(self.tables, type(self).__name__, has_others=bool(others))
-                with self._table_gradients.hidden():
-                    super().configure_ddp()
-            self._parameters = self._exchange_with(self.model, tables)
+            with nullcontext() if self._table_gradients is None else self._table_gradients.hidden():
+                super().configure_ddp()
+            ddp: Any = self.model
+            if self.bits is not None:
+                leave_gradients(ddp)
+                self._rounded = RoundedGradients(others, self.bits, overlaps=not looks_itself)
+            self._parameters = UsedParameters(module, hands_in_zeros=not looks_itself, ignored=tables)
+            if not looks_itself and self._rounded is None:
+                self._parameters.settle_buckets(ddp.reducer.prepare_for_backward)
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -206,9 +210,7 @@ class GrappaStrategy(PartitionedStrategy):
         return result
 
     def on_exception(self, exception: BaseException) -> None:
-        refusals.explain_unused_parameters(exception, type(self).__name__)
-        if isinstance(exception, NotImplementedError) and "SparseTensorImpl" in str(exception):  # what DDP says
-            exception.args = (OTHER_SPARSE.format(""),)
+        refusals.explain_errors_of_ddp(exception, type(self).__name__)
         super().on_exception(exception)
 
     def teardown(self) -> None:
@@ -248,8 +250,6 @@ class GrappaStrategy(PartitionedStrategy):
     def _give_back(self, trainer: Trainer) -> None:
         super()._give_back(trainer)
         give_back_loops(trainer)
-        if self.tables is not None:
-            give_back_norm(self.precision_plugin)
         hear_no_skips(self._module())
 
     def _training_loader(self, loader: Any) -> Any:
@@ -312,17 +312,6 @@ class GrappaStrategy(PartitionedStrategy):
         )
         hear_skips(self._module(), lambda skips: setattr(leaving, "skips", skips))
         return leaving
-
-    def _exchange_with(self, ddp: Any, tables: Container[int]) -> UsedParameters:
-        looks_itself = bool(self._ddp_kwargs["find_unused_parameters"] or self._ddp_kwargs["static_graph"])
-        if self.bits is not None:
-            leave_gradients(ddp)
-            others = trained_parameters(self._module(), tables)
-            self._rounded = RoundedGradients(others, self.bits, overlaps=not looks_itself)
-        used = UsedParameters(self._module(), hands_in_zeros=not looks_itself, ignored=tables)
-        if not looks_itself and self._rounded is None:
-            used.settle_buckets(ddp.reducer.prepare_for_backward)
-        return used
 
     def _judge_unused(self) -> None:
         """Judge parameters that no rank's loss used. Collective: all ranks know that each has unused ones."""

@@ -208,12 +208,7 @@ def norms_of_ranks(precision: Precision, tables: Sequence[OwnedEmbedding]) -> It
     try:
         yield
     finally:
-        give_back_norm(precision)
-
-
-def give_back_norm(precision: Precision) -> None:
-    """Undo :func:`clip_owned_gradients`."""
-    vars(precision).pop(_CLIPS, None)
+        vars(precision).pop(_CLIPS, None)
 
 
 def _norm_of_ranks(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> list[nn.Parameter]:

@@ -111,5 +111,6 @@ def clip_sparse_gradients(precision: Precision) -> None:
 
 
 def give_back_clipping(precision: Precision) -> None:
-    """Undo :func:`clip_sparse_gradients`."""
+    """Undo :func:`clip_sparse_gradients`, and what counts the rows of other ranks in a norm."""
     vars(precision).pop("main_params", None)
+    vars(precision).pop("clip_grad_by_norm", None)

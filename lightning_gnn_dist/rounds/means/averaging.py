@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.means.means import is_rounded, length_of
 from lightning_gnn_dist.rounds.part import Part, Share
 from lightning_gnn_dist.rounds.replica_state import forget_moments, optimizer_tensors
@@ -33,10 +34,6 @@ _MOMENTS = {
     "momentum": frozenset({"exp_avg", "momentum_buffer", "grad_avg"}),
     "variance": frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "exp_inf", "sum"}),
 }
-OTHER_SPARSE = (
-    "A parameter{} has a sparse gradient, and is no table that ranks know: look rows up in an "
-    "nn.Embedding(..., sparse=True), or with sparse=False."
-)
 _TRAINED = -1  # stands for a parameter that is averaged anyway
 
 
@@ -72,7 +69,7 @@ class Parameters(Part):
         )
         for parameter in sparse:
             if id(parameter) not in self.fit.ids_of_tables():
-                raise ValueError(OTHER_SPARSE.format(f" of shape {tuple(parameter.shape)}"))
+                raise ValueError(refusals.OTHER_SPARSE.format(f" of shape {tuple(parameter.shape)}"))
 
     def contribute(self) -> Share:
         return Share(self.tensors(trained=self._sends_trained))
