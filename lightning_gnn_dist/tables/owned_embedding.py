@@ -8,7 +8,7 @@ gradients:    wait here until the strategy hands them to the rows' owners; or a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -31,12 +31,11 @@ _NO_STATE_YET = "Save a checkpoint by the trainer, and load its weights: Module.
 
 
 class Replica(Protocol):
-    """What a rank that trains copies of rows has of a table."""
+    """What a rank that trains copies of rows has of a table: ``held`` has the rows that lie here meanwhile."""
 
     held: nn.Parameter
+    is_in_round: Callable[[], bool]
 
-    @property
-    def is_in_round(self) -> bool: ...
     def rows(self, ids: Tensor, *, trains: bool) -> Tensor:
         """Return rows as this rank has trained them; ``trains`` says that it is for a gradient."""
 
@@ -120,7 +119,7 @@ class OwnedEmbedding(nn.Module):
         if self._replica is not None:
             rows = self._replica.rows(unique.long().cpu(), trains=trains)
             return _looked_up(self.parameter, rows, places, ids) if trains else functional.embedding(places, rows)
-        rows = ask_owners(self, unique.long().cpu())
+        (rows,) = self.ask(unique.long().cpu())
         if trains:
             rows.requires_grad_()
             rows.register_post_accumulate_grad_hook(partial(self._keep_gradient, unique.long()))
@@ -211,7 +210,7 @@ class OwnedEmbedding(nn.Module):
         self._load(found)
 
     def _load(self, whole: Tensor) -> None:
-        if self._replica is not None and self._replica.is_in_round:
+        if self._replica is not None and self._replica.is_in_round():
             raise RuntimeError(
                 "Weights were loaded into an OwnedEmbedding inside a round, of whose rows ranks are training copies: "
                 "load them between rounds, as in on_train_epoch_end or on_validation_end."
@@ -265,38 +264,34 @@ class OwnedEmbedding(nn.Module):
             send_from_first(self.parameter.data, rows, self.num_embeddings)
             self.parameter.data = rows
 
+    def ask(self, ids: Tensor, *, moments: bool = False) -> list[Tensor]:
+        """Return rows as their owners have them, and those of moments that owners keep. Not collective.
+
+        Args:
+            ids: Which rows: each once, increasing, on the CPU.
+            moments: Whether to ask for moments, too.
+        """
+        assert self._owners is not None
+        return [rows.to(self.parameter.device) for rows in self._owners.rows(self.number, ids, moments=moments)]
+
+    def keep_apart(self, replica: Replica) -> None:
+        """Let a replica train copies; it holds the rows that lie here, and the parameter none."""
+        assert self._owners is not None
+        replica.held.data, self._replica = self.parameter.data, replica
+        self._owners.answer_from(self.number, replica.held)
+        self.show_none()
+
     def show_none(self) -> None:
         """Let the parameter have the shape of the whole, in the memory of one row."""
         self.parameter.data = self.here.data.new_zeros(1, self.embedding_dim).expand(self.num_embeddings, -1)
 
     def keep_together(self) -> None:
-        """Undo :func:`keep_apart`."""
+        """Undo :meth:`keep_apart`."""
         if self._replica is not None and self._owners is not None:
             self.parameter.grad = None
             self.parameter.data = self._replica.held.data
             self._owners.answer_from(self.number, self.parameter)
         self._replica = None
-
-
-def ask_owners(table: OwnedEmbedding, ids: Tensor) -> Tensor:
-    """Return rows as their owners have them; ids are on the CPU, each once and increasing. Not collective."""
-    assert table.owners is not None
-    return table.owners.rows(table.number, ids).to(table.parameter.device)
-
-
-def ask_with_moments(table: OwnedEmbedding, ids: Tensor) -> list[Tensor]:
-    """Return rows as :func:`ask_owners` does, and of each moment that their owners keep."""
-    assert table.owners is not None
-    return [rows.to(table.parameter.device) for rows in table.owners.rows_with_moments(table.number, ids)]
-
-
-def keep_apart(table: OwnedEmbedding, replica: Replica) -> None:
-    """Let ``replica.held`` have the rows that lie here, and the parameter none: the replica has those it trains."""
-    assert table.owners is not None
-    replica.held.data = table.parameter.data
-    table._replica = replica
-    table.owners.answer_from(table.number, replica.held)
-    table.show_none()
 
 
 class _LookedUp(torch.autograd.Function):

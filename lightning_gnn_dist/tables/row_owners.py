@@ -111,20 +111,15 @@ class RowOwners:
         """Let another parameter have the rows of a table that lie here."""
         self._answers.tables[table] = parameter
 
-    def rows(self, table: int, ids: Tensor) -> Tensor:
-        """Return rows, on the CPU. Not collective.
+    def rows(self, table: int, ids: Tensor, *, moments: bool = False) -> list[Tensor]:
+        """Return rows, and those of all moments that their owners keep, by name, on the CPU. Not collective.
 
         Args:
             table: The number of the table.
             ids: Which rows: each once, increasing, on the CPU.
+            moments: Whether to ask for moments, too.
         """
-        return self._rows(ROWS, table, ids)[0]
-
-    def rows_with_moments(self, table: int, ids: Tensor) -> list[Tensor]:
-        """Return rows, and those of all moments that their owners keep, in the order of the moments' names."""
-        return self._rows(WITH_MOMENTS, table, ids)
-
-    def _rows(self, kind: int, table: int, ids: Tensor) -> list[Tensor]:
+        kind = WITH_MOMENTS if moments else ROWS
         bounds = self.bounds[table]
         if len(ids) and (int(ids[0]) < 0 or int(ids[-1]) >= bounds[-1]):
             wrong = int(ids[0]) if int(ids[0]) < 0 else int(ids[-1])

@@ -13,8 +13,7 @@ from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import differs
 from tests.tables import test_llcg_rows
-from tests.tables.fitting import Made, state_of
-from tests.tables.test_replica_rows import owned
+from tests.tables.fitting import Made, owned, state_of
 from tests.tables.test_table_gradients import OfData
 
 PLAIN: dict[str, Any] = {
@@ -66,12 +65,6 @@ def test_corrections_are_those_of_a_table_that_all_ranks_hold(names: list[str], 
     for found in run_ranks(corrected, 3, names, optimizer):
         for name, (whole, other) in found.items():
             assert differs(whole, other) == 0.0, name
-
-
-@pytest.mark.slow
-def test_corrections_are_those_by_hand() -> None:
-    first, *_ = run_ranks(corrected, 3, ["plain"], "LazyAdam")
-    assert differs(first["plain"][1], test_llcg_rows.by_hand(3, "LazyAdam")) < 1e-12
 
 
 def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> list[Made]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,13 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from lightning_gnn_dist import EverySteps, LocalSGDStrategy, OwnedEmbedding, RoundProgress, TMAStrategy
+from lightning_gnn_dist import EverySteps, LocalSGDStrategy, RoundProgress, TMAStrategy
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import differs, fit
-from tests.tables.fitting import NUM_ROWS, WIDTH, Made, Table, batches_of, loader_of, state_of
+from tests.tables.fitting import NUM_ROWS, WIDTH, Made, Table, batches_of, loader_of, owned, state_of
 from tests.tables.test_touched_rows import BATCHES, ROUNDS, STEPS, by_hand
-
-
-def owned(module: Any) -> Any:
-    """The model with a table whose rows live with one rank each, and begin as they are."""
-    rows = OwnedEmbedding(NUM_ROWS, WIDTH).double()
-    rows.load_state_dict(module.rows.state_dict())
-    module.rows = rows
-    return module
 
 
 class Keeps(pl.Callback):
@@ -190,11 +183,15 @@ def settings(rank: int, world_size: int, names: list[str]) -> dict[str, list[lis
 
 @pytest.mark.slow
 def test_all_settings_are_those_of_a_table_that_all_ranks_hold() -> None:
-    for found in run_ranks(settings, 3, [*SETTINGS]):
+    first, *ranks = run_ranks(settings, 3, [*SETTINGS])
+    for found in (first, *ranks):
         for name, (whole, others) in found.items():
             assert len(whole) == ROUNDS
-            for one, other in zip(whole, others, strict=True):
-                assert differs(one, other) == 0.0, name
+            for one, other, same in zip(whole, others, first[name][0], strict=True):
+                assert differs(one, other) == differs(one, same) == 0.0, name
+                assert all(bool(value.isfinite().all()) for value in one.values()), name
+    rows = [Table().rows.weight, *(state["rows.weight"] for state in first["frozen"][0])]
+    assert [torch.equal(one, other) for one, other in pairwise(rows)] == [False, False, True, True]
 
 
 def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> dict[str, Made]:

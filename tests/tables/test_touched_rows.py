@@ -9,9 +9,8 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from lightning_gnn_dist import EverySteps, LocalSGDStrategy, Outer, TMAStrategy
+from lightning_gnn_dist import EverySteps, LocalSGDStrategy, TMAStrategy
 from lightning_gnn_dist.rounds.learned_rows import LearnedRows
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
@@ -187,30 +186,6 @@ def test_a_rank_without_weight_takes_the_rows_of_others() -> None:
     assert differs(first, alone) < 1e-12
 
 
-class Breaks(pl.Callback):
-    """Rank 1's weights become NaN in the second round."""
-
-    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.global_rank == 1 and trainer.current_epoch == 1:
-            module.rows.weight.data[batch[1].unique()] = torch.nan
-
-
-def left_out(rank: int, world_size: int) -> Made:
-    strategy = LocalSGDStrategy(
-        EverySteps(STEPS), nonfinite="leave_out", outer=Outer(), average_optimizer=True, **PATIENCE
-    )
-    keeps = Keeps()
-    train(rank, strategy, Table(), world_size, callbacks=[Breaks(), keeps])
-    return keeps.states[-1]
-
-
-@pytest.mark.slow
-def test_a_rank_with_nan_takes_the_rows_of_others() -> None:
-    first, second, _ = run_ranks(left_out, 3)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert all(bool(value.isfinite().all()) for value in first.values())
-
-
 def clipped(rank: int, world_size: int, sparse: bool, options: dict[str, Any]) -> Made:
     strategy = LocalSGDStrategy(EverySteps(4), **PATIENCE)
     return train(rank, strategy, Table("SGD", sparse=sparse), world_size, max_epochs=1, **options)[-1]
@@ -226,40 +201,3 @@ CLIPS: list[dict[str, Any]] = [
 def test_sparse_gradients_are_clipped_and_added_up_as_dense_ones(options: dict[str, Any]) -> None:
     sparse, dense = (run_ranks(clipped, 1, flag, options)[0] for flag in (True, False))
     assert differs(sparse, dense) < 1e-14
-
-
-def in_half(rank: int, world_size: int, precision: str) -> Made:
-    module = Table().float()
-    options: dict[str, Any] = {"precision": precision, "callbacks": [], "max_epochs": 2, "gradient_clip_val": 0.5}
-    loader = [[each.float() if each.is_floating_point() else each for each in batch] for batch in batches_of(rank, 5)]
-    strategy = LocalSGDStrategy(EverySteps(STEPS), average_optimizer=True, **PATIENCE)
-    fit(rank, strategy, module, devices=world_size, train=DataLoader(loader, batch_size=None), **options)
-    return state_of(module)
-
-
-@pytest.mark.slow
-def test_mixed_precision_keeps_replicas_equal() -> None:
-    first, second = run_ranks(in_half, 2, "bf16-mixed")
-    assert differs(first, second) == 0.0
-    assert bool((first["rows.weight"] != Table().float().rows.weight).any())
-
-
-class Freezes(pl.Callback):
-    """The table trains in the second round alone."""
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        pl_module.rows.requires_grad_(trainer.current_epoch == 1)
-
-
-def freezing(rank: int, world_size: int) -> list[Made]:
-    strategy, keeps = LocalSGDStrategy(EverySteps(STEPS), outer=Outer(), **PATIENCE), Keeps()
-    train(rank, strategy, Table("SGD"), world_size, max_epochs=3, callbacks=[Freezes(), keeps])
-    return keeps.states
-
-
-@pytest.mark.slow
-def test_a_table_may_be_frozen_and_freed() -> None:
-    first, second = run_ranks(freezing, 2)
-    assert all(differs(one, other) == 0.0 for one, other in zip(first, second, strict=True))
-    start, rows = Table().rows.weight, [state["rows.weight"] for state in first]
-    assert torch.equal(start, rows[0]) and not torch.equal(rows[0], rows[1]) and torch.equal(rows[1], rows[2])
