@@ -16,7 +16,7 @@ from lightning_gnn_dist.batches.hetero import ENDS, LABELS_OF_LINKS, SampledHete
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.apart import Apart, in_types, of_one_type, places_of, take_apart
 from lightning_gnn_dist.engine.sample import Sample
-from lightning_gnn_dist.engine.temporal.hops import SEED_TIME
+from lightning_gnn_dist.engine.temporal.trees import SEED_TIME
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, TypeNames, have_names
 

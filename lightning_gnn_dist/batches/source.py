@@ -15,10 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.assembling import assemble
-from lightning_gnn_dist.batches.batch import SampledData, device_of_batch
+from lightning_gnn_dist.batches.assembling import Content, Taken, assemble, made_of
+from lightning_gnn_dist.batches.batch import LABELS, SampledData, device_of_batch
 from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
-from lightning_gnn_dist.batches.file_rows import FileRows
 from lightning_gnn_dist.batches.hetero import store_of_seeds
 from lightning_gnn_dist.batches.part_batch import Run, part_batch_of
 from lightning_gnn_dist.batches.placement import Placement
@@ -26,7 +25,51 @@ from lightning_gnn_dist.batches.pool import BufferPool, Pool, Widen
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.large_pages import enlarge_pages
+from lightning_gnn_dist.graph.storage.mapped import MappedRows
+from lightning_gnn_dist.graph.storage.maps import all_maps
 from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
+
+
+class FileRows:
+    """Assembles batches from a graph's files: slower than from its maps, with less memory.
+
+    Args:
+        graph: The graph. Those of its arrays that are in RAM are read there.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph, types, maps = graph, graph.types, all_maps()
+        self._structure = [MappedRows(array, maps) for array in (graph.indptr, graph.indices, types.edge_type)]
+        of_types = [*types.node_arrays.values(), *types.edge_arrays.values()]
+        self._files = {id(array): MappedRows(array, maps) for arrays in of_types for array in arrays.values()}
+
+    def assemble(self, sample: Sample, *, widen: Widen = True, all_labels: bool = True) -> SampledData:
+        """Make a batch, as :func:`~lightning_gnn_dist.batches.assembling.assemble` does."""
+        return self.made_of(Content.of(self._graph, sample), widen=widen, all_labels=all_labels)
+
+    def made_of(self, content: Content, *, widen: Widen = True, all_labels: bool = True) -> SampledData:
+        """Make a batch of what is taken of the graph's arrays."""
+        num_labels = [None if all_labels else per_hop[0] for per_hop in content.apart.num_sampled]
+        nodes = [self._read(*taken) for taken in zip(content.nodes, num_labels, strict=True)]
+        content = content._replace(nodes=nodes, edges=[self._read(taken) for taken in content.edges])
+        return made_of(content, widen=widen, all_labels=all_labels)
+
+    def _read(self, taken: Taken, num_labels: int | None = None) -> Taken:
+        """Return the rows that a batch takes of the arrays of a type."""
+        rows = taken.rows
+        if rows is None:
+            return taken
+        read = {
+            name: self._files[id(array)].take(rows[:num_labels] if name == LABELS else rows)
+            for name, array in taken.arrays.items()
+        }
+        return Taken(read)
+
+    def release(self) -> None:
+        """Release the pages of edges that sampling has read."""
+        for array in self._structure:
+            array.release()
+
 
 WRITTEN = (
     "Something was written into a batch of the whole part, whose tensors all its batches share: write into a copy, "

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.compiling import compiled, inlined
-from lightning_gnn_dist.engine.hops import edge_types_of, graph_is_damaged
 from lightning_gnn_dist.engine.intrinsics import prefetch
 from lightning_gnn_dist.engine.kernels import (
     BLOCK,
@@ -28,9 +27,10 @@ from lightning_gnn_dist.engine.kernels import (
     prefetch_types,
     take_row,
 )
-from lightning_gnn_dist.engine.temporal.kernels import BEFORE_ALL, first_later
-from lightning_gnn_dist.engine.temporal.order import TimeOrder
-from lightning_gnn_dist.engine.weighted.draws import aside_for
+from lightning_gnn_dist.engine.sample import edge_types_of, graph_is_damaged
+from lightning_gnn_dist.engine.temporal.times import BEFORE_ALL, TimeOrder
+from lightning_gnn_dist.engine.temporal.trees import first_later
+from lightning_gnn_dist.engine.weighted import aside_for
 from lightning_gnn_dist.graph.graph import Graph
 
 _U = np.uint64

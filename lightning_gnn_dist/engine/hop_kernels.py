@@ -36,7 +36,7 @@ from lightning_gnn_dist.engine.kernels import (
     prefetch_types,
     read_senders,
 )
-from lightning_gnn_dist.engine.weighted.draws import Aside, aside_for, prefetch_weights
+from lightning_gnn_dist.engine.weighted import Aside, aside_for, prefetch_weights
 
 NOTES = 256  # pieces that may wait to be drawn from
 ONE_TYPE = np.empty(0, np.uint8)  # what ``Draws.edge_type`` is where rows are not divided

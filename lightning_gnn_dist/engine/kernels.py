@@ -19,7 +19,7 @@ import numpy.typing as npt
 from lightning_gnn_dist.engine.compiling import inlined, part
 from lightning_gnn_dist.engine.intrinsics import RUN, prefetch, run_length
 from lightning_gnn_dist.engine.rng import below, draw
-from lightning_gnn_dist.engine.weighted.draws import Aside, Weights, draw_by_weight, prefetch_weights
+from lightning_gnn_dist.engine.weighted import Aside, Weights, draw_by_weight, prefetch_weights
 
 Array = npt.NDArray[Any]
 

@@ -23,12 +23,11 @@ import numpy as np
 from torch import Tensor
 
 from lightning_gnn_dist.engine.hop_kernels import ONE_TYPE, Draws
-from lightning_gnn_dist.engine.hops import graph_is_damaged, sample_hops
 from lightning_gnn_dist.engine.kernels import Array, Rule
 from lightning_gnn_dist.engine.layer_kernels import Layers, add_column_norms, sample_layers, scale_to
 from lightning_gnn_dist.engine.rng import typed_keys
-from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.engine.weighted.draws import EVEN
+from lightning_gnn_dist.engine.sample import BatchKey, Sample, graph_is_damaged, sample_hops
+from lightning_gnn_dist.engine.weighted import EVEN
 from lightning_gnn_dist.engine.weights import NONE, Weight, edge_weights
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered

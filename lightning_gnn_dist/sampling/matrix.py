@@ -21,8 +21,7 @@ from torch import Tensor
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
 from lightning_gnn_dist.engine.stack import Edges, Stack
-from lightning_gnn_dist.engine.tensors.rng import below, draw, keys_of, unit
-from lightning_gnn_dist.engine.tensors.rows import Rows, TensorWeights, by_weight, distinct
+from lightning_gnn_dist.engine.tensors import Rows, TensorWeights, below, by_weight, distinct, draw, keys_of, unit
 from lightning_gnn_dist.engine.weights import table_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import starts_of

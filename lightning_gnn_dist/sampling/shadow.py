@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.hop_kernels import ONE_TYPE, Draws
-from lightning_gnn_dist.engine.hops import sample_hops
 from lightning_gnn_dist.engine.kernels import Array, Rule, Table, Work
 from lightning_gnn_dist.engine.rng import typed_keys
-from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.engine.sample import BatchKey, Sample, sample_hops
 from lightning_gnn_dist.engine.subgraph_kernels import sample_egos
-from lightning_gnn_dist.engine.weighted.draws import EVEN
+from lightning_gnn_dist.engine.weighted import EVEN
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.rules import Layers, check_fields
 from lightning_gnn_dist.sampling.base import check_bulk, check_numbers

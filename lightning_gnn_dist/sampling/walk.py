@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.hops import graph_is_damaged
 from lightning_gnn_dist.engine.rng import key, permutation
-from lightning_gnn_dist.engine.sample import MAX_ENTRIES, BatchKey, Sample
+from lightning_gnn_dist.engine.sample import MAX_ENTRIES, BatchKey, Sample, graph_is_damaged
 from lightning_gnn_dist.engine.subgraph_kernels import walk
 from lightning_gnn_dist.engine.weights import Weight, edge_weights
 from lightning_gnn_dist.graph.graph import Graph

@@ -18,28 +18,28 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.row_cache import RowCache, Rows
 from lightning_gnn_dist.batches.pool import BufferPool
-from lightning_gnn_dist.engine.hops import graph_is_damaged
 from lightning_gnn_dist.engine.layer_kernels import add_column_norms
 from lightning_gnn_dist.engine.row_kernels import put_rows
-from lightning_gnn_dist.engine.temporal.order import TimeOrder
+from lightning_gnn_dist.engine.sample import graph_is_damaged
+from lightning_gnn_dist.engine.temporal.times import TimeOrder
 from lightning_gnn_dist.engine.weights import NONE, edge_weights
 from lightning_gnn_dist.graph.rows import bytes_per_row, starts_of, take_rows
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sampling.turns import Result, Steps, answered
-from lightning_gnn_dist.sharded.messages import (
+from lightning_gnn_dist.sharded.owner import (
     DEGREES,
     EDGES,
     LINKED,
     NODES,
     ROWS,
     Message,
+    Owner,
     Question,
     answer_of,
     ask_owners,
     letters_of,
     narrow,
 )
-from lightning_gnn_dist.sharded.owner import Owner
 from lightning_gnn_dist.sharded.tables import Caches, Table
 from lightning_gnn_dist.wire.asking import Asking
 from lightning_gnn_dist.wire.channel import Channel

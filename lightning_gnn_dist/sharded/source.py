@@ -1,30 +1,261 @@
-"""The source of batches of a sharded graph: other ranks are asked for what they own, in the background."""
+"""Batches of a sharded graph: the same, bit for bit, as where every host has the graph.
+
+frontier -> its owners draw neighbours, hop by hop -> ... -> the rows of all nodes of a bulk, others' fetched once
+
+Layer-wise samplers take P = Q A, row by row: the owners of a bulk's frontier nodes send their rows, once for all
+batches of the bulk. Importances are sums of squares over the rows, and floating point sums depend on their order. So
+owners send the entries of their rows in order, and the rank that makes the batch adds them up as one host would.
+Entries take 4 bytes an edge; sums would take 12 for each sender, and the chosen edges would still have to be sent.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.source import AheadSource
-from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.assembling import Content, Taken, made_of
+from lightning_gnn_dist.batches.batch import LABELS, PoolOf, SampledData
 from lightning_gnn_dist.batches.device_stream import DeviceStream
 from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
-from lightning_gnn_dist.sampling.turns import Steps
-from lightning_gnn_dist.sharded.messages import Message, Question
-from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
-from lightning_gnn_dist.sharded.sampling import (
-    Bulk,
-    LayerWise,
-    begin,
-    check_sampler,
-    finish,
-    importance_of,
-)
-from lightning_gnn_dist.sharded.temporal.times import prepare_times
+from lightning_gnn_dist.batches.pool import Widen, gather_joined
+from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.engine.apart import Apart, take_apart_of_shards
+from lightning_gnn_dist.engine.kernels import Array
+from lightning_gnn_dist.engine.layer_kernels import Layers, sample_layer
+from lightning_gnn_dist.engine.rng import key, typed_keys
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.engine.weights import NONE
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.memo import remembered
+from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler, LadiesSampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.targets.sampler import LinkSampler
+from lightning_gnn_dist.sampling.targets.tables import FalseEnds
+from lightning_gnn_dist.sampling.temporal import TemporalSampler
+from lightning_gnn_dist.sampling.turns import Steps, together
+from lightning_gnn_dist.sharded.draws import GrowingBatch, How, Names, draw_hops
+from lightning_gnn_dist.sharded.links import draw_false_ends
+from lightning_gnn_dist.sharded.owner import Message, Question
+from lightning_gnn_dist.sharded.remote_graph import FetchedRows, ShardedGraph, union
+from lightning_gnn_dist.sharded.tables import Found, Sought
+from lightning_gnn_dist.sharded.temporal import prepare_times, sample_at_times, sample_timed, times_of_edges
+
+LayerWise = LadiesSampler | FastGCNSampler
+ShardedSampler = NeighborSampler | TemporalSampler | LayerWise | LinkSampler
+
+
+class Bulk(NamedTuple):
+    """Batches that are drawn, without their arrays.
+
+    Attributes:
+        samples: What was drawn, for each batch.
+        apart: The same by types; a graph without types counts as one of one type.
+        nodes: The rows of each node type that all of them need.
+    """
+
+    samples: list[Sample]
+    apart: list[Apart]
+    nodes: list[Sought]
+
+
+def begin(
+    graph: ShardedGraph, sampler: ShardedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
+) -> Steps[Bulk]:
+    """Draw the batches of a bulk: one turn a hop, and those before that the seeds take if these are edges."""
+    samples = yield from sample_bulk(graph, sampler, seeds, keys)
+    apart = [take_apart_of_shards(graph.types, sample) for sample in samples]
+    nodes = [
+        table.seek(torch.cat([of_batch.nodes[number] for of_batch in apart]))
+        for number, table in enumerate(graph.of_nodes)
+    ]
+    return Bulk(samples, apart, nodes)
+
+
+def finish(
+    graph: ShardedGraph,
+    bulk: Bulk,
+    coming: Sequence[Bulk] = (),
+    pool_of: PoolOf = lambda _: None,
+    *,
+    widen: Widen = True,
+    all_labels: bool = True,
+) -> Steps[list[Any]]:
+    """Return the batches of a bulk with their arrays, in one turn. The next bulks say what will be needed again.
+
+    The owners are asked for the rows of all types at once.
+    """
+    nodes, edges = yield from together([together(_nodes(graph, bulk, coming)), together(_edges(graph, bulk))])
+    at_node = [
+        found.places.split([len(apart.nodes[number]) for apart in bulk.apart]) for number, found in enumerate(nodes)
+    ]
+    of_edges = {
+        number: (found, found.places.split([len(apart.rows[number].edge_ids) for apart in bulk.apart]))
+        for number, found in zip(graph.of_edges, edges, strict=True)
+    }
+    made = []
+    for batch, (sample, apart) in enumerate(zip(bulk.samples, bulk.apart, strict=True)):
+        node_rows = [
+            _rows(nodes[i], kind, at_node[i][batch], pool_of, None if all_labels else apart.num_sampled[i][0])
+            for i, kind in enumerate(graph.types.node_types)
+        ]
+        edge_rows = [
+            _rows(of_edges[i][0], kind, of_edges[i][1][batch], pool_of) if i in of_edges else {}
+            for i, kind in enumerate(graph.types.edge_types)
+        ]
+        content = Content.by_types(graph.types, apart, sample, [*map(Taken, node_rows)], [*map(Taken, edge_rows)])
+        made.append(made_of(content, widen=widen, all_labels=all_labels))
+    return made
+
+
+def sample_bulk(
+    graph: ShardedGraph, sampler: ShardedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
+) -> Steps[list[Sample]]:
+    """Draw what ``sampler`` draws from the whole graph, one sample for each batch.
+
+    The samples' ``edge_ids`` count in the edges' types.
+    """
+    if isinstance(sampler, LinkSampler):
+        return (yield from sampler.sample_across(Shards(graph), seeds, keys))
+    if isinstance(sampler, LadiesSampler | FastGCNSampler):
+        return (yield from sample_layer_wise(graph, sampler, seeds, keys))
+    if isinstance(sampler, TemporalSampler):
+        return (yield from sample_timed(graph, sampler, seeds, keys))
+    fanouts = torch.from_numpy(sampler.of_types(graph.types))  # (hops, types)
+    words = np.stack([typed_keys(*key, *fanouts.shape).view(np.int64) for key in keys])
+    growing = [GrowingBatch(ids, graph.num_nodes) for ids in seeds]
+    how = How(sampler.replace, sampler.weight)
+    yield from draw_hops(graph, growing, Names.of_nodes(len(growing)), fanouts, torch.from_numpy(words), how)
+    return [batch.sample() for batch in growing]
+
+
+@dataclass(frozen=True)
+class Shards:
+    """A graph in shards as the home of targets: this rank learns edges of its own shard, and asks owners for the rest.
+
+    Args:
+        graph: The graph.
+    """
+
+    graph: ShardedGraph
+
+    @property
+    def rows(self) -> Graph:
+        return self.graph.shard.rows
+
+    @property
+    def num_nodes(self) -> int:
+        return self.graph.num_nodes
+
+    def ids_of_own(self, rows: Tensor) -> Tensor:
+        return self.graph.ids_of_own(rows)
+
+    def draw(self, sampler: Sampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[list[Sample]]:
+        return sample_bulk(self.graph, check_sampler(sampler, self.graph.types), seeds, keys)
+
+    def draw_at(
+        self, sampler: TemporalSampler, seeds: Sequence[Tensor], times: Sequence[Tensor], keys: Sequence[BatchKey]
+    ) -> Steps[list[Sample]]:
+        return sample_at_times(self.graph, sampler, seeds, times, keys)
+
+    def false_ends(self, wanted: FalseEnds) -> Steps[list[Tensor]]:
+        return draw_false_ends(self.graph, wanted)
+
+    def times_of_edges(self, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
+        return times_of_edges(self.graph, number, name, ids)
+
+
+def check_sampler(sampler: object, types: TypeNames) -> ShardedSampler:
+    """Return the sampler; refuse one that needs the whole graph on one host, or that knows none of the types."""
+    if isinstance(sampler, LinkSampler):
+        check_sampler(sampler.sampler, types)
+        return sampler
+    if isinstance(sampler, NeighborSampler | TemporalSampler):
+        sampler.of_types(types)  # refuses numbers of other types
+        return sampler
+    if have_names(types):
+        raise ValueError(
+            f"A typed graph in shards is sampled by NeighborSampler or TemporalSampler, got {shown(sampler)}: choose "
+            "one of these, or give every host the whole graph."
+        )
+    if isinstance(sampler, LadiesSampler | FastGCNSampler):
+        return sampler
+    raise ValueError(
+        "A sharded graph is sampled by NeighborSampler, TemporalSampler, LadiesSampler or FastGCNSampler, got "
+        f"{shown(sampler)}: others ask for edges among nodes of several hosts. Choose one of these, or give every host "
+        "the whole graph."
+    )
+
+
+def _nodes(graph: ShardedGraph, bulk: Bulk, coming: Sequence[Bulk]) -> list[Steps[Found]]:
+    """Fetch the rows of each node type."""
+    return [
+        table.find(wanted, [other.nodes[number].distinct for other in coming])
+        for number, (table, wanted) in enumerate(zip(graph.of_nodes, bulk.nodes, strict=True))
+    ]
+
+
+def _edges(graph: ShardedGraph, bulk: Bulk) -> list[Steps[Found]]:
+    """Fetch the rows of each edge type that has arrays."""
+    return [
+        table.find(table.seek(torch.cat([apart.rows[number].edge_ids for apart in bulk.apart])))
+        for number, table in graph.of_edges.items()
+    ]
+
+
+def _rows(
+    found: Found, kind: object, places: Tensor, pool_of: PoolOf, num_labels: int | None = None
+) -> dict[str, Tensor]:
+    """Gather the rows of a batch of all arrays of a type: of labels the first ones."""
+    rows = {}
+    for name in found.own:
+        at = places[:num_labels] if name == LABELS else places
+        pool = pool_of(f"{kind} {name}")
+        rows[name] = gather_joined(found.own[name], found.held[name], found.fetched[name], at, pool)
+    return rows
+
+
+def sample_layer_wise(
+    graph: ShardedGraph, sampler: LayerWise, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
+) -> Steps[list[Sample]]:
+    """Draw what ``sampler`` draws from the whole graph, one sample for each batch. Collective the first time."""
+    importance = importance_of(graph, sampler)
+    batches = [GrowingBatch(ids, graph.num_nodes) for ids in seeds]
+    for hop in range(sampler.num_hops):
+        nodes, positions = union([batch.frontier for batch in batches])
+        rows = yield from graph.rows(nodes, sampler.weight)
+        values = NONE if rows.weights is None else rows.weights.numpy()
+        layers = Layers(np.array(sampler.num_nodes, np.int64), values, *importance, sampler.normalize)
+        for batch, at, batch_key in zip(batches, positions, keys, strict=True):
+            _grow(batch, rows, at, key(*batch_key, hop), hop, layers)
+    return [batch.sample() for batch in batches]
+
+
+def importance_of(graph: ShardedGraph, sampler: LayerWise) -> tuple[Array, Array]:
+    """Return what :meth:`LayerSampler.importance` does for one host. Collective, the first time."""
+    if isinstance(sampler, LadiesSampler):
+        return np.empty(0), np.empty(0)
+    norms = remembered(graph, ("column norms", sampler.weight), lambda: graph.column_norms(sampler.weight).numpy())
+    return norms, remembered(graph, ("scales", sampler.weight, sampler.num_nodes), lambda: sampler.scales(norms))
+
+
+def _grow(batch: GrowingBatch, rows: FetchedRows, at: Tensor, word: np.uint64, hop: int, layers: Layers) -> None:
+    """Draw a layer for the frontier of a batch; ``at`` are the places of its nodes among ``rows``."""
+    known, work, table = batch.open(rows.senders, int((rows.starts[at + 1] - rows.starts[at]).sum()))
+    csr, begin = (rows.starts.numpy(), rows.senders.numpy(), at.numpy()), len(known) - len(at)
+    found = batch.checked(sample_layer(*csr, known, begin, word, hop, layers, work, table))
+    starts = torch.from_numpy(work.starts[begin : len(known) + 1].copy())
+    edges, ids = int(starts[-1]), None
+    if rows.first_edges is not None:
+        ids = rows.edge_ids(torch.from_numpy(work.positions[:edges].copy()))
+    batch.add(found, work, starts.diff(), ids, torch.from_numpy(work.weights[:edges].copy()))
 
 
 class ShardedSource(AheadSource[Bulk]):

@@ -12,7 +12,7 @@ from torch_geometric.nn import GCNConv, GraphConv, SAGEConv
 from lightning_gnn_dist import BatchKey, FastGCNSampler, Graph, LadiesSampler, NeighborSampler, Sample
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.engine import scratch
+from lightning_gnn_dist.engine import sample as sample_module
 from lightning_gnn_dist.sampling.layer_wise import LayerSampler
 from tests.sampling.reference import random_graph
 
@@ -191,9 +191,9 @@ def test_both_tables_and_any_room_give_the_same_batch(kind, monkeypatch):
     graph = random_graph(3000, 90_000, seed=9)
     seeds = torch.randperm(3000, generator=torch.Generator().manual_seed(0))[:1000]
     samples = []
-    for limit in (scratch.DIRECT_NODES, 0):
-        scratch._THREAD.__dict__.clear()
-        monkeypatch.setattr(scratch, "DIRECT_NODES", limit)
+    for limit in (sample_module.DIRECT_NODES, 0):
+        sample_module._THREAD.__dict__.clear()
+        monkeypatch.setattr(sample_module, "DIRECT_NODES", limit)
         samples += [one(kind([900, 700, 300]), graph, seeds) for _ in range(2)]
     for sample in samples[1:]:
         assert sample.nodes.equal(samples[0].nodes)

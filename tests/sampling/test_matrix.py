@@ -18,8 +18,7 @@ from lightning_gnn_dist import (
     RandomWalkSampler,
     Sampler,
 )
-from lightning_gnn_dist.engine import rng
-from lightning_gnn_dist.engine.tensors import rng as torch_rng
+from lightning_gnn_dist.engine import rng, tensors
 from lightning_gnn_dist.graph.graph import checked_graph
 from lightning_gnn_dist.sampling.matrix import adjacency
 from tests.sampling import reference
@@ -105,15 +104,15 @@ def test_other_samplers_have_no_matrix_form(sampler):
 
 
 def test_tensors_draw_the_words_of_kernels():
-    keys = torch_rng.keys_of(PLACES, 3, torch.device("cpu"))
+    keys = tensors.keys_of(PLACES, 3, torch.device("cpu"))
     nodes, steps = torch.arange(40, 90), torch.arange(3)
-    words = torch_rng.draw(keys[:, None, None], nodes[:, None], steps)
+    words = tensors.draw(keys[:, None, None], nodes[:, None], steps)
     expected = [
         [[reference.draw(int(rng.key(*place, 3)), int(node), i) for i in range(3)] for node in nodes]
         for place in PLACES
     ]
     assert (words.numpy().view("uint64") == np.array(expected, np.uint64)).all()
-    assert torch_rng.draw(keys, nodes[:5], 2).equal(words[torch.arange(5), torch.arange(5), 2])
+    assert tensors.draw(keys, nodes[:5], 2).equal(words[torch.arange(5), torch.arange(5), 2])
     flat = [word for row in expected for cell in row for word in cell]
-    assert torch_rng.unit(words).view(-1).tolist() == [reference.unit(word) for word in flat]
-    assert torch_rng.below(words, torch.tensor(9)).view(-1).tolist() == [((word >> 32) * 9) >> 32 for word in flat]
+    assert tensors.unit(words).view(-1).tolist() == [reference.unit(word) for word in flat]
+    assert tensors.below(words, torch.tensor(9)).view(-1).tolist() == [((word >> 32) * 9) >> 32 for word in flat]

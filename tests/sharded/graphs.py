@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_gnn_dist import BatchKey, Graph, Partition
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
-from lightning_gnn_dist.sharded.sampling import ShardedSampler, begin, finish
+from lightning_gnn_dist.sharded.source import ShardedSampler, begin, finish
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 from tests.ranks import join
 

@@ -13,7 +13,7 @@ from torch_geometric.data import HeteroData
 from lightning_gnn_dist import BatchKey, Graph, NeighborSampler, Partition, save_shards
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.prepare.shard import Shard
-from lightning_gnn_dist.sharded.sampling import begin, finish
+from lightning_gnn_dist.sharded.source import begin, finish
 from lightning_gnn_dist.wire.channel import open_channel
 from tests.batch_contents import check_same, contents
 from tests.conftest import module_of
