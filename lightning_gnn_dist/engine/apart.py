@@ -6,6 +6,7 @@ first one's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -237,16 +238,12 @@ def take_apart_of_shards(types: TypeOffsets, sample: Sample) -> Apart:
     return apart
 
 
-def in_types(apart: Apart, ends: Tensor) -> Tensor:
-    """Positions of nodes in a batch as positions among the batch's nodes of their type."""
-    if len(apart.nodes) == 1:
+def in_types(ends: Tensor, num_seeds: Sequence[int]) -> Tensor:
+    """Positions of seeds, which are in order of their types, as positions among the seeds of their type."""
+    if len(num_seeds) == 1:
         return ends
-    kinds = apart.kinds[: int(ends.max()) + 1 if ends.numel() else 0]
-    places = torch.empty(kinds.numel(), dtype=torch.int64)
-    for number in kinds.unique():
-        is_of = kinds == number
-        places[is_of] = torch.arange(int(is_of.sum()))
-    return places[ends]
+    starts = torch.tensor([0, *num_seeds[:-1]]).cumsum(0)
+    return ends - starts[torch.searchsorted(starts, ends, right=True) - 1]
 
 
 def places_of(graph: Graph, number: int, positions: Tensor) -> Tensor:

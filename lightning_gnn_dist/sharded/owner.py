@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, islice
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -32,12 +32,6 @@ Message: TypeAlias = list[Tensor]
 # Kinds of questions.
 DRAW, ROWS, NODES, EDGES, LINKED, DEGREES, TIMES_OF_NODES, TIMES_OF_EDGES = range(8)
 _WIDTHS = (torch.uint8, torch.int16, torch.int32)
-
-
-class Answers(Protocol):
-    """Answers questions about a shard, in any thread."""
-
-    def answer(self, kind: int, question: Message) -> Message: ...
 
 
 def narrow(numbers: Tensor, most: int) -> Tensor:
@@ -76,7 +70,7 @@ class Question(NamedTuple):
     of_ranks: list[Message]
 
 
-def ask_owners(asking: Asking, owner: Answers, questions: Sequence[Question]) -> list[list[Message]]:
+def ask_owners(asking: Asking, owner: Owner, questions: Sequence[Question]) -> list[list[Message]]:
     """Return for each question the answer of each rank: the own one too, which ``owner`` gives, as those to nothing."""
     if not questions:
         return []
@@ -93,7 +87,7 @@ def ask_owners(asking: Asking, owner: Answers, questions: Sequence[Question]) ->
     ]
 
 
-def answer_of(owner: Answers, kind: int, question: Message) -> Message:
+def answer_of(owner: Owner, kind: int, question: Message) -> Message:
     """Return what an owner answers to a question, or to several in one."""
     if kind != SEVERAL:
         return owner.answer(kind, question)

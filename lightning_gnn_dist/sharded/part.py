@@ -10,6 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.ahead.tables import Table
 from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edges_among, learned_from
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage, weights_of
@@ -19,7 +20,6 @@ from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
 from lightning_gnn_dist.sharded.draws import whole_rows
 from lightning_gnn_dist.sharded.remote_graph import BYTES_OF_A_ROUND, ShardedGraph
-from lightning_gnn_dist.sharded.tables import Table
 
 
 def read_part(graph: ShardedGraph, boundary: Boundary, coverage: Coverage | None, seed: int) -> tuple[Graph, Tensor]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from threading import Lock
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.row_cache import RowCache, Rows
+from lightning_gnn_dist.batches.ahead.tables import Table, Tables
 from lightning_gnn_dist.batches.pool import BufferPool
 from lightning_gnn_dist.engine.layer_kernels import add_column_norms
 from lightning_gnn_dist.engine.row_kernels import put_rows
@@ -25,6 +25,7 @@ from lightning_gnn_dist.engine.temporal.times import TimeOrder
 from lightning_gnn_dist.engine.weights import NONE, edge_weights
 from lightning_gnn_dist.graph.rows import bytes_per_row, starts_of, take_rows
 from lightning_gnn_dist.prepare.shard import Shard
+from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 from lightning_gnn_dist.sampling.turns import Result, Steps, answered
 from lightning_gnn_dist.sharded.owner import (
     DEGREES,
@@ -40,7 +41,6 @@ from lightning_gnn_dist.sharded.owner import (
     letters_of,
     narrow,
 )
-from lightning_gnn_dist.sharded.tables import Caches, Table
 from lightning_gnn_dist.wire.asking import Asking
 from lightning_gnn_dist.wire.channel import Channel
 
@@ -100,7 +100,7 @@ class Route:
         return out
 
 
-class ShardedGraph:
+class ShardedGraph(Tables[TypedBounds]):
     """A graph of which each rank of a channel holds one shard. Making one is collective.
 
     Args:
@@ -111,10 +111,6 @@ class ShardedGraph:
     Attributes:
         types: Which rank owns which ids of each type; a graph without types counts as one of one type.
         orders: The shard's edges in the order of times, by the names of times.
-        of_nodes: The arrays of each node type.
-        of_edges: Those of each edge type that has some, by its number. None of their rows is held.
-        cache: What is held of the rows of others.
-        making: Held by the thread that makes a bulk from the cache.
     """
 
     def __init__(self, shard: Shard, channel: Channel, *, cache_bytes: int = 0) -> None:
@@ -131,8 +127,7 @@ class ShardedGraph:
         self._asking = Asking(channel, partial(answer_of, self._owner), pool.take)
         self._splits: dict[str, Tensor] = {}
         self._norms: dict[str | None, Tensor] = {}
-        self.of_nodes, self.of_edges = self._tables_of_nodes(cache_bytes), self._tables_of_edges()
-        self.cache, self.making = Caches([table.cache for table in self.of_nodes]), Lock()
+        super().__init__(self.types, self._tables_of_nodes(cache_bytes), self._tables_of_edges())
 
     @property
     def num_nodes(self) -> int:

@@ -12,20 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.source import AheadSource
-from lightning_gnn_dist.batches.assembling import Content, Taken, made_of
-from lightning_gnn_dist.batches.batch import LABELS, PoolOf, SampledData
 from lightning_gnn_dist.batches.device_stream import DeviceStream
 from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.batches.pool import Widen, gather_joined
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.engine.apart import Apart, take_apart_of_shards
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.layer_kernels import Layers, sample_layer
 from lightning_gnn_dist.engine.rng import key, typed_keys
@@ -40,79 +35,15 @@ from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.targets.sampler import LinkSampler
 from lightning_gnn_dist.sampling.targets.tables import FalseEnds
 from lightning_gnn_dist.sampling.temporal import TemporalSampler
-from lightning_gnn_dist.sampling.turns import Steps, together
+from lightning_gnn_dist.sampling.turns import Steps
 from lightning_gnn_dist.sharded.draws import GrowingBatch, How, Names, draw_hops
 from lightning_gnn_dist.sharded.links import draw_false_ends
 from lightning_gnn_dist.sharded.owner import Message, Question
 from lightning_gnn_dist.sharded.remote_graph import FetchedRows, ShardedGraph, union
-from lightning_gnn_dist.sharded.tables import Found, Sought
 from lightning_gnn_dist.sharded.temporal import prepare_times, sample_at_times, sample_timed, times_of_edges
 
 LayerWise = LadiesSampler | FastGCNSampler
 ShardedSampler = NeighborSampler | TemporalSampler | LayerWise | LinkSampler
-
-
-class Bulk(NamedTuple):
-    """Batches that are drawn, without their arrays.
-
-    Attributes:
-        samples: What was drawn, for each batch.
-        apart: The same by types; a graph without types counts as one of one type.
-        nodes: The rows of each node type that all of them need.
-    """
-
-    samples: list[Sample]
-    apart: list[Apart]
-    nodes: list[Sought]
-
-
-def begin(
-    graph: ShardedGraph, sampler: ShardedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
-) -> Steps[Bulk]:
-    """Draw the batches of a bulk: one turn a hop, and those before that the seeds take if these are edges."""
-    samples = yield from sample_bulk(graph, sampler, seeds, keys)
-    apart = [take_apart_of_shards(graph.types, sample) for sample in samples]
-    nodes = [
-        table.seek(torch.cat([of_batch.nodes[number] for of_batch in apart]))
-        for number, table in enumerate(graph.of_nodes)
-    ]
-    return Bulk(samples, apart, nodes)
-
-
-def finish(
-    graph: ShardedGraph,
-    bulk: Bulk,
-    coming: Sequence[Bulk] = (),
-    pool_of: PoolOf = lambda _: None,
-    *,
-    widen: Widen = True,
-    all_labels: bool = True,
-) -> Steps[list[Any]]:
-    """Return the batches of a bulk with their arrays, in one turn. The next bulks say what will be needed again.
-
-    The owners are asked for the rows of all types at once.
-    """
-    nodes, edges = yield from together([together(_nodes(graph, bulk, coming)), together(_edges(graph, bulk))])
-    at_node = [
-        found.places.split([len(apart.nodes[number]) for apart in bulk.apart]) for number, found in enumerate(nodes)
-    ]
-    of_edges = {
-        number: (found, found.places.split([len(apart.rows[number].edge_ids) for apart in bulk.apart]))
-        for number, found in zip(graph.of_edges, edges, strict=True)
-    }
-    made = []
-    for batch, (sample, apart) in enumerate(zip(bulk.samples, bulk.apart, strict=True)):
-        node_rows = [
-            _rows(nodes[i], kind, at_node[i][batch], pool_of, None if all_labels else apart.num_sampled[i][0])
-            for i, kind in enumerate(graph.types.node_types)
-        ]
-        edge_rows = [
-            _rows(of_edges[i][0], kind, of_edges[i][1][batch], pool_of) if i in of_edges else {}
-            for i, kind in enumerate(graph.types.edge_types)
-        ]
-        content = Content.by_types(graph.types, apart, sample, [*map(Taken, node_rows)], [*map(Taken, edge_rows)])
-        made.append(made_of(content, widen=widen, all_labels=all_labels))
-    return made
 
 
 def sample_bulk(
@@ -194,34 +125,6 @@ def check_sampler(sampler: object, types: TypeNames) -> ShardedSampler:
     )
 
 
-def _nodes(graph: ShardedGraph, bulk: Bulk, coming: Sequence[Bulk]) -> list[Steps[Found]]:
-    """Fetch the rows of each node type."""
-    return [
-        table.find(wanted, [other.nodes[number].distinct for other in coming])
-        for number, (table, wanted) in enumerate(zip(graph.of_nodes, bulk.nodes, strict=True))
-    ]
-
-
-def _edges(graph: ShardedGraph, bulk: Bulk) -> list[Steps[Found]]:
-    """Fetch the rows of each edge type that has arrays."""
-    return [
-        table.find(table.seek(torch.cat([apart.rows[number].edge_ids for apart in bulk.apart])))
-        for number, table in graph.of_edges.items()
-    ]
-
-
-def _rows(
-    found: Found, kind: object, places: Tensor, pool_of: PoolOf, num_labels: int | None = None
-) -> dict[str, Tensor]:
-    """Gather the rows of a batch of all arrays of a type: of labels the first ones."""
-    rows = {}
-    for name in found.own:
-        at = places[:num_labels] if name == LABELS else places
-        pool = pool_of(f"{kind} {name}")
-        rows[name] = gather_joined(found.own[name], found.held[name], found.fetched[name], at, pool)
-    return rows
-
-
 def sample_layer_wise(
     graph: ShardedGraph, sampler: LayerWise, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
 ) -> Steps[list[Sample]]:
@@ -258,7 +161,7 @@ def _grow(batch: GrowingBatch, rows: FetchedRows, at: Tensor, word: np.uint64, h
     batch.add(found, work, starts.diff(), ids, torch.from_numpy(work.weights[:edges].copy()))
 
 
-class ShardedSource(AheadSource[Bulk]):
+class ShardedSource(AheadSource):
     """Makes the batches that a source of the whole graph would make.
 
     Rows of other ranks are asked for once for all nodes of a bulk, in the background where that is wished. Making a
@@ -283,7 +186,7 @@ class ShardedSource(AheadSource[Bulk]):
         stream: DeviceStream | None = None,
         stays: torch.dtype | None = None,
     ) -> None:
-        super().__init__(graph.cache, loading, stream, stays)
+        super().__init__(graph, loading, stream, stays)
         self._graph, self._sampler = graph, check_sampler(sampler, graph.types)
         if isinstance(self._sampler, LayerWise):
             importance_of(graph, self._sampler)  # now, as all ranks are here, and not in the background
@@ -297,14 +200,8 @@ class ShardedSource(AheadSource[Bulk]):
     def _ask(self, questions: list[Question]) -> list[list[Message]]:
         return self._graph.ask(questions)
 
-    def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[Bulk]:
-        return begin(self._graph, self._sampler, seeds, keys)
-
-    def _fill(self, bulk: Bulk, coming: Sequence[Bulk]) -> Steps[list[SampledData]]:
-        widen, all_labels = self._widen, self._loading.all_labels
-        with self._graph.making:  # what the cache holds stays until the bulk has it
-            made = finish(self._graph, bulk, coming, self._pool_of, widen=widen, all_labels=all_labels)
-            return (yield from made)
+    def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[list[Sample]]:
+        return sample_bulk(self._graph, self._sampler, seeds, keys)
 
     def spare_memory(self) -> None:
         """Do nothing: only rows of the own shard are memory-mapped, and few of them are held."""

@@ -12,9 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gnn_dist import BatchKey, Graph, Partition
+from lightning_gnn_dist.batches.ahead.tables import Bulk
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
-from lightning_gnn_dist.sharded.source import ShardedSampler, begin, finish
+from lightning_gnn_dist.sharded.source import ShardedSampler, sample_bulk
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 from tests.ranks import join
 
@@ -84,8 +85,13 @@ def opened(
         graph.close()
 
 
+def drawn_of(graph: ShardedGraph, sampler: ShardedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Bulk:
+    """The batches of a bulk, without their arrays."""
+    return graph.seek(graph.answered(sample_bulk(graph, sampler, seeds, keys)))
+
+
 def made_of(
     graph: ShardedGraph, sampler: ShardedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey], **options: Any
 ) -> list[Any]:
     """The batches of a bulk, made at once."""
-    return graph.answered(finish(graph, graph.answered(begin(graph, sampler, seeds, keys)), **options))
+    return graph.answered(graph.fill(drawn_of(graph, sampler, seeds, keys), **options))

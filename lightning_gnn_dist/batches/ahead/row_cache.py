@@ -118,11 +118,3 @@ class RowCache:
         haste = counts.clamp(max=_MOST) - uses * (_MOST + 1)  # the sooner the more
         surplus = len(counts) - self.num_rows
         return torch.from_numpy(np.argpartition(haste.numpy(), surplus)[:surplus])
-
-
-def figures_of(asked: int, hits: int, fetched_bytes: int) -> dict[str, float]:
-    """Return numbers to log: what was fetched, how many rows were asked for, and how many of these were held."""
-    if not asked:
-        return {}
-    counts = {"asked": float(asked), "hits": float(hits), "hit_rate": hits / asked}
-    return {"data/fetched_bytes": float(fetched_bytes)} | {f"data/cache_{name}": n for name, n in counts.items()}

@@ -13,11 +13,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import count, takewhile
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.ahead.tables import Bulk, Tables
 from lightning_gnn_dist.batches.batch import SampledData, bytes_of
 from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
 from lightning_gnn_dist.batches.hetero import store_of_seeds
@@ -31,40 +32,16 @@ MOST_KNOWN = 8  # bulks whose draws are known when rows are chosen for the cache
 MOST_AHEAD = 32  # bulks, where they are so small that any number would fit
 
 
-class DrawnBulk(Protocol):
-    """Batches that are drawn, without their arrays."""
-
-    @property
-    def samples(self) -> list[Sample]:
-        """What was drawn, for each batch."""
-        ...
-
-
-class Held(Protocol):
-    """A cache of rows, or several."""
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows it may hold."""
-        ...
-
-    @property
-    def num_bytes(self) -> int:
-        """Their bytes."""
-        ...
-
-
-Bulk = TypeVar("Bulk", bound=DrawnBulk)
 Drawing = tuple[Work[Bulk], Inputs | None]
 
 
-class AheadSource(ABC, Generic[Bulk]):
+class AheadSource(ABC):
     """Makes batches bulk after bulk, in one thread, and knows what the next bulks draw when it asks for rows.
 
-    A subclass says how a bulk is drawn, how it gets its arrays, and who answers what this asks.
+    A subclass says how batches are drawn, and who answers what drawing them and fetching their rows asks.
 
     Args:
-        cache: Holds rows that come again.
+        tables: The rows that lie elsewhere.
         loading: How batches are made.
         stream: Brings batches to a device. With None they stay in RAM.
         stays: The type narrower than float32 that a step computes in, if there is one.
@@ -72,19 +49,17 @@ class AheadSource(ABC, Generic[Bulk]):
 
     is_remote = True
 
-    def __init__(self, cache: Held, loading: Loading, stream: DeviceStream | None, stays: torch.dtype | None) -> None:
-        self._cache, self._loading, self._stream = cache, loading, stream
+    def __init__(
+        self, tables: Tables[Any], loading: Loading, stream: DeviceStream | None, stays: torch.dtype | None
+    ) -> None:
+        self._tables, self._loading, self._stream = tables, loading, stream
         self._widen = widening(loading, stays)
         self._pools: dict[str, BufferPool] = {}
         self._num_buffers = self._bulk_bytes = 0
 
     @abstractmethod
-    def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[Bulk]:
+    def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[list[Sample]]:
         """Draw the batches of a bulk."""
-
-    @abstractmethod
-    def _fill(self, bulk: Bulk, coming: Sequence[Bulk]) -> Steps[list[SampledData]]:
-        """Return the batches of a bulk with their arrays. The next bulks say what will be needed again."""
 
     def _ask(self, questions: list[Any]) -> Sequence[Any]:
         """Answer what drawing and filling bulks ask, in one exchange."""
@@ -110,9 +85,9 @@ class AheadSource(ABC, Generic[Bulk]):
         Of these there are as many as a bulk is drawn in exchanges, and with a cache some more, so that it knows what is
         needed soonest, in no more memory than it takes. The first bulk is drawn alone, so that it comes soon.
         """
-        line, beside = deque[Drawing[Bulk]](), 0
+        line, beside = deque[Drawing](), 0
         for made in count(1):
-            known = min(made + beside, MOST_KNOWN) if self._cache.num_rows else 1
+            known = min(made + beside, MOST_KNOWN) if self._tables.cache.num_rows else 1
             self._admit(line, bulks, 3, known, beside)
             if not line:
                 return
@@ -124,7 +99,10 @@ class AheadSource(ABC, Generic[Bulk]):
             others = [other for other, _ in line]
             yield len(work.result.samples), handed_out(partial(self._made, work.result, inputs, others), self._stream)
 
-    def _draw_first(self, line: deque[Drawing[Bulk]]) -> int:
+    def _drawn(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[Bulk]:
+        return self._tables.seek((yield from self._draw(seeds, keys)))
+
+    def _draw_first(self, line: deque[Drawing]) -> int:
         """Draw all of the first bulk, and more of the next ones; return in how many exchanges."""
         turns = 0
         while not line[0][0].is_done:
@@ -132,7 +110,7 @@ class AheadSource(ABC, Generic[Bulk]):
             turns += 1
         return turns
 
-    def _admit(self, line: deque[Drawing[Bulk]], bulks: Iterator[Asked], count: int, known: int, beside: int) -> None:
+    def _admit(self, line: deque[Drawing], bulks: Iterator[Asked], count: int, known: int, beside: int) -> None:
         """Begin some bulks more, as long as there are not so many to be known and, beside them, to be drawn."""
         for _ in range(count):
             if len(line) >= known + beside or (len(line) >= 2 + beside and not self._have_room(line)):
@@ -140,16 +118,17 @@ class AheadSource(ABC, Generic[Bulk]):
             asked = next(bulks, None)
             if asked is None:
                 return
-            line.append((Work(self._draw(*asked[:2])), asked[2]))
+            line.append((Work(self._drawn(*asked[:2])), asked[2]))
 
-    def _have_room(self, line: deque[Drawing[Bulk]]) -> bool:
+    def _have_room(self, line: deque[Drawing]) -> bool:
         """Return whether draws take less memory than the cache."""
         held = sum(bytes_of_draw(sample) for work, _ in line if work.is_done for sample in work.result.samples)
-        return held < self._cache.num_bytes
+        return held < self._tables.cache.num_bytes
 
     def _made(self, bulk: Bulk, inputs: Inputs | None, others: Sequence[Work[Bulk]]) -> list[SampledData]:
         coming = [work.result for work in takewhile(lambda work: work.is_done, others)]
-        filling = Work(self._fill(bulk, coming))
+        how: dict[str, Any] = {"widen": self._widen, "all_labels": self._loading.all_labels}
+        filling = Work(self._tables.fill(bulk, coming, self._pool_of, **how))
         while not filling.is_done:
             take_turn([filling, *others], self._ask)
         made = filling.result

@@ -13,13 +13,12 @@ from torch_geometric.data import HeteroData
 from lightning_gnn_dist import BatchKey, Graph, NeighborSampler, Partition, save_shards
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.prepare.shard import Shard
-from lightning_gnn_dist.sharded.source import begin, finish
 from lightning_gnn_dist.wire.channel import open_channel
 from tests.batch_contents import check_same, contents
 from tests.conftest import module_of
 from tests.graph.typed.graphs import EDGES
 from tests.ranks import run_ranks
-from tests.sharded.graphs import CountingGraph, joined
+from tests.sharded.graphs import CountingGraph, drawn_of, joined
 from tests.sharded.typed.graphs import in_order_of_shards, some_graph, some_partition
 
 PER_TYPE = {kind: [number, 2 - number % 2] for number, kind in enumerate(EDGES)}  # 0 for the first one
@@ -43,9 +42,9 @@ def drawn(rank: int, world_size: int, folders: list[str], sampler: NeighborSampl
         for folder in folders:
             graph = CountingGraph(Shard.open(folder, rank), open_channel(world_size), cache_bytes=cache)
             seeds = seeds_of(rank, world_size, graph.types.nodes_of(graph.types.seed_type()))
-            bulks = [graph.answered(begin(graph, sampler, seeds, keys_of(rank, bulk, len(seeds)))) for bulk in range(2)]
-            made = graph.answered(finish(graph, bulks[0], bulks[1:], all_labels=rank == 0))
-            made += graph.answered(finish(graph, bulks[1], all_labels=rank == 0))
+            bulks = [drawn_of(graph, sampler, seeds, keys_of(rank, bulk, len(seeds))) for bulk in range(2)]
+            made = graph.answered(graph.fill(bulks[0], bulks[1:], all_labels=rank == 0))
+            made += graph.answered(graph.fill(bulks[1], all_labels=rank == 0))
             assert graph.turns == 2 * (sampler.num_hops + 1)  # the rows of all types at once
             graph.close()
             found.append(([contents(batch) for batch in made], graph.cache.hits))
