@@ -13,6 +13,7 @@ from lightning_gnn_dist.engine.kernels import (
     REPEATED_SEED,
     ZERO,
     Array,
+    Csr,
     Table,
     Work,
     is_no_row,
@@ -44,8 +45,7 @@ class Layers(NamedTuple):
 
 @compiled
 def sample_layers(
-    indptr: Array,
-    indices: Array,
+    csr: Csr,
     seeds: Array,
     draws: Draws,
     layers: Layers,
@@ -63,7 +63,7 @@ def sample_layers(
         return REPEATED_SEED
     num_nodes[0] = end
     for hop in range(len(draws.fanouts)):
-        met = expand(indptr, indices, begin, end, end, hop, draws, work, table)
+        met = expand(csr, begin, end, end, hop, draws, work, table)
         if met < 0:
             return DAMAGED
         total = work.starts[_U(end)]
@@ -231,15 +231,15 @@ def _place_again(count: int, start: int, work: Work, table: Table) -> None:
 
 
 @compiled
-def add_column_norms(indptr: Array, indices: Array, values: Array, norms: Array) -> bool:
+def add_column_norms(csr: Csr, values: Array, norms: Array) -> bool:
     """Add each column's squared norm in these rows of A to ``norms``, float64; return False if the graph is damaged."""
-    for row in range(len(indptr) - 1):
-        low, high = indptr[row], indptr[row + 1]
-        if is_no_row(low, high, len(indices)):
+    for row in range(len(csr.indptr) - 1):
+        low, high = csr.indptr[row], csr.indptr[row + 1]
+        if is_no_row(low, high, len(csr.indices)):
             return False
         for edge in range(low, high):
             value = np.float64(values[edge]) if len(values) else 1.0 / (high - low)
-            column = _U(indices[edge])
+            column = _U(csr.indices[edge])
             if column >= _U(len(norms)):
                 return False
             norms[column] += value * value

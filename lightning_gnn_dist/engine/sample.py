@@ -14,8 +14,9 @@ from torch import Tensor
 
 from lightning_gnn_dist.engine.hop_kernels import ONE_TYPE, Draws, sample
 from lightning_gnn_dist.engine.intrinsics import RUN
-from lightning_gnn_dist.engine.kernels import AT_ONCE, DAMAGED, REPEATED_SEED, Array, Rule, Table, Work
+from lightning_gnn_dist.engine.kernels import AT_ONCE, DAMAGED, REPEATED_SEED, Array, Csr, Table, Work
 from lightning_gnn_dist.engine.rng import typed_keys
+from lightning_gnn_dist.engine.weighted import Rule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
@@ -137,7 +138,7 @@ def scratch_of_thread(dtype: npt.DTypeLike, kinds: npt.DTypeLike = np.uint8) -> 
     return mine[name]
 
 
-# (indptr, indices, seeds, *settings, work, table, num_nodes, num_edges) -> needed entries of ``work``, or an error
+# (csr, seeds, *settings, work, table, num_nodes, num_edges) -> needed entries of ``work``, or an error
 Kernel = Callable[..., Any]
 
 
@@ -171,10 +172,10 @@ def sample_hops(
     scratch = scratch_of_thread(graph.indices.numpy().dtype if num_names is None else np.int64, kinds)
     reserve(scratch, seeds.numel())
     num_nodes, num_edges = np.zeros((2, num_hops + 1), np.int64)
-    csr = graph.indptr.numpy(), graph.indices.numpy()
+    csr = csr_of(graph)
     while True:
         table = scratch.open_table(graph.num_nodes if num_names is None else num_names, tables)
-        needed = kernel(*csr, seeds.numpy(), *settings, scratch.work, table, num_nodes, num_edges)
+        needed = kernel(csr, seeds.numpy(), *settings, scratch.work, table, num_nodes, num_edges)
         if needed <= scratch.capacity:
             break
         reserve(scratch, needed)
@@ -185,6 +186,11 @@ def sample_hops(
     with_ids = has_ids(graph) if with_ids is None else with_ids
     drawn = _copied(scratch.work, num_nodes.tolist(), num_edges[:-1].tolist(), with_ids=with_ids, weighs=weighs)
     return drawn._replace(edge_kinds=_kinds_of(graph, scratch.work, drawn)) if with_kinds else drawn
+
+
+def csr_of(graph: Graph) -> Csr:
+    """The edges of a graph as kernels take them."""
+    return Csr(graph.indptr.numpy(), graph.indices.numpy())
 
 
 def has_ids(graph: Graph) -> bool:

@@ -213,6 +213,36 @@ class Weights(NamedTuple):
     table: Array
 
 
+class Rule(NamedTuple):
+    """How a row's edges are drawn.
+
+    Attributes:
+        weights: How likely each edge of the graph is.
+        replace: Whether an edge may be drawn more than once.
+    """
+
+    weights: Weights
+    replace: bool
+
+
+class Piece(NamedTuple):
+    """A row, or the edges of one type in it, and what is drawn from these.
+
+    Attributes:
+        first: Its first edge.
+        degree: How many edges it has.
+        fanout: How many are drawn.
+        key: The key of the draw.
+        node: The node whose row it is.
+    """
+
+    first: int
+    degree: int
+    fanout: int
+    key: np.uint64
+    node: int
+
+
 EVEN = Weights(np.empty(0, np.float32), np.empty(0, np.int64))
 
 
@@ -247,44 +277,31 @@ def num_tries(fanout: int, degree: Any) -> Any:
 
 
 @inlined
-def prefetch_weights(
-    weights: Weights, first: int, degree: int, fanout: int, replace: bool, key: np.uint64, node: int
-) -> None:
+def prefetch_weights(piece: Piece, rule: Rule) -> None:
     """Ask for what draws from a row will read first."""
-    if replace or num_tries(fanout, degree):
-        for i in range(fanout):
-            slot, _ = slot_and_coin(draw(key, node, i), degree)
-            prefetch(weights.table, first + slot)
+    if rule.replace or num_tries(piece.fanout, piece.degree):
+        for i in range(piece.fanout):
+            slot, _ = slot_and_coin(draw(piece.key, piece.node, i), piece.degree)
+            prefetch(rule.weights.table, piece.first + slot)
     else:
-        for slot in range(0, degree, LINE // 4):
-            prefetch(weights.values, first + slot)
+        for slot in range(0, piece.degree, LINE // 4):
+            prefetch(rule.weights.values, piece.first + slot)
 
 
 @part
-def draw_by_weight(
-    indices: Array,
-    weights: Weights,
-    first: int,
-    degree: int,
-    fanout: int,
-    replace: bool,
-    key: np.uint64,
-    node: int,
-    aside: Aside,
-    positions: Array,
-    out: int,
-) -> None:
+def draw_by_weight(indices: Array, piece: Piece, rule: Rule, aside: Aside, positions: Array, out: int) -> None:
     """Draw ``fanout`` edges of a row, which has more of them if none may come twice."""
+    first, degree, fanout, key, node = piece
     tries = num_tries(fanout, degree)
     found: Any = 0
-    if replace or tries:
-        table, start = weights.table, first
+    if rule.replace or tries:
+        table, start = rule.weights.table, first
         if len(table) == 0:
             table, start = aside.table, 0
-            fill_row(weights.values, first, degree, aside.order, table, start)
+            fill_row(rule.weights.values, first, degree, aside.order, table, start)
         for i in range(fanout):  # these wait for nothing
             positions[_U(out + i)] = first + chosen_slot(draw(key, node, i), degree, table, start)
-        found = fanout if replace else _different(positions, out, fanout)
+        found = fanout if rule.replace else _different(positions, out, fanout)
         for i in range(fanout, 0 if found == fanout else tries):
             edge = first + chosen_slot(draw(key, node, i), degree, table, start)
             is_new = not _is_among(positions, out, found, edge)
@@ -293,7 +310,7 @@ def draw_by_weight(
             if found == fanout:
                 break
     if found < fanout:
-        _draw_rest(weights.values, first, degree, fanout, found, tries, key, node, aside, positions, out)
+        _draw_rest(rule.weights.values, piece, found, tries, aside, positions, out)
     for i in range(fanout):
         prefetch(indices, positions[_U(out + i)])
 
@@ -319,24 +336,12 @@ def _is_among(positions: Array, out: int, count: int, edge: int) -> bool:
 
 
 @inlined
-def _draw_rest(
-    weights: Array,
-    first: int,
-    degree: int,
-    fanout: int,
-    found: int,
-    tries: int,
-    key: np.uint64,
-    node: int,
-    aside: Aside,
-    positions: Array,
-    out: int,
-) -> None:
+def _draw_rest(weights: Array, piece: Piece, found: int, tries: int, aside: Aside, positions: Array, out: int) -> None:
     """Draw the edges that are missing after the first ``found``, by random words that no try has used."""
-    arrivals = aside.arrivals[:degree]
-    arrive(weights, first, key, node, tries, arrivals)
+    arrivals, missing = aside.arrivals[: piece.degree], piece.fanout - found
+    arrive(weights, piece.first, piece.key, piece.node, tries, arrivals)
     for j in range(found):
-        arrivals[_U(positions[_U(out + j)] - first)] = np.inf
-    put_first(arrivals, fanout - found, aside.times, aside.order)
-    for i in range(fanout - found):
-        positions[_U(out + found + i)] = first + aside.order[_U(i)]
+        arrivals[_U(positions[_U(out + j)] - piece.first)] = np.inf
+    put_first(arrivals, missing, aside.times, aside.order)
+    for i in range(missing):
+        positions[_U(out + found + i)] = piece.first + aside.order[_U(i)]

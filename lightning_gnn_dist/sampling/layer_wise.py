@@ -23,11 +23,11 @@ import numpy as np
 from torch import Tensor
 
 from lightning_gnn_dist.engine.hop_kernels import ONE_TYPE, Draws
-from lightning_gnn_dist.engine.kernels import Array, Rule
+from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.layer_kernels import Layers, add_column_norms, sample_layers, scale_to
 from lightning_gnn_dist.engine.rng import typed_keys
-from lightning_gnn_dist.engine.sample import BatchKey, Sample, graph_is_damaged, sample_hops
-from lightning_gnn_dist.engine.weighted import EVEN
+from lightning_gnn_dist.engine.sample import BatchKey, Sample, csr_of, graph_is_damaged, sample_hops
+from lightning_gnn_dist.engine.weighted import EVEN, Rule
 from lightning_gnn_dist.engine.weights import NONE, Weight, edge_weights
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
@@ -109,7 +109,7 @@ class FastGCNSampler(LayerSampler):
     def _importance(self, graph: Graph) -> tuple[Array, Array]:
         values = NONE if self.weight is None else edge_weights(graph, self.weight)
         norms = np.zeros(graph.num_nodes)
-        if not add_column_norms(graph.indptr.numpy(), graph.indices.numpy(), values, norms):
+        if not add_column_norms(csr_of(graph), values, norms):
             raise graph_is_damaged(graph)
         return norms, self.scales(norms)
 

@@ -20,7 +20,7 @@ from lightning_gnn_dist.batches.ahead.tables import Table, Tables
 from lightning_gnn_dist.batches.pool import BufferPool
 from lightning_gnn_dist.engine.layer_kernels import add_column_norms
 from lightning_gnn_dist.engine.row_kernels import put_rows
-from lightning_gnn_dist.engine.sample import graph_is_damaged
+from lightning_gnn_dist.engine.sample import csr_of, graph_is_damaged
 from lightning_gnn_dist.engine.temporal.times import TimeOrder
 from lightning_gnn_dist.engine.weights import NONE, edge_weights
 from lightning_gnn_dist.graph.rows import bytes_per_row, starts_of, take_rows
@@ -195,7 +195,7 @@ class ShardedGraph(Tables[TypedBounds]):
                 sender, receiver = turn % size, (turn + 1) % size
                 if turn == index:
                     values = NONE if weight is None else edge_weights(own, weight)
-                    if not add_column_norms(own.indptr.numpy(), own.indices.numpy(), values, norms.numpy()):
+                    if not add_column_norms(csr_of(own), values, norms.numpy()):
                         raise graph_is_damaged(own)
                 to_next = [norms if (index, rank) == (sender, receiver) else norms[:0] for rank in range(size)]
                 came = self.channel.exchange(to_next)[sender]

@@ -22,7 +22,7 @@ from lightning_gnn_dist.engine.kernels import (
     REPEATED_SEED,
     ZERO,
     Array,
-    Rule,
+    Csr,
     Table,
     Work,
     draw_row,
@@ -46,7 +46,7 @@ from lightning_gnn_dist.engine.temporal.times import (
     time_order,
     times_of_seeds,
 )
-from lightning_gnn_dist.engine.weighted import EVEN, aside_for
+from lightning_gnn_dist.engine.weighted import EVEN, Piece, Rule, aside_for
 from lightning_gnn_dist.graph.graph import Graph
 
 _U = np.uint64
@@ -90,8 +90,7 @@ class TimedDraws(NamedTuple):
 
 @compiled
 def sample_trees(
-    indptr: Array,
-    indices: Array,
+    csr: Csr,
     roots: Array,
     trees: Trees,
     draws: TimedDraws,
@@ -110,9 +109,9 @@ def sample_trees(
         return REPEATED_SEED
     num_nodes[0] = end
     for hop in range(len(draws.fanouts)):
-        if not open_rows(indptr, len(indices), begin, end, mask, work):
+        if not open_rows(csr, begin, end, mask, work):
             return DAMAGED
-        found = _expand(indices, len(indptr) - 1, begin, end, hop, trees, draws, work, table)
+        found = _expand(csr, begin, end, hop, trees, draws, work, table)
         if found < 0:
             return DAMAGED
         total = work.starts[_U(end)]
@@ -125,17 +124,7 @@ def sample_trees(
 
 
 @part
-def _expand(
-    indices: Array,
-    nodes: int,
-    begin: int,
-    end: int,
-    hop: int,
-    trees: Trees,
-    draws: TimedDraws,
-    work: Work,
-    table: Table,
-) -> Any:
+def _expand(csr: Csr, begin: int, end: int, hop: int, trees: Trees, draws: TimedDraws, work: Work, table: Table) -> Any:
     """One hop in five stages, each a block of rows behind the one before; return as :func:`hop_kernels.expand` does.
 
     With too little room for all edges it counts them, and finds no more nodes.
@@ -150,7 +139,7 @@ def _expand(
             prefetch(draws.order.times, first + degree // 2)
         low -= BLOCK
         if 1 <= block <= blocks:
-            total = _draw_rows(indices, begin, low, min(low + BLOCK, end), total, hop, trees, draws, work)
+            total = _draw_rows(begin, low, min(low + BLOCK, end), total, hop, trees, draws, work)
             if total < 0:
                 return np.int64(DAMAGED)
         if len(trees.seeds) + total > len(work.positions):
@@ -158,10 +147,10 @@ def _expand(
         low -= BLOCK
         is_right: Any = True
         if 2 <= block <= blocks + 1:
-            is_right = _find_edges(indices, begin, low, min(low + BLOCK, end), draws.order.places, work)
+            is_right = _find_edges(csr.indices, begin, low, min(low + BLOCK, end), draws.order.places, work)
         low -= BLOCK
         if is_right and 3 <= block <= blocks + 2:
-            is_right = _read_senders(indices, nodes, low, min(low + BLOCK, end), trees.bits, work, table)
+            is_right = _read_senders(csr, low, min(low + BLOCK, end), trees.bits, work, table)
         if not is_right:
             return np.int64(DAMAGED)
         low -= BLOCK
@@ -172,15 +161,7 @@ def _expand(
 
 @part
 def _draw_rows(
-    indices: Array,
-    begin: int,
-    low: int,
-    high: int,
-    total: int,
-    hop: int,
-    trees: Trees,
-    draws: TimedDraws,
-    work: Work,
+    begin: int, low: int, high: int, total: int, hop: int, trees: Trees, draws: TimedDraws, work: Work
 ) -> Any:
     """Choose the edges of the frontier rows ``low`` to ``high``, by their places in the order of time.
 
@@ -212,7 +193,8 @@ def _draw_rows(
                     take_row(draws.order.places, end - total + out, total - out, work.positions, out)
                 else:  # what a tree draws does not depend on the other trees of its batch
                     places, key = draws.order.places, draw(draws.keys[_U(hop), _U(kind)], trees.seeds[tree], 0)
-                    draw_row(places, start, degree, fanout, key, node, draws.rule, aside, work.positions, out)
+                    piece = Piece(start, degree, fanout, key, node)
+                    draw_row(places, piece, draws.rule, aside, work.positions, out)
             first = stop
         work.starts[_U(i + 1)] = total
     return total
@@ -246,14 +228,14 @@ def _find_edges(indices: Array, begin: int, low: int, high: int, places: Array, 
 
 
 @part
-def _read_senders(indices: Array, nodes: int, low: int, high: int, bits: int, work: Work, table: Table) -> Any:
+def _read_senders(csr: Csr, low: int, high: int, bits: int, work: Work, table: Table) -> Any:
     """Name the senders of the edges of some rows; return whether all are nodes of the graph."""
     is_damaged: Any = False
     for i in range(low, high):
         tree = _U(work.nodes[_U(i)]) >> _U(bits) << _U(bits)
         for edge in range(work.starts[_U(i)], work.starts[_U(i + 1)]):
-            source = _U(indices[_U(work.positions[_U(edge)])])
-            is_damaged |= source >= _U(nodes)  # read as unsigned, a negative id is large
+            source = _U(csr.indices[_U(work.positions[_U(edge)])])
+            is_damaged |= source >= _U(len(csr.indptr) - 1)  # read as unsigned, a negative id is large
             name = tree | source
             work.columns[_U(edge)] = name
             prefetch(table.entries, slot_of(name, table.shift))
