@@ -217,21 +217,6 @@ def test_nodes_without_edges(sampler):
     check_same(sampler.sample_bulk(empty, ids, keys), DeviceSampler(sampler).sample_bulk(empty, ids, keys))
 
 
-def test_blocks_are_views_of_one_csr():
-    graph = GRAPHS[0]
-    (sample,) = DeviceSampler(NeighborSampler([4, 3, 2])).sample_bulk(graph, [torch.arange(30)], [BatchKey(0, 0, 0)])
-    batch = assemble(graph, sample)
-    outermost, *inner = batch.blocks
-    for block in inner:
-        assert block.indices.data_ptr() == outermost.indices.data_ptr()
-        assert block.indptr.equal(outermost.indptr[: block.num_dst + 1])
-    dense = torch.zeros(outermost.num_dst, batch.num_nodes).index_put_(
-        (batch.edge_index[1], batch.edge_index[0]), batch.edge_weight, accumulate=True
-    )
-    assert torch.allclose(outermost.weighted_adj.to_dense(), dense)
-    assert batch.x.equal(graph.node_arrays["x"][batch.n_id])
-
-
 def test_a_repeated_seed_is_refused():
     with pytest.raises(ValueError, match="node 7 is given 2 times"):
         DeviceSampler(NeighborSampler([2])).sample_bulk(GRAPHS[0], [torch.tensor([7, 1, 7])], [BatchKey(0, 0, 0)])

@@ -20,7 +20,6 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.engine import rng, tensors
 from lightning_gnn_dist.graph.graph import checked_graph
-from lightning_gnn_dist.sampling.matrix import adjacency
 from tests.sampling import reference
 from tests.sampling.neighborhoods import assert_same
 from tests.sampling.reference import random_graph
@@ -76,19 +75,6 @@ def test_on_a_device_the_batches_are_those_of_the_cpu(sampler):
     found = MatrixSampler(sampler).sample_bulk(graph, SEEDS, PLACES)
     assert found[0].nodes.is_cuda
     check_same(sampler.sample_bulk(GRAPH, SEEDS, PLACES), found)
-
-
-@pytest.mark.parametrize("sampler", [NeighborSampler([4, 2]), LadiesSampler([9, 9])], ids=repr)
-def test_a_bulk_is_its_batches(sampler):
-    matrix = MatrixSampler(sampler)
-    alone = [matrix.sample_bulk(GRAPH, [ids], [place])[0] for ids, place in zip(SEEDS, PLACES, strict=True)]
-    check_same(alone, matrix.sample_bulk(GRAPH, SEEDS, PLACES))
-
-
-def test_the_matrix_numbers_the_edges():
-    matrix = adjacency(GRAPH)
-    assert matrix.values().tolist() == list(range(1, GRAPH.num_edges + 1))
-    assert matrix.indices()[1].equal(GRAPH.indices.long())
 
 
 def test_a_repeated_edge_is_refused():

@@ -18,8 +18,14 @@ from tests.batch_contents import check_same, contents
 from tests.conftest import module_of
 from tests.graph.typed.graphs import EDGES
 from tests.ranks import run_ranks
-from tests.sharded.graphs import CountingGraph, drawn_of, joined
-from tests.sharded.typed.graphs import in_order_of_shards, some_graph, some_partition
+from tests.sharded.graphs import (
+    CountingGraph,
+    drawn_of,
+    in_order_of_shards,
+    joined,
+    typed_graph_of_widths,
+    uneven_partition,
+)
 
 PER_TYPE = {kind: [number, 2 - number % 2] for number, kind in enumerate(EDGES)}  # 0 for the first one
 
@@ -88,8 +94,8 @@ def test_batches_are_those_of_the_whole_graph(
     tmp_path: Path, world_size: int, sampler: NeighborSampler, cache: int
 ) -> None:
     pairs = []
-    for graph in (some_graph(), some_graph(2)):
-        partition = some_partition(graph, world_size)
+    for graph in (typed_graph_of_widths(), typed_graph_of_widths(2)):
+        partition = uneven_partition(graph, world_size)
         pairs.append((graph, in_order_of_shards(graph, partition).with_seeds("paper"), partition))
     compare(pairs, sampler, cache, tmp_path)
 
@@ -97,7 +103,7 @@ def test_batches_are_those_of_the_whole_graph(
 def pair_of(graph: Graph, num_parts: int) -> tuple[Graph, Graph, Partition]:
     """The graph, the same with its nodes in the order of their types and parts, and the parts."""
     kind = max(graph.types.num_nodes.items(), key=lambda item: item[1])[0]
-    partition = some_partition(graph, num_parts)
+    partition = uneven_partition(graph, num_parts)
     kinds = graph.types.type_of(torch.arange(graph.num_nodes))
     order = (kinds * num_parts + partition.assignment).argsort(stable=True)
     return graph.with_seeds(kind), graph.induced(order).with_seeds(kind), partition
