@@ -14,11 +14,11 @@ from torch import Tensor
 from lightning_gnn_dist.batches.batch import LABELS, PoolOf, SampledData, blocks_of, gathered
 from lightning_gnn_dist.batches.hetero import ENDS, LABELS_OF_LINKS, SampledHeteroData, ends_of
 from lightning_gnn_dist.batches.pool import Widen
-from lightning_gnn_dist.engine.apart import Apart, in_types, of_one_type, places_of, take_apart
+from lightning_gnn_dist.engine.apart import Apart, in_types, places_of, take_apart
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.engine.temporal.trees import SEED_TIME
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, TypeNames, have_names
+from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, have_names
 
 
 class Taken(NamedTuple):
@@ -66,11 +66,6 @@ class Content(NamedTuple):
         if "coverage" not in of_part:
             return content
         return content._replace(coverage=of_part["coverage"][sample.nodes[: sample.num_sampled_nodes[0]]])
-
-    @classmethod
-    def of_one_type(cls, sample: Sample, nodes: Taken, edges: Taken) -> Content:
-        """Return the content of a sample of a graph without types."""
-        return cls.by_types(OneType(), of_one_type(sample), sample, [nodes], [edges])
 
     @classmethod
     def by_types(

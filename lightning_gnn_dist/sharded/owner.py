@@ -30,7 +30,7 @@ from lightning_gnn_dist.wire.asking import Asking
 Message: TypeAlias = list[Tensor]
 
 # Kinds of questions.
-DRAW, ROWS, NODES, EDGES, LINKED, DEGREES, TIMES_OF_NODES, TIMES_OF_EDGES = range(8)
+DRAW, ROWS, NODES, EDGES, LINKED, DEGREES = range(6)
 _WIDTHS = (torch.uint8, torch.int16, torch.int32)
 
 
@@ -132,7 +132,6 @@ class Owner:
         of_kinds: dict[int, Callable[..., Message]]
         of_kinds = {DRAW: self._draw, ROWS: self._whole_rows, DEGREES: self._degrees, LINKED: self._linked}
         of_kinds |= {NODES: self._nodes, EDGES: self._edges}
-        of_kinds |= {TIMES_OF_NODES: self._times_of_nodes, TIMES_OF_EDGES: self._times_of_edges}
         return of_kinds[kind](*question)
 
     def _draw(
@@ -189,12 +188,14 @@ class Owner:
     def _degrees(self, rows: Tensor) -> Message:
         return [self._lengths(rows.to(torch.int64))]
 
-    def _nodes(self, places: Tensor, number: Tensor) -> Message:
-        """The rows of the arrays of a node type, by their places in it."""
-        return gathered(self._nodes_of(number), places, self._pool)
+    def _nodes(self, places: Tensor, number: Tensor, name: Tensor | None = None) -> Message:
+        """The rows of all arrays of a node type, or of one, by their places in it."""
+        arrays = self._rows.types.node_arrays[self._types.node_types[int(number)]]
+        return gathered(_named(arrays, name), places, self._pool)
 
-    def _edges(self, places: Tensor, number: Tensor) -> Message:
-        return gathered(self._edges_of(number), places, self._pool)
+    def _edges(self, places: Tensor, number: Tensor, name: Tensor | None = None) -> Message:
+        arrays = self._rows.types.edge_arrays[self._types.edge_types[int(number)]]
+        return gathered(_named(arrays, name), places, self._pool)
 
     def _linked(
         self,
@@ -209,19 +210,6 @@ class Owner:
         pairs = torch.stack([senders.to(torch.int64), receivers.to(torch.int64)])
         return [has_edges(self._rows, pairs, int(edge_type) if edge_type.numel() else None, at)]
 
-    def _times_of_nodes(self, places: Tensor, number: Tensor, name: Tensor) -> Message:
-        """The times of some nodes of a type, by their places in it."""
-        return [self._nodes_of(number)[name_of(name)][places.to(torch.int64)]]
-
-    def _times_of_edges(self, places: Tensor, number: Tensor, name: Tensor) -> Message:
-        return [self._edges_of(number)[name_of(name)][places.to(torch.int64)]]
-
-    def _nodes_of(self, number: Tensor) -> Mapping[str, Tensor]:
-        return self._rows.types.node_arrays[self._types.node_types[int(number)]]
-
-    def _edges_of(self, number: Tensor) -> Mapping[str, Tensor]:
-        return self._rows.types.edge_arrays[self._types.edge_types[int(number)]]
-
     def _lengths(self, local: Tensor) -> Tensor:
         """Return the lengths of own rows; refuse rows that reach beyond the shard."""
         rows = self._rows
@@ -229,3 +217,7 @@ class Owner:
         if bool(((first < 0) | (last < first) | (last > rows.num_edges)).any()):
             raise graph_is_damaged(rows)
         return last - first
+
+
+def _named(arrays: Mapping[str, Tensor], name: Tensor | None) -> Mapping[str, Tensor]:
+    return arrays if name is None else {name_of(name): arrays[name_of(name)]}

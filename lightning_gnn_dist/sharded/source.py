@@ -186,22 +186,15 @@ class ShardedSource(AheadSource):
         stream: DeviceStream | None = None,
         stays: torch.dtype | None = None,
     ) -> None:
-        super().__init__(graph, loading, stream, stays)
+        super().__init__(graph, graph.num_nodes if num_ids is None else num_ids, loading, stream, stays)
         self._graph, self._sampler = graph, check_sampler(sampler, graph.types)
         if isinstance(self._sampler, LayerWise):
             importance_of(graph, self._sampler)  # now, as all ranks are here, and not in the background
         elif isinstance(self._sampler, TemporalSampler):
             prepare_times(graph, self._sampler.time)
-        self.num_ids = graph.num_nodes if num_ids is None else num_ids
-
-    def order(self, seeds: Tensor, seed: int, epoch: int) -> None:
-        """Return None, for any order: no sampler of shards groups its seeds."""
 
     def _ask(self, questions: list[Question]) -> list[list[Message]]:
         return self._graph.ask(questions)
 
     def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[list[Sample]]:
         return sample_bulk(self._graph, self._sampler, seeds, keys)
-
-    def spare_memory(self) -> None:
-        """Do nothing: only rows of the own shard are memory-mapped, and few of them are held."""

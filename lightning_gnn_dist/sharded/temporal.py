@@ -22,8 +22,8 @@ from lightning_gnn_dist.sampling.temporal import TemporalSampler
 from lightning_gnn_dist.sampling.turns import Steps
 from lightning_gnn_dist.sharded.draws import GrowingBatch, How, Names, Seen, draw_hops
 from lightning_gnn_dist.sharded.owner import (
-    TIMES_OF_EDGES,
-    TIMES_OF_NODES,
+    EDGES,
+    NODES,
     Question,
     letters_of,
     narrow,
@@ -52,12 +52,12 @@ def prepare_times(graph: ShardedGraph, name: str) -> None:
 
 def times_of_nodes(graph: ShardedGraph, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
     """Return the times called ``name`` of some nodes of a type, by their ids in it, in any order."""
-    return (yield from _times_of(graph, TIMES_OF_NODES, graph.types.nodes[number], number, name, ids))
+    return (yield from _times_of(graph, NODES, graph.types.nodes[number], number, name, ids))
 
 
 def times_of_edges(graph: ShardedGraph, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
     """Return the times called ``name`` of some edges of a type, by their ids in it, in any order."""
-    return (yield from _times_of(graph, TIMES_OF_EDGES, graph.types.edges[number], number, name, ids))
+    return (yield from _times_of(graph, EDGES, graph.types.edges[number], number, name, ids))
 
 
 def times_of_all_nodes(graph: ShardedGraph, number: int, name: str) -> Tensor:

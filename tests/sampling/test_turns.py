@@ -81,7 +81,7 @@ class TwoHops(AheadSource):
 
     def __init__(self, ahead_bytes: int, num_rows: int = 0) -> None:
         self.rows: Any = Rows(num_rows)
-        super().__init__(self.rows, Loading(ahead_bytes=ahead_bytes), None, None)
+        super().__init__(self.rows, 1, Loading(ahead_bytes=ahead_bytes), None, None)
         self.turns = list[list[str]]()
 
     def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[Any]:

@@ -105,10 +105,9 @@ class FileSource(AheadSource):
         stream: DeviceStream | None = None,
         stays: torch.dtype | None = None,
     ) -> None:
-        super().__init__(rows, loading, stream, stays)
+        super().__init__(rows, graph.num_nodes if num_ids is None else num_ids, loading, stream, stays)
         self._graph, self._sampler = graph, sampler
         self._mapped: list[MappedRows] = []  # of which pages are released
-        self.num_ids = graph.num_nodes if num_ids is None else num_ids
 
     def order(self, seeds: Tensor, seed: int, epoch: int) -> Tensor | None:
         sampler = self._sampler

@@ -8,7 +8,7 @@ the one after, and so on: a bulk goes through an exchange for each hop and one f
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -23,8 +23,7 @@ from lightning_gnn_dist.batches.batch import SampledData, bytes_of
 from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
 from lightning_gnn_dist.batches.hetero import store_of_seeds
 from lightning_gnn_dist.batches.loading import Loading, widening
-from lightning_gnn_dist.batches.pool import BufferPool, Pool
-from lightning_gnn_dist.batches.source import Asked, Inputs, Made
+from lightning_gnn_dist.batches.source import Asked, BatchSource, Inputs, Made
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.sampling.turns import Steps, Work, take_turn
 
@@ -35,13 +34,14 @@ MOST_AHEAD = 32  # bulks, where they are so small that any number would fit
 Drawing = tuple[Work[Bulk], Inputs | None]
 
 
-class AheadSource(ABC):
+class AheadSource(BatchSource):
     """Makes batches bulk after bulk, in one thread, and knows what the next bulks draw when it asks for rows.
 
     A subclass says how batches are drawn, and who answers what drawing them and fetching their rows asks.
 
     Args:
         tables: The rows that lie elsewhere.
+        num_ids: Seeds must lie below this number.
         loading: How batches are made.
         stream: Brings batches to a device. With None they stay in RAM.
         stays: The type narrower than float32 that a step computes in, if there is one.
@@ -50,12 +50,16 @@ class AheadSource(ABC):
     is_remote = True
 
     def __init__(
-        self, tables: Tables[Any], loading: Loading, stream: DeviceStream | None, stays: torch.dtype | None
+        self,
+        tables: Tables[Any],
+        num_ids: int,
+        loading: Loading,
+        stream: DeviceStream | None,
+        stays: torch.dtype | None,
     ) -> None:
-        self._tables, self._loading, self._stream = tables, loading, stream
+        super().__init__(num_ids, stream)
+        self._tables, self._loading, self._bulk_bytes = tables, loading, 0
         self._widen = widening(loading, stays)
-        self._pools: dict[str, BufferPool] = {}
-        self._num_buffers = self._bulk_bytes = 0
 
     @abstractmethod
     def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[list[Sample]]:
@@ -70,9 +74,6 @@ class AheadSource(ABC):
         if not self._loading.ahead_bytes:
             return 0
         return min(max(1, self._loading.ahead_bytes // max(1, self._bulk_bytes)), MOST_AHEAD if self._bulk_bytes else 1)
-
-    def keep_buffers(self, count: int) -> None:
-        self._num_buffers = count
 
     def make(
         self, seeds: Sequence[Tensor], keys: Sequence[BatchKey], inputs: Inputs | None = None
@@ -136,15 +137,6 @@ class AheadSource(ABC):
             store_of_seeds(batch).input_id = given
         self._bulk_bytes = max(self._bulk_bytes, sum(map(bytes_of, made)))
         return made
-
-    def _pool_of(self, name: str) -> Pool | None:
-        if self._stream is not None:
-            return self._stream.pool
-        return self._pools.setdefault(name, BufferPool(self._num_buffers)) if self._num_buffers else None
-
-    def close(self) -> None:
-        """Free the buffers. The data module closes connections and files."""
-        self._pools.clear()
 
 
 def bytes_of_draw(sample: Sample) -> int:
