@@ -126,7 +126,6 @@ class ShardedGraph(Tables[TypedBounds]):
         self._owner = Owner(shard, pool, self.orders)
         self._asking = Asking(channel, partial(answer_of, self._owner), pool.take)
         self._splits: dict[str, Tensor] = {}
-        self._norms: dict[str | None, Tensor] = {}
         super().__init__(self.types, self._tables_of_nodes(cache_bytes), self._tables_of_edges())
 
     @property
@@ -184,24 +183,22 @@ class ShardedGraph(Tables[TypedBounds]):
         return FetchedRows(starts, self._checked(senders), weights, firsts)
 
     def column_norms(self, weight: str | None) -> Tensor:
-        """Return the squared norm of each column of A: float64, shape ``(num_nodes,)``. Collective, the first time.
+        """Return the squared norm of each column of A: float64, shape ``(num_nodes,)``. Collective.
 
         Ranks add their rows one after the other, so that the sums are bit for bit those of a rank that has all rows.
         """
-        if weight not in self._norms:
-            own, size, index = self.shard.rows, self.channel.size, self.shard.index
-            norms = torch.zeros(self.num_nodes if index == 0 else 0, dtype=torch.float64)
-            for turn in range(max(1, 2 * size - 2)):  # once around to add, and again to tell
-                sender, receiver = turn % size, (turn + 1) % size
-                if turn == index:
-                    values = NONE if weight is None else edge_weights(own, weight)
-                    if not add_column_norms(csr_of(own), values, norms.numpy()):
-                        raise graph_is_damaged(own)
-                to_next = [norms if (index, rank) == (sender, receiver) else norms[:0] for rank in range(size)]
-                came = self.channel.exchange(to_next)[sender]
-                norms = came if index == receiver else norms
-            self._norms[weight] = norms
-        return self._norms[weight]
+        own, size, index = self.shard.rows, self.channel.size, self.shard.index
+        norms = torch.zeros(self.num_nodes if index == 0 else 0, dtype=torch.float64)
+        for turn in range(max(1, 2 * size - 2)):  # once around to add, and again to tell
+            sender, receiver = turn % size, (turn + 1) % size
+            if turn == index:
+                values = NONE if weight is None else edge_weights(own, weight)
+                if not add_column_norms(csr_of(own), values, norms.numpy()):
+                    raise graph_is_damaged(own)
+            to_next = [norms if (index, rank) == (sender, receiver) else norms[:0] for rank in range(size)]
+            came = self.channel.exchange(to_next)[sender]
+            norms = came if index == receiver else norms
+        return norms
 
     def degrees(self, nodes: Tensor) -> Steps[Tensor]:
         """Return the in-degrees of some nodes, in their order."""
@@ -223,8 +220,12 @@ class ShardedGraph(Tables[TypedBounds]):
         rounds = -(-int(counts.max()) * bytes_per_row(arrays) // BYTES_OF_A_ROUND)
         for start in range(rounds):
             at = slice(start, None, rounds)
-            for name, rows in self._ask(ids[at].contiguous(), arrays).items():
-                full[name][num_own:][at] = rows
+            owners, rows_there = self.types.owners(ids[at].contiguous())
+            route = Route(owners, self.channel.size)
+            asked = self.channel.exchange(route.pieces(rows_there))
+            answers = {name: [take_rows(array, rows) for rows in asked] for name, array in sorted(arrays.items())}
+            for name, of_ranks in answers.items():
+                full[name][num_own:][at] = route.restore(self.channel.exchange(of_ranks, route.sizes))
         return full
 
     def _fetched(self, kind: int, ids: Tensor, bounds: Tensor, arrays: Rows, *more: Tensor) -> Steps[Rows]:
@@ -240,14 +241,6 @@ class ShardedGraph(Tables[TypedBounds]):
         return [
             (some - low, most) for some, low, most in zip(pieces, bounds.tolist(), bounds.diff().tolist(), strict=False)
         ]
-
-    def _ask(self, ids: Tensor, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Send each id to its owner, and return the rows of each array that owners answer with. Collective."""
-        owners, rows_there = self.types.owners(ids)
-        route = Route(owners, self.channel.size)
-        asked = self.channel.exchange(route.pieces(rows_there))
-        answers = {name: [take_rows(array, rows) for rows in asked] for name, array in sorted(arrays.items())}
-        return {name: route.restore(self.channel.exchange(rows, route.sizes)) for name, rows in answers.items()}
 
     def to_owners(self, nodes: Tensor, *columns: Tensor) -> tuple[Route, list[Message]]:
         """Divide some nodes, and a number or more that goes with each, among their owners: a question for each.
