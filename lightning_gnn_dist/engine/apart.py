@@ -141,7 +141,7 @@ _EDGES_PER_TYPE = 16
 _NO_IDS = torch.empty(0, dtype=torch.int64)
 
 
-class Rows(NamedTuple):
+class EdgesOfType(NamedTuple):
     """The edges of one type in a batch.
 
     Attributes:
@@ -170,7 +170,7 @@ class Apart(NamedTuple):
     nodes: list[Tensor]
     num_sampled: list[list[int]]
     kinds: Tensor
-    rows: list[Rows]
+    rows: list[EdgesOfType]
 
 
 def take_apart(graph: Graph, sample: Sample, *, with_ids: bool = True) -> Apart:
@@ -214,14 +214,14 @@ def by_types(types: TypeOffsets, sample: Sample) -> Apart | None:
     ]
     nodes = list(torch.from_numpy(local).split(upto_nodes[-1].tolist()))
     num_nodes, num_edges = np.diff(upto_nodes, axis=0).T.tolist(), np.diff(upto_edges, axis=0).T.tolist()
-    rows_of_types = [Rows(*of) for of in zip(*pieces, num_edges, strict=True)]
+    rows_of_types = [EdgesOfType(*of) for of in zip(*pieces, num_edges, strict=True)]
     return Apart(nodes, num_nodes, torch.from_numpy(of_type), rows_of_types)
 
 
 def of_one_type(sample: Sample) -> Apart:
     """Return the batch of a graph of one type."""
     edge_ids = _NO_IDS if sample.edge_ids is None else sample.edge_ids
-    rows = Rows(sample.indptr, sample.indices, edge_ids, sample.num_sampled_edges)
+    rows = EdgesOfType(sample.indptr, sample.indices, edge_ids, sample.num_sampled_edges)
     return Apart([sample.nodes], [sample.num_sampled_nodes], _NO_IDS, [rows])
 
 

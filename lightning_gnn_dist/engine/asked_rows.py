@@ -65,7 +65,7 @@ class Asked(NamedTuple):
     order: TimeOrder
 
 
-class Drawn(NamedTuple):
+class DrawnEdges(NamedTuple):
     """The edges drawn for some rows, row after row.
 
     Attributes:
@@ -82,7 +82,7 @@ class Drawn(NamedTuple):
 NO_ORDER = TimeOrder(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.bool_))
 
 
-def draw_from_rows(graph: Graph, asked: Asked) -> Drawn:
+def draw_from_rows(graph: Graph, asked: Asked) -> DrawnEdges:
     """Draw edges of each type that leads to a row; a graph without types counts as one of one type."""
     csr, counts = csr_of(graph), np.empty(len(asked.rows), np.int64)
     longest = _count(csr, asked, counts)
@@ -92,7 +92,7 @@ def draw_from_rows(graph: Graph, asked: Asked) -> Drawn:
     positions = np.empty(int(counts.sum()), np.int64)
     senders = graph.indices.new_empty(len(positions))
     _draw(csr, asked, longest, starts, positions, senders.numpy())
-    return Drawn(torch.from_numpy(counts), torch.from_numpy(positions), senders)
+    return DrawnEdges(torch.from_numpy(counts), torch.from_numpy(positions), senders)
 
 
 @compiled

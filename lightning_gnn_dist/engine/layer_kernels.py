@@ -25,7 +25,7 @@ from lightning_gnn_dist.engine.rng import draw, unit
 _U = np.uint64
 
 
-class Layers(NamedTuple):
+class LayerDraws(NamedTuple):
     """What distinguishes one layer-wise sampler from another. A is the weighted adjacency matrix, a row per receiver.
 
     Attributes:
@@ -48,7 +48,7 @@ def sample_layers(
     csr: Csr,
     seeds: Array,
     draws: Draws,
-    layers: Layers,
+    layers: LayerDraws,
     work: Work,
     table: Table,
     num_nodes: Array,
@@ -92,7 +92,7 @@ def sample_layer(
     begin: int,
     key: np.uint64,
     hop: int,
-    layers: Layers,
+    layers: LayerDraws,
     work: Work,
     table: Table,
 ) -> Any:
@@ -142,7 +142,7 @@ def _value(edge: int, row: int, begin: int, values: Array, work: Work) -> Any:
 
 
 @part
-def _chances(begin: int, end: int, met: int, hop: int, layers: Layers, work: Work) -> Any:
+def _chances(begin: int, end: int, met: int, hop: int, layers: LayerDraws, work: Work) -> Any:
     """The probability that each node met so far is drawn, float64, shape (met,)."""
     chances = np.zeros(met)
     if len(layers.importance):
@@ -192,7 +192,7 @@ def _choose(met: int, key: np.uint64, chances: Array, work: Work) -> None:
 
 
 @part
-def _thin(begin: int, end: int, met: int, layers: Layers, inverse: Array, work: Work) -> Any:
+def _thin(begin: int, end: int, met: int, layers: LayerDraws, inverse: Array, work: Work) -> Any:
     """Remove the nodes that were not drawn and their edges; return how many nodes are left."""
     moved, found = np.empty(met, np.int64), end
     for at in range(met):

@@ -74,7 +74,7 @@ ENTRIES_AT_ONCE = 1 << 21  # of a matrix of weighted rows: several fit a GPU's c
 LONGEST_ROW = 1 << 40
 
 
-class Rows(NamedTuple):
+class Frontier(NamedTuple):
     """The rows of a frontier.
 
     Attributes:
@@ -89,8 +89,8 @@ class Rows(NamedTuple):
     first: Tensor
     degree: Tensor
 
-    def at(self, slots: Tensor) -> Rows:
-        return Rows(*(vector[slots] for vector in self))
+    def at(self, slots: Tensor) -> Frontier:
+        return Frontier(*(vector[slots] for vector in self))
 
 
 class TensorWeights(NamedTuple):
@@ -105,12 +105,12 @@ class TensorWeights(NamedTuple):
     table: Tensor
 
 
-def rows_of(indptr: Tensor, key: Tensor, node: Tensor) -> Rows:
+def rows_of(indptr: Tensor, key: Tensor, node: Tensor) -> Frontier:
     first = indptr[node]
-    return Rows(key, node, first, indptr[node + 1] - first)
+    return Frontier(key, node, first, indptr[node + 1] - first)
 
 
-def every_edge(rows: Rows) -> tuple[Tensor, Tensor]:
+def every_edge(rows: Frontier) -> tuple[Tensor, Tensor]:
     """All edges of the rows: each one's row, and its position in the graph's ``indices``."""
     upto = rows.degree.cumsum(0)
     total = int(upto[-1]) if upto.numel() else 0
@@ -119,7 +119,7 @@ def every_edge(rows: Rows) -> tuple[Tensor, Tensor]:
     return row, at + (rows.first - upto + rows.degree)[row]
 
 
-def drawn_edges(rows: Rows, size: int, *, replace: bool, weights: TensorWeights | None) -> tuple[Tensor, Tensor]:
+def drawn_edges(rows: Frontier, size: int, *, replace: bool, weights: TensorWeights | None) -> tuple[Tensor, Tensor]:
     """Draw ``size`` edges of each row, or take all of a shorter one; return as :func:`every_edge` does.
 
     Args:
@@ -142,13 +142,13 @@ def drawn_edges(rows: Rows, size: int, *, replace: bool, weights: TensorWeights 
     return chosen // size, (rows.first[:, None] + slots).view(-1)[chosen]
 
 
-def _evenly(rows: Rows, size: int, replace: bool) -> Tensor:
+def _evenly(rows: Frontier, size: int, replace: bool) -> Tensor:
     if replace:
         return below(_words(rows, size), rows.degree[:, None])
     return distinct(rows.key[:, None], rows.node[:, None], rows.degree[:, None], size)
 
 
-def _words(rows: Rows, count: int) -> Tensor:
+def _words(rows: Frontier, count: int) -> Tensor:
     """The first ``count`` random words of each row, shape (rows, count)."""
     return draw(rows.key[:, None], rows.node[:, None], torch.arange(count, device=rows.node.device))
 
@@ -165,7 +165,7 @@ def distinct(keys: Tensor, nodes: Tensor, degrees: Tensor, size: int) -> Tensor:
     return chosen
 
 
-def by_weight(rows: Rows, size: int, *, replace: bool, weights: TensorWeights) -> Tensor:
+def by_weight(rows: Frontier, size: int, *, replace: bool, weights: TensorWeights) -> Tensor:
     """The slots that are drawn from rows by weight, without replacement from rows that are longer than ``size``."""
     if replace:
         return _chosen(rows, size, weights.table)
@@ -182,7 +182,7 @@ def by_weight(rows: Rows, size: int, *, replace: bool, weights: TensorWeights) -
     return slots
 
 
-def _chosen(rows: Rows, count: int, table: Tensor) -> Tensor:
+def _chosen(rows: Frontier, count: int, table: Tensor) -> Tensor:
     """The slots that the first ``count`` random words of each row choose by its alias table."""
     height = unit(_words(rows, count)) * rows.degree[:, None]
     slot = height.to(torch.int64)
@@ -217,7 +217,7 @@ def _of_similar_length(degree: Tensor, is_chosen: Tensor) -> Iterator[tuple[Tens
             yield some, width
 
 
-def _with_rest(rows: Rows, width: int, tries: Tensor, slots: Tensor, found: Tensor, weights: Tensor) -> Tensor:
+def _with_rest(rows: Frontier, width: int, tries: Tensor, slots: Tensor, found: Tensor, weights: Tensor) -> Tensor:
     """The first ``found`` slots of each row, and behind them the first of the others to arrive."""
     size, column = slots.size(1), torch.arange(width, device=found.device)
     position = (rows.first[:, None] + column).minimum((rows.first + rows.degree - 1)[:, None])

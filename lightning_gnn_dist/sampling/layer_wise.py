@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.engine.hop_kernels import ONE_TYPE, Draws
 from lightning_gnn_dist.engine.kernels import Array
-from lightning_gnn_dist.engine.layer_kernels import Layers, add_column_norms, sample_layers, scale_to
+from lightning_gnn_dist.engine.layer_kernels import LayerDraws, add_column_norms, sample_layers, scale_to
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, csr_of, graph_is_damaged, sample_hops
 from lightning_gnn_dist.engine.weighted import EVEN, Rule
@@ -80,10 +80,10 @@ class LayerSampler(ABC):
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         bulk = check_bulk(graph, seeds, keys, untyped=type(self).__name__)
         values = NONE if self.weight is None else edge_weights(graph, self.weight)
-        layers = Layers(np.array(self.num_nodes, np.int64), values, *self.importance(graph), self.normalize)
+        layers = LayerDraws(np.array(self.num_nodes, np.int64), values, *self.importance(graph), self.normalize)
         return [self._sample(graph, ids, batch_key, layers) for ids, batch_key in bulk]
 
-    def _sample(self, graph: Graph, seeds: Tensor, batch_key: BatchKey, layers: Layers) -> Sample:
+    def _sample(self, graph: Graph, seeds: Tensor, batch_key: BatchKey, layers: LayerDraws) -> Sample:
         every = np.full((self.num_hops, 1), -1, np.int64)
         draws = Draws(ONE_TYPE, every, typed_keys(*batch_key, self.num_hops, 1), Rule(EVEN, False))
         tables = self.num_hops + 1

@@ -22,7 +22,7 @@ from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
 from lightning_gnn_dist.engine.stack import Edges, Stack
 from lightning_gnn_dist.engine.tensors import (
-    Rows,
+    Frontier,
     TensorWeights,
     below,
     by_weight,
@@ -145,7 +145,7 @@ def _draw_slots(
         return distinct(keys, nodes, bound, size)
     values = _values(sampler, graph)[product.values().long() - 1].float()
     starts = starts_of(degrees)
-    rows = Rows(keys, nodes, starts[:-1], degrees).at(is_drawn.nonzero().view(-1))
+    rows = Frontier(keys, nodes, starts[:-1], degrees).at(is_drawn.nonzero().view(-1))
     return by_weight(rows, size, replace=sampler.replace, weights=TensorWeights(values, table_of(starts, values)))
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.row_cache import RowCache, Rows
+from lightning_gnn_dist.batches.ahead.row_cache import Arrays, RowCache
 from lightning_gnn_dist.batches.ahead.tables import Table, Tables
 from lightning_gnn_dist.batches.pool import BufferPool
 from lightning_gnn_dist.engine.layer_kernels import add_column_norms
@@ -228,7 +228,7 @@ class ShardedGraph(Tables[TypedBounds]):
                 full[name][num_own:][at] = route.restore(self.channel.exchange(of_ranks, route.sizes))
         return full
 
-    def _fetched(self, kind: int, ids: Tensor, bounds: Tensor, arrays: Rows, *more: Tensor) -> Steps[Rows]:
+    def _fetched(self, kind: int, ids: Tensor, bounds: Tensor, arrays: Arrays, *more: Tensor) -> Steps[Arrays]:
         """Return the rows of each array for increasing ids; the question goes on with ``more``."""
         local = self._local(ids, bounds)
         (answers,) = yield [Question(kind, [[narrow(some, most), *more] for some, most in local])]
@@ -317,7 +317,7 @@ class ShardedGraph(Tables[TypedBounds]):
         }
 
     def _table(
-        self, kind: int, number: int, own: Rows, bounds: Tensor, cache_bytes: int = 0, first_node: int = 0
+        self, kind: int, number: int, own: Arrays, bounds: Tensor, cache_bytes: int = 0, first_node: int = 0
     ) -> Table:
         first, end = bounds[self.shard.index : self.shard.index + 2].tolist()
         most = min(cache_bytes // max(1, bytes_per_row(own)), int(bounds[-1]) - (end - first))

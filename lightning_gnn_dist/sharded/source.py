@@ -22,7 +22,7 @@ from lightning_gnn_dist.batches.device_stream import DeviceStream
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.kernels import Array
-from lightning_gnn_dist.engine.layer_kernels import Layers, sample_layer
+from lightning_gnn_dist.engine.layer_kernels import LayerDraws, sample_layer
 from lightning_gnn_dist.engine.rng import key, typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.weights import NONE
@@ -135,7 +135,7 @@ def sample_layer_wise(
         nodes, positions = union([batch.frontier for batch in batches])
         rows = yield from graph.rows(nodes, sampler.weight)
         values = NONE if rows.weights is None else rows.weights.numpy()
-        layers = Layers(np.array(sampler.num_nodes, np.int64), values, *importance, sampler.normalize)
+        layers = LayerDraws(np.array(sampler.num_nodes, np.int64), values, *importance, sampler.normalize)
         for batch, at, batch_key in zip(batches, positions, keys, strict=True):
             _grow(batch, rows, at, key(*batch_key, hop), hop, layers)
     return [batch.sample() for batch in batches]
@@ -149,7 +149,7 @@ def importance_of(graph: ShardedGraph, sampler: LayerWise) -> tuple[Array, Array
     return norms, remembered(graph, ("scales", sampler.weight, sampler.num_nodes), lambda: sampler.scales(norms))
 
 
-def _grow(batch: GrowingBatch, rows: FetchedRows, at: Tensor, word: np.uint64, hop: int, layers: Layers) -> None:
+def _grow(batch: GrowingBatch, rows: FetchedRows, at: Tensor, word: np.uint64, hop: int, layers: LayerDraws) -> None:
     """Draw a layer for the frontier of a batch; ``at`` are the places of its nodes among ``rows``."""
     known, work, table = batch.open(rows.senders, int((rows.starts[at + 1] - rows.starts[at]).sum()))
     csr, begin = (rows.starts.numpy(), rows.senders.numpy(), at.numpy()), len(known) - len(at)

@@ -14,7 +14,7 @@ from lightning_gnn_dist import BatchKey, Loading, Sample
 from lightning_gnn_dist.batches.ahead.row_cache import RowCache
 from lightning_gnn_dist.batches.ahead.source import AheadSource
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.sampling.turns import Steps, Work, answered, at_once, take_turn, together
+from lightning_gnn_dist.sampling.turns import Inquiry, Steps, answered, at_once, take_turn, together
 
 
 def adding(*numbers: int) -> Steps[int]:
@@ -48,7 +48,7 @@ def test_work_is_given_up_where_nobody_answers() -> None:
     def nobody(questions: list[Any]) -> list[Any]:
         raise ConnectionError
 
-    works: list[Work[Any]] = [Work(holding()), Work(adding(1, 2))]
+    works: list[Inquiry[Any]] = [Inquiry(holding()), Inquiry(adding(1, 2))]
     assert lock.locked()
     with pytest.raises(ConnectionError):
         take_turn(works, nobody)

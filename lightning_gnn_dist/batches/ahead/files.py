@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.merged_reads import MergedReads
-from lightning_gnn_dist.batches.ahead.row_cache import RowCache, Rows
+from lightning_gnn_dist.batches.ahead.row_cache import Arrays, RowCache
 from lightning_gnn_dist.batches.ahead.source import AheadSource
 from lightning_gnn_dist.batches.ahead.tables import Table, Tables
 from lightning_gnn_dist.batches.batch import LABELS
@@ -41,7 +41,7 @@ class DiskRows(Tables[GraphTypes]):
         edges: The arrays of edges that are read, of which none is held.
     """
 
-    def __init__(self, graph: Graph, nodes: Rows, cache_bytes: int, edges: Rows) -> None:
+    def __init__(self, graph: Graph, nodes: Arrays, cache_bytes: int, edges: Arrays) -> None:
         maps = all_maps()
         self._arrays, self._reads = nodes, list[MergedReads]()
         num_rows = min(cache_bytes // max(1, bytes_per_row(nodes)), graph.num_nodes)
@@ -74,7 +74,7 @@ class DiskRows(Tables[GraphTypes]):
             for reads in self._reads:
                 reads.close()
 
-    def _reader(self, arrays: Rows, maps: list[Map]) -> Callable[[Tensor], Steps[Rows]]:
+    def _reader(self, arrays: Arrays, maps: list[Map]) -> Callable[[Tensor], Steps[Arrays]]:
         """Return what reads rows of arrays from their files."""
         reads = {name: MergedReads(array, maps) for name, array in arrays.items()}
         self._reads += reads.values()
@@ -123,12 +123,12 @@ class FileSource(AheadSource):
         return at_once(samples)
 
 
-def wide_arrays(arrays: Mapping[str, Tensor]) -> Rows:
+def wide_arrays(arrays: Mapping[str, Tensor]) -> Arrays:
     """Return the arrays with rows of at least 32 bytes, but labels, which seeds alone need."""
     return {name: array for name, array in arrays.items() if array[:1].nbytes >= LEAST_WIDTH and name != LABELS}
 
 
-def wide_arrays_in_files(arrays: Mapping[str, Tensor], maps: list[Map] | None = None) -> Rows:
+def wide_arrays_in_files(arrays: Mapping[str, Tensor], maps: list[Map] | None = None) -> Arrays:
     """Return those of the wide arrays that lie in files."""
     wide = wide_arrays(arrays)
     maps = all_maps() if maps is None and wide else maps

@@ -25,13 +25,13 @@ from lightning_gnn_dist.batches.hetero import store_of_seeds
 from lightning_gnn_dist.batches.loading import Loading, widening
 from lightning_gnn_dist.batches.source import Asked, BatchSource, Inputs, Made
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.sampling.turns import Steps, Work, take_turn
+from lightning_gnn_dist.sampling.turns import Inquiry, Steps, take_turn
 
 MOST_KNOWN = 8  # bulks whose draws are known when rows are chosen for the cache
 MOST_AHEAD = 32  # bulks, where they are so small that any number would fit
 
 
-Drawing = tuple[Work[Bulk], Inputs | None]
+Drawing = tuple[Inquiry[Bulk], Inputs | None]
 
 
 class AheadSource(BatchSource):
@@ -119,17 +119,17 @@ class AheadSource(BatchSource):
             asked = next(bulks, None)
             if asked is None:
                 return
-            line.append((Work(self._drawn(*asked[:2])), asked[2]))
+            line.append((Inquiry(self._drawn(*asked[:2])), asked[2]))
 
     def _have_room(self, line: deque[Drawing]) -> bool:
         """Return whether draws take less memory than the cache."""
         held = sum(bytes_of_draw(sample) for work, _ in line if work.is_done for sample in work.result.samples)
         return held < self._tables.cache.num_bytes
 
-    def _made(self, bulk: Bulk, inputs: Inputs | None, others: Sequence[Work[Bulk]]) -> list[SampledData]:
+    def _made(self, bulk: Bulk, inputs: Inputs | None, others: Sequence[Inquiry[Bulk]]) -> list[SampledData]:
         coming = [work.result for work in takewhile(lambda work: work.is_done, others)]
         how: dict[str, Any] = {"widen": self._widen, "all_labels": self._loading.all_labels}
-        filling = Work(self._tables.fill(bulk, coming, self._pool_of, **how))
+        filling = Inquiry(self._tables.fill(bulk, coming, self._pool_of, **how))
         while not filling.is_done:
             take_turn([filling, *others], self._ask)
         made = filling.result

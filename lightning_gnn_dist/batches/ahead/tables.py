@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.row_cache import RowCache, Rows
+from lightning_gnn_dist.batches.ahead.row_cache import Arrays, RowCache
 from lightning_gnn_dist.batches.assembling import Content, Taken, made_of, pools_of_type
 from lightning_gnn_dist.batches.batch import LABELS, PoolOf, SampledData
 from lightning_gnn_dist.batches.pool import Widen, gather_joined, gather_rows
@@ -52,7 +52,7 @@ class Table:
     """
 
     def __init__(
-        self, arrays: Rows, first: int, num_own: int, cache: RowCache, fetch: Callable[[Tensor], Steps[Rows]]
+        self, arrays: Arrays, first: int, num_own: int, cache: RowCache, fetch: Callable[[Tensor], Steps[Arrays]]
     ) -> None:
         self.own, self.cache, self.fetch = arrays, cache, fetch
         self._first, self._num_own = first, num_own
@@ -87,14 +87,16 @@ class Table:
         places = wanted.places.split(list(map(len, ids)))
         return [Taken(self._gathered(fetched, *of, pool_of)) for of in zip(places, ids, num_labels, strict=True)]
 
-    def take(self, ids: Tensor) -> Steps[Rows]:
+    def take(self, ids: Tensor) -> Steps[Arrays]:
         """Return the rows of all arrays for some ids, in their order, past the cache."""
         wanted = self.seek(ids)
         wanted.places[wanted.is_other] = self._num_own + wanted.inverse
         fetched = yield from self.fetch(wanted.distinct)
         return {name: gather_joined(own, own[:0], fetched[name], wanted.places) for name, own in self.own.items()}
 
-    def _gathered(self, fetched: Rows, places: Tensor, ids: Tensor, num_labels: int | None, pool_of: PoolOf) -> Rows:
+    def _gathered(
+        self, fetched: Arrays, places: Tensor, ids: Tensor, num_labels: int | None, pool_of: PoolOf
+    ) -> Arrays:
         rows = {}
         for name, array in self.own.items():
             upto = num_labels if name == LABELS else None

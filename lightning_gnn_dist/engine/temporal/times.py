@@ -27,7 +27,7 @@ _TURNED = 2**63 - 1
 Span = tuple[float, float]  # the first time and the last
 
 
-class Source(NamedTuple):
+class TimeSource(NamedTuple):
     """Where the time of the edges of one type stands.
 
     Attributes:
@@ -45,7 +45,7 @@ class Source(NamedTuple):
         return self.times[senders.to(torch.int64) - self.first_sender]
 
 
-def sources_of(graph: Graph, name: str) -> list[Source | None]:
+def sources_of(graph: Graph, name: str) -> list[TimeSource | None]:
     """For each edge type, the times called ``name``: of its edges, else of the nodes that send, else None.
 
     A name that nobody has is refused, and so are times that are no numbers.
@@ -73,8 +73,8 @@ def arrays_of(graph: Graph, name: str) -> list[Tensor | None]:
     return [arrays.get(name) for of in kinds for arrays in of.values()]
 
 
-def _checked_sources(graph: Graph, name: str) -> list[Source | None]:
-    types, found = graph.types, list[Source | None]()
+def _checked_sources(graph: Graph, name: str) -> list[TimeSource | None]:
+    types, found = graph.types, list[TimeSource | None]()
     for kind in types.edge_types:
         of_edges, of_senders = types.edge_arrays[kind].get(name), types.node_arrays[kind[0]].get(name)
         with within(kind if of_edges is not None else kind[0]):
@@ -93,12 +93,12 @@ def _checked_sources(graph: Graph, name: str) -> list[Source | None]:
     return found
 
 
-def _source(name: str, of_edges: Tensor | None, of_senders: Tensor | None, first_sender: int) -> Source | None:
+def _source(name: str, of_edges: Tensor | None, of_senders: Tensor | None, first_sender: int) -> TimeSource | None:
     times = of_senders if of_edges is None else of_edges
     if times is None:
         return None
     check_times(name, times, "node" if of_edges is None else "edge")
-    return Source(times, first_sender if of_edges is None else None)
+    return TimeSource(times, first_sender if of_edges is None else None)
 
 
 def check_times(name: str, times: Tensor, row: str) -> None:
