@@ -43,7 +43,7 @@ def unit(words: Tensor) -> Tensor:
 
 
 def minus_log(words: Tensor) -> Tensor:
-    """The negative logarithms of numbers in ``(0, 1]``, float64, as in :mod:`weighted.arrivals`."""
+    """The negative logarithms of numbers in ``(0, 1]``, float64, as in :mod:`weighted`."""
     bits = _shift(words, 11).add_(1).to(torch.float64).mul_(2.0**-53).view(torch.int64)
     k = (bits - SQRT_HALF) >> 52
     m = (bits - (k << 52)).view(torch.float64)

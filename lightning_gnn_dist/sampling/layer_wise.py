@@ -114,7 +114,7 @@ class FastGCNSampler(LayerSampler):
         return norms, self.scales(norms)
 
     def scales(self, norms: Array) -> Array:
-        """The factor c of each hop, see :mod:`layer`."""
+        """The factor c of each hop, see above."""
         return np.array([scale_to(norms, size) for size in self.num_nodes])
 
 
