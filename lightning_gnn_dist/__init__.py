@@ -82,9 +82,9 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler, LadiesSampler
     from lightning_gnn_dist.sampling.matrix import MatrixSampler
     from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-    from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
+    from lightning_gnn_dist.sampling.pagerank import PageRankSampler
     from lightning_gnn_dist.sampling.shadow import ShadowSampler
-    from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+    from lightning_gnn_dist.sampling.temporal import TemporalSampler
     from lightning_gnn_dist.sampling.walk import RandomWalkSampler
     from lightning_gnn_dist.sampling.whole import WholePartSampler
     from lightning_gnn_dist.strategies.correction import Correction
@@ -225,7 +225,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "OneShard": "prepare.one_shard",
     "Outer": "rounds.means.outer",
     "OwnedEmbedding": "tables.owned_embedding",
-    "PageRankSampler": "sampling.pagerank.sampler",
+    "PageRankSampler": "sampling.pagerank",
     "Partition": "partition.base",
     "PartitionedDataModule": "data.datamodule",
     "Partitioner": "partition.base",
@@ -246,7 +246,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "StreamingPartitioner": "partition.streaming",
     "SuperNodePartitioner": "partition.supernode",
     "TMAStrategy": "strategies.tma",
-    "TemporalSampler": "sampling.temporal.sampler",
+    "TemporalSampler": "sampling.temporal",
     "WholePartSampler": "sampling.whole",
     "citations": "graph.typed.synthetic",
     "communities": "graph.synthetic",

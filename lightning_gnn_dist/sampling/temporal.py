@@ -23,8 +23,8 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
-from lightning_gnn_dist.engine.temporal.hops import View, check_span, checked_times, sample_by_time
 from lightning_gnn_dist.engine.temporal.times import sources_of
+from lightning_gnn_dist.engine.temporal.trees import View, check_span, checked_times, sample_by_time
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import TypeNames
 from lightning_gnn_dist.rules import check_fields

@@ -1,6 +1,8 @@
 """Batches by time of a graph in shards: those of :class:`TemporalSampler` on the whole graph, bit for bit.
 
 seeds -> their times, from their owners -> names (tree, node) -> owners draw what each tree sees, hop by hop
+
+A graph without types counts as one whose nodes, and whose edges, have type 0.
 """
 
 from __future__ import annotations
@@ -13,14 +15,63 @@ from torch import Tensor
 
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
-from lightning_gnn_dist.engine.temporal.hops import SEED_TIME, View, check_comparable, seen_by
-from lightning_gnn_dist.engine.temporal.times import node_times
+from lightning_gnn_dist.engine.temporal.times import BEFORE_ALL, as_integers, node_times, ordered, sources_of
+from lightning_gnn_dist.engine.temporal.trees import SEED_TIME, View, check_comparable, seen_by
 from lightning_gnn_dist.sampling.base import check_seeds
-from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from lightning_gnn_dist.sampling.temporal import TemporalSampler
 from lightning_gnn_dist.sampling.turns import Steps
 from lightning_gnn_dist.sharded.draws import GrowingBatch, How, Names, Seen, draw_hops
-from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
-from lightning_gnn_dist.sharded.temporal.times import prepare_times, times_of_nodes
+from lightning_gnn_dist.sharded.owner import (
+    EDGES,
+    NODES,
+    Question,
+    letters_of,
+    narrow,
+)
+from lightning_gnn_dist.sharded.remote_graph import Route, ShardedGraph
+
+
+def prepare_times(graph: ShardedGraph, name: str) -> None:
+    """Order the own edges by the times called ``name``, for draws by time. Collective, the first time."""
+    if name in graph.orders:
+        return
+    rows, types = graph.shard.rows, graph.shard.rows.types
+    times = torch.full((rows.num_edges,), BEFORE_ALL)
+    for number, source in enumerate(sources_of(rows, name)):
+        at = types.edges_of(types.edge_types[number])
+        if source is not None and source.first_sender is None:
+            times[at] = as_integers(source.times)
+        elif source is not None:
+            sender = types.node_types.index(types.edge_types[number][0])
+            ids, inverse = (rows.indices[at].to(torch.int64) - graph.types.offsets[sender]).unique(return_inverse=True)
+            found = graph.answered(times_of_nodes(graph, sender, name, ids))
+            times[at] = as_integers(found)[inverse]
+    graph.orders[name] = ordered(rows, name, times)
+    graph.channel.exchange([torch.empty(0)] * graph.channel.size)  # from now on each rank answers
+
+
+def times_of_nodes(graph: ShardedGraph, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
+    """Return the times called ``name`` of some nodes of a type, by their ids in it, in any order."""
+    return (yield from _times_of(graph, NODES, graph.types.nodes[number], number, name, ids))
+
+
+def times_of_edges(graph: ShardedGraph, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
+    """Return the times called ``name`` of some edges of a type, by their ids in it, in any order."""
+    return (yield from _times_of(graph, EDGES, graph.types.edges[number], number, name, ids))
+
+
+def times_of_all_nodes(graph: ShardedGraph, number: int, name: str) -> Tensor:
+    """Return the times called ``name`` of all nodes of a type. Collective."""
+    own = graph.shard.rows.types.node_arrays[graph.types.node_types[number]][name]
+    return torch.cat(graph.channel.exchange([own[:]] * graph.channel.size))
+
+
+def _times_of(graph: ShardedGraph, kind: int, bounds: Tensor, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
+    owners = torch.searchsorted(bounds, ids.contiguous(), right=True) - 1
+    route, more = Route(owners, graph.channel.size), [torch.tensor([number]), letters_of(name)]
+    pieces = zip(route.pieces(ids - bounds[owners]), bounds.diff().tolist(), strict=True)
+    (answers,) = yield [Question(kind, [[narrow(some, most), *more] for some, most in pieces])]
+    return route.restore([answer[0] for answer in answers])
 
 
 def sample_timed(
@@ -31,7 +82,7 @@ def sample_timed(
     Collective, the first time for each name of times.
     """
     prepare_times(graph, sampler.time)
-    times = yield from _times_of(graph, seeds, sampler.view)
+    times = yield from _times_of_seeds(graph, seeds, sampler.view)
     return (yield from sample_at_times(graph, sampler, seeds, times.split(list(map(len, seeds))), keys))
 
 
@@ -56,7 +107,7 @@ def sample_at_times(
     return [_named(batch.sample(), bits, of) for batch, of in zip(growing, times, strict=True)]
 
 
-def _times_of(graph: ShardedGraph, seeds: Sequence[Tensor], view: View) -> Steps[Tensor]:
+def _times_of_seeds(graph: ShardedGraph, seeds: Sequence[Tensor], view: View) -> Steps[Tensor]:
     """Return the time of each seed of all batches."""
     for ids in seeds:
         check_seeds(ids, graph.num_nodes)

@@ -41,7 +41,7 @@ from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.sharded.fitting import Result, all_figures, check_alike
-from tests.sharded.typed.graphs import in_order_of_shards, some_graph, some_partition
+from tests.sharded.graphs import in_order_of_shards, typed_graph_of_widths, uneven_partition
 from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
 
 OPTIONS: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 16}
@@ -200,14 +200,14 @@ def test_what_cannot_work_is_refused(saved: Path, options: dict[str, Any], messa
 
 
 def test_nodes_of_one_type_are_learned_from(tmp_path: Path) -> None:
-    graph = some_graph()
+    graph = typed_graph_of_widths()
     data = graph.to_pyg()
     data["author"].train_mask, data["author"].y = torch.ones(7, dtype=torch.bool), torch.zeros(7).long()
     both = Graph.from_pyg(data)
-    save_shards(both, some_partition(both, 1), tmp_path / "open")
+    save_shards(both, uneven_partition(both, 1), tmp_path / "open")
     with pytest.raises(ValueError, match=r"choose it, as in PartitionedDataModule\(path, seed_type='paper'\)"):
         PartitionedDataModule(tmp_path / "open")
-    save_shards(both.with_seeds("author"), some_partition(both, 1), tmp_path / "chosen")
+    save_shards(both.with_seeds("author"), uneven_partition(both, 1), tmp_path / "chosen")
     chosen = {"author": PartitionedDataModule(tmp_path / "chosen")}
     chosen["paper"] = PartitionedDataModule(tmp_path / "open", seed_type="paper")
     for kind, module in chosen.items():
@@ -219,7 +219,7 @@ def test_nodes_of_one_type_are_learned_from(tmp_path: Path) -> None:
 
 
 def test_features_that_are_nan_are_found_before_the_first_step(tmp_path: Path) -> None:
-    graph = some_graph().with_seeds("paper")
+    graph = typed_graph_of_widths().with_seeds("paper")
     graph.types.node_arrays["author"]["x"][3] = torch.nan
     save_shards(graph, Partition(torch.zeros(22).int(), 1), tmp_path / "shards")
     data = PartitionedDataModule(tmp_path / "shards", batch_size=4, sampler=NeighborSampler([2]))
@@ -291,8 +291,8 @@ def test_shards_are_not_taken_for_a_graph(saved: Path) -> None:
 
 
 def test_a_shard_without_training_nodes_is_refused(tmp_path: Path) -> None:
-    graph = some_graph()  # of whose nodes the last one is of another type
-    save_shards(graph, some_partition(graph, 2), tmp_path / "shards")
+    graph = typed_graph_of_widths()  # of whose nodes the last one is of another type
+    save_shards(graph, uneven_partition(graph, 2), tmp_path / "shards")
     with pytest.raises(RankError, match=r"Shard 1 of .* has no training nodes for rank 1 of 2") as caught:
         run_ranks(start, 2, str(tmp_path / "shards"))
     assert all("has no training nodes" in failure for failure in caught.value.failures.values())

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import BatchKey, Graph, PageRankSampler
-from lightning_gnn_dist.engine.pagerank.kernels import room_for
-from lightning_gnn_dist.sampling.pagerank import sampler as module
+from lightning_gnn_dist.sampling import pagerank as module
+from lightning_gnn_dist.sampling.pagerank import room_for
 from tests.sampling.reference import random_graph
 
 SEEDS = torch.tensor([4, 190, 7, 60, 33])

@@ -1,13 +1,30 @@
-"""Approximate personalised PageRank by pushing, and the nodes that have most of it, compiled."""
+"""Neighbourhoods by personalised PageRank (Andersen, Chung, Lang, FOCS 2006; ShaDow and PPRGo choose nodes so).
+
+    pi(s) = alpha e(s) + (1 - alpha) pi(s) D^-1 A       where a walk from s ends, at each step with probability alpha
+
+    batch = the graph among the seeds and, for each seed s, the k nodes of largest pi(s)
+
+A push lets alpha of what waits at a node rest there, and hands the other part to its senders in equal shares. Pushes go
+on while more than ``eps`` for each sender waits at any node, so that a seed costs at most 1 / (alpha eps) edges.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from lightning_gnn_dist.engine.compiling import compiled, part
-from lightning_gnn_dist.engine.kernels import DAMAGED, ZERO, Array, is_no_row
+from lightning_gnn_dist.engine.kernels import DAMAGED, ZERO, Array, Csr, is_no_row
+from lightning_gnn_dist.engine.sample import MAX_ENTRIES, BatchKey, Sample, csr_of, graph_is_damaged
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.rules import Layers, check_fields, whole, within
+from lightning_gnn_dist.sampling.base import check_bulk
+from lightning_gnn_dist.sampling.subgraph import induced
 
 FULL = -3  # a kernel returns this if it met more nodes than it has room for
 _FREE = -1
@@ -44,9 +61,7 @@ def room_for(entries: int) -> Pushed:
 
 
 @compiled
-def most_reached(
-    indptr: Array, indices: Array, seeds: Array, begin: int, alpha: float, eps: float, pushed: Pushed, out: Array
-) -> Any:
+def most_reached(csr: Csr, seeds: Array, begin: int, alpha: float, eps: float, pushed: Pushed, out: Array) -> Any:
     """Write into each row of ``out`` the nodes that have most of a seed's PageRank, beside the seed.
 
     Rows begin with ``begin``. What a row has no node for is the seed itself. Return the row at which more room is
@@ -54,7 +69,7 @@ def most_reached(
     """
     score = np.empty(out.shape[1], np.float64)
     for at in range(begin, len(seeds)):
-        count = _push(indptr, indices, seeds[at], alpha, eps, pushed)
+        count = _push(csr, seeds[at], alpha, eps, pushed)
         if count > 0:
             _choose(seeds[at], count, pushed, score, out[at])
         pushed.slots[:] = _FREE
@@ -66,7 +81,7 @@ def most_reached(
 
 
 @part
-def _push(indptr: Array, indices: Array, seed: int, alpha: float, eps: float, pushed: Pushed) -> Any:
+def _push(csr: Csr, seed: int, alpha: float, eps: float, pushed: Pushed) -> Any:
     """Push until no rest is larger than ``eps`` for each sender; return how many nodes were met, or an error."""
     last = len(pushed.queue) - 1
     count, first, waiting = _meet(seed, ZERO, pushed), 0, 1
@@ -76,8 +91,8 @@ def _push(indptr: Array, indices: Array, seed: int, alpha: float, eps: float, pu
         first, waiting = (first + 1) & last, waiting - 1
         node, rest = pushed.nodes[own], pushed.rest[own]
         pushed.waits[own], pushed.rest[own] = False, 0.0
-        start, end = indptr[_U(node)], indptr[_U(node + 1)]
-        if is_no_row(start, end, len(indices)):
+        start, end = csr.indptr[_U(node)], csr.indptr[_U(node + 1)]
+        if is_no_row(start, end, len(csr.indices)):
             return DAMAGED
         if start == end:  # a walk that cannot go on stays
             pushed.mass[own] += rest
@@ -85,8 +100,8 @@ def _push(indptr: Array, indices: Array, seed: int, alpha: float, eps: float, pu
         pushed.mass[own] += alpha * rest
         share = (1.0 - alpha) * rest / (end - start)
         for edge in range(start, end):
-            sender = np.int64(indices[_U(edge)])
-            if _U(sender) >= _U(len(indptr) - 1):
+            sender = np.int64(csr.indices[_U(edge)])
+            if _U(sender) >= _U(len(csr.indptr) - 1):
                 return DAMAGED
             other = pushed.slots[_slot(sender, pushed)]
             if other == _FREE:
@@ -94,7 +109,7 @@ def _push(indptr: Array, indices: Array, seed: int, alpha: float, eps: float, pu
                     return FULL
                 other, count = count, _meet(sender, count, pushed)
             pushed.rest[other] += share
-            degree = indptr[_U(sender + 1)] - indptr[_U(sender)]
+            degree = csr.indptr[_U(sender + 1)] - csr.indptr[_U(sender)]
             if not pushed.waits[other] and pushed.rest[other] > eps * max(degree, 1):
                 pushed.queue[(first + waiting) & last] = other
                 pushed.waits[other] = True
@@ -140,3 +155,48 @@ def _choose(seed: int, count: int, pushed: Pushed, score: Array, out: Array) -> 
 @part
 def _is_before(mass: float, node: int, other_mass: float, other: int) -> bool:
     return mass > other_mass or (mass == other_mass and node < other)
+
+
+LEAST = 1e-9  # of eps; below, a seed may take minutes
+_ROOM = 1 << 12  # nodes that a seed may reach at first
+
+
+@dataclass(frozen=True)
+class PageRankSampler:
+    """Make batches of the nodes that matter most to each seed by personalised PageRank, and all edges among them.
+
+    Nothing is drawn: a batch depends on its seeds alone. Walks go from receivers to senders, however many hops, and all
+    edges count alike. The model may have more layers than these nodes are hops away.
+
+    Args:
+        num_neighbors: Nodes for each seed, beside itself; fewer where it reaches fewer.
+        num_hops: Layers of the model.
+        alpha: The probability, at each step of a walk, that it ends. Smaller: farther nodes.
+        eps: What may be left out, for each edge of a node. Smaller: more exact, and slower.
+    """
+
+    num_neighbors: Annotated[int, whole(1, MAX_ENTRIES)]
+    num_hops: Layers
+    alpha: Annotated[float, within(0.01, 0.99)] = 0.25
+    eps: Annotated[float, within(LEAST, 1)] = 1e-4
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
+        return [
+            induced(graph, ids, self._nodes(graph, ids), batch_key, self.num_hops)
+            for ids, batch_key in check_bulk(graph, seeds, keys)
+        ]
+
+    def _nodes(self, graph: Graph, seeds: Tensor) -> Tensor:
+        """The nodes of all seeds, those of each in a row; ids repeat."""
+        csr, ids = csr_of(graph), seeds.numpy()
+        out = np.empty((len(ids), min(self.num_neighbors, max(1, graph.num_nodes - 1))), np.int64)
+        done, room = 0, _ROOM
+        while done < len(ids):
+            done = most_reached(csr, ids, done, self.alpha, self.eps, room_for(room), out)
+            if done == DAMAGED:
+                raise graph_is_damaged(graph)
+            room *= 2
+        return torch.from_numpy(out.reshape(-1))

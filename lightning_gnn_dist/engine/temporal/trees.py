@@ -1,10 +1,9 @@
-"""The compiled loops of sampling by time.
+"""Sampling by time: a tree for each seed.
 
-Each seed is the root of a tree of its own: what a node may receive depends on the time of the seed that it is reached
-from, so a node is in the batch once for each tree that it is in. It is called ``tree << bits | node`` here, and the
-table of a batch tells such names apart as it tells nodes. The edges of a type into a node are in order of time, so
-those that a seed may see are next to each other: two binary searches find them, and they are drawn from as if they
-were a row.
+What a node may receive depends on the time of the seed that it is reached from, so a node is in the batch once for each
+tree that it is in. It is called ``tree << bits | node`` here, and the table of a batch tells such names apart as it
+tells nodes. The edges of a type into a node are in order of time, so those that a seed may see are next to each other:
+two binary searches find them, and they are drawn from as if they were a row.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from lightning_gnn_dist.engine.compiling import compiled, inlined, part
 from lightning_gnn_dist.engine.intrinsics import prefetch
@@ -21,7 +22,7 @@ from lightning_gnn_dist.engine.kernels import (
     REPEATED_SEED,
     ZERO,
     Array,
-    Rule,
+    Csr,
     Table,
     Work,
     draw_row,
@@ -34,12 +35,21 @@ from lightning_gnn_dist.engine.kernels import (
     slot_of,
     take_row,
 )
-from lightning_gnn_dist.engine.rng import draw
-from lightning_gnn_dist.engine.temporal.order import TimeOrder
-from lightning_gnn_dist.engine.weighted.draws import aside_for
+from lightning_gnn_dist.engine.rng import draw, typed_keys
+from lightning_gnn_dist.engine.sample import BatchKey, Sample, edge_types_of, sample_hops
+from lightning_gnn_dist.engine.temporal.times import (
+    BEFORE_ALL,
+    TimeOrder,
+    as_integers,
+    earlier_by,
+    sources_of,
+    time_order,
+    times_of_seeds,
+)
+from lightning_gnn_dist.engine.weighted import EVEN, Piece, Rule, aside_for
+from lightning_gnn_dist.graph.graph import Graph
 
 _U = np.uint64
-BEFORE_ALL: Any = np.int64(-(2**63))
 
 
 class Trees(NamedTuple):
@@ -80,8 +90,7 @@ class TimedDraws(NamedTuple):
 
 @compiled
 def sample_trees(
-    indptr: Array,
-    indices: Array,
+    csr: Csr,
     roots: Array,
     trees: Trees,
     draws: TimedDraws,
@@ -100,9 +109,9 @@ def sample_trees(
         return REPEATED_SEED
     num_nodes[0] = end
     for hop in range(len(draws.fanouts)):
-        if not open_rows(indptr, len(indices), begin, end, mask, work):
+        if not open_rows(csr, begin, end, mask, work):
             return DAMAGED
-        found = _expand(indices, len(indptr) - 1, begin, end, hop, trees, draws, work, table)
+        found = _expand(csr, begin, end, hop, trees, draws, work, table)
         if found < 0:
             return DAMAGED
         total = work.starts[_U(end)]
@@ -115,17 +124,7 @@ def sample_trees(
 
 
 @part
-def _expand(
-    indices: Array,
-    nodes: int,
-    begin: int,
-    end: int,
-    hop: int,
-    trees: Trees,
-    draws: TimedDraws,
-    work: Work,
-    table: Table,
-) -> Any:
+def _expand(csr: Csr, begin: int, end: int, hop: int, trees: Trees, draws: TimedDraws, work: Work, table: Table) -> Any:
     """One hop in five stages, each a block of rows behind the one before; return as :func:`hop_kernels.expand` does.
 
     With too little room for all edges it counts them, and finds no more nodes.
@@ -140,7 +139,7 @@ def _expand(
             prefetch(draws.order.times, first + degree // 2)
         low -= BLOCK
         if 1 <= block <= blocks:
-            total = _draw_rows(indices, begin, low, min(low + BLOCK, end), total, hop, trees, draws, work)
+            total = _draw_rows(begin, low, min(low + BLOCK, end), total, hop, trees, draws, work)
             if total < 0:
                 return np.int64(DAMAGED)
         if len(trees.seeds) + total > len(work.positions):
@@ -148,10 +147,10 @@ def _expand(
         low -= BLOCK
         is_right: Any = True
         if 2 <= block <= blocks + 1:
-            is_right = _find_edges(indices, begin, low, min(low + BLOCK, end), draws.order.places, work)
+            is_right = _find_edges(csr.indices, begin, low, min(low + BLOCK, end), draws.order.places, work)
         low -= BLOCK
         if is_right and 3 <= block <= blocks + 2:
-            is_right = _read_senders(indices, nodes, low, min(low + BLOCK, end), trees.bits, work, table)
+            is_right = _read_senders(csr, low, min(low + BLOCK, end), trees.bits, work, table)
         if not is_right:
             return np.int64(DAMAGED)
         low -= BLOCK
@@ -162,15 +161,7 @@ def _expand(
 
 @part
 def _draw_rows(
-    indices: Array,
-    begin: int,
-    low: int,
-    high: int,
-    total: int,
-    hop: int,
-    trees: Trees,
-    draws: TimedDraws,
-    work: Work,
+    begin: int, low: int, high: int, total: int, hop: int, trees: Trees, draws: TimedDraws, work: Work
 ) -> Any:
     """Choose the edges of the frontier rows ``low`` to ``high``, by their places in the order of time.
 
@@ -189,11 +180,7 @@ def _draw_rows(
                 stop = end_of_piece(draws.edge_type, first, last)
             if _U(kind) >= _U(num_types):  # read as unsigned, a negative number is large
                 return np.int64(DAMAGED)
-            start, end = first, stop
-            if draws.order.has_time[_U(kind)]:
-                if trees.after[tree] != BEFORE_ALL:
-                    start = first_later(draws.order.times, first, stop, trees.after[tree])
-                end = first_later(draws.order.times, start, stop, trees.upto[tree])
+            start, end = seen_of(draws.order, kind, first, stop, trees.after[tree], trees.upto[tree])
             fanout, degree = draws.fanouts[_U(hop), _U(kind)], end - start
             takes_all = is_whole(degree, fanout, draws.rule.replace)
             out, total = total, total + (degree if takes_all else fanout)
@@ -202,14 +189,26 @@ def _draw_rows(
                     take_row(draws.order.places, end - total + out, total - out, work.positions, out)
                 else:  # what a tree draws does not depend on the other trees of its batch
                     places, key = draws.order.places, draw(draws.keys[_U(hop), _U(kind)], trees.seeds[tree], 0)
-                    draw_row(places, start, degree, fanout, key, node, draws.rule, aside, work.positions, out)
+                    piece = Piece(start, degree, fanout, key, node)
+                    draw_row(places, piece, draws.rule, aside, work.positions, out)
             first = stop
         work.starts[_U(i + 1)] = total
     return total
 
 
 @inlined
-def first_later(times: Array, low: int, high: int, time: int) -> Any:
+def seen_of(order: TimeOrder, kind: int, first: int, stop: int, after: int, upto: int) -> Any:
+    """Where the edges of a type in a row that are seen start and end, in the order of time."""
+    start, end = first, stop
+    if order.has_time[_U(kind)]:
+        if after != BEFORE_ALL:
+            start = _first_later(order.times, first, stop, after)
+        end = _first_later(order.times, start, stop, upto)
+    return start, end
+
+
+@inlined
+def _first_later(times: Array, low: int, high: int, time: int) -> Any:
     """The first of the places ``low`` to ``high`` with a time later than ``time``; ``high`` if there is none."""
     while low < high:
         middle = (low + high) // 2
@@ -236,15 +235,88 @@ def _find_edges(indices: Array, begin: int, low: int, high: int, places: Array, 
 
 
 @part
-def _read_senders(indices: Array, nodes: int, low: int, high: int, bits: int, work: Work, table: Table) -> Any:
+def _read_senders(csr: Csr, low: int, high: int, bits: int, work: Work, table: Table) -> Any:
     """Name the senders of the edges of some rows; return whether all are nodes of the graph."""
     is_damaged: Any = False
     for i in range(low, high):
         tree = _U(work.nodes[_U(i)]) >> _U(bits) << _U(bits)
         for edge in range(work.starts[_U(i)], work.starts[_U(i + 1)]):
-            source = _U(indices[_U(work.positions[_U(edge)])])
-            is_damaged |= source >= _U(nodes)  # read as unsigned, a negative id is large
+            source = _U(csr.indices[_U(work.positions[_U(edge)])])
+            is_damaged |= source >= _U(len(csr.indptr) - 1)  # read as unsigned, a negative id is large
             name = tree | source
             work.columns[_U(edge)] = name
             prefetch(table.entries, slot_of(name, table.shift))
     return not is_damaged
+
+
+SEED_TIME = "seed_time"  # of what samples have beside their nodes, it alone has a row for each seed
+
+
+class View(NamedTuple):
+    """What a seed sees of the past.
+
+    Attributes:
+        time: The name of the array that says when edges, or the nodes that send, were there.
+        seed_time: The name of the node array that says at what time each node is a seed.
+        equal: Whether it sees events of its own time.
+        last: It sees events up to so long before its time; None for all.
+        latest: Whether nodes draw their latest neighbours, instead of any.
+        replace: Whether a neighbour may be drawn more than once.
+    """
+
+    time: str
+    seed_time: str
+    equal: bool
+    last: float | None
+    latest: bool
+    replace: bool
+
+
+def sample_by_time(
+    graph: Graph, seeds: Tensor, times: Tensor, fanouts: Array, batch_key: BatchKey, view: View
+) -> Sample:
+    """Draw so many neighbours of each edge type at each hop, ``fanouts[hop, type]``, for each seed apart."""
+    bits = max(1, (graph.num_nodes - 1).bit_length())
+    trees = Trees(seeds.numpy(), *seen_by(times, view), bits)
+    keys = typed_keys(*batch_key, *fanouts.shape)
+    edge_type = edge_types_of(graph.types)
+    order, rule = time_order(graph, view.time), Rule(EVEN, view.replace)
+    draws = TimedDraws(edge_type, order, fanouts, keys, rule, view.latest)
+    roots = (torch.arange(seeds.numel()) << bits) + seeds
+    sample = sample_hops(
+        graph, roots, len(fanouts), sample_trees, trees, draws, num_names=max(1, seeds.numel()) << bits
+    )
+    extra = {"batch": sample.nodes >> bits, SEED_TIME: times}
+    return sample._replace(nodes=sample.nodes & ((1 << bits) - 1), extra=extra)
+
+
+def seen_by(times: Tensor, view: View) -> tuple[Array, Array]:
+    """After which time, and up to which, each seed sees events, as integers."""
+    upto = as_integers(times) - (0 if view.equal else 1)
+    after = torch.full_like(upto, BEFORE_ALL) if view.last is None else earlier_by(times, view.last) - 1
+    return after.numpy(), upto.numpy()
+
+
+def checked_times(graph: Graph, seeds: Tensor, view: View) -> Tensor:
+    """The time of each seed; times that do not compare exactly with those of events, and such a span, are refused."""
+    sources_of(graph, view.time)  # refuses what is no time, first
+    times = times_of_seeds(graph, view.seed_time, seeds)
+    check_comparable(graph, times, view)
+    return times
+
+
+def check_comparable(graph: Graph, times: Tensor, view: View) -> None:
+    """Refuse times of seeds that do not compare exactly with those of events, and such a span."""
+    of_events = next(source.times.dtype for source in sources_of(graph, view.time) if source is not None)
+    if of_events.is_floating_point != times.dtype.is_floating_point:
+        raise ValueError(
+            f"Events have times of {of_events} ({view.time!r}) and seeds of {times.dtype} ({view.seed_time!r}), which "
+            "do not compare exactly: store both as integers, or both as floating point numbers."
+        )
+    check_span(times, view)
+
+
+def check_span(times: Tensor, view: View) -> None:
+    """Refuse a span of time that is no integer where times are."""
+    if view.last is not None and not times.is_floating_point() and view.last != int(view.last):
+        raise ValueError(f"last ({view.last}) must be an integer, as the times of {view.time!r} are: round it.")
