@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -22,52 +22,37 @@ _MOST_BATCHES = 512  # that are drawn, some seconds' work
 _BYTES_OF_AN_ID = 4
 
 
-def moved_from_files(graph: Graph, options: argparse.Namespace) -> str:
+def fetched_from_files(graph: Graph, options: argparse.Namespace) -> str:
     """Return what one process would read of the graph's files in a pass."""
     width = bytes_per_row(wide_arrays(graph.node_arrays))
     if not width:
         raise ValueError(f"{options.graph} has no features that --cache could hold, of at least 32 bytes a node.")
-    seeds = _seeds(graph, None, options)
-    return _told("from its files, one process", graph, seeds, None, width, graph.degrees, options)
+    return _report("from its files, one process", graph, None, width, graph.degrees(), options)
 
 
-def moved_between_shards(
+def fetched_from_shards(
     graph: Graph, partition: Partition, report: PartitionReport, options: argparse.Namespace
 ) -> str:
     """Return what a rank would fetch of other shards in a pass: that of the part with most neighbours outside."""
     part = int(report.halo_nodes.argmax())
     is_own = partition.assignment == part
     width = bytes_per_row(graph.node_arrays) + _BYTES_OF_AN_ID
-
-    def edges_from() -> Tensor:
-        senders = graph.indices[edge_positions(graph.indptr, is_own.nonzero().view(-1))]
-        return torch.bincount(senders.to(torch.int64), minlength=graph.num_nodes)
-
-    seeds = _seeds(graph, is_own, options)
-    return _told(f"from other shards, part {part}", graph, seeds, is_own, width, edges_from, options)
+    senders = graph.indices[edge_positions(graph.indptr, is_own.nonzero().view(-1))]
+    edges_from = torch.bincount(senders.to(torch.int64), minlength=graph.num_nodes)
+    return _report(f"from other shards, part {part}", graph, is_own, width, edges_from, options)
 
 
-def _seeds(graph: Graph, is_own: Tensor | None, options: argparse.Namespace) -> Tensor:
+def _report(
+    where: str, graph: Graph, is_near: Tensor | None, width: int, num_edges: Tensor, options: argparse.Namespace
+) -> str:
     seeds = graph.split("train")
-    seeds = seeds if is_own is None else seeds[is_own[seeds]]
+    seeds = seeds if is_near is None else seeds[is_near[seeds]]
     if not len(seeds):
         raise ValueError(f"{options.graph} has no training nodes there: --cache draws batches around them.")
-    return seeds
-
-
-def _told(
-    where: str,
-    graph: Graph,
-    seeds: Tensor,
-    is_near: Tensor | None,
-    width: int,
-    edges: Callable[[], Tensor],
-    options: argparse.Namespace,
-) -> str:
-    sampler, counts = NeighborSampler(options.fanout), edges()
     rooms = [min(size // width, graph.num_nodes) for size in options.cache]
     sizes = {"batch_size": options.batch_size, "bulk_size": Loading().bulk_size, "most_batches": _MOST_BATCHES}
-    found = forecast(graph, sampler, seeds, is_near, rooms, counts.__getitem__, **sizes)
+    sampler = NeighborSampler(options.fanout)
+    found = forecast(graph, sampler, seeds, is_near, rooms, num_edges.__getitem__, **sizes)
     fanout = ", ".join(map(str, options.fanout))
     title = f"Rows that a pass would fetch {where}, with batches of {options.batch_size} and fan-out {fanout}"
     title += f" ({found.drawn} batches drawn, {found.batches} in a pass):"

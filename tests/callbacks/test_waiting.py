@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_gnn_dist import DataFigures, Loading, NeighborSampler, PartitionedDataModule, communities
+from lightning_gnn_dist import Loading, NeighborSampler, PartitionedDataModule, RunReport, communities
 from tests.data_fitting import trainer
 from tests.sage import SAGE
 
@@ -38,7 +38,7 @@ def share(module: SAGE, sampler: NeighborSampler, num_threads: int) -> float:
     data = PartitionedDataModule(
         graph, sampler=sampler, batch_size=10, loading=Loading(num_threads=num_threads, bulk_size=1)
     )
-    fit, started = trainer(1, max_epochs=1, callbacks=[DataFigures()]), CLOCK.now
+    fit, started = trainer(1, max_epochs=1, callbacks=[RunReport()]), CLOCK.now
     fit.fit(module, data)
     assert 0 <= float(fit.callback_metrics["data/waited_seconds"]) < CLOCK.now - started
     return float(fit.callback_metrics["data/waited_share"])
@@ -49,8 +49,3 @@ def test_a_slow_sampler_is_waited_for_and_a_fast_one_is_not(monkeypatch: pytest.
         monkeypatch.setattr(f"lightning_gnn_dist.{module}.time", CLOCK)
     assert share(Busy(12, 4), Slow([2, 2]), num_threads=0) == pytest.approx(3 / 4)
     assert share(Busy(12, 4), NeighborSampler([2, 2]), num_threads=1) == 0.0
-
-
-def test_it_needs_our_data_module() -> None:
-    with pytest.raises(TypeError, match="logs what a PartitionedDataModule measures"):
-        DataFigures().on_train_epoch_end(trainer(1), SAGE(2, 2))
