@@ -37,6 +37,7 @@ from lightning_gnn_dist.rounds.rows.ownership import Ownership, refuse_copies
 from lightning_gnn_dist.rounds.rows.table_gradients import hidden_from_ddp
 from lightning_gnn_dist.rounds.rows.tables import check_tables, tables_of
 from lightning_gnn_dist.wire import channel, collectives
+from lightning_gnn_dist.wire.addresses import kept_on_host
 from lightning_gnn_dist.wire.alike.replica import Replica
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 from lightning_gnn_dist.wire.launching.roll_call import Roll
@@ -242,7 +243,7 @@ class PartitionedStrategy(DDPStrategy):
             who = (self.global_rank, self.world_size, self.launch.start_timeout, self.num_nodes, lost)
             roll = Roll(environment.main_address, environment.main_port, *who)
             store = roll.call()
-            with collectives.kept_on_host(roll.on_one_host):
+            with kept_on_host(roll.on_one_host):
                 join_process_group(self, store)
         channel.note_host()
         super().setup_distributed()

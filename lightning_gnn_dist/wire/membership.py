@@ -26,10 +26,10 @@ from torch import Tensor
 
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Channel
+from lightning_gnn_dist.wire.collectives import flatten, op_of, write_back
 from lightning_gnn_dist.wire.elastic import LIGHTHOUSE, Elastic
 from lightning_gnn_dist.wire.launching.sign import Sign
 from lightning_gnn_dist.wire.torchft_manager import State, connect, name_of_rank
-from lightning_gnn_dist.wire.vectors import flatten, op_of, write_back
 
 _SECONDS_OF_SILENCE = 20.0
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
-from lightning_gnn_dist.wire.collectives import own_interface
+from lightning_gnn_dist.wire.addresses import own_interface
 from lightning_gnn_dist.wire.elastic import LIGHTHOUSE, RANK, RANKS, check_available, quieten, quorum_of
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM, end_of, handling, start, wait_for
 from lightning_gnn_dist.wire.launching.sign import SIGN, is_silent, waits
