@@ -38,9 +38,9 @@ from lightning_gnn_dist.rounds.rows.table_gradients import hidden_from_ddp
 from lightning_gnn_dist.rounds.rows.tables import check_tables, tables_of
 from lightning_gnn_dist.wire import channel, collectives
 from lightning_gnn_dist.wire.addresses import kept_on_host
-from lightning_gnn_dist.wire.alike.replica import Replica
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 from lightning_gnn_dist.wire.launching.roll_call import Roll
+from lightning_gnn_dist.wire.replica import Replica
 
 Buffers = Literal["average", "local"]
 
@@ -135,6 +135,8 @@ class PartitionedStrategy(DDPStrategy):
 
     def connect(self, model: LightningModule) -> None:
         super().connect(model)
+        if model.trainer.state.fn == TrainerFn.FITTING:
+            collectives.traffic.begin_fit()
         callbacks: list[Callback | None] = model.trainer.callbacks  # type: ignore[attr-defined]
         if self._companion not in callbacks:
             callbacks.insert(0, self._companion)  # what ranks do together comes before checkpoints, EMA and the like

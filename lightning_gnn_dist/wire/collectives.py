@@ -12,7 +12,7 @@ import io
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from threading import Lock
 from typing import Any
@@ -40,13 +40,23 @@ class Traffic:
     seconds: float = 0.0
     boundary_bytes: float = 0.0
     boundary_seconds: float = 0.0
+    _begun: Traffic | None = None  # as it was when the fit began
+
+    def begin_fit(self) -> None:
+        """Let what is logged count from here on."""
+        self._begun = replace(self, _begun=None)
 
     @property
-    def boundary_figures(self) -> dict[str, float]:
-        """What to log of the boundary; nothing where it has sent nothing."""
-        if not self.boundary_bytes:
-            return {}
-        return {"comm/boundary_bytes": self.boundary_bytes, "comm/boundary_seconds": self.boundary_seconds}
+    def figures(self) -> dict[str, float]:
+        """What to log of this fit; nothing of a boundary where nothing was sent."""
+        begun = self._begun or Traffic()
+        own = {
+            "comm/bytes_sent": self.bytes_sent - begun.bytes_sent,
+            "comm/seconds": self.seconds - begun.seconds,
+            "comm/boundary_bytes": self.boundary_bytes - begun.boundary_bytes,
+            "comm/boundary_seconds": self.boundary_seconds - begun.boundary_seconds,
+        }
+        return own if own["comm/boundary_bytes"] else {name: own[name] for name in ("comm/bytes_sent", "comm/seconds")}
 
 
 traffic = Traffic()

@@ -30,10 +30,6 @@ _calls = count()  # numbers the roll calls, of which all ranks make equally many
 _SECONDS_TO_LEAVE = 5.0  # for all to hear who is missing, before rank 0 takes the store away
 
 
-def _nobody() -> Mapping[int, str]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Roll:
     """Which ranks have to come, and where.
@@ -54,7 +50,7 @@ class Roll:
     num_ranks: int
     deadline: timedelta
     num_hosts: int = 1
-    lost: Callable[[], Mapping[int, str]] = _nobody
+    lost: Callable[[], Mapping[int, str]] = dict
 
     @property
     def is_of_launcher(self) -> bool:
