@@ -37,9 +37,10 @@ from lightning_gnn_dist.rounds.walking import has_tables
 from lightning_gnn_dist.tables.learned_tables import LearnedTables, hidden_from_ddp, refuse_copies
 from lightning_gnn_dist.tables.owned_embedding import owned_tables
 from lightning_gnn_dist.wire import channel, collectives
-from lightning_gnn_dist.wire.alike.replica import Replica
+from lightning_gnn_dist.wire.addresses import kept_on_host
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 from lightning_gnn_dist.wire.launching.roll_call import Roll
+from lightning_gnn_dist.wire.replica import Replica
 
 Buffers = Literal["average", "local"]
 
@@ -132,6 +133,8 @@ class PartitionedStrategy(DDPStrategy):
     def connect(self, model: LightningModule) -> None:
         super().connect(model)
         self.tables, self._has_asked_for_tables = None, False
+        if model.trainer.state.fn == TrainerFn.FITTING:
+            collectives.traffic.begin_fit()
         callbacks: list[Callback | None] = model.trainer.callbacks  # type: ignore[attr-defined]
         if self._companion not in callbacks:
             callbacks.insert(0, self._companion)  # what ranks do together comes before checkpoints, EMA and the like
@@ -253,7 +256,7 @@ class PartitionedStrategy(DDPStrategy):
             who = (self.global_rank, self.world_size, self.launch.start_timeout, self.num_nodes, lost)
             roll = Roll(environment.main_address, environment.main_port, *who)
             store = roll.call()
-            with collectives.kept_on_host(roll.on_one_host):
+            with kept_on_host(roll.on_one_host):
                 join_process_group(self, store)
         channel.note_host()
         super().setup_distributed()

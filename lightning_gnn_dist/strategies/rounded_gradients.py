@@ -19,11 +19,10 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.background import Background
-from lightning_gnn_dist.wire.channel import open_channel
+from lightning_gnn_dist.wire.channel import Background, open_channel
 from lightning_gnn_dist.wire.codec import Bits, Codec
-from lightning_gnn_dist.wire.rounded_mean import RoundedMean
-from lightning_gnn_dist.wire.vectors import scatter_back
+from lightning_gnn_dist.wire.collectives import scatter_back
+from lightning_gnn_dist.wire.rounded_mean import RoundedMean, means_together
 
 THREAD_NAME = "lightning_gnn_dist.strategies.rounded_gradients"
 NUMBERS_OF_A_BUCKET = 1 << 20
@@ -111,7 +110,8 @@ class RoundedGradients:
             self._means.append(self._new_mean(place, len(flat)))
         elif self._means[place].length != len(flat):  # a parameter was frozen
             self._means[place] = RoundedMean(self._channel, self._codec, len(flat))
-        return self._means[place](flat, 1.0, self._number + place)
+        (mean,) = means_together([self._means[place]], [flat], 1.0, self._number + place)
+        return mean
 
     def _new_mean(self, place: int, length: int) -> RoundedMean:
         mean, saved = RoundedMean(self._channel, self._codec, length), self._restored[2 * place : 2 * place + 2]
