@@ -66,9 +66,9 @@ class TableGradients:
                 table.take_gradients()  # of an earlier fit
 
     def begin_batch(self) -> None:
-        """Note that a batch begins on all ranks."""
+        """Note that a batch begins on all ranks, whether or not the optimizer has stepped after the one before."""
         if self._owners is not None:
-            self._owners.begin_batch()
+            self._owners.is_stepping = False
 
     @torch.no_grad()
     def exchange(self, *, steps_next: bool) -> bool:
@@ -86,7 +86,7 @@ class TableGradients:
             table.weight.grad = None if total is None else _divided(total, size)
         are_finite = [_hand_to_owners(table) for table in self._owned]  # all of them, whatever is found in the first
         if self._owners is not None and steps_next:
-            self._owners.begin_step()
+            self._owners.is_stepping = True
         return all(are_finite)
 
 

@@ -58,6 +58,9 @@ class OwnedEmbedding(nn.Module):
         std: The standard deviation of the numbers at the start.
         seed: Decides the rows at the start. None draws one from torch's generator, as layers draw their weights; ranks
             take rank 0's.
+
+    Attributes:
+        owners: The ranks that own the rows, None where all lie here.
     """
 
     sparse, max_norm = True, None  # as an nn.Embedding says it
@@ -72,7 +75,7 @@ class OwnedEmbedding(nn.Module):
         self.seed = int(torch.randint(2**62, ())) if seed is None else seed
         self.number = 0  # among the tables of its owners
         self._kind = _NOT_MADE
-        self._owners: RowOwners | None = None
+        self.owners: RowOwners | None = None
         self._replica: Replica | None = None
         self._gradients: list[tuple[Tensor, Tensor]] = []  # ids, each once, and the gradients of their rows
         # Of the shape of the whole, in the memory of one row, until there are rows.
@@ -98,19 +101,14 @@ class OwnedEmbedding(nn.Module):
         return parameter
 
     @property
-    def owners(self) -> RowOwners | None:
-        """The ranks that own the rows, None where all lie here."""
-        return self._owners
-
-    @property
     def rows_of_rank(self) -> tuple[int, int]:
         """Where the rows that lie here begin and end."""
-        return (0, self.num_embeddings) if self._owners is None else self._owners.own(self.number)
+        return (0, self.num_embeddings) if self.owners is None else self.owners.own(self.number)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, ids: Tensor) -> Tensor:
         """Return the rows of some ids, of shape ``(*ids.shape, embedding_dim)``. Not collective."""
-        if self._owners is None:
+        if self.owners is None:
             return functional.embedding(ids, self.weight, sparse=True)
         if not isinstance(ids, Tensor) or not holds_integers(ids):
             raise TypeError(f"ids must be a tensor of integers, as batch.n_id is, got {shown(ids)}.")
@@ -118,7 +116,10 @@ class OwnedEmbedding(nn.Module):
         trains = torch.is_grad_enabled() and self.parameter.requires_grad
         if self._replica is not None:
             rows = self._replica.rows(unique.long().cpu(), trains=trains)
-            return _looked_up(self.parameter, rows, places, ids) if trains else functional.embedding(places, rows)
+            if trains:
+                looked_up: Tensor = _LookedUp.apply(self.parameter, rows, places, ids)  # type: ignore[no-untyped-call]
+                return looked_up
+            return functional.embedding(places, rows)
         (rows,) = self.ask(unique.long().cpu())
         if trains:
             rows.requires_grad_()
@@ -129,7 +130,7 @@ class OwnedEmbedding(nn.Module):
         """Make the rows, and return how often they have changed, alike on all ranks; None where all lie here."""
         if self._kind == _NOT_MADE:
             self._make_all()
-        return None if self._owners is None else self._owners.version
+        return None if self.owners is None else self.owners.version
 
     def take_gradients(self) -> list[tuple[Tensor, Tensor]]:
         """Return the gradients since the last call: ids, each once and increasing, and a row for each of them."""
@@ -138,31 +139,31 @@ class OwnedEmbedding(nn.Module):
 
     def gather(self) -> None:
         """Hold all rows here from now on, and ask nobody any more. Not collective."""
-        if self._owners is not None:
+        if self.owners is not None:
             self.parameter.data = self._whole().to(self.parameter.device)
-            self._kind, self._owners, self._replica = _WHOLE, None, None
+            self._kind, self.owners, self._replica = _WHOLE, None, None
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, std={self.std:g}"
 
     def _keep_gradient(self, ids: Tensor, rows: Tensor) -> None:
-        assert self._owners is not None and rows.grad is not None
-        if not self._owners.trains:
+        assert self.owners is not None and rows.grad is not None
+        if not self.owners.trains:
             raise RuntimeError(
-                f"The rows of this OwnedEmbedding lie on {self._owners.size} ranks, and outside a fit nobody takes "
+                f"The rows of this OwnedEmbedding lie on {self.owners.size} ranks, and outside a fit nobody takes "
                 "their gradients: train with GrappaStrategy or a strategy of rounds, or load the model in one process."
             )
         self._gradients.append((ids, rows.grad))
         rows.grad = None
 
     def _whole(self) -> Tensor:
-        assert self._owners is not None
-        if not self._owners.is_open:
+        assert self.owners is not None
+        if not self.owners.is_open:
             raise RuntimeError(
-                f"Rows of this OwnedEmbedding lie on {self._owners.size} ranks, which have ended or were left. "
+                f"Rows of this OwnedEmbedding lie on {self.owners.size} ranks, which have ended or were left. "
                 f"{_NO_STATE_YET}"
             )
-        return self._owners.whole(self.number, self.here.data)
+        return self.owners.whole(self.number, self.here.data)
 
     def _make_all(self) -> None:
         self._make(0, self.num_embeddings)
@@ -190,7 +191,7 @@ class OwnedEmbedding(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         if _keeps_here[-1]:
             destination[f"{prefix}weight"] = self.here.detach()
-        elif self._owners is not None:
+        elif self.owners is not None:
             destination[f"{prefix}weight"] = self._whole()
         else:
             destination[f"{prefix}weight"] = self.weight if keep_vars else self.weight.detach()
@@ -222,13 +223,13 @@ class OwnedEmbedding(nn.Module):
                 self._kind = _WHOLE
             else:
                 self.here.data.copy_(whole[first:last])
-        if self._owners is not None:
-            self._owners.has_changed()
+        if self.owners is not None:
+            self.owners.has_changed()
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._owners is not None:
+        if self.owners is not None:
             raise TypeError(
-                f"An OwnedEmbedding whose rows lie on {self._owners.size} ranks cannot be copied or sent to another "
+                f"An OwnedEmbedding whose rows lie on {self.owners.size} ranks cannot be copied or sent to another "
                 f"process. {_NO_STATE_YET}"
             )
         state = {**self.__dict__}
@@ -271,14 +272,14 @@ class OwnedEmbedding(nn.Module):
             ids: Which rows: each once, increasing, on the CPU.
             moments: Whether to ask for moments, too.
         """
-        assert self._owners is not None
-        return [rows.to(self.parameter.device) for rows in self._owners.rows(self.number, ids, moments=moments)]
+        assert self.owners is not None
+        return [rows.to(self.parameter.device) for rows in self.owners.rows(self.number, ids, moments=moments)]
 
     def keep_apart(self, replica: Replica) -> None:
         """Let a replica train copies; it holds the rows that lie here, and the parameter none."""
-        assert self._owners is not None
+        assert self.owners is not None
         replica.held.data, self._replica = self.parameter.data, replica
-        self._owners.answer_from(self.number, replica.held)
+        self.owners.answer_from(self.number, replica.held)
         self.show_none()
 
     def show_none(self) -> None:
@@ -287,10 +288,10 @@ class OwnedEmbedding(nn.Module):
 
     def keep_together(self) -> None:
         """Undo :meth:`keep_apart`."""
-        if self._replica is not None and self._owners is not None:
+        if self._replica is not None and self.owners is not None:
             self.parameter.grad = None
             self.parameter.data = self._replica.held.data
-            self._owners.answer_from(self.number, self.parameter)
+            self.owners.answer_from(self.number, self.parameter)
         self._replica = None
 
 
@@ -310,12 +311,6 @@ class _LookedUp(torch.autograd.Function):
         values = gradient.reshape(-1, ctx.shape[1])  # as torch's own: a row for each id, though some may be there twice
         indices = ids.long().reshape(1, -1)
         return torch.sparse_coo_tensor(indices, values, ctx.shape, check_invariants=False), None, None, None
-
-
-def _looked_up(parameter: nn.Parameter, rows: Tensor, places: Tensor, ids: Tensor) -> Tensor:
-    """Return ``rows[places]``, which are the rows of ``ids`` in the table that ``parameter`` stands for."""
-    found: Tensor = _LookedUp.apply(parameter, rows, places, ids)  # type: ignore[no-untyped-call]
-    return found
 
 
 _keeps_here = [False]  # whether state_dict() asks nobody
@@ -361,7 +356,7 @@ def divide(tables: Iterable[OwnedEmbedding], device: torch.device) -> RowOwners 
         each._divide(kinds, seeds[0])
     owners = RowOwners([each.parameter for each in held], [each.num_embeddings for each in held])
     for number, each in enumerate(held):
-        each._owners, each.number, each._kind, each._gradients = owners, number, _OWNED, []
+        each.owners, each.number, each._kind, each._gradients = owners, number, _OWNED, []
     return owners
 
 
