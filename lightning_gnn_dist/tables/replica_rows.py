@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.tables.exchange import Rows
+from lightning_gnn_dist.tables.exchange import TouchedRows
 from lightning_gnn_dist.tables.growing_rows import GrowingRows
 from lightning_gnn_dist.tables.lazy_adam import LazyAdam
 from lightning_gnn_dist.tables.owned_embedding import OwnedEmbedding, refuse_product
@@ -152,7 +152,7 @@ class ReplicaRows:
         """Return the rows of this round."""
         return self._of_round.all_of(_ROW)
 
-    def touched(self, ranges: Sequence[tuple[int, int]]) -> Rows:
+    def touched(self, ranges: Sequence[tuple[int, int]]) -> TouchedRows:
         """Return the rows of some ranges of ids that steps of this round have moved.
 
         Of each there is how many steps have moved it, itself, and its averaged moments.
@@ -162,7 +162,9 @@ class ReplicaRows:
         ids, slots = self._of_round.in_ranges(ranges)
         is_touched = self._of_round.take(_STEPS, slots).cpu() > 0
         slots = slots[is_touched]
-        return Rows(ids[is_touched], [self._of_round.take(name, slots) for name in (_STEPS, _ROW, *self.averaged)])
+        return TouchedRows(
+            ids[is_touched], [self._of_round.take(name, slots) for name in (_STEPS, _ROW, *self.averaged)]
+        )
 
     def owned_tensors(self) -> list[Tensor]:
         """Return the rows that lie here, and their averaged moments, which begin here if they are new."""
