@@ -122,9 +122,8 @@ def _hand_to_owners(table: OwnedEmbedding) -> bool:
     parameter = table.parameter
     refuse_product(parameter.grad)
     ids, rows, has_any = _summed(table)
-    came, ranks = to_owners(
-        table.num_embeddings, TouchedRows(ids, [rows]), [int(has_any), int(bool(rows.isfinite().all()))]
-    )
+    flags = [int(has_any), int(bool(rows.isfinite().all()))]
+    came, ranks = to_owners(table.num_embeddings, TouchedRows(ids, [rows]), flags)
     if any(has_any for has_any, _ in ranks):
         gradient = _divided(_sum_here(parameter, came), len(came))
         # There is one where a backward by hand comes before the step of another.

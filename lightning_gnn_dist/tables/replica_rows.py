@@ -161,10 +161,8 @@ class ReplicaRows:
             self._of_round.declare(name, torch.zeros_like(self.held.data[:1]))
         ids, slots = self._of_round.in_ranges(ranges)
         is_touched = self._of_round.take(_STEPS, slots).cpu() > 0
-        slots = slots[is_touched]
-        return TouchedRows(
-            ids[is_touched], [self._of_round.take(name, slots) for name in (_STEPS, _ROW, *self.averaged)]
-        )
+        ids, slots = ids[is_touched], slots[is_touched]
+        return TouchedRows(ids, [self._of_round.take(name, slots) for name in (_STEPS, _ROW, *self.averaged)])
 
     def owned_tensors(self) -> list[Tensor]:
         """Return the rows that lie here, and their averaged moments, which begin here if they are new."""
