@@ -18,9 +18,8 @@ from tests.every_strategy import PATIENCE
 from tests.memory import Peak, reads_memory
 from tests.ranks import run_ranks
 from tests.strategies.fitting import differs, fit
-from tests.tables.fitting import NUM_ROWS, WIDTH, Made, Table, batches_of, state_of
-from tests.tables.fitting import owned as as_owned
-from tests.tables.test_table_gradients import BATCHES, Loader, OfData, by_hand
+from tests.tables.fitting import NUM_ROWS, WIDTH, Made, Table, batches_of, owned, state_of
+from tests.tables.test_table_gradients import BATCHES, Loader, OfData
 
 
 class Owned(OfData):
@@ -29,39 +28,10 @@ class Owned(OfData):
     def __init__(self, optimizer: str = "LazyAdam") -> None:
         super().__init__(optimizer)
         self.rows: Any  # as parts of a module are
-        as_owned(self)
+        owned(self)
 
     def validation_step(self, batch: Any) -> None:
         self.log("val_loss", self.training_step(batch), sync_dist=True, batch_size=batch.batch_size)
-
-
-def owned(rank: int, world_size: int, optimizer: str, options: dict[str, Any]) -> Made:
-    module = Owned(optimizer)
-    fit(rank, GrappaStrategy(**PATIENCE), module, devices=world_size, train=Loader(rank), max_epochs=2, **options)
-    here = module.rows.parameter
-    assert len(here) == NUM_ROWS // world_size
-    return state_of(module)
-
-
-@pytest.mark.parametrize(
-    ("world_size", "optimizer", "options"),
-    [
-        (3, "LazyAdam", {}),
-        (2, "SGD", {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05}),
-        pytest.param(2, "LazyAdam", {"accumulate_grad_batches": 2}, marks=pytest.mark.slow),
-        pytest.param(3, "Adagrad", {}, marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`", "ignore:Sparse invariant checks")
-def test_steps_are_those_of_one_process_on_all_batches(
-    world_size: int, optimizer: str, options: dict[str, Any]
-) -> None:
-    ranks = run_ranks(owned, world_size, optimizer, options)
-    hand = {"accumulate": options.get("accumulate_grad_batches", 1), "clip": options.get("gradient_clip_val", 0.0)}
-    expected = by_hand(world_size, optimizer, **hand)
-    for state in ranks:
-        assert differs(state, ranks[0]) == 0.0
-    assert differs(ranks[0], expected) < 1e-12
 
 
 class SometimesSteps(Owned):
