@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.engine.sample import BatchKey, Sample
     from lightning_gnn_dist.graph.graph import Graph
     from lightning_gnn_dist.graph.quantize import quantize_rows
-    from lightning_gnn_dist.graph.synthetic import communities
-    from lightning_gnn_dist.graph.typed.synthetic import citations
+    from lightning_gnn_dist.graph.synthetic import citations, communities
     from lightning_gnn_dist.graph.typed.types import GraphTypes
     from lightning_gnn_dist.homes.residency import Fixed, Held, Holding, Redeal, Residency, Rotate
     from lightning_gnn_dist.homes.settings import Evaluation, GlobalBatching
@@ -247,7 +246,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "TMAStrategy": "strategies.tma",
     "TemporalSampler": "sampling.temporal.sampler",
     "WholePartSampler": "sampling.whole",
-    "citations": "graph.typed.synthetic",
+    "citations": "graph.synthetic",
     "communities": "graph.synthetic",
     "coverage_mean": "boundary.coverage",
     "layers_of": "layers.ready_made",

@@ -7,8 +7,7 @@ from lightning_gnn_dist.batches.batch import LABELS, SampledData
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.storage.mapped import MappedRows
-from lightning_gnn_dist.graph.storage.maps import all_maps
+from lightning_gnn_dist.graph.storage.mapped import MappedRows, all_maps
 
 
 class FileRows:

@@ -17,13 +17,13 @@ from lightning_gnn_dist.cli.first_batch import compile_for, is_compiled
 from lightning_gnn_dist.cli.values import in_bytes
 from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.graph.storage.store import map_npy
-from lightning_gnn_dist.prepare.files.names import SPLITS
+from lightning_gnn_dist.prepare.files.columns import SPLITS
 from lightning_gnn_dist.prepare.one_shard import OneShard
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation
 from lightning_gnn_dist.prepare.steps.describe import Prepared
 
 if TYPE_CHECKING:
-    from lightning_gnn_dist.graph.typed.report import TypesReport
+    from lightning_gnn_dist.graph.graph_report import TypesReport
     from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 SENDERS_AT_ONCE = 1 << 22
@@ -136,7 +136,7 @@ def _summary(prepared: Prepared, preparation: Preparation) -> None:
 
 
 def _report(graph: Path, types: GraphTypes) -> TypesReport:
-    from lightning_gnn_dist.graph.typed.report import TypesReport
+    from lightning_gnn_dist.graph.graph_report import TypesReport
 
     indptr, indices = (map_npy(graph / f"{name}.npy") for name in ("indptr", "indices"))
     return TypesReport.of(torch.from_numpy(indptr), torch.from_numpy(indices), types)

@@ -28,8 +28,7 @@ from lightning_gnn_dist.graph.digest import fingerprint_of
 from lightning_gnn_dist.graph.rows import check_csr, check_form, senders_outside
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.typed import hetero
-from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build
-from lightning_gnn_dist.graph.typed.induced import induced
+from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build, induced
 from lightning_gnn_dist.graph.typed.names import OneType, have_names
 from lightning_gnn_dist.graph.typed.types import UNTYPED_ONLY, GraphTypes
 

@@ -28,7 +28,7 @@ from lightning_gnn_dist.layers.evaluating.choice import Evaluated
 from lightning_gnn_dist.layers.evaluating.layered_loader import ReadyRows
 from lightning_gnn_dist.layers.model_layers import ModelLayers
 from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
+from lightning_gnn_dist.prepare.bounds import TypedBounds
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.wire.channel import open_channel
 

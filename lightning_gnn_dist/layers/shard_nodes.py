@@ -35,8 +35,8 @@ from lightning_gnn_dist.layers.row_table import (
     ids_of,
 )
 from lightning_gnn_dist.layers.whole_nodes import FEATURES, batch_of_layer
+from lightning_gnn_dist.prepare.bounds import TypedBounds
 from lightning_gnn_dist.prepare.shard import Shard
-from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 from lightning_gnn_dist.wire.channel import Channel
 
 SHARE_OF_INPUTS = 4  # the part of an evaluation's budget that input rows may take in RAM

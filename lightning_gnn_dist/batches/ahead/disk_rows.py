@@ -13,8 +13,7 @@ from lightning_gnn_dist.batches.ahead.row_cache import RowCache, Rows
 from lightning_gnn_dist.batches.batch import LABELS
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import bytes_per_row, degrees_of
-from lightning_gnn_dist.graph.storage.mapped import file_of
-from lightning_gnn_dist.graph.storage.maps import Map, all_maps
+from lightning_gnn_dist.graph.storage.mapped import Map, all_maps, file_of
 from lightning_gnn_dist.graph.typed.names import have_names
 
 LEAST_WIDTH = 32  # bytes; of narrower rows a page holds so many that the system's own cache does better

@@ -10,8 +10,7 @@ import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.prepare.files import parquet, text_tables
-from lightning_gnn_dist.prepare.files.columns import check_labels
-from lightning_gnn_dist.prepare.files.names import ALIASES
+from lightning_gnn_dist.prepare.files.columns import ALIASES, check_labels
 from lightning_gnn_dist.prepare.files.text_tables import Progress, places_of_ends
 
 BYTES_PER_CELL = 160  # of text, while it is parsed as words
