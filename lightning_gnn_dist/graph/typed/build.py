@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -53,35 +54,35 @@ def build(
         check_word("time", time, "time")
     if time is not None and time not in everywhere:
         raise ValueError(f"time names the array {shown(time)}, and no node type and no edge type has it.")
-    orders = {}
     for edge_type, links in edges.items():
         with within(edge_type):
             _check_edges(edge_type, links, nodes, time)
-            orders[edge_type] = _order(links, nodes[edge_type[0]], time)
-    counts = [order.numel() for order in orders.values()]
-    sender = torch.cat(
-        [edges[kind].edge_index[0, order].to(torch.int64) + first[kind[0]] for kind, order in orders.items()]
-    )
-    order: Tensor | slice = slice(None)
-    receiver = torch.cat([table.edge_index[1].to(torch.int64) + first[kind[2]] for kind, table in edges.items()])
+    counts = [links.edge_index.shape[1] for links in edges.values()]
+    senders = torch.empty(sum(counts), dtype=convert.index_dtype(offsets[-1]))
+    receivers, orders = torch.empty(sum(counts), dtype=torch.int64), {}
+    slices = [slice(*ends) for ends in pairwise(offsets_of(counts))]
+    for (edge_type, links), at in zip(edges.items(), slices, strict=True):
+        of_type, orders[edge_type] = _in_order(links, nodes[edge_type[0]], time)
+        senders[at] = of_type + first[edge_type[0]]
+        receivers[at] = links.edge_index[1].to(torch.int64) + first[edge_type[2]]
+    indptr = starts_of(torch.bincount(receivers, minlength=offsets[-1]))
+    kinds = torch.zeros(1, dtype=edge_type_dtype(len(counts))).expand(sum(counts))  # no byte for each
     if len(edges) > 1:  # edges of one row stay in order of types, times and senders
-        starts = offsets_of(counts)
-        of_all = torch.cat([order + start for order, start in zip(orders.values(), starts, strict=False)])
-        order = torch.argsort(receiver[of_all], stable=True)
-    degrees = torch.bincount(receiver, minlength=offsets[-1])
-    numbers = torch.arange(len(counts)).to(edge_type_dtype(len(counts))).repeat_interleave(torch.tensor(counts))
+        of_all = torch.cat([order + at.start for order, at in zip(orders.values(), slices, strict=True)])
+        order = torch.argsort(receivers[of_all], stable=True)
+        numbers = torch.arange(len(counts)).to(kinds.dtype).repeat_interleave(torch.tensor(counts))
+        senders, kinds = senders[order], numbers[order]
     types = GraphTypes(
         tuple(nodes),
         offsets,
         tuple(edges),
         tuple(counts),
-        numbers[order],
+        kinds,
         {kind: dict(table.arrays) for kind, table in nodes.items()},
         {kind: {name: array[orders[kind]] for name, array in table.arrays.items()} for kind, table in edges.items()},
         time,
     )
-    indptr = starts_of(degrees)
-    return indptr, sender[order].to(convert.index_dtype(offsets[-1])), types
+    return indptr, senders, types
 
 
 def _check_nodes(table: NodeTable, time: str | None) -> None:
@@ -105,8 +106,8 @@ def _check_edges(edge_type: EdgeType, table: EdgeTable, nodes: Mapping[str, Node
     convert.check_time(table.arrays, time, "edge")
 
 
-def _order(table: EdgeTable, senders: NodeTable, time: str | None) -> Tensor:
-    """The edges by receiver, then by time where there is one, then by sender."""
+def _in_order(table: EdgeTable, senders: NodeTable, time: str | None) -> tuple[Tensor, Tensor]:
+    """The senders by receiver, then by time where there is one, then by sender; and the edges in this order."""
     sender, receiver = table.edge_index.to(torch.int64)
     times = None
     if time is not None and time in table.arrays:
@@ -114,10 +115,12 @@ def _order(table: EdgeTable, senders: NodeTable, time: str | None) -> Tensor:
     elif time is not None and time in senders.arrays:
         times = senders.arrays[time][sender]
     if times is None:
-        return torch.argsort(receiver * senders.num + sender, stable=True)
+        keys, order = (receiver * senders.num + sender).sort(stable=True)
+        return keys % senders.num, order
     order = torch.argsort(sender, stable=True)
     order = order[torch.argsort(times[order], stable=True)]
-    return order[torch.argsort(receiver[order], stable=True)]
+    order = order[torch.argsort(receiver[order], stable=True)]
+    return sender[order], order
 
 
 def induced(
