@@ -26,6 +26,7 @@ from lightning_gnn_dist.prepare.one_shard import Numbering, OneShard, Part, chec
 from lightning_gnn_dist.prepare.steps.describe import Prepared, describe
 from lightning_gnn_dist.prepare.steps.edges import EdgeSorting, OnProgress, check_times
 from lightning_gnn_dist.prepare.steps.estimate import Estimate, estimate_of
+from lightning_gnn_dist.prepare.steps.external_sort import MemoryTooSmall
 from lightning_gnn_dist.prepare.steps.journal import Journal, journal_of
 from lightning_gnn_dist.prepare.steps.nodes import (
     MAX_BYTES_AT_ONCE,
@@ -183,8 +184,9 @@ class Preparation:
             with journal_of(self.folder, self._inputs()) as journal:
                 try:
                     prepared = self._write(journal, on_progress)
-                except (ValueError, TypeError):
-                    shutil.rmtree(self.folder)  # nobody goes on with what was refused
+                except (ValueError, TypeError) as error:
+                    if not isinstance(error, MemoryTooSmall):
+                        shutil.rmtree(self.folder)  # nobody goes on with what was refused
                     raise
                 store.replace(self._draft, self.target)
                 flush(self.folder.parent)

@@ -98,6 +98,10 @@ MAX_BUCKETS = 4096  # exceeded only if memory is too small: every piece is appen
 MAX_EDGES_AT_ONCE = 1 << 22
 
 
+class MemoryTooSmall(ValueError):
+    """Refuses work that more ``memory_bytes`` would finish: what is done stays."""
+
+
 @dataclass(frozen=True)
 class ExternalSort:
     """Turns a list of edges into ``indptr.npy`` and ``indices.npy``; goes on where the journal says.
@@ -320,9 +324,9 @@ def cut_nodes(degrees: Column, memory_bytes: int, carried_bytes: int, most_nodes
     per_key = BYTES_PER_KEY + (MORE_PER_KEY + 2 * carried_bytes if carried_bytes else 0)
     most = memory_bytes // per_key
     if (largest := int(degrees.max(initial=0))) > most:
-        raise ValueError(
+        raise MemoryTooSmall(
             f"Node {int(degrees.argmax())} has {largest:,} edges, which take {largest * per_key:,} bytes to sort: "
-            f"memory_bytes={memory_bytes:,} are too few."
+            f"memory_bytes={memory_bytes:,} are too few. With more the same call goes on."
         )
     ends = degrees.cumsum()
     total = int(ends[-1]) if ends.size else 0
@@ -333,5 +337,5 @@ def cut_nodes(degrees: Column, memory_bytes: int, carried_bytes: int, most_nodes
         bounds.append(min(max(reached, bounds[-1] + 1), bounds[-1] + most_nodes))
         before = int(ends[bounds[-1] - 1])
     if len(bounds) > np.iinfo(np.uint16).max:
-        raise ValueError(f"memory_bytes={memory_bytes:,} are too few for {total:,} edges: give more.")
+        raise MemoryTooSmall(f"memory_bytes={memory_bytes:,} are too few for {total:,} edges: give more.")
     return bounds
