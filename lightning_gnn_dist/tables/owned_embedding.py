@@ -120,7 +120,7 @@ class OwnedEmbedding(nn.Module):
                 looked_up: Tensor = _LookedUp.apply(self.parameter, rows, places, ids)  # type: ignore[no-untyped-call]
                 return looked_up
             return functional.embedding(places, rows)
-        (rows,) = self.ask(unique.long().cpu())
+        (rows,) = ask_owners(self, unique.long().cpu())
         if trains:
             rows.requires_grad_()
             rows.register_post_accumulate_grad_hook(partial(self._keep_gradient, unique.long()))
@@ -265,34 +265,37 @@ class OwnedEmbedding(nn.Module):
             send_from_first(self.parameter.data, rows, self.num_embeddings)
             self.parameter.data = rows
 
-    def ask(self, ids: Tensor, *, moments: bool = False) -> list[Tensor]:
-        """Return rows as their owners have them, and those of moments that owners keep. Not collective.
-
-        Args:
-            ids: Which rows: each once, increasing, on the CPU.
-            moments: Whether to ask for moments, too.
-        """
-        assert self.owners is not None
-        return [rows.to(self.parameter.device) for rows in self.owners.rows(self.number, ids, moments=moments)]
-
-    def keep_apart(self, replica: Replica) -> None:
-        """Let a replica train copies; it holds the rows that lie here, and the parameter none."""
-        assert self.owners is not None
-        replica.held.data, self._replica = self.parameter.data, replica
-        self.owners.answer_from(self.number, replica.held)
-        self.show_none()
-
     def show_none(self) -> None:
         """Let the parameter have the shape of the whole, in the memory of one row."""
         self.parameter.data = self.here.data.new_zeros(1, self.embedding_dim).expand(self.num_embeddings, -1)
 
     def keep_together(self) -> None:
-        """Undo :meth:`keep_apart`."""
+        """Undo :func:`keep_apart`."""
         if self._replica is not None and self.owners is not None:
             self.parameter.grad = None
             self.parameter.data = self._replica.held.data
             self.owners.answer_from(self.number, self.parameter)
         self._replica = None
+
+
+def ask_owners(table: OwnedEmbedding, ids: Tensor, *, moments: bool = False) -> list[Tensor]:
+    """Return rows as their owners have them, and if asked for those of moments that owners keep. Not collective.
+
+    Args:
+        table: The table.
+        ids: Which rows: each once, increasing, on the CPU.
+        moments: Whether to ask for moments, too.
+    """
+    assert table.owners is not None
+    return [rows.to(table.parameter.device) for rows in table.owners.rows(table.number, ids, moments=moments)]
+
+
+def keep_apart(table: OwnedEmbedding, replica: Replica) -> None:
+    """Let a replica train copies: it holds the rows that lie here, and the parameter none."""
+    assert table.owners is not None
+    replica.held.data, table._replica = table.parameter.data, replica
+    table.owners.answer_from(table.number, replica.held)
+    table.show_none()
 
 
 class _LookedUp(torch.autograd.Function):

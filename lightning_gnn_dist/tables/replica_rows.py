@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from lightning_gnn_dist.tables.exchange import TouchedRows
 from lightning_gnn_dist.tables.growing_rows import GrowingRows
 from lightning_gnn_dist.tables.lazy_adam import LazyAdam
-from lightning_gnn_dist.tables.owned_embedding import OwnedEmbedding, refuse_product
+from lightning_gnn_dist.tables.owned_embedding import OwnedEmbedding, ask_owners, keep_apart, refuse_product
 from lightning_gnn_dist.tables.table import coalesced, holds, of_rows, touched
 
 _ROW, _STEPS = "the row", "local steps that have touched it"  # beside the names of moments
@@ -78,7 +78,7 @@ class ReplicaRows:
     def begin(self) -> None:
         """Begin a fit: take what the optimizer's constructor has made for the rows that lie here."""
         optimizer = self._holder()
-        self.table.keep_apart(self)
+        keep_apart(self.table, self)
         like = self.held.data
         self._of_round.declare(_ROW, like.new_zeros(1, *like.shape[1:]))
         self._of_round.declare(_STEPS, torch.zeros(1, dtype=torch.int32, device=like.device))
@@ -107,7 +107,7 @@ class ReplicaRows:
             return self._of_round.take(_ROW, self._kept(ids))
         slots = self._of_round.slots(ids) if is_in_round else torch.full_like(ids, -1)
         is_here = slots >= 0
-        (asked,) = self.table.ask(ids[~is_here])
+        (asked,) = ask_owners(self.table, ids[~is_here])
         if not bool(is_here.any()):
             return asked
         rows = asked.new_empty((len(ids), *asked.shape[1:]))
@@ -239,7 +239,7 @@ class ReplicaRows:
         """Return the slots of rows in this round; ask for those that are not here yet."""
         slots = self._of_round.slots(ids)
         if bool((is_new := slots < 0).any()):
-            rows, *moments = self.table.ask(ids[is_new], moments=True)
+            rows, *moments = ask_owners(self.table, ids[is_new], moments=True)
             found = dict(zip(sorted(self.moments), moments, strict=True))
             slots[is_new] = self._of_round.add(ids[is_new], {_ROW: rows, **found})
         return slots
