@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.data.link_datamodule import LinkDataModule
     from lightning_gnn_dist.data.link_ranking import LinkRanking
     from lightning_gnn_dist.data.links import LinkSplit, split_edges
-    from lightning_gnn_dist.data.temporal.split import split_by_time
+    from lightning_gnn_dist.data.time_split import split_by_time
     from lightning_gnn_dist.engine.sample import BatchKey, Sample
     from lightning_gnn_dist.graph.graph import Graph
     from lightning_gnn_dist.graph.quantize import quantize_rows
@@ -256,7 +256,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "prepare_graph": "prepare.prepare_graph",
     "quantize_rows": "graph.quantize",
     "save_shards": "prepare.divide",
-    "split_by_time": "data.temporal.split",
+    "split_by_time": "data.time_split",
     "split_edges": "data.links",
     "through_layers": "layers.through_layers",
 }

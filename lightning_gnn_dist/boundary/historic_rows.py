@@ -21,10 +21,9 @@ from lightning_gnn_dist.batches.one_hop import RowsOfTypes, seen_by_layers
 from lightning_gnn_dist.batches.part_batch import OfPart
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import edge_positions
-from lightning_gnn_dist.layers.definition import Layer, layers_in
 from lightning_gnn_dist.layers.layer_pass import LayerPass, Step
 from lightning_gnn_dist.layers.row_table import RowTables
-from lightning_gnn_dist.layers.through_layers import layers_on_blocks
+from lightning_gnn_dist.layers.through_layers import Layer, layers_in, layers_on_blocks
 from lightning_gnn_dist.wire.channel import Channel
 
 PLACE = "history_row"  # the node array of a part: where a node's rows stand in all tables, or -1

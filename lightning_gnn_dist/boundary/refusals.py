@@ -9,8 +9,8 @@ from torch import nn
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.checks import brief
 from lightning_gnn_dist.joint import TrainsReplicasApart, WeighsRanks
-from lightning_gnn_dist.layers.definition import has_layers
 from lightning_gnn_dist.layers.model_layers import norm_of_all_rows
+from lightning_gnn_dist.layers.through_layers import has_layers
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 
 

@@ -22,7 +22,7 @@ from lightning_gnn_dist.batches.hetero import SampledHeteroData
 from lightning_gnn_dist.batches.seed_batch import SeedsOnly
 from lightning_gnn_dist.checks import check_instance
 from lightning_gnn_dist.joint import RowsOfRanks, WeighsRanks
-from lightning_gnn_dist.layers.definition import rows_of_types
+from lightning_gnn_dist.layers.through_layers import rows_of_types
 from lightning_gnn_dist.wire.alike.replica import Replica
 
 Init = TypeVar("Init", bound=Callable[..., None])

@@ -11,9 +11,7 @@ from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Isolated
 from lightning_gnn_dist.checks import check_instance, check_path
 from lightning_gnn_dist.data.edges.asked import AskedEdges, check_settings_of_edges
-from lightning_gnn_dist.data.edges.shards import ShardEdges
-from lightning_gnn_dist.data.edges.task import EdgeTask
-from lightning_gnn_dist.data.edges.whole import WholeEdges
+from lightning_gnn_dist.data.edges.task import EdgeTask, ShardEdges, WholeEdges
 from lightning_gnn_dist.data.explained_errors import knows_words_of_pyg
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.links import LinkSplit

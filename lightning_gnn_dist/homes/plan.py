@@ -18,7 +18,7 @@ from lightning_gnn_dist.checks import brief, check_callable, check_instance
 from lightning_gnn_dist.graph.digest import sampled_digest, sketches
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.homes.part_reader import PartReader
+from lightning_gnn_dist.homes.parts import PartReader
 from lightning_gnn_dist.homes.residency import Fixed, Holding, Residency, held_by_all
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition

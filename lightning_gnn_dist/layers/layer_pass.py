@@ -22,8 +22,8 @@ from torch import Tensor
 from lightning_gnn_dist.batches.batch import in_type
 from lightning_gnn_dist.batches.one_hop import RowsOfTypes
 from lightning_gnn_dist.layers.budget import Forecast
-from lightning_gnn_dist.layers.definition import BYTES_OF_AN_EDGE, COPIES, Layer, rows_of_types
 from lightning_gnn_dist.layers.row_table import Ids, RowTables, by_type, by_types, fetch_rows, ids_of, kept
+from lightning_gnn_dist.layers.through_layers import BYTES_OF_AN_EDGE, COPIES, Layer, rows_of_types
 from lightning_gnn_dist.wire.channel import Channel
 
 _FOR_A_BATCH = 0.4  # of the budget; pages of files and what an allocator keeps come on top

@@ -37,12 +37,12 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.layers.budget import LEAST_BYTES
-from lightning_gnn_dist.layers.definition import Layer, has_layers, layers_in
 from lightning_gnn_dist.layers.layer_pass import LayerPass, NodesOfRank, OnRows
 from lightning_gnn_dist.layers.model_layers import norm_of_all_rows
 from lightning_gnn_dist.layers.row_table import Ids
 from lightning_gnn_dist.layers.shard_nodes import SHARE_OF_INPUTS, ShardNodes
 from lightning_gnn_dist.layers.shared_rows import SharedRows
+from lightning_gnn_dist.layers.through_layers import Layer, has_layers, layers_in
 from lightning_gnn_dist.layers.whole_nodes import WholeNodes, folder_beside
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, holds_shards
 from lightning_gnn_dist.wire import collectives

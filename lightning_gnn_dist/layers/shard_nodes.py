@@ -21,7 +21,6 @@ from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, bytes_per_row, edge_positions, row_pieces, take_rows
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.with_arrays import with_arrays
-from lightning_gnn_dist.layers.definition import Layer
 from lightning_gnn_dist.layers.layer_pass import Bring
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
 from lightning_gnn_dist.layers.row_table import (
@@ -34,6 +33,7 @@ from lightning_gnn_dist.layers.row_table import (
     fetch_rows,
     ids_of,
 )
+from lightning_gnn_dist.layers.through_layers import Layer
 from lightning_gnn_dist.layers.whole_nodes import FEATURES, batch_of_layer
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds

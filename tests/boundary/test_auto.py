@@ -24,7 +24,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.boundary import auto
 from lightning_gnn_dist.boundary.auto import choose
-from lightning_gnn_dist.homes.part_reader import PartReader
+from lightning_gnn_dist.homes.parts import PartReader
 from tests.boundary.models import model, weighted_data, weights_of
 from tests.boundary.test_exchange import check, data_of, quick
 from tests.boundary.test_prices import PARTS, cut_graph

@@ -10,7 +10,7 @@ import torch
 from lightning_gnn_dist import Boundary, Coverage, Exchange, Fixed, Graph, Halo, History, Holding, Isolated, Partition
 from lightning_gnn_dist.boundary.prices import prices, short_name
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.homes.part_reader import PartReader
+from lightning_gnn_dist.homes.parts import PartReader
 from tests.boundary.models import weighted_data
 from tests.boundary.test_exchange import rows_moved
 from tests.boundary.test_history_rules import rows_moved as rows_of_meetings

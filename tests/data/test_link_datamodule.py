@@ -35,7 +35,7 @@ from lightning_gnn_dist import (
     communities,
     split_edges,
 )
-from lightning_gnn_dist.data.typed.links import edges_of
+from lightning_gnn_dist.data.edges.ends import edges_of
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.link_model import LinkSAGE, Targets, held, ranks_by_hand

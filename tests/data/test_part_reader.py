@@ -26,7 +26,7 @@ from lightning_gnn_dist import (
     communities,
 )
 from lightning_gnn_dist.boundary.boundary import EdgesInto
-from lightning_gnn_dist.homes.part_reader import PartReader, nodes_of
+from lightning_gnn_dist.homes.parts import PartReader, nodes_of
 
 RANKS = 4
 

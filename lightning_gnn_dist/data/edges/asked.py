@@ -15,9 +15,9 @@ from torch import Tensor
 from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Halo, Isolated
 from lightning_gnn_dist.boundary.refusals import check_seed_hops
 from lightning_gnn_dist.checks import check_at_least_if_given, shown
+from lightning_gnn_dist.data.edges.ends import LinkEnds, ends_among
 from lightning_gnn_dist.data.edges.labels import arrays_of_edges, targets_carry, without_labels
-from lightning_gnn_dist.data.temporal.split import is_labelled
-from lightning_gnn_dist.data.typed.links import LinkEnds, ends_among
+from lightning_gnn_dist.data.time_split import is_labelled
 from lightning_gnn_dist.engine.apart import places_of
 from lightning_gnn_dist.engine.temporal.times import as_integers, times_of_receivers
 from lightning_gnn_dist.graph.graph import Graph

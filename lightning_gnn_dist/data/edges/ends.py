@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.data.edges.dealing import numbers_of
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
@@ -100,6 +99,12 @@ def edges_of(graph: Graph) -> tuple[Tensor, Tensor]:
     """Return all senders and all receivers: int64, shape ``(num_edges,)``, in the order of ``graph.indices``."""
     receivers = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
     return graph.indices.to(torch.int64), receivers
+
+
+def numbers_of(links: Tensor, num_nodes: int, *, undirected: bool = False) -> Tensor:
+    """A number for each edge; if ``undirected``, that of both directions."""
+    first, last = (links.amin(0), links.amax(0)) if undirected else links
+    return first * num_nodes + last
 
 
 def types_at(graph: Graph, kinds: Tensor | None, path: Path) -> tuple[EdgeType | None, EdgeType | None]:
