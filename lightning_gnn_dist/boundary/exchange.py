@@ -293,7 +293,7 @@ class _LayerRun:
                 if of_kind is not None:
                     assert step.route is not None
                     number = (index - 1) * len(rows) + kind
-                    of_kind, thread = self._exchange.gather(of_kind, thread, step.route, number)
+                    of_kind, thread = self._exchange.gather(of_kind, thread, step.route, number, len(rows))
                 x.append(of_kind)
             rows = layer_rows(layers[index], one_hop(first, seen[index], x), index)
         return tied(of_seeds(batch, rows), thread, self._weight)

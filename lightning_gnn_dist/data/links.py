@@ -119,7 +119,7 @@ class LinkSplit:
         if unknown := sorted(self.edges.keys() - {"val", "test"}):
             raise ValueError(f'Edges are held back for "val" or "test", not for {unknown}.')
         edge_type = checked_edge_type(self.graph, self.edge_type)
-        ends = ends_of(self.graph, edge_type)
+        ends = ends_of(self.graph.types, edge_type)
         for name in self.edges:
             ends.check(name, self.edges[name], self.negatives.get(name))
         self._check_arrays(edge_type)
@@ -172,7 +172,7 @@ class LinkSplit:
 
     @cached_property
     def _ends(self) -> LinkEnds:
-        return ends_of(self.graph, self.edge_type, self.reverse)
+        return ends_of(self.graph.types, self.edge_type, self.reverse)
 
     @classmethod
     def open(cls, path: str | Path) -> LinkSplit:

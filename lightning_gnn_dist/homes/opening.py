@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -57,27 +56,13 @@ def refuse_to_cut(path: Path, partitioner: object, holding: Holding) -> None:
             )
 
 
-def with_seed_type(graph: Graph, seed_type: str | None) -> Graph:
-    """Return the graph, of which a typed one has chosen the type of its seeds: that with a ``train_mask``."""
-    if not have_names(graph.types):
-        _refuse(seed_type, "this one")
-        return graph
-    if seed_type is None and graph.types.seeds is not None:
-        return graph
-    return graph.with_seeds(graph.types.seed_type() if seed_type is None else seed_type)
-
-
-def bounds_with_seed_type(bounds: Bounds, seed_type: str | None, path: Path) -> Bounds:
-    """Do as :func:`with_seed_type` for shards: by default the type is the one that the graph had chosen."""
-    if not have_names(bounds.types):
-        _refuse(seed_type, f"that of {path}")
-        return bounds
-    return replace(bounds, types=bounds.types.with_seeds(bounds.types.seed_type() if seed_type is None else seed_type))
-
-
-def _refuse(seed_type: str | None, graph: str) -> None:
+def chosen_seed_type(types: GraphTypes | TypedBounds, seed_type: str | None, whose: str) -> str | None:
+    """Return the type of the seeds of a typed graph, by default the one that it has chosen or that has a mask."""
+    if have_names(types):
+        return types.seed_type() if seed_type is None else seed_type
     if seed_type is not None:
-        raise ValueError(f"seed_type ({shown(seed_type)}) is for a graph with types, and {graph} has none.")
+        raise ValueError(f"seed_type ({shown(seed_type)}) is for a graph with types, and {whose} has none.")
+    return None
 
 
 def check_typed(types: GraphTypes | TypedBounds, settings: BatchSettings, boundary: Boundary) -> None:

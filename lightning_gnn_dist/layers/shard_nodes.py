@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -188,6 +188,7 @@ class ShardNodes:
         x = [store.get("x") for store in batch.node_stores] if rows is None else rows.take(of_types)
         return batch_of_layer(batch, x, lambda kind, ids: self.inputs(kind, "x", ids), of_types, bring)
 
+    @cached_property
     def names_in_batches(self) -> NamesOfTypes:
         return names_of_types(self._shard.rows.types, widen=self._widen)
 

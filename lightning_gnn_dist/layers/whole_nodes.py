@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +196,7 @@ class WholeNodes(GraphNodes):
     def types(self) -> TypeOffsets:
         return self._graph.types
 
+    @cached_property
     def names_in_batches(self) -> NamesOfTypes:
         return names_of_types(self._graph.types, widen=self._widen)
 

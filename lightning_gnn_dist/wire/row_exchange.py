@@ -52,16 +52,20 @@ class RowExchange:
         self._forwards += 1
         return torch.zeros((), requires_grad=torch.is_grad_enabled())
 
-    def gather(self, rows: Tensor, thread: Tensor, route: Route, layer: int) -> tuple[Tensor, Tensor]:
+    def gather(
+        self, rows: Tensor, thread: Tensor, route: Route, number: int, num_types: int = 1
+    ) -> tuple[Tensor, Tensor]:
         """Return the own rows with those of other ranks below them, and the thread. Collective, as is its backward.
 
         Args:
             rows: The own rows, a row for each node.
             thread: What :meth:`begin` or the exchange before returned.
             route: Which rows go where.
-            layer: The number of the layer that has made the rows.
+            number: Which exchange of the forward this is, from 0: behind each layer there is one for each node type.
+            num_types: How many node types there are.
         """
-        gathered, thread = _Gather.apply(rows, thread, self, route, (self._step, self._forwards, layer))  # type: ignore[no-untyped-call]
+        where = Place(self._step, self._forwards, number, "forward", num_types)
+        gathered, thread = _Gather.apply(rows, thread, self, route, where)  # type: ignore[no-untyped-call]
         return gathered, thread
 
     def forward(self, rows: Tensor, route: Route, place: Place) -> tuple[Tensor, Route]:
@@ -114,10 +118,10 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, thread: Tensor, exchange: RowExchange, route: Route, where: tuple[int, int, int]
+        ctx: Any, rows: Tensor, thread: Tensor, exchange: RowExchange, route: Route, place: Place
     ) -> tuple[Tensor, Tensor]:
-        has_gradient = ctx.needs_input_grad[0]
-        place = Place(*where, "forward" if has_gradient else "forward, without gradient")
+        if not ctx.needs_input_grad[0]:
+            place = place._replace(direction="forward, without gradient")
         gathered, drawn = exchange.forward(rows, route, place)
         ctx.known = exchange, len(rows), route, drawn, place._replace(direction="backward")
         return gathered, thread.clone()

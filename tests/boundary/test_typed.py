@@ -156,3 +156,25 @@ def test_local_steps_with_rows_of_the_last_meeting_are_those_by_hand(
     for found in run_ranks(remembered, 2, num_layers, sampler, tmp_path):
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, **CLOSE)
+
+
+class Rounded(ByLayers):
+    """Its second layer returns whole numbers, which have no gradient."""
+
+    def layers(self) -> Any:
+        first, second, last = super().layers()
+        return [first, lambda batch: {kind: rows.long() for kind, rows in second(batch).items()}, last]
+
+
+def refused(rank: int, world_size: int) -> str:
+    graph = Graph.from_pyg(DATA)
+    options: dict[str, Any] = {"sampler": WholePartSampler(3), "boundary": Exchange(), "partitioner": owners(graph, 2)}
+    run = trainer(world_size, GrappaStrategy(**PATIENCE, find_unused_parameters=True), max_epochs=1, **OPTIONS)
+    with pytest.raises(TypeError) as caught:
+        run.fit(Rounded(DATA.edge_types, 3), PartitionedDataModule(graph, **options))
+    return str(caught.value)
+
+
+def test_an_error_names_the_layer_whatever_the_number_of_types() -> None:
+    for said in run_ranks(refused, 2):
+        assert said.startswith("Layer 1 returned rows of torch.int64")

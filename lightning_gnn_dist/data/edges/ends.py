@@ -64,13 +64,8 @@ class LinkEnds(NamedTuple):
             raise ValueError(f"{name}: negatives of shape {tuple(false.shape)} leave each edge without a rival.")
 
 
-def ends_of(graph: Graph, edge_type: EdgeType | None, reverse: Reverse = None) -> LinkEnds:
-    """The ends of the links of an edge type; without types of all links."""
-    return ends_among(graph.types, edge_type, reverse)
-
-
-def ends_among(types: GraphTypes | TypedBounds, edge_type: EdgeType | None, reverse: Reverse = None) -> LinkEnds:
-    """Do as :func:`ends_of` for the types of a graph."""
+def ends_of(types: GraphTypes | TypedBounds, edge_type: EdgeType | None, reverse: Reverse = None) -> LinkEnds:
+    """The ends of the links of an edge type; in a graph without types of all links."""
     if edge_type is None:
         nodes = types.nodes_of(types.node_types[0])
         return LinkEnds(nodes, nodes, None)

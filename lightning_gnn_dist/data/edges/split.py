@@ -182,7 +182,7 @@ class EdgesToSplit:
         carried = arrays if self.labels is not None else {} if self.time is None else {self.time: arrays[self.time]}
         edges, false, held = dict[str, Tensor](), dict[str, Tensor](), dict[str, Arrays]()
         for name, rows_of in chosen.rows.items():
-            edges[name] = ends_of(self.graph, self.edge_type).in_types(links[:, rows_of])
+            edges[name] = ends_of(self.graph.types, self.edge_type).in_types(links[:, rows_of])
             if carried:
                 held[name] = {array: of[rows_of] for array, of in carried.items()}
             if self.labels is None:
@@ -250,7 +250,7 @@ class EdgesToSplit:
 
     def _false_ends(self, edges: Tensor, ids: Tensor, times: Tensor | None, count: int, seed: int) -> Tensor:
         """False receivers for each edge, by their ids in their type."""
-        ends, kind = ends_of(self.graph, self.edge_type), "" if self.edge_type is None else self.edge_type[2]
+        ends, kind = ends_of(self.graph.types, self.edge_type), "" if self.edge_type is None else self.edge_type[2]
         number, false_key = ends.target_type and ends.target_type.number, key(seed + Purpose.LINKS, 0, 0, FALSE_ENDS)
         avoided, candidates, at = edges[:1], Candidates(ends.receivers), None
         if self.time is not None and times is not None:

@@ -112,13 +112,11 @@ class Counter:
             return max(most, least)
         parts = 1
         while (size := -(-most // parts)) > least:
-            if all(self._fits(nodes, budget_bytes) for nodes in seeds.some(seeds.num_batches(size))):
+            some = seeds.some(seeds.num_batches(size))
+            if all(self._within(nodes, budget_bytes)[0] <= budget_bytes for nodes in some):
                 return size
             parts *= 2
         return least
-
-    def _fits(self, nodes: Tensor, budget_bytes: int) -> bool:
-        return self._within(nodes, budget_bytes)[0] <= budget_bytes
 
     def _within(self, nodes: Tensor, budget_bytes: int) -> tuple[int, Reach]:
         """Return the bytes of a batch, or more than the budget where it has more, and how far it was counted."""

@@ -59,6 +59,7 @@ class HasInputs(NodesOfRank, Protocol):
         """The types of the graph."""
         ...
 
+    @property
     def names_in_batches(self) -> NamesOfTypes:
         """The names of a batch's arrays."""
         ...
@@ -309,7 +310,7 @@ class EvaluationLoader(BatchLoader):
 
         num_seeds = {kind: len(ids) for kind, ids in zip(kinds, of_types, strict=True)}
         neighbourhood = Neighbourhood(num_seeds, made, seed_rows, rows_of)
-        return SeedsOnly.around(neighbourhood, of_nodes.names_in_batches(), seed_type, more)
+        return SeedsOnly.around(neighbourhood, of_nodes.names_in_batches, seed_type, more)
 
 
 def of_targets(targets: Targets, of_types: Sequence[Tensor]) -> dict[str, Any]:
