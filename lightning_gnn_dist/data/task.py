@@ -159,7 +159,8 @@ class NodeTask(Task):
     has_inputs = True
 
     def check(self, rows: Graph) -> None:
-        check_temporal(rows, self.home.running.settings, self.home.boundary)
+        if self.home.running.settings.draws_by_time:
+            check_temporal(rows, self.home.running.settings, self.home.boundary)
 
     def begin(self, *, is_fit: bool) -> None:
         self.home.begin_nodes(is_fit=is_fit)
@@ -184,7 +185,7 @@ class NodeTask(Task):
     def seeds_around(self, part: Graph) -> Tensor:
         home, hops = self.home, self.home.boundary.seed_hops
         if not hops or not home.is_cut:
-            return super().seeds_around(part)
+            return torch.empty(0, dtype=torch.int64)
         seeds = seeds_around(part, home.own_nodes(part), home.shown(part).node_arrays["train_mask"], hops)
         self.values.of_labels(part, seeds, "train_mask")
         return seeds

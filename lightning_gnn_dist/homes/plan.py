@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.boundary import Boundary, check_boundary
+from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.boundary.refusals import check_seed_hops
 from lightning_gnn_dist.checks import brief, check_callable, check_instance
@@ -57,7 +57,6 @@ class PartPlan:
                 "partitioner", self.partitioner, "an object such as MetisPartitioner(), or a Partition", "graph", 2, 0
             )
         check_instance("holding", self.holding, Holding, "an object such as Holding(Rotate())")
-        check_boundary(self.boundary)
         if (self.boundary.sees_whole_graph or self.boundary.exchanges) and not self.holding.is_one_chunk:
             name = type(self.boundary).__name__
             raise ValueError(f"holding says what a part holds, and boundary={name}() sees the whole graph: choose one.")

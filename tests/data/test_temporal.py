@@ -21,7 +21,6 @@ from lightning_gnn_dist import (
     Boundary,
     DeviceSampler,
     Evaluation,
-    Exchange,
     Fetch,
     GlobalBatching,
     Graph,
@@ -231,7 +230,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no such time": ({"sampler": TemporalSampler([2], "when")}, "time names the array 'when', and neither"),
     "seeds without": ({"sampler": TemporalSampler([2], "edge_time")}, "Nodes have no 'edge_time' to say at what time"),
     "corrections": ({"global_batching": GlobalBatching(sampler=PLAIN)}, "global_batching draws with NeighborSampler"),
-    "evaluation": ({"evaluation": Evaluation(sampler=PLAIN)}, "evaluation draws with NeighborSampler.* give both a T"),
     "equal times": (
         {"evaluation": Evaluation(sampler=TemporalSampler([4, 3], "edge_time", "time", equal=True))},
         "seeds must see the same events in both",
@@ -243,17 +241,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         },
         "with the same time, seed_time, equal and last",
     ),
-    "corrections of longer ago": (
-        {"global_batching": GlobalBatching(sampler=TemporalSampler([4, 3], "edge_time", "time", last=3))},
-        "seeds must see the same events in both",
-    ),
     "labels of later nodes": (
         {"loading": Loading(all_labels=True)},
         r"Loading\(all_labels=True\) shows a seed the labels",
     ),
-    "training": ({"sampler": PLAIN, "evaluation": Evaluation(sampler=SAMPLER)}, "seeds must see the same events"),
     "history": ({"boundary": History()}, r"boundary=History\(\) keeps one row of each node, whatever the time"),
-    "exchange": ({"boundary": Exchange()}, r"it takes sampler=WholePartSampler\(num_hops\)"),
     "device": ({"loading": Loading(sample_on="device")}, 'sample_on="device" needs a sampler that draws there'),
 }
 

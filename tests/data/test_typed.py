@@ -13,10 +13,8 @@ from torch import Tensor
 
 from lightning_gnn_dist import (
     Boundary,
-    ClusterSampler,
     Coverage,
     Evaluation,
-    Exchange,
     GlobalBatching,
     Graph,
     Halo,
@@ -28,7 +26,6 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     PredictionWriter,
     RandomPartitioner,
-    RandomWalkSampler,
     Rotate,
     communities,
 )
@@ -200,10 +197,7 @@ LADIES = LadiesSampler([8, 8])
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "two types of seeds": (two_types, {}, r"2 node types have a train_mask .* graph\.with_seeds\('paper'\)"),
     "no seeds": (unmarked, {}, "No node type has a train_mask: set data"),
-    "ladies": (small, {"sampler": LADIES}, "LadiesSampler draws from graphs without types"),
     "ladies for corrections": (small, {"global_batching": GlobalBatching(sampler=LADIES)}, "LadiesSampler draws"),
-    "clusters": (small, {"sampler": ClusterSampler(2)}, "ClusterSampler draws from graphs without types"),
-    "walks": (small, {"sampler": RandomWalkSampler(2)}, r"RandomWalkSampler\(visits=50\) draws"),
     "weights": (
         small,
         {"sampler": NeighborSampler([2, 2], weight="w")},
@@ -215,7 +209,6 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"evaluation": Evaluation(sampler=NeighborSampler({("paper", "cites", "paper"): [2, 2]}))},
         "no numbers for the edge type",
     ),
-    "exchange of samples": (small, {"boundary": Exchange()}, r"it takes sampler=WholePartSampler\(num_hops\)"),
     "device": (small, {"loading": Loading(sample_on="device")}, 'sample_on="device" is for graphs without types'),
     "a small halo": (small, {"boundary": Halo(bytes=1)}, "has no room for a single node"),
     "seeds of the halo": (

@@ -13,7 +13,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
 from lightning_gnn_dist import (
-    GlobalBatching,
     Graph,
     GrappaStrategy,
     Holding,
@@ -28,7 +27,7 @@ from tests.data.edges.ratings import KINDS, data_of, held_of, labelled, split_of
 from tests.data_fitting import trainer
 from tests.edge_model import KNOWS, USERS, Rater, flat, rated
 from tests.every_strategy import PATIENCE, every_strategy
-from tests.placing import batches_of, placed
+from tests.placing import batches_of
 from tests.ranks import run_ranks
 
 # Batches.
@@ -122,18 +121,6 @@ def test_classes_and_rows_keep_their_types() -> None:
         assert batch.edge_label.equal(expected) and batch.edge_label_rating.shape == (batch.num_targets,)
         if name == "edge_class":
             assert set(batch.edge_label.tolist()) == {1, 2}
-
-
-def test_corrections_and_anchors_ask_for_labelled_edges() -> None:
-    split = split_of(None)
-    data = data_of(split, global_batching=GlobalBatching(batch_size=31))
-    (whole,) = data.correction_batches(4, sliced=False, start=2, stop=3)
-    placed(data, 1, 2)
-    (half,) = data.correction_batches(4, start=2, stop=3)
-    assert half.edge_label_mark.tolist() == whole.edge_label_mark.tolist()[16:]
-    assert half.edge_label.equal(whole.edge_label[16:]) and not whole.edge_label.isnan().any()
-    (anchor, *_) = data.anchor_batches(2)
-    assert "edge_rating" not in anchor and len(anchor.edge_label) == anchor.num_targets
 
 
 # Fits.
