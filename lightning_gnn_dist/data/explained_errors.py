@@ -21,7 +21,7 @@ from lightning_gnn_dist.batches.batch import LABELS, SampledData
 from lightning_gnn_dist.batches.hetero import SampledHeteroData
 from lightning_gnn_dist.batches.seed_batch import SeedsOnly
 from lightning_gnn_dist.joint import RowsOfRanks, WeighsRanks
-from lightning_gnn_dist.wire.alike.replica import Replica
+from lightning_gnn_dist.wire.replica import Replica
 
 _OURS = __name__.split(".")[0] + "."
 Init = TypeVar("Init", bound=Callable[..., None])

@@ -23,8 +23,8 @@ from lightning_gnn_dist.prepare.shard import Bounds, holds_shards
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
-from lightning_gnn_dist.sharded.sampling import check_sampler
+from lightning_gnn_dist.sampling.temporal import TemporalSampler
+from lightning_gnn_dist.sharded.source import check_sampler
 from lightning_gnn_dist.wire.collectives import all_gather_rows
 
 

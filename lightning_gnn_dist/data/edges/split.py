@@ -21,8 +21,7 @@ from lightning_gnn_dist.data.edges.labels import (
 from lightning_gnn_dist.data.edges.leaks import both_ways, by_time, check_same_times, settled
 from lightning_gnn_dist.data.time_split import is_labelled
 from lightning_gnn_dist.engine.rng import Purpose, draw_bits, key, permutation
-from lightning_gnn_dist.engine.temporal.order import time_order
-from lightning_gnn_dist.engine.temporal.times import as_integers, times_of_receivers
+from lightning_gnn_dist.engine.temporal.times import as_integers, time_order, times_of_receivers
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.sampling.negatives import Candidates, Moments, draw_receivers
