@@ -43,7 +43,7 @@ class Owners(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class LayerPlan:
     """What a rank does for one layer with the nodes of one type.
 
     Attributes:
@@ -69,14 +69,14 @@ class ExchangePlan:
         num_seeds: The nodes whose rows the last layer computes.
         share: The seeds of this rank, as a share of all ranks'.
         num_own: Of each node type, the nodes of the sample that the rank owns.
-        steps: For each layer, the first layer first, a step for each node type.
+        layers: For each layer, the first layer first, what is done for each node type.
     """
 
     sample: Sample
     num_seeds: int
     share: float
     num_own: list[int]
-    steps: list[list[Step]]
+    layers: list[list[LayerPlan]]
 
 
 def exchange_plan(part: Graph, seeds: Tensor, owners: Owners, channel: Channel, num_layers: int) -> ExchangePlan:
@@ -158,18 +158,18 @@ def _planned(
         for kind in range(num_types):
             of_kind = nodes[kinds[nodes] == kind]
             place[of_kind] = torch.arange(len(of_kind))
-    steps = []
+    of_layers = []
     for layer, need in enumerate(needs, 1):
         of_types = []
         for kind in range(num_types):
             last_own, last_other = (reach.last[nodes[kinds[nodes] == kind]] for nodes in (own, others))
             computed, read = (int((last_own >= least).sum()) for least in (layer, layer - 1))
             route = None if need is None else Route(*([place[n[kinds[n] == kind]] for n in some] for some in need))
-            of_types.append(Step(computed, read, int((last_other >= layer).sum()), route))
-        steps.append(of_types)
-    num_dst = sum(step.num_dst for step in steps[0])
+            of_types.append(LayerPlan(computed, read, int((last_other >= layer).sum()), route))
+        of_layers.append(of_types)
+    num_dst = sum(plan.num_dst for plan in of_layers[0])
     num_own = torch.bincount(kinds[own], minlength=num_types).tolist()
-    return ExchangePlan(_sample(part, torch.cat([own, others]), num_dst), num_seeds, share, num_own, steps)
+    return ExchangePlan(_sample(part, torch.cat([own, others]), num_dst), num_seeds, share, num_own, of_layers)
 
 
 def _sample(part: Graph, nodes: Tensor, num_dst: int) -> Sample:
@@ -277,10 +277,10 @@ class _LayerRun:
         self._seen: tuple[Block, list[LayerView]] | None = None
 
     def __call__(self, batch: OfPart, layers: Sequence[Layer]) -> Tensor:
-        steps = self._plan.steps
-        if len(layers) != len(steps):
+        plans = self._plan.layers
+        if len(layers) != len(plans):
             raise ValueError(
-                f"layers() returns {len(layers)} layers, and the sampler was told of {len(steps)}: give it as many, "
+                f"layers() returns {len(layers)} layers, and the sampler was told of {len(plans)}: give it as many, "
                 f"WholePartSampler({len(layers)})."
             )
         seen, thread = self._seen_by_layers(batch), self._exchange.begin()
@@ -288,11 +288,11 @@ class _LayerRun:
         rows = layer_rows(layers[0], first, 0)
         for index in range(1, len(layers)):
             x = RowsOfTypes()
-            for kind, (step, of_kind) in enumerate(zip(steps[index], rows, strict=True)):
+            for kind, (plan, of_kind) in enumerate(zip(plans[index], rows, strict=True)):
                 if of_kind is not None:
-                    assert step.route is not None
+                    assert plan.route is not None
                     number = (index - 1) * len(rows) + kind
-                    of_kind, thread = self._exchange.gather(of_kind, thread, step.route, number, len(rows))
+                    of_kind, thread = self._exchange.gather(of_kind, thread, plan.route, number, len(rows))
                 x.append(of_kind)
             rows = layer_rows(layers[index], one_hop(first, seen[index], x), index)
         return tied(of_seeds(batch, rows), thread, self._weight)
@@ -302,29 +302,32 @@ class _LayerRun:
         outermost = batch.outermost
         if self._seen is None or self._seen[0] is not outermost[0]:
             (first,) = seen_by_layers(batch)
-            self._seen = outermost[0], [first, *(self._seen_in(outermost, steps) for steps in self._plan.steps[1:])]
+            self._seen = (
+                outermost[0],
+                [first, *(self._seen_in(outermost, of_types) for of_types in self._plan.layers[1:])],
+            )
         return self._seen[1]
 
-    def _seen_in(self, outermost: list[Block], steps: list[Step]) -> LayerView:
+    def _seen_in(self, outermost: list[Block], of_types: list[LayerPlan]) -> LayerView:
         device = outermost[0].indices.device
-        nodes = [self._nodes(kind, step, device) for kind, step in enumerate(steps)]
+        nodes = [self._nodes(kind, plan, device) for kind, plan in enumerate(of_types)]
         blocks = [
-            self._block(block, steps[receiver], steps[sender], self._plan.num_own[sender])
+            self._block(block, of_types[receiver], of_types[sender], self._plan.num_own[sender])
             for block, (sender, receiver) in zip(outermost, self._ends, strict=True)
         ]
         return LayerView(nodes, blocks)
 
-    def _nodes(self, kind: int, step: Step, device: torch.device) -> Nodes:
+    def _nodes(self, kind: int, plan: LayerPlan, device: torch.device) -> Nodes:
         """Return the nodes of a type that a layer sees, and where they stand in the batch if it does not see all."""
-        first, num_own = self._plan.steps[0][kind], self._plan.num_own[kind]
-        num_src = step.num_own + step.num_remote
+        first, num_own = self._plan.layers[0][kind], self._plan.num_own[kind]
+        num_src = plan.num_own + plan.num_remote
         if num_src == num_own + first.num_remote:
-            return Nodes(step.num_dst, num_src)
-        others = torch.arange(num_own, num_own + step.num_remote, device=device)
-        return Nodes(step.num_dst, num_src, torch.cat([torch.arange(step.num_own, device=device), others]))
+            return Nodes(plan.num_dst, num_src)
+        others = torch.arange(num_own, num_own + plan.num_remote, device=device)
+        return Nodes(plan.num_dst, num_src, torch.cat([torch.arange(plan.num_own, device=device), others]))
 
     @staticmethod
-    def _block(outermost: Block, receivers: Step, senders: Step, num_own: int) -> Block:
+    def _block(outermost: Block, receivers: LayerPlan, senders: LayerPlan, num_own: int) -> Block:
         num_edges = int(outermost.indptr[receivers.num_dst])
         block = outermost.head(receivers.num_dst, senders.num_own + senders.num_remote, num_edges)
         if senders.num_own == num_own:

@@ -34,7 +34,7 @@ from lightning_gnn_dist.partition.base import Partition
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class ReadPart:
     """What a rank trains on in a super-epoch.
 
     Attributes:
@@ -77,7 +77,7 @@ class PartReader:
     boundary: Boundary
     coverage: Coverage | None
 
-    def read(self, super_epoch: int, previous: Part | None = None) -> Part:
+    def read(self, super_epoch: int, previous: ReadPart | None = None) -> ReadPart:
         """Return the part of a super-epoch. What ``previous`` holds already is copied from there."""
         started = time.perf_counter()
         # A memory map for this call alone, so that the pages it reads are freed after the copy.
@@ -90,7 +90,7 @@ class PartReader:
         if self.coverage is not None:
             part.node_arrays["coverage"] = weights_of(self.coverage, part, degrees_of(graph.indptr, nodes), is_own)
         is_resident = Lookup(residents).contains(nodes)
-        return Part(part, source.kept, source.bytes_read, time.perf_counter() - started, is_resident)
+        return ReadPart(part, source.kept, source.bytes_read, time.perf_counter() - started, is_resident)
 
     def residents(self, super_epoch: int) -> tuple[Tensor, int]:
         """Return the nodes of the part without its halo, the rank's own first, and how many are its own."""
@@ -148,7 +148,7 @@ class _Copies(RowReading):
         previous: The part before.
     """
 
-    def __init__(self, graph: Graph, previous: Part | None) -> None:
+    def __init__(self, graph: Graph, previous: ReadPart | None) -> None:
         super().__init__()
         self.sizes, self._previous, self.bytes_read = graph, previous, 0
         self.kept: PartRows | None = None
@@ -167,7 +167,7 @@ class _Copies(RowReading):
         return checked_graph(indptr, senders, arrays, edges)
 
 
-def _read_rows(graph: Graph, nodes: Tensor, previous: Part | None) -> tuple[PartRows, int]:
+def _read_rows(graph: Graph, nodes: Tensor, previous: ReadPart | None) -> tuple[PartRows, int]:
     """Return the whole rows of ``nodes``, and how many of their edges had to be read."""
     degrees = graph.indptr[nodes + 1] - graph.indptr[nodes]
     indptr = starts_of(degrees)
@@ -184,7 +184,7 @@ def _read_rows(graph: Graph, nodes: Tensor, previous: Part | None) -> tuple[Part
     return PartRows(indptr, out.pop(""), out), int(degrees[new].sum())
 
 
-def _read_arrays(graph: Graph, nodes: Tensor, previous: Part | None) -> tuple[dict[str, Tensor], int]:
+def _read_arrays(graph: Graph, nodes: Tensor, previous: ReadPart | None) -> tuple[dict[str, Tensor], int]:
     """Return the node arrays of ``nodes``, and how many bytes of them had to be read."""
     had = previous.graph.node_arrays if previous else {"n_id": nodes[:0]}
     at, known = Lookup(had["n_id"])(nodes)
@@ -222,8 +222,8 @@ class PartSwitcher:
         self._reader = reader
         self._changes = reader.holding.residency.sweep(reader.world_size) > 1
         self._thread = ThreadPoolExecutor(1, f"{THREAD_NAME}.parts") if in_background and self._changes else None
-        self._current: tuple[int, Part] | None = None
-        self._next: tuple[int, Future[Part]] | None = None
+        self._current: tuple[int, ReadPart] | None = None
+        self._next: tuple[int, Future[ReadPart]] | None = None
         self.switches = 0
         self.bytes_read = 0
         self.waited_seconds = 0.0
@@ -267,17 +267,17 @@ class PartSwitcher:
             self._thread.shutdown(cancel_futures=True)
         self._thread = self._next = self._current = None
 
-    def _take(self, super_epoch: int) -> Part:
+    def _take(self, super_epoch: int) -> ReadPart:
         ahead, self._next = self._next, None
         if ahead is not None and ahead[0] == super_epoch:
             return ahead[1].result()
         return self._reader.read(super_epoch, self._current[1] if self._current else None)
 
-    def _read_ahead(self, super_epoch: int, part: Part) -> None:
+    def _read_ahead(self, super_epoch: int, part: ReadPart) -> None:
         if self._thread is not None:
             self._next = super_epoch, self._thread.submit(self._reader.read, super_epoch, part)
 
-    def _record(self, super_epoch: int, part: Part, waited: float) -> None:
+    def _record(self, super_epoch: int, part: ReadPart, waited: float) -> None:
         self.switches += self._current is not None
         self.bytes_read += part.bytes_read
         self.waited_seconds += waited

@@ -99,7 +99,7 @@ def predict_by_layer(
         check_callable("on_rows", on_rows, "a function of a batch and its rows, such as lambda batch, rows: ...", 0, 0)
     _check(trainer, model, budget_bytes)
     _check_path(path, on_rows, overwrite=overwrite)
-    work = Work(model, where, path, budget_bytes, on_rows, seed_type, type_of_model(trainer))
+    work = Prediction(model, where, path, budget_bytes, on_rows, seed_type, type_of_model(trainer))
     # Run as a step of Lightning's loop, which starts ranks, loads the checkpoint and sets the precision.
     model.predict_step = work.step  # type: ignore[method-assign]
     try:
@@ -159,7 +159,7 @@ class _OfAll(NamedTuple):
 
 
 @dataclass
-class Work:
+class Prediction:
     """The work of one rank: a pass over the layers, for its own nodes. All ranks do it together.
 
     Attributes:

@@ -22,7 +22,7 @@ from lightning_gnn_dist import Graph, Partition, layers_of, predict_by_layer, sa
 from lightning_gnn_dist.graph.rows import bytes_per_row
 from lightning_gnn_dist.layers import row_table
 from lightning_gnn_dist.layers.layer_pass import LayerPass
-from lightning_gnn_dist.layers.prediction import Work
+from lightning_gnn_dist.layers.prediction import Prediction
 from lightning_gnn_dist.layers.shard_nodes import Division, ShardNodes
 from lightning_gnn_dist.prepare.shard import Bounds, Shard
 from lightning_gnn_dist.wire.channel import Channel
@@ -137,7 +137,7 @@ def count(rank: int, world_size: int, folder: Path, shards: int) -> tuple[float,
     senders = shard.rows.indices[slice(*ends)].unique()
     halo = int(((senders < own.start) | (senders >= own.stop)).sum())
     before = traffic.bytes_sent
-    Work(deep("sage"), folder / "shares", None, 1 << 24, None).step(torch.zeros(1))
+    Prediction(deep("sage"), folder / "shares", None, 1 << 24, None).step(torch.zeros(1))
     spent = traffic.bytes_sent - before
     dist.destroy_process_group()
     return spent, halo * (2 * 8 + bytes_per_row(shard.rows.node_arrays) + 2 * 4 * 8), len(exchanges)
