@@ -41,7 +41,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.homes import times
 from lightning_gnn_dist.layers.evaluating.choice import Counter, Evaluated, seeds_at_once
-from tests.data_fitting import trainer
+from tests.data_fitting import SOME_STRATEGIES, trainer
 from tests.every_strategy import every_strategy
 from tests.graph.typed.graphs import small
 from tests.placing import seeds_and_source
@@ -132,7 +132,7 @@ def trained(rank: int, world_size: int, names: list[str], path: str) -> list[Any
     return found
 
 
-@pytest.mark.parametrize("names", [["llcg"], pytest.param(["grappa", "local_sgd", "tma"], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("names", SOME_STRATEGIES)
 def test_every_strategy_learns_from_the_past_and_is_judged_by_it(names: list[str], tmp_path: Path) -> None:
     graph, module = temporal_graph(), Watcher()
     graph.save(tmp_path / "graph")

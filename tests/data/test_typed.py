@@ -29,7 +29,7 @@ from lightning_gnn_dist import (
     Rotate,
     communities,
 )
-from tests.data_fitting import fit_whole_and_resumed, trainer
+from tests.data_fitting import SOME_STRATEGIES, fit_whole_and_resumed, trainer
 from tests.every_strategy import every_strategy
 from tests.graph.typed.graphs import small
 from tests.placing import seeds_and_source
@@ -91,10 +91,7 @@ def states_after(rank: int, world_size: int, names: list[str]) -> list[list[Any]
     return found
 
 
-NAMES = [["llcg"], pytest.param(["grappa", "local_sgd", "tma"], marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize("names", NAMES)
+@pytest.mark.parametrize("names", SOME_STRATEGIES)
 def test_every_strategy_trains_equal_replicas_judged_exactly(names: list[str]) -> None:
     graph = typed_graph_of_papers()
     papers = graph.types.node_arrays["paper"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,7 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.graph.typed.names import EdgeType
-from tests.data_fitting import fit_whole_and_resumed, trainer
-from tests.every_strategy import every_strategy
+from tests.data_fitting import SOME_STRATEGIES, fit_and_test, fit_whole_and_resumed
 from tests.placing import batches_of, most_seeds, placed, seeds_and_source
 from tests.ranks import run_ranks
 from tests.typed_sage import LinkHetero, targets_of, typed_graph_of_papers
@@ -39,7 +38,6 @@ WRITES: EdgeType = ("author", "writes", "paper")
 CITES: EdgeType = ("paper", "cites", "paper")
 PEERS: EdgeType = ("paper", "resembles", "paper")
 ALL = NeighborSampler([-1, -1])
-STRATEGIES = every_strategy()
 
 
 @cache
@@ -249,16 +247,8 @@ def test_a_resumed_fit_of_a_saved_split_ends_with_the_same_weights(tmp_path: Pat
     check_ranking(metrics, module, split)
 
 
-def states_after(rank: int, world_size: int, names: list[str], split: LinkSplit) -> list[list[Any]]:
-    found = []
-    for name in names:
-        module, data = module_of(split), data_of(split, partitioner=PARTITIONERS[name])
-        fit = trainer(world_size, STRATEGIES[name](), max_epochs=2)
-        fit.fit(module, data)
-        module.targets.clear()
-        (metrics,) = fit.test(module, data, verbose=False)
-        found.append([module.state_dict(), metrics, module.targets])
-    return found
+def made(split: LinkSplit, name: str) -> tuple[LinkHetero, LinkDataModule]:
+    return module_of(split), data_of(split, partitioner=PARTITIONERS[name])
 
 
 PARTITIONERS = {
@@ -267,13 +257,12 @@ PARTITIONERS = {
     "local_sgd": RandomPartitioner(),
     "tma": SuperNodePartitioner(12),
 }
-NAMES = [["llcg"], pytest.param(["grappa", "local_sgd", "tma"], marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("names", NAMES)
+@pytest.mark.parametrize("names", SOME_STRATEGIES)
 def test_every_strategy_trains_equal_replicas_ranked_exactly(names: list[str]) -> None:
     split = split_of()
-    for outcomes in zip(*run_ranks(states_after, 2, names, split), strict=True):
+    for outcomes in zip(*run_ranks(fit_and_test, 2, names, partial(made, split), "targets"), strict=True):
         (state, metrics, mine), (other, others, theirs) = outcomes
         assert all(state[name].equal(other[name]) for name in state) and metrics == others
         assert Counter(mine) + Counter(theirs) == held(split, "test") and mine and theirs

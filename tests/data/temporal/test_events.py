@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,7 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.graph.typed.names import EdgeType
-from tests.data_fitting import trainer
-from tests.every_strategy import every_strategy
+from tests.data_fitting import SOME_STRATEGIES, fit_and_test, trainer
 from tests.placing import batches_of
 from tests.ranks import run_ranks
 
@@ -272,35 +272,24 @@ class Counts(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def outcomes(rank: int, world_size: int, names: list[str], kind: EdgeType | None, path: str) -> list[Any]:
-    found = []
-    for name in names:
-        module, data = Counts(kind), data_of(Path(path), "edge_time" if kind is None else "time")
-        fit = trainer(world_size, every_strategy()[name](), max_epochs=2)
-        fit.fit(module, data)
-        module.judged.clear()
-        (metrics,) = fit.test(module, data, verbose=False)
-        found.append([dict(module.linear.state_dict()), dict(metrics), Counter(module.judged)])
-    return found
-
-
-NAMES = [["llcg"], pytest.param(["grappa", "local_sgd", "tma"], marks=pytest.mark.slow)]
+def made(kind: EdgeType | None, path: Path, name: str) -> tuple[Counts, LinkDataModule]:
+    return Counts(kind), data_of(path, "edge_time" if kind is None else "time")
 
 
 @KINDS
-@pytest.mark.parametrize("names", NAMES)
+@pytest.mark.parametrize("names", SOME_STRATEGIES)
 def test_every_strategy_trains_equal_replicas_judged_exactly(
     names: list[str], kind: EdgeType | None, tmp_path: Path
 ) -> None:
     split = split_of(kind)
     split.save(tmp_path / "split")
     assert LinkSplit.open(tmp_path / "split").fingerprint == split.fingerprint
-    results = run_ranks(outcomes, 3, names, kind, str(tmp_path / "split"))
+    results = run_ranks(fit_and_test, 3, names, partial(made, kind, tmp_path / "split"), "judged")
     for of_ranks in zip(*results, strict=True):
         states, metrics, judged = zip(*of_ranks, strict=True)
         assert all(state[name].equal(states[0][name]) for state in states for name in state)
         module = Counts(kind)
-        module.linear.load_state_dict(states[0])
+        module.load_state_dict(states[0])
         data = data_of(split, "edge_time" if kind is None else "time")
         (alone,) = trainer(1).test(module, data, verbose=False)
         assert sum(judged, Counter()) == module.judged
