@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.engine.sample import Sample as Sample
     from lightning_gnn_dist.graph.graph import Graph as Graph
     from lightning_gnn_dist.graph.quantize import quantize_rows as quantize_rows
+    from lightning_gnn_dist.graph.synthetic import citations as citations
     from lightning_gnn_dist.graph.synthetic import communities as communities
-    from lightning_gnn_dist.graph.typed.synthetic import citations as citations
     from lightning_gnn_dist.graph.typed.types import GraphTypes as GraphTypes
     from lightning_gnn_dist.homes.residency import Fixed as Fixed
     from lightning_gnn_dist.homes.residency import Held as Held

@@ -138,9 +138,7 @@ def boundary_of(given: Boundary | str, *, of_edges: bool, is_in_shards: bool, is
     """
     if isinstance(given, str):
         if given != "auto":
-            raise ValueError(
-                f'boundary must be "auto", or an object such as Isolated(), Halo() or Exchange(), got {shown(given)}.'
-            )
+            raise ValueError(f'boundary must be "auto", or an object such as Isolated() or Halo(), got {shown(given)}.')
         given = Auto()
     if not isinstance(given, Auto) or given != Auto():
         return given
