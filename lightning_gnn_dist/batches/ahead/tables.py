@@ -24,7 +24,7 @@ from lightning_gnn_dist.sampling.turns import Steps, together
 Types = TypeVar("Types", bound=TypeOffsets)
 
 
-class Sought(NamedTuple):
+class WantedRows(NamedTuple):
     """Rows of a type that are needed.
 
     Attributes:
@@ -57,15 +57,15 @@ class Table:
         self.own, self.cache, self.fetch = arrays, cache, fetch
         self._first, self._num_own = first, num_own
 
-    def seek(self, ids: Tensor) -> Sought:
+    def seek(self, ids: Tensor) -> WantedRows:
         """Return what is to be known of some rows before they are fetched. Nobody is asked."""
         places = ids - self._first
         is_other = (places < 0) | (places >= self._num_own)
-        return Sought(places, is_other, *ids[is_other].unique(return_inverse=True))
+        return WantedRows(places, is_other, *ids[is_other].unique(return_inverse=True))
 
     def rows_of_batches(
         self,
-        wanted: Sought,
+        wanted: WantedRows,
         coming: Sequence[Tensor],
         ids: Sequence[Tensor],
         num_labels: Sequence[int | None],
@@ -119,7 +119,7 @@ class Bulk(NamedTuple):
 
     samples: list[Sample]
     apart: list[Apart]
-    nodes: list[Sought]
+    nodes: list[WantedRows]
 
 
 class Caches:
