@@ -26,8 +26,7 @@ from lightning_gnn_dist.batches.pool import BufferPool, Pool, Widen
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.large_pages import enlarge_pages
-from lightning_gnn_dist.graph.storage.mapped import MappedRows
-from lightning_gnn_dist.graph.storage.maps import all_maps
+from lightning_gnn_dist.graph.storage.mapped import MappedRows, all_maps
 from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
 
 

@@ -26,8 +26,8 @@ from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.layers.definition import Layer
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
 from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.prepare.bounds import TypedBounds
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, check_same
-from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sharded.part import read_part
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph

@@ -21,8 +21,7 @@ from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import bytes_per_row, degrees_of
-from lightning_gnn_dist.graph.storage.mapped import MappedRows, file_of
-from lightning_gnn_dist.graph.storage.maps import Map, all_maps
+from lightning_gnn_dist.graph.storage.mapped import Map, MappedRows, all_maps, file_of
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler

@@ -24,8 +24,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.homes.settings import BatchSettings
-from lightning_gnn_dist.prepare.link_bounds import LinkBounds
-from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
+from lightning_gnn_dist.prepare.bounds import LinkBounds, TypedBounds
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.layer_wise import LayerSampler
