@@ -44,9 +44,10 @@ class Table:
     """Rows of a type by their ids in it.
 
     Args:
-        arrays: The rows that are here of each array, by name; all of them, where the cache has none of that name.
-        first: The id of the first one here, of the arrays that the cache has.
-        num_own: How many there are.
+        arrays: The arrays by name. Of one that the cache has too, the first ``num_own`` rows are used, and other rows are
+            elsewhere. Of one that it does not have, all rows are here.
+        first: The id of the first row that is here.
+        num_own: How many are here.
         cache: Holds rows that are elsewhere.
         fetch: Asks for the rows of some increasing ids, by name.
     """
