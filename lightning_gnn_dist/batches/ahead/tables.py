@@ -44,7 +44,7 @@ class Table:
     """Rows of a type by their ids in it.
 
     Args:
-        arrays: The arrays by name. Of one that the cache has too, the first ``num_own`` rows are used, and other rows are
+        arrays: The arrays by name. Of one that the cache has too, the first ``num_own`` rows are used, and others are
             elsewhere. Of one that it does not have, all rows are here.
         first: The id of the first row that is here.
         num_own: How many are here.
