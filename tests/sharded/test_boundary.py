@@ -95,13 +95,6 @@ class Watched(PartitionedDataModule):
 
 
 @pytest.mark.slow
-def test_four_shards_lose_nothing(tmp_path: Path) -> None:
-    divided(4, tmp_path)
-    cases: list[Case] = [("SAGE", 3, Exchange()), ("JK", 2, Exchange()), ("PyG GCN", 2, Exchange())]
-    check_learned(cases, run_ranks(fit, 4, tmp_path, cases), STEPS)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("num_shards", [2, 4])
 def test_no_model_loses_anything(num_shards: int, tmp_path: Path) -> None:
     divided(num_shards, tmp_path)
