@@ -52,18 +52,11 @@ class Keeper(Callback):
         self.is_in_step = False
         self._look()
 
-    def on_validation_batch_start(self, *args: Any) -> None:
-        self._look()
-
-    def on_test_batch_start(self, *args: Any) -> None:
-        self._look()
-
-    def on_predict_batch_start(self, *args: Any) -> None:
-        self._look()
-
-    def _look(self) -> None:
+    def _look(self, *args: Any) -> None:
         if self.is_told:  # where Python threw the exception of the signal's handler away, as in a destructor
             raise InterruptedRankError
+
+    on_validation_batch_start = on_test_batch_start = on_predict_batch_start = _look  # type: ignore[assignment]
 
 
 def _round_of(trainer: Trainer) -> int | None:
@@ -161,10 +154,8 @@ def _weights(trainer: Trainer) -> Iterable[tuple[str, Tensor]]:
 
 
 def _attributes(owner: Any, shared: Sequence[object], at_start: AtStart) -> dict[str, bytes]:
-    found = {}
-    for name, value in (
-        _notes(owner, at_start) if isinstance(owner, LightningModule) else owner.__getstate__()
-    ).items():
+    found, noted = {}, _notes(owner, at_start) if isinstance(owner, LightningModule) else owner.__getstate__()
+    for name, value in noted.items():
         with suppress(CannotTravelError):  # files, as of a logger: they stay with the rank
             found[name] = by_value.as_bytes(value, shared)
     return found

@@ -25,11 +25,11 @@ from typing import IO, Any, Literal
 from lightning_gnn_dist.wire.launching import by_value
 from lightning_gnn_dist.wire.launching.processes import (
     GRACE_SECONDS,
+    LARGE_PAGES,
     LEFT_BY_SIGTERM,
-    asking_for_large_pages,
     end_all,
     end_of,
-    large_pages_in_children,
+    variables_added,
 )
 from lightning_gnn_dist.wire.launching.rank_life import CODES, Outcome, Surroundings, Work, be_rank, file_of
 
@@ -98,9 +98,9 @@ class RankProcesses:
             by_value.write(folder / "work", self.work)
         if self.start == "forkserver":
             context.set_forkserver_preload(_loaded())  # by its server, once, as it takes seconds
-        environment = dict(self.environment) if is_forked else asking_for_large_pages(self.environment)
+        environment = ({} if is_forked else {LARGE_PAGES: "1"}) | dict(self.environment)
         around = Surroundings(folder, environment, os.getcwd(), [*sys.path], streams)
-        with nullcontext() if is_forked else _main_left_out(), large_pages_in_children():
+        with nullcontext() if is_forked else _main_left_out(), variables_added({LARGE_PAGES: "1"}):
             for rank in range(self.count):
                 args = (rank, around, self.work if is_forked else None)
                 self._processes.append(context.Process(target=be_rank, args=args, name=f"rank {rank}"))

@@ -53,11 +53,6 @@ class Roll:
     lost: Callable[[], Mapping[int, str]] = dict
 
     @property
-    def is_of_launcher(self) -> bool:
-        """Whether torchrun serves the store."""
-        return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-    @property
     def on_one_host(self) -> bool:
         """Whether all ranks are on this host, so that no other host has to reach its ports."""
         told = any(os.environ.get(name) == "1" for name in _NUM_HOSTS)
@@ -88,10 +83,10 @@ class Roll:
         return dist.PrefixStore("group", store)  # type: ignore[attr-defined]
 
     def _store(self) -> Any:
-        serves = self.rank == 0 and not self.is_of_launcher
-        address = addresses.HERE if self.on_one_host and not self.is_of_launcher else self.address
-        if serves:
+        by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        if self.rank == 0 and not by_torchrun:
             return self._serve(addresses.HERE if self.on_one_host else addresses.own_address(self.address))
+        address = addresses.HERE if self.on_one_host and not by_torchrun else self.address
         try:
             return addresses.join_store(address, self.port, self.deadline)
         except RuntimeError as error:
