@@ -28,7 +28,7 @@ from lightning_gnn_dist.rounds.means.outer import OuterStep
 from lightning_gnn_dist.rounds.meeting import Meeting, Peers, Votes, contributed
 from lightning_gnn_dist.rounds.part import Share
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
-from lightning_gnn_dist.rounds.rows.tables import refuse_elastic
+from lightning_gnn_dist.tables.table import refuse_elastic
 from lightning_gnn_dist.wire.addresses import HERE
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.elastic import Elastic, check_available
@@ -122,7 +122,8 @@ class LivingPeers(Peers):
 
     def check(self, trainer: Trainer) -> None:
         refusals.check_elastic(trainer, self._rounds.drift)
-        refuse_elastic(trainer.lightning_module)
+        if self._rounds.tables is not None:
+            refuse_elastic(trainer.lightning_module)
         data = datamodule_of(trainer)
         if isinstance(data, KeepsRows) and data.keeps_rows():
             raise ValueError(

@@ -15,10 +15,9 @@ from concurrent.futures import Future
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_gnn_dist.rounds.rows.tables import dense_parameters
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Background, open_channel
 from lightning_gnn_dist.wire.codec import Bits, Codec
@@ -33,13 +32,13 @@ class RoundedGradients:
     """Averages gradients over ranks. Make it on all ranks at once, after DDP, which leaves each rank its own.
 
     Args:
-        module: The module whose gradients are averaged.
+        parameters: Those whose gradients are averaged.
         bits: Bits of a number on the wire.
         overlaps: Whether to send during the backward pass, in which every trained parameter must then get a gradient.
     """
 
-    def __init__(self, module: nn.Module, bits: Bits, *, overlaps: bool) -> None:
-        self._trained = dense_parameters(module)
+    def __init__(self, parameters: Sequence[Tensor], bits: Bits, *, overlaps: bool) -> None:
+        self._trained = parameters
         self._codec, self._channel = Codec(bits), open_channel(collectives.world_size())
         self._means: list[RoundedMean] = []
         self._restored: list[Tensor] = []

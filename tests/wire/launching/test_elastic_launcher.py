@@ -135,8 +135,8 @@ if os.environ["LIGHTNING_GNN_DIST_RANK"] == "0":
 
 @pytest.mark.slow
 def test_the_example_survives_a_death(tmp_path: Path) -> None:
-    example = Path(__file__).parents[3] / "examples" / "tma.py"
-    kill = DIE_AFTER_A_ROUND + f"sys.argv = [{str(example)!r}, '--elastic', '--rounds', '12']\n"
+    example = Path(__file__).parents[3] / "examples" / "strategies.py"
+    kill = DIE_AFTER_A_ROUND + f"sys.argv = [{str(example)!r}, 'elastic']\n"
     kill += f"sys.path.insert(0, {str(example.parent)!r})\n"  # as for any script
     kill += f"runpy.run_path({str(example)!r}, run_name='__main__')"
     done = launch("--ranks", "3", *python(kill), cwd=tmp_path)
