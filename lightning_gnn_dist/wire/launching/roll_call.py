@@ -77,7 +77,7 @@ class Roll:
                 f"runs one port. Give each run a MASTER_PORT of its own."
             )
         store.set(f"here/{self.rank}", socket.gethostname())
-        missing = self._read(store, open_to_all) if self.rank == 0 else self._hear(store, open_to_all)
+        missing = self._find_missing(store, open_to_all) if self.rank == 0 else self._hear_missing(store, open_to_all)
         if missing:
             self._refuse(store, missing)
         return dist.PrefixStore("group", store)  # type: ignore[attr-defined]
@@ -101,7 +101,7 @@ class Roll:
                 "MASTER_PORT."
             ) from error
 
-    def _read(self, store: Any, open_to_all: Any) -> list[int]:
+    def _find_missing(self, store: Any, open_to_all: Any) -> list[int]:
         """The missing ranks, on rank 0. It decides who came in time, so that all agree."""
         open_to_all.set("run", _digest())
         keys = [f"here/{rank}" for rank in range(self.num_ranks)]
@@ -110,7 +110,7 @@ class Roll:
         store.set("missing", json.dumps(missing))
         return missing
 
-    def _hear(self, store: Any, open_to_all: Any) -> list[int]:
+    def _hear_missing(self, store: Any, open_to_all: Any) -> list[int]:
         """The missing ranks, on the others, as rank 0 found them; without a word from it, each looks by itself."""
         patience = self.deadline + timedelta(seconds=_SECONDS_TO_LEAVE)
         with suppress(RuntimeError):
