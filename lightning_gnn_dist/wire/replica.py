@@ -43,7 +43,8 @@ class Replica:
 
     def check(self, device: torch.device) -> None:
         """Refuse ranks that differ, and name what does. Collective."""
-        self.compare([number for (number,) in collectives.gather_numbers([self.checksum()], device)])
+        if collectives.world_size() > 1:
+            self.compare([number for (number,) in collectives.gather_numbers([self.checksum()], device)])
 
     def checksum(self) -> int:
         """Return a number that differs where replicas do, for an exchange that is there anyway; 0 on a rank alone."""
