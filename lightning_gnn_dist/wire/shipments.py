@@ -32,16 +32,16 @@ class Route(NamedTuple):
     """Which rows go where between two layers.
 
     Attributes:
-        told: For each rank, which of the own rows it needs.
-        asked: For each rank, where the rows that it sends stand among all that are received.
+        to_send: For each rank, which of the own rows it needs.
+        to_receive: For each rank, where the rows that it sends stand among all that are received.
     """
 
-    told: list[Tensor]
-    asked: list[Tensor]
+    to_send: list[Tensor]
+    to_receive: list[Tensor]
 
     @property
-    def num_asked(self) -> int:
-        return sum(map(len, self.asked))
+    def num_received(self) -> int:
+        return sum(map(len, self.to_receive))
 
 
 class Place(NamedTuple):
@@ -122,7 +122,7 @@ class Shipping:
 
     Args:
         channel: The ranks. Nobody else uses it before :meth:`close`.
-        seed: Decides everything random.
+        seed: Random seed.
         thrift: What is saved.
     """
 
@@ -181,9 +181,9 @@ class Shipping:
         if self._thrift.share == 1.0:
             return route
         rank, size = self._channel.rank, self._channel.size
-        told = [self._drawn(which, place, rank, other) for other, which in enumerate(route.told)]
-        asked = [self._drawn(route.asked[other], place, other, rank) for other in range(size)]
-        return Route(told, asked)
+        to_send = [self._drawn(which, place, rank, other) for other, which in enumerate(route.to_send)]
+        to_receive = [self._drawn(route.to_receive[other], place, other, rank) for other in range(size)]
+        return Route(to_send, to_receive)
 
     def _drawn(self, which: Tensor, place: Place, sender: int, receiver: int) -> Tensor:
         number = math.ceil(self._thrift.share * len(which))
