@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.data.links import LinkSplit, split_edges
     from lightning_gnn_dist.data.temporal.split import split_by_time
     from lightning_gnn_dist.engine.sample import BatchKey, Sample
+    from lightning_gnn_dist.graph.convert import quantize_rows
     from lightning_gnn_dist.graph.graph import Graph
-    from lightning_gnn_dist.graph.quantize import quantize_rows
     from lightning_gnn_dist.graph.synthetic import citations, communities
     from lightning_gnn_dist.graph.typed.types import GraphTypes
     from lightning_gnn_dist.homes.residency import Fixed, Held, Holding, Redeal, Residency, Rotate
@@ -253,7 +253,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "on_blocks": "layers.ready_made",
     "predict_by_layer": "layers.prediction",
     "prepare_graph": "prepare.prepare_graph",
-    "quantize_rows": "graph.quantize",
+    "quantize_rows": "graph.convert",
     "save_shards": "prepare.divide",
     "split_by_time": "data.temporal.split",
     "split_edges": "data.links",

@@ -20,10 +20,8 @@ _LAYOUTS = ("coo", "csc", "csr")  # which one is read where a store has several 
 Edges = dict[Any, tuple[Tensor, tuple[int, int] | None]]  # by type; None in the place of the type if there are none
 
 
-def data_of(data: Any) -> Any:
-    """What a pair of stores holds, as a ``Data`` or ``HeteroData``; anything else as it is."""
-    if not isinstance(data, tuple):
-        return data
+def data_of(data: tuple[Any, ...]) -> Any:
+    """What a pair of stores holds, as a ``Data`` or ``HeteroData``."""
     from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData  # two seconds
 
     if len(data) != 2 or not (isinstance(data[0], FeatureStore) and isinstance(data[1], GraphStore)):

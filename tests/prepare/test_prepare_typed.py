@@ -145,22 +145,10 @@ BAD: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
         {},
         r"data\['venue', 'by', 'paper'\]: .*by__paper.csv names the sender 3, but there are 3 nodes of its type",
     ),
-    "a receiver of another type": (text("edges/venue__by__paper.csv", "a,b\n0,12\n"), {}, "names the receiver 12, but"),
     "too few of what edges carry": (
         replaced(f"{CITES}/time.npy", [1.0]),
         {},
         r"time has shape \(1,\), and there are 40",
-    ),
-    "a text with words": (
-        text("edges/venue__by__paper.csv", "a,b,w\n0,1,far\n"),
-        {},
-        r"'by', 'paper'\]: .*column 'w' holds 'far' in row 1, which is no finite number",
-    ),
-    "an archive": (text("nodes/film.npz", ""), {}, "film.npz is no archive of arrays, or is damaged"),
-    "no labels to deal": (
-        lambda folder: (folder / "nodes" / "paper" / "y.npy").unlink(),
-        {"split": (0.5, 0.25, 0.25), "drop": ("train_mask",)},
-        "no node type has a label",
     ),
     "weights that are NaN": (replaced(f"{CITES}/w.npy", [np.nan] * 40), {}, r"'cites', 'paper'\]: w holds NaN"),
     "times that are NaN": (replaced("nodes/paper/time.npy", [np.nan] * 12), {"time": "time"}, "time of node 0 is NaN"),

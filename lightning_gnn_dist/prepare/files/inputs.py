@@ -11,8 +11,9 @@ import torch
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph import convert
+from lightning_gnn_dist.graph.typed import hetero
 from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, within
-from lightning_gnn_dist.prepare.files.arrays import Entry, entries, names_in, number_in
+from lightning_gnn_dist.prepare.files.arrays import Entry, entries, load_pyg, names_in, number_in
 from lightning_gnn_dist.prepare.files.columns import ALIASES, check_drop, check_purposes, id_of, purpose_of
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
 from lightning_gnn_dist.prepare.files.row_files import Carried, HeldArray, RowFiles
@@ -197,9 +198,6 @@ def _of_folders(folder: Path, nodes: Path | None, drop: frozenset[str]) -> tuple
 
 def _of_pyg(path: Path, nodes: Path | None, drop: frozenset[str]) -> tuple[Inputs, set[str]]:
     """A ``Data`` or ``HeteroData`` that was saved."""
-    from lightning_gnn_dist.graph.typed import hetero
-    from lightning_gnn_dist.prepare.files.arrays import load_pyg  # two seconds, and other files need none of it
-
     if nodes is not None:
         raise ValueError(f"{path} holds nodes as well as edges: leave the table of nodes ({nodes}) out.")
     of_nodes, of_edges = hetero.contents_of(load_pyg(path))
@@ -207,7 +205,7 @@ def _of_pyg(path: Path, nodes: Path | None, drop: frozenset[str]) -> tuple[Input
     found = Inputs({}, {})
     for kind, content in of_nodes.items():
         with within(kind):
-            count = hetero.count_of(content, dict(convert.tensors_of(content)))
+            count = hetero.count_of(content, dict(hetero.tensors_of(content)))
             arrays = _rows(path, _held(path, content, drop))
             found.nodes[kind] = NodeFiles(path, None, arrays, count)
     for edge_type, content in of_edges.items():
@@ -223,7 +221,7 @@ def _of_pyg(path: Path, nodes: Path | None, drop: frozenset[str]) -> tuple[Input
 
 def _held(path: Path, content: Mapping[str, Any], drop: Collection[str]) -> dict[str, Entry]:
     """What PyG holds of a type as arrays by name."""
-    tensors = convert.tensors_of({name: value for name, value in content.items() if name not in drop})
+    tensors = hetero.tensors_of({name: value for name, value in content.items() if name not in drop})
     return {name: HeldArray.holding(path / name, tensor) for name, tensor in tensors}
 
 
