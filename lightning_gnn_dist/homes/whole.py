@@ -13,9 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.disk_rows import DiskRows, check_rows_in_files
-from lightning_gnn_dist.batches.ahead.file_source import FileSource
-from lightning_gnn_dist.batches.ahead.row_cache import figures_of
+from lightning_gnn_dist.batches.ahead.files import DiskRows, FileSource, check_rows_in_files
 from lightning_gnn_dist.batches.part_batch import Run
 from lightning_gnn_dist.batches.placement import Placement, release, stream_to
 from lightning_gnn_dist.batches.source import GraphSource
@@ -185,8 +183,7 @@ class WholeHome(Home):
         """Numbers to log: rows that are read from files, what switching parts cost, the running part's coverage."""
         figures = dict[str, float]()
         if self._disk_rows is not None:
-            cache = self._disk_rows.cache
-            figures |= figures_of(cache.asked, cache.hits, self._disk_rows.bytes_read)
+            figures |= self._disk_rows.figures
         return figures | ({} if self._parts is None else self._parts.figures)
 
     # The boundary.

@@ -15,8 +15,7 @@ from lightning_gnn_dist.batches.assembling import Content, Taken, made_of, taken
 from lightning_gnn_dist.batches.batch import NamesOfTypes, gathered, names_of_types
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.apart import take_apart_of_shards
-from lightning_gnn_dist.engine.hops import has_ids
-from lightning_gnn_dist.engine.sample import Sample
+from lightning_gnn_dist.engine.sample import Sample, has_ids
 from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.graph import with_arrays
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, bytes_per_row, edge_positions, row_pieces, take_rows

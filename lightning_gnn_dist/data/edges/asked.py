@@ -31,7 +31,7 @@ from lightning_gnn_dist.sampling.layer_wise import LayerSampler
 from lightning_gnn_dist.sampling.links import positions_of_links
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from lightning_gnn_dist.sampling.negatives import Candidates
-from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
+from lightning_gnn_dist.sampling.pagerank import PageRankSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sampling.targets.sampler import LinkSampler
 from lightning_gnn_dist.sampling.targets.tables import HeldLinks, OwnLinks, name_of_targets
