@@ -24,7 +24,7 @@ from lightning_gnn_dist.checks import (
     check_word,
     shown,
 )
-from lightning_gnn_dist.graph import convert, stores
+from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.digest import fingerprint_of
 from lightning_gnn_dist.graph.rows import check_csr, check_form, senders_outside
 from lightning_gnn_dist.graph.storage import store
@@ -137,8 +137,6 @@ class Graph:
                 one type into a node are then in its order, see :class:`GraphTypes`.
         """
         check_true_or_false(check_features=check_features, float_labels=float_labels, edge_ids=edge_ids)
-        if isinstance(data, tuple):
-            data = stores.data_of(data)
         flags = {"check_features": check_features, "float_labels": float_labels, "edge_ids": edge_ids}
         return typed_graph(*build(*hetero.tables_of(data, time, **flags), time))
 

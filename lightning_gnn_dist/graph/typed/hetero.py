@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_at_least, check_plain, check_tensor, shown
-from lightning_gnn_dist.graph import convert
+from lightning_gnn_dist.graph import convert, stores
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable
 from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, within
 from lightning_gnn_dist.graph.typed.types import GraphTypes
@@ -28,11 +28,14 @@ def tables_of(
     """The nodes and the edges of each type of a ``Data`` or ``HeteroData``; what cannot be trained on is refused."""
     from torch_geometric.data import Data, HeteroData  # two seconds, and saved graphs need none of it
 
-    if not isinstance(data, Data | HeteroData):
+    is_pair = isinstance(data, tuple)
+    if is_pair and len(data) == 2 and data[0] is data[1] and isinstance(data[0], Data | HeteroData):
+        data, is_pair = data[0], False  # both stores at once, of which that of features would not name those of edges
+    if not is_pair and not isinstance(data, Data | HeteroData):
         raise TypeError(f"data must be a torch_geometric.data.Data, for Graph.from_pyg(data), got {shown(data)}.")
-    if time is not None and isinstance(data, Data):
+    nodes, edges = stores.contents_of(data) if is_pair else contents_of(data)
+    if time is not None and not any(nodes):
         raise ValueError(f"time ({shown(time)}) orders the edges of a HeteroData: leave it out for a Data.")
-    nodes, edges = contents_of(data)
     _check_tensors(nodes, edges, time)
     found, links = {}, {}
     for kind, content in nodes.items():

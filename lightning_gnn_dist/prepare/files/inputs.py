@@ -215,7 +215,6 @@ def _of_pyg(path: Path, nodes: Path | None, drop: frozenset[str]) -> tuple[Input
     if not found.have_names:
         convert.check_names(found.nodes[NODE].arrays, found.edges[EDGE].carried.arrays)
         return found, names - {"edge_index"}
-    check_names(tuple(found.nodes), tuple(found.edges))
     return _checked(found), names - {"edge_index"}
 
 
