@@ -22,13 +22,11 @@ from lightning_gnn_dist.graph.storage.npy import FULL
 from lightning_gnn_dist.graph.typed.names import EdgeType, within
 from lightning_gnn_dist.prepare.files.inputs import EDGE, Inputs, check_carried, with_reverse
 from lightning_gnn_dist.prepare.one_shard import OneShard, Part, check_assignment, inputs_of, part_of
-from lightning_gnn_dist.prepare.shard_index import check_division, check_nodes, write_index
 from lightning_gnn_dist.prepare.steps.describe import Prepared, describe
 from lightning_gnn_dist.prepare.steps.edges import EdgeSorting, OnProgress, check_times
 from lightning_gnn_dist.prepare.steps.estimate import Estimate, estimate_of
 from lightning_gnn_dist.prepare.steps.external_sort import MemoryTooSmall
 from lightning_gnn_dist.prepare.steps.journal import Journal, journal_of
-from lightning_gnn_dist.prepare.steps.merge import merge_types
 from lightning_gnn_dist.prepare.steps.nodes import (
     MAX_BYTES_AT_ONCE,
     NO_LABELS,
@@ -178,6 +176,8 @@ class Preparation:
     def run(self, on_progress: OnProgress, *, overwrite: bool = False) -> Prepared:
         """Do the work that is left, and rename the result to the target."""
         if self.shard is not None:
+            from lightning_gnn_dist.prepare.shard_index import check_division  # a whole graph needs none of it
+
             check_division(self.shard, self.out)
         store.check_target(self.target, overwrite=overwrite)
         self._check_room()
@@ -241,10 +241,14 @@ class Preparation:
                 self._edges.sort(edge_type, as_read, parts, on_progress)
         types = None
         if self.inputs.have_names:
+            from lightning_gnn_dist.prepare.steps.merge import merge_types  # a graph without types needs none of it
+
             folders = {edge_type: self._edges.out(edge_type) for edge_type in edge_types}
             progress = partial(on_progress, "putting rows together")
             types = merge_types(self._draft, nodes, folders, self.time, self.shard is not None, progress)
         if self.shard is not None:
+            from lightning_gnn_dist.prepare.shard_index import write_index
+
             journals = {edge_type: self._edges.journal(edge_type) for edge_type in edge_types}
             write_index(self.out, nodes, types, journals, self.undirected, self.time)
         names = next(iter(nodes.values())).names
@@ -302,6 +306,8 @@ class Preparation:
     def _check_nodes(self, nodes: Nodes) -> None:
         """Refuse settings that fit no type, and a shard without nodes."""
         if self.shard is not None:
+            from lightning_gnn_dist.prepare.shard_index import check_nodes
+
             check_nodes(self.shard, self.out, [of_kind.part for of_kind in nodes.values()])
         if self.split and not any(of_kind.split for of_kind in nodes.values()):
             raise ValueError(NO_LABELS)

@@ -11,7 +11,6 @@ import torch
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.typed import hetero
 from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, within
 from lightning_gnn_dist.prepare.files.arrays import Entry, entries, load_pyg, names_in, number_in
 from lightning_gnn_dist.prepare.files.columns import ALIASES, check_drop, check_purposes, id_of, purpose_of
@@ -200,6 +199,8 @@ def _of_pyg(path: Path, nodes: Path | None, drop: frozenset[str]) -> tuple[Input
     """A ``Data`` or ``HeteroData`` that was saved."""
     if nodes is not None:
         raise ValueError(f"{path} holds nodes as well as edges: leave the table of nodes ({nodes}) out.")
+    from lightning_gnn_dist.graph.typed import hetero  # other files need none of it
+
     of_nodes, of_edges = hetero.contents_of(load_pyg(path))
     names = {name for content in (*of_nodes.values(), *of_edges.values()) for name in content}
     found = Inputs({}, {})
@@ -220,7 +221,9 @@ def _of_pyg(path: Path, nodes: Path | None, drop: frozenset[str]) -> tuple[Input
 
 def _held(path: Path, content: Mapping[str, Any], drop: Collection[str]) -> dict[str, Entry]:
     """What PyG holds of a type as arrays by name."""
-    tensors = hetero.tensors_of({name: value for name, value in content.items() if name not in drop})
+    from lightning_gnn_dist.graph.typed.hetero import tensors_of
+
+    tensors = tensors_of({name: value for name, value in content.items() if name not in drop})
     return {name: HeldArray.holding(path / name, tensor) for name, tensor in tensors}
 
 

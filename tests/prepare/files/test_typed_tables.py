@@ -12,6 +12,7 @@ from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.cli.main import main
+from tests.graph.equal import check_equal
 
 WRITES, CITES, AT = "author__writes__paper", "paper__cites__paper", "paper__at__venue"
 
@@ -58,13 +59,6 @@ def by_hand() -> HeteroData:
 def prepare(folder: Path, *options: str) -> Graph:
     main(["prepare", str(folder), str(folder.parent / "graph"), "--overwrite", *options])
     return Graph.open(folder.parent / "graph")
-
-
-def check_equal(found: Graph, expected: Graph) -> None:
-    assert found.types.about == expected.types.about
-    assert found.arrays.keys() == expected.arrays.keys() and found.fingerprint == expected.fingerprint
-    for name, array in expected.arrays.items():
-        assert found.arrays[name].dtype == array.dtype and torch.equal(found.arrays[name], array), name
 
 
 def test_tables_of_all_kinds_become_the_graph_by_hand(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
