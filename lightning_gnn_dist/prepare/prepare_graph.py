@@ -170,8 +170,8 @@ class Preparation:
 
     def estimate(self) -> Estimate:
         """Estimate disk space and time, from the headers of the files."""
-        ways = 1 + (self.undirected or self.reverse)
-        return estimate_of(self.inputs, ways, None if self.shard is None else self.shard.num_shards)
+        directions = 1 + (self.undirected or self.reverse)
+        return estimate_of(self.inputs, directions, None if self.shard is None else self.shard.num_shards)
 
     def run(self, on_progress: OnProgress, *, overwrite: bool = False) -> Prepared:
         """Do the work that is left, and rename the result to the target."""

@@ -270,7 +270,8 @@ class EdgeSorting:
         source = files.tables[0] if files.tables else folder
         counts = gather(edges, part, dtype, self.undirected and self.is_shard, folder, source, told, progress)
         digests = [digest.hexdigest() for digest in told]
-        journal.record(sorted(folder.iterdir()), is_gathered=True, counts=counts, digest=digests)
+        written = sorted(folder.iterdir())
+        journal.record(written, is_gathered=True, is_carried_checked=True, counts=counts, digest=digests)
 
     def _ids_of(self, kind: str) -> tuple[Path, Path | None]:
         """Where the nodes of a type are, and the file of their ids if that is a table."""
