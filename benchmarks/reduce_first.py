@@ -37,8 +37,8 @@ from lightning_gnn_dist.engine.intrinsics import prefetch
 from lightning_gnn_dist.engine.kernels import LINE, Array
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.graph.convert import SUFFIX, quantize_rows, scale_of
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.quantize import SUFFIX, quantize_rows, scale_of
 from lightning_gnn_dist.sampling.block import Block
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 

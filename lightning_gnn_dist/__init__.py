@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.data.time_split import split_by_time as split_by_time
     from lightning_gnn_dist.engine.sample import BatchKey as BatchKey
     from lightning_gnn_dist.engine.sample import Sample as Sample
+    from lightning_gnn_dist.graph.convert import quantize_rows as quantize_rows
     from lightning_gnn_dist.graph.graph import Graph as Graph
-    from lightning_gnn_dist.graph.quantize import quantize_rows as quantize_rows
     from lightning_gnn_dist.graph.synthetic import citations as citations
     from lightning_gnn_dist.graph.synthetic import communities as communities
     from lightning_gnn_dist.graph.typed.types import GraphTypes as GraphTypes

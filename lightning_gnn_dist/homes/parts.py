@@ -16,6 +16,7 @@ from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edg
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage, weights_of
 from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
+from lightning_gnn_dist.graph.graph_report import bytes_per_edge, bytes_per_node
 from lightning_gnn_dist.graph.rows import (
     Lookup,
     bytes_per_row,
@@ -26,7 +27,6 @@ from lightning_gnn_dist.graph.rows import (
     take_edges,
     take_rows,
 )
-from lightning_gnn_dist.graph.sizes import bytes_per_edge, bytes_per_node
 from lightning_gnn_dist.graph.typed.build import induced
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.residency import Holding
