@@ -26,6 +26,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from harness import keep
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor
 from torch.nn import functional
@@ -367,8 +368,7 @@ def one(options: argparse.Namespace, name: str, method: str, seed: int) -> dict[
             "model": options.model,
             "layers": options.layers,
         }
-        with options.out.open("a") as file:
-            file.write(json.dumps(settings | outcome) + "\n")
+        keep(options.out, settings | outcome)
     return outcome
 
 

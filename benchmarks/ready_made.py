@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from harness import machine
 from sampling import batches_of_seeds, parser_of, power_law_communities
 from torch import Tensor
 from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
@@ -55,6 +56,7 @@ def step_ms(forward: Callable[[], Tensor], batch_size: int) -> float:
 
 def main() -> None:
     options = parser_of(__doc__, repeats=7).parse_args()
+    print(machine())
     torch.set_num_threads(1)
     graph = power_law_communities(options.num_nodes, options.num_edges)
     graph = Graph(graph.indptr, graph.indices, {"x": torch.randn(graph.num_nodes, 128)})

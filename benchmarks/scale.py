@@ -24,7 +24,7 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 from accuracy import SAGE
-from memory import Peak, held
+from harness import Peak, held
 from numpy.typing import NDArray
 from torch_geometric.utils import to_undirected
 

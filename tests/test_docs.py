@@ -116,6 +116,12 @@ def test_a_reader_needs_no_network(site: Path) -> None:
         assert not re.findall(r'<link[^>]*rel="(?:stylesheet|preconnect)"[^>]*href="(?:https?:)?//', path.read_text())
 
 
+def test_every_script_that_measures_is_listed() -> None:
+    scripts = {path.name for path in (ROOT / "benchmarks").glob("*.py")} - {"harness.py"}
+    listed = re.findall(r"^\| `([^`]*)` \|", (ROOT / "benchmarks" / "scripts.md").read_text(), re.M)
+    assert set(listed) == scripts | {"peers/run.py"}
+
+
 def test_the_wire_is_worked_out_right() -> None:
     wire = (ROOT / "docs" / "wire.md").read_text()
     wires = re.findall(r"^\| ([\d.]+) (.)bit/s \| (\S+) \| (\S+) \|$", wire, re.M)
