@@ -15,6 +15,7 @@ prepare/  sampling/ files become saved graphs and shards in bounded memory; no t
 batches/            a sample becomes a batch, in time: gathering, buffers, devices, loaders; no parts
 layers/             models by their layers: on a batch, or each layer once for all nodes, shared by the ranks
 boundary/           the edges that leave a part: nodes that come along, rows that ranks send each other in every layer
+tables/             learned rows of nodes: which there are, who has them, their exchange and moments; no meeting
 data/  rounds/      what a rank reads: residency, coverage, parts, data modules; no strategy
                     what strategies share: start, refusals, clock, meeting, drift, averages; no data module
 sharded/  strategies/  a graph that no host holds: rows fetched from their owners, its data module
@@ -59,8 +60,8 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.engine.sample import Sample as Sample
     from lightning_gnn_dist.graph.graph import Graph as Graph
     from lightning_gnn_dist.graph.quantize import quantize_rows as quantize_rows
+    from lightning_gnn_dist.graph.synthetic import citations as citations
     from lightning_gnn_dist.graph.synthetic import communities as communities
-    from lightning_gnn_dist.graph.typed.synthetic import citations as citations
     from lightning_gnn_dist.graph.typed.types import GraphTypes as GraphTypes
     from lightning_gnn_dist.homes.residency import Fixed as Fixed
     from lightning_gnn_dist.homes.residency import Held as Held
@@ -93,8 +94,6 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.rounds.launching.launch import Launch as Launch
     from lightning_gnn_dist.rounds.means.outer import Outer as Outer
     from lightning_gnn_dist.rounds.round_strategy import RoundStrategy as RoundStrategy
-    from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam as LazyAdam
-    from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding as OwnedEmbedding
     from lightning_gnn_dist.sampling.base import Sampler as Sampler
     from lightning_gnn_dist.sampling.cluster import ClusterSampler as ClusterSampler
     from lightning_gnn_dist.sampling.device import DeviceSampler as DeviceSampler
@@ -102,9 +101,9 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.sampling.layer_wise import LadiesSampler as LadiesSampler
     from lightning_gnn_dist.sampling.matrix import MatrixSampler as MatrixSampler
     from lightning_gnn_dist.sampling.neighbor import NeighborSampler as NeighborSampler
-    from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler as PageRankSampler
+    from lightning_gnn_dist.sampling.pagerank import PageRankSampler as PageRankSampler
     from lightning_gnn_dist.sampling.shadow import ShadowSampler as ShadowSampler
-    from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler as TemporalSampler
+    from lightning_gnn_dist.sampling.temporal import TemporalSampler as TemporalSampler
     from lightning_gnn_dist.sampling.walk import RandomWalkSampler as RandomWalkSampler
     from lightning_gnn_dist.sampling.whole import WholePartSampler as WholePartSampler
     from lightning_gnn_dist.strategies.correction import Correction as Correction
@@ -112,6 +111,8 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.strategies.llcg import LLCGStrategy as LLCGStrategy
     from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy as LocalSGDStrategy
     from lightning_gnn_dist.strategies.tma import TMAStrategy as TMAStrategy
+    from lightning_gnn_dist.tables.lazy_adam import LazyAdam as LazyAdam
+    from lightning_gnn_dist.tables.owned_embedding import OwnedEmbedding as OwnedEmbedding
     from lightning_gnn_dist.wire.elastic import Elastic as Elastic
 
 __version__ = "0.1.0"

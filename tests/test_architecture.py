@@ -25,7 +25,7 @@ LINE = [
     {"batches"},
     {"layers"},
     {"boundary"},
-    {"sharded"},
+    {"sharded", "tables"},
     {"homes", "rounds"},
     {"data", "strategies"},
     {"callbacks"},

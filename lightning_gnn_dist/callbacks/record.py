@@ -10,8 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-from lightning_gnn_dist.graph.storage.drafts import write_whole
-from lightning_gnn_dist.graph.storage.files import check_entries, is_a, read_json
+from lightning_gnn_dist.graph.storage.files import check_entries, is_a, read_json, write_whole
 
 if TYPE_CHECKING:
     from lightning_gnn_dist.graph.graph import Graph

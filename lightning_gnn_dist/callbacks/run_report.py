@@ -86,6 +86,8 @@ class RunReport(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
             self._begin()  # before the replicas are made equal, whose bytes count, too
+            if not _is_counted(trainer):  # otherwise the strategy does so
+                collectives.traffic.begin_fit()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
@@ -142,7 +144,8 @@ class RunReport(Callback):
     def _log(self, trainer: Trainer, module: LightningModule) -> None:
         figures = {} if self._parts is None else {"partition/cut_ratio": self._parts.cut_ratio}
         if not isinstance(trainer.strategy, RoundStrategy | GrappaStrategy):  # which log them by themselves
-            figures |= _figures(trainer) | collectives.traffic.boundary_figures
+            sent = collectives.traffic.figures.items()
+            figures |= _figures(trainer) | {name: value for name, value in sent if name.startswith("comm/boundary")}
         log_numbers(module, figures)
 
     def _show(self, trainer: Trainer, module: LightningModule) -> None:

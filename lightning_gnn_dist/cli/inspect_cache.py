@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.disk_rows import wide_arrays
+from lightning_gnn_dist.batches.ahead.files import wide_arrays
 from lightning_gnn_dist.batches.ahead.forecast import Forecast, forecast
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.cli.values import in_bytes

@@ -14,10 +14,10 @@ import torch
 
 from lightning_gnn_dist.cli.first_batch import compile_for, is_compiled
 from lightning_gnn_dist.cli.values import in_bytes
+from lightning_gnn_dist.graph.graph_report import TypesReport
 from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.graph.storage.store import map_npy
-from lightning_gnn_dist.graph.typed.report import TypesReport
-from lightning_gnn_dist.prepare.files.names import SPLITS
+from lightning_gnn_dist.prepare.files.columns import SPLITS
 from lightning_gnn_dist.prepare.one_shard import OneShard
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation
 from lightning_gnn_dist.prepare.steps.describe import Prepared

@@ -6,7 +6,7 @@ the modules of a module while it is :func:`unchanged`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -50,6 +50,18 @@ def parameters_of(module: nn.Module) -> list[nn.Parameter]:
     if own.parameters is not nn.Module.parameters or own.named_parameters is not nn.Module.named_parameters:
         return list(module.parameters())
     return _each_once(child._parameters for child in modules_of(module))
+
+
+def trained_parameters(module: nn.Module, but: Container[int] = ()) -> list[nn.Parameter]:
+    """Return the parameters that require gradients, but for those of some ``id()``, in the same order on every rank."""
+    return [each for each in parameters_of(module) if each.requires_grad and id(each) not in but]
+
+
+def has_tables(module: nn.Module) -> bool:
+    """Return whether a module may have learned rows of nodes: embeddings with ``sparse=True``."""
+    return any(
+        getattr(child, "sparse", False) is True and "weight" in child._parameters for child in modules_of(module)
+    )
 
 
 def buffers_of(module: nn.Module) -> list[Tensor]:

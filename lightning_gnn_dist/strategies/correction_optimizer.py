@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.rounds import refusals, replica_state
-from lightning_gnn_dist.rounds.rows.tables import check_tables, dense_parameters, tables_of
 from lightning_gnn_dist.strategies.correction import Make, Mode, OfLocalSteps, Schedule, check_lr
+from lightning_gnn_dist.tables.table import check_tables
 from lightning_gnn_dist.wire import collectives
 
 _LASTING = ("persistent", "sgd", "function")  # modes whose optimizer lives on from round to round
@@ -57,10 +57,10 @@ class CorrectionOptimizer:
             for optimizer in local:
                 _check_copies(optimizer)
 
-    def check_tables(self, module: nn.Module) -> None:
+    def check_tables(self, module: nn.Module, parameters: list[Tensor]) -> None:
         """Refuse an optimizer of a function that does not take the gradients of the module's tables."""
-        if callable(self.mode) and (tables := list(tables_of(module).values())):
-            check_tables(module, [_checked(self.mode([*dense_parameters(module), *tables]))])
+        if callable(self.mode):
+            check_tables(module, [_checked(self.mode(parameters))])
 
     def prepare(
         self,

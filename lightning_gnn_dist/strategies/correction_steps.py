@@ -31,13 +31,12 @@ from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
 from lightning_gnn_dist.rounds.means.averaging import AveragedBuffers, AveragedMoments
 from lightning_gnn_dist.rounds.means.means import length_of
 from lightning_gnn_dist.rounds.part import Fit, Part
-from lightning_gnn_dist.rounds.rows.merging import take_rows_
-from lightning_gnn_dist.rounds.rows.owned_gradients import norms_of_ranks
-from lightning_gnn_dist.rounds.rows.replica_tables import ReplicaTables
-from lightning_gnn_dist.rounds.rows.tables import no_rows, tables_of
 from lightning_gnn_dist.rounds.walking import buffers_of
 from lightning_gnn_dist.strategies.correction import Correction
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer
+from lightning_gnn_dist.tables.exchange import take_rows_
+from lightning_gnn_dist.tables.gradients import norms_of_ranks
+from lightning_gnn_dist.tables.table import no_rows
 from lightning_gnn_dist.wire import collectives
 
 NEEDS = "A correction on the whole graph"
@@ -55,7 +54,6 @@ class CorrectionSteps(Part):
     def __init__(self, correction: Correction, behind: Sequence[Part], *, first: int = 0) -> None:
         self._correction, self._first = correction, first
         self._optimizer = CorrectionOptimizer(correction.optimizer, correction.lr)
-        self._rows = next((part for part in behind if isinstance(part, ReplicaTables)), None)
         self._are_averaged = any(isinstance(part, AveragedMoments) and part.are_all for part in behind)
         self._averages_buffers = any(isinstance(part, AveragedBuffers) for part in behind)
         self.others_wait = False  # for rank 0
@@ -65,8 +63,9 @@ class CorrectionSteps(Part):
         refusals.require_corrections(fit.lightning_module.trainer, NEEDS)
         refusals.require_step(fit.lightning_module)
         self._optimizer.check(fit.optimizers)
-        with self._in_own_form():
-            self._optimizer.check_tables(fit.lightning_module)
+        if fit.tables is not None and (trained := [table.weight for table in fit.tables.trained()]):
+            with self._in_own_form():
+                self._optimizer.check_tables(fit.lightning_module, [*fit.dense_parameters(), *trained])
 
     def apply(self) -> None:
         if (steps := self._number()) == 0:
@@ -116,7 +115,7 @@ class CorrectionSteps(Part):
             self._step(self.fit.trained_parameters(), gradient)
 
     def _correct_on_rank0(self, steps: int) -> None:
-        tables = list(tables_of(self.fit.lightning_module).values())
+        tables = [] if self.fit.tables is None else [table.weight for table in self.fit.tables.trained()]
         touched = [no_rows(table) for table in tables]
         if collectives.rank() == 0:
             self.others_wait = True
@@ -134,8 +133,8 @@ class CorrectionSteps(Part):
     def _step(self, parameters: list[Tensor], gradient: list[Tensor]) -> None:
         with self._in_own_form():
             self._optimizer.step(self.fit.optimizers, parameters, gradient, self.fit.round.round_idx, self._clip)
-        if self._rows is not None:
-            self._rows.have_changed()
+        if self.fit.tables is not None:
+            self.fit.tables.have_changed()
 
     def _clip(self, optimizer: Optimizer) -> None:
         """Clip as in local steps. With manual optimisation ``training_step`` does that, so nothing is clipped here."""
@@ -156,10 +155,10 @@ class CorrectionSteps(Part):
     @contextmanager
     def _in_own_form(self) -> Iterator[None]:
         """In the block, rows that live with one rank each can be stepped where they are, and clipped together."""
-        if self._rows is None:
+        if (tables := self.fit.tables) is None:
             yield
             return
-        with self._rows.in_own_form(), norms_of_ranks(self.fit.precision_plugin, self.fit.owned):
+        with tables.in_own_form(), norms_of_ranks(self.fit.precision_plugin, tables.owned):
             yield
 
 

@@ -22,9 +22,9 @@ from lightning_gnn_dist.rounds.means.norm_statistics import GlobalStatistics
 from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.rounds.part import Fit, Part
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy, Weights
-from lightning_gnn_dist.rounds.rows.tables import refuse_average_of_moments, refuse_owned
 from lightning_gnn_dist.strategies.correction import Correction, check_correction
 from lightning_gnn_dist.strategies.correction_steps import CorrectionSteps, StepAlongAnchor
+from lightning_gnn_dist.tables.table import refuse_average_of_moments, refuse_owned
 
 GlobalBuffers = Literal["average", "local", "global"]
 
@@ -150,11 +150,11 @@ class LLCGStrategy(RoundStrategy):
         return [means, *further, corrections]
 
     def _steps_of(self, correction: Correction, means: list[Part], fit: Fit) -> CorrectionSteps:
-        if correction.way == "rank0" and self.world_size > 1:
+        if fit.tables is not None and correction.way == "rank0" and self.world_size > 1:
             strategy = f'{type(self).__name__}(correction=Correction(way="rank0"))'
             refuse_owned(fit.lightning_module, strategy, 'way="sliced"')
-        if correction.optimizer == "averaged" and self.average_optimizer is not True:
-            refuse_average_of_moments(fit.lightning_module)
+        if fit.tables is not None and correction.optimizer == "averaged" and self.average_optimizer is not True:
+            refuse_average_of_moments(fit.tables.trained())
         drift = next((part for part in means if isinstance(part, DriftCorrection)), None)
         if drift is not None and drift.drift.corrects:
             return StepAlongAnchor(correction, means, drift)
