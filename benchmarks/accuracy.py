@@ -55,7 +55,6 @@ from lightning_gnn_dist import (
     Outer,
     Partition,
     PartitionedDataModule,
-    Partitioner,
     RandomPartitioner,
     Rotate,
     SuperNodePartitioner,
@@ -65,6 +64,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.wire.collectives import traffic
 
 NO_KEY = BatchKey(0, 0, 0)  # nothing is drawn

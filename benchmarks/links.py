@@ -48,7 +48,6 @@ from lightning_gnn_dist import (
     Loading,
     MetisPartitioner,
     NeighborSampler,
-    Partitioner,
     RandomPartitioner,
     SuperNodePartitioner,
     TMAStrategy,
@@ -57,6 +56,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.homes.running import Running
+from lightning_gnn_dist.partition.base import Partitioner
 
 PAIRS_AT_ONCE = 1 << 18
 

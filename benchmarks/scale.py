@@ -38,10 +38,10 @@ from lightning_gnn_dist import (
     NeighborSampler,
     Partition,
     PartitionedDataModule,
-    Partitioner,
     RandomPartitioner,
     StreamingPartitioner,
 )
+from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_gnn_dist import Graph, NeighborSampler, citations, communities, quantize_rows
+from lightning_gnn_dist import Graph, NeighborSampler, citations, communities
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.graph.quantize import quantize_rows
 from tests.batch_contents import check_same, contents
 
 

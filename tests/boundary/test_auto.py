@@ -9,7 +9,6 @@ import pytest
 
 from lightning_gnn_dist import (
     Auto,
-    Boundary,
     Coverage,
     EverySteps,
     Exchange,
@@ -24,6 +23,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.boundary import auto
 from lightning_gnn_dist.boundary.auto import choose
+from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.homes.part_reader import PartReader
 from tests.boundary.models import model, weighted_data, weights_of
 from tests.boundary.test_exchange import check, data_of, quick

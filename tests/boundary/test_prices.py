@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_gnn_dist import Boundary, Coverage, Exchange, Fixed, Graph, Halo, History, Holding, Isolated, Partition
+from lightning_gnn_dist import Coverage, Exchange, Fixed, Graph, Halo, History, Holding, Isolated, Partition
+from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.prices import prices, short_name
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.homes.part_reader import PartReader

@@ -10,8 +10,6 @@ from torch_geometric.data import Data
 from torch_geometric.utils import coalesce
 
 from lightning_gnn_dist import (
-    Boundary,
-    DeviceSampler,
     EverySteps,
     Fetch,
     Graph,
@@ -22,11 +20,13 @@ from lightning_gnn_dist import (
     NeighborSampler,
     PartitionedDataModule,
     RandomPartitioner,
-    Sampler,
     save_shards,
     split_edges,
 )
 from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.device import DeviceSampler
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.placing import batches_of

@@ -16,10 +16,10 @@ from lightning_gnn_dist import (
     Loading,
     NeighborSampler,
     PartitionedDataModule,
-    Sampler,
     communities,
     split_edges,
 )
+from lightning_gnn_dist.sampling.base import Sampler
 from tests.samplers import SAMPLERS, graph_for_all
 
 LABELS = {

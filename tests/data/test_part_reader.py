@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import (
-    Boundary,
     Coverage,
     Fixed,
     Graph,
@@ -21,12 +20,12 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     RandomPartitioner,
     Redeal,
-    Residency,
     Rotate,
     communities,
 )
-from lightning_gnn_dist.boundary.boundary import EdgesInto
+from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto
 from lightning_gnn_dist.homes.part_reader import PartReader, nodes_of
+from lightning_gnn_dist.homes.residency import Residency
 
 RANKS = 4
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lightning_gnn_dist import Fixed, Held, Holding, Redeal, Residency, Rotate
-from lightning_gnn_dist.homes.residency import default_period, held_by_all
+from lightning_gnn_dist import Fixed, Holding, Redeal, Rotate
+from lightning_gnn_dist.homes.residency import Held, Residency, default_period, held_by_all
 
 ALL = [Fixed(), Rotate(), Redeal(40)]
 

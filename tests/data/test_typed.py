@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import (
-    Boundary,
     ClusterSampler,
     Coverage,
     Evaluation,
@@ -32,6 +31,7 @@ from lightning_gnn_dist import (
     Rotate,
     communities,
 )
+from lightning_gnn_dist.boundary.boundary import Boundary
 from tests.data_fitting import fit_whole_and_resumed, trainer
 from tests.every_strategy import every_strategy
 from tests.graph.typed.graphs import small

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import (
-    Boundary,
     ClusterSampler,
     Exchange,
     Fetch,
@@ -34,6 +33,7 @@ from lightning_gnn_dist import (
     WholePartSampler,
     split_edges,
 )
+from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from tests.data_fitting import fit_whole_and_resumed, trainer
 from tests.every_strategy import every_strategy
