@@ -20,19 +20,20 @@ from torch_geometric.nn import GCN
 
 import lightning_gnn_dist as package
 from lightning_gnn_dist import (
-    BatchKey,
     Graph,
     LinkDataModule,
     Loading,
     NeighborSampler,
     PartitionedDataModule,
     RandomPartitioner,
-    RoundProgress,
     citations,
     communities,
     split_edges,
 )
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.rounds.clock import RoundProgress
 from lightning_gnn_dist.rules import Rule
+from tests.pages import public
 
 OF_PYG = {kind.__name__: kind for kind in (Data, FeatureStore, GraphStore, HeteroData)}  # loaded late
 HUGE = 10**5000  # too long for str() and repr()
@@ -232,8 +233,7 @@ def cases(world: World) -> Iterator[Case]:
     """Everything public: constructors, functions and methods."""
     valid = valid_calls(world)
     instances = instances_of(world)
-    for name in package.__all__:
-        thing = getattr(package, name)
+    for name, thing in public().items():
         if not inspect.isclass(thing):
             yield Case(name, thing, valid[name], get_type_hints(thing))
             continue
@@ -276,7 +276,7 @@ def instances_of(world: World) -> dict[str, Callable[[], Any]]:
     """An object of each class that has methods: what its constructor makes of a valid call, unless it is listed."""
     valid = valid_calls(world)
     made: dict[str, Callable[[], Any]] = {
-        name: (lambda name=name: getattr(package, name)(**valid.get(name, dict)())) for name in package.__all__
+        name: (lambda name=name, thing=thing: thing(**valid.get(name, dict)())) for name, thing in public().items()
     }
     return made | {
         "Graph": lambda: world.graph,

@@ -14,7 +14,6 @@ from torch_geometric.data import HeteroData
 from lightning_gnn_dist import (
     Graph,
     LinkDataModule,
-    OneShard,
     PartitionedDataModule,
     TemporalSampler,
     prepare_graph,
@@ -22,6 +21,7 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.prepare.one_shard import OneShard
 from tests.graph.typed.graphs import small
 
 CITES, WRITES, BY = ("paper", "cites", "paper"), ("author", "writes", "paper"), ("paper", "by", "author")

@@ -15,7 +15,6 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_gnn_dist import (
-    DeviceSampler,
     GlobalBatching,
     Graph,
     Holding,
@@ -35,6 +34,7 @@ from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.placement import Placement, release, stream_to
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.homes import whole
+from lightning_gnn_dist.sampling.device import DeviceSampler
 from tests.batch_contents import check_same, contents
 from tests.placing import placed
 from tests.sampling.reference import random_graph

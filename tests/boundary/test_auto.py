@@ -10,7 +10,6 @@ import torch
 
 from lightning_gnn_dist import (
     Auto,
-    Boundary,
     Coverage,
     EverySteps,
     Exchange,
@@ -29,6 +28,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.boundary import auto
 from lightning_gnn_dist.boundary.auto import choose
+from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.prices import prices, short_name
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.homes.parts import PartReader

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from lightning_gnn_dist import (
-    Boundary,
     ClusterSampler,
     EverySteps,
     Graph,
@@ -29,6 +28,7 @@ from lightning_gnn_dist import (
     save_shards,
     split_edges,
 )
+from lightning_gnn_dist.boundary.boundary import Boundary
 from tests.boundary.models import Weights, model, weighted_data, weights_of
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE

@@ -12,8 +12,6 @@ from torch_geometric.data import Data
 from torch_geometric.utils import coalesce
 
 from lightning_gnn_dist import (
-    Boundary,
-    DeviceSampler,
     EverySteps,
     Fetch,
     Graph,
@@ -25,12 +23,14 @@ from lightning_gnn_dist import (
     NeighborSampler,
     PartitionedDataModule,
     RandomPartitioner,
-    Sampler,
     communities,
     save_shards,
     split_edges,
 )
 from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.device import DeviceSampler
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.placing import batches_of

@@ -11,24 +11,21 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import (
-    Boundary,
     Coverage,
     Fixed,
     Graph,
     Halo,
-    Held,
     Holding,
     Isolated,
     PartitionedDataModule,
     RandomPartitioner,
     Redeal,
-    Residency,
     Rotate,
     communities,
 )
-from lightning_gnn_dist.boundary.boundary import EdgesInto
+from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto
 from lightning_gnn_dist.homes.parts import PartReader, nodes_of
-from lightning_gnn_dist.homes.residency import default_period, held_by_all
+from lightning_gnn_dist.homes.residency import Held, Residency, default_period, held_by_all
 
 ALL = [Fixed(), Rotate(), Redeal(40)]
 

@@ -17,9 +17,6 @@ from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import (
     Auto,
-    BatchKey,
-    Boundary,
-    DeviceSampler,
     Evaluation,
     Fetch,
     GlobalBatching,
@@ -28,7 +25,6 @@ from lightning_gnn_dist import (
     History,
     LinkDataModule,
     Loading,
-    MatrixSampler,
     NeighborSampler,
     PartitionedDataModule,
     RandomPartitioner,
@@ -39,8 +35,12 @@ from lightning_gnn_dist import (
     split_edges,
     through_layers,
 )
+from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.homes import times
 from lightning_gnn_dist.layers.evaluating.choice import Counter, Evaluated, seeds_at_once
+from lightning_gnn_dist.sampling.device import DeviceSampler
+from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from tests.data_fitting import SOME_STRATEGIES, trainer
 from tests.every_strategy import every_strategy
 from tests.graph.typed.graphs import small

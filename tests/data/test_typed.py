@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import (
-    Boundary,
     Coverage,
     Evaluation,
     GlobalBatching,
@@ -29,6 +28,7 @@ from lightning_gnn_dist import (
     Rotate,
     communities,
 )
+from lightning_gnn_dist.boundary.boundary import Boundary
 from tests.data_fitting import SOME_STRATEGIES, fit_whole_and_resumed, trainer
 from tests.every_strategy import every_strategy
 from tests.graph.typed.graphs import small

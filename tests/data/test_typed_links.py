@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import (
-    Boundary,
     Fetch,
     Graph,
     Halo,
@@ -28,6 +27,7 @@ from lightning_gnn_dist import (
     WholePartSampler,
     split_edges,
 )
+from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from tests.data_fitting import SOME_STRATEGIES, fit_and_test, fit_whole_and_resumed
 from tests.placing import batches_of, most_seeds, placed, seeds_and_source

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import quantize_rows
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.convert import scale_of
+from lightning_gnn_dist.graph.convert import quantize_rows, scale_of
 
 
 @pytest.mark.parametrize("shape", [(50, 16), (50, 3, 5)])

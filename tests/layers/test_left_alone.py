@@ -17,14 +17,9 @@ from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
 from torch import Tensor, nn
 from torch_geometric.nn import GCN, GIN, GraphSAGE, SAGEConv
 
-from lightning_gnn_dist import (
-    Evaluation,
-    Graph,
-    PartitionedDataModule,
-    PredictionWriter,
-    quantize_rows,
-)
+from lightning_gnn_dist import Evaluation, Graph, PartitionedDataModule, PredictionWriter
 from lightning_gnn_dist.batches.seed_batch import SeedBatch
+from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.layers.evaluating import layered_loader
 from tests.data_fitting import trainer
 from tests.layers.models import NUM_CLASSES, Layered, Ready, Sage, graph_of, whole_rows

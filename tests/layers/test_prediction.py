@@ -16,7 +16,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GATv2Conv, GCNConv, GINEConv, GraphNorm, SAGEConv
 
-from lightning_gnn_dist import Graph, GrappaStrategy, LocalSGDStrategy, layers_of, predict_by_layer, quantize_rows
+from lightning_gnn_dist import Graph, GrappaStrategy, LocalSGDStrategy, layers_of, predict_by_layer
+from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.layers.layer_pass import LayerPass
 from lightning_gnn_dist.layers.through_layers import has_layers
 from tests.memory import Peak, give_back_at_once, reads_memory

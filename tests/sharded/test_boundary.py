@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import (
-    Boundary,
     Exchange,
     Graph,
     GrappaStrategy,
@@ -25,7 +24,7 @@ from lightning_gnn_dist import (
     WholePartSampler,
     save_shards,
 )
-from lightning_gnn_dist.boundary.boundary import EdgesInto
+from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto
 from lightning_gnn_dist.boundary.exchange import Owners
 from tests.boundary.models import MODELS, READY, Weights, check_learned, model, weighted_data, weights_of
 from tests.boundary.test_whole_graph import ddp, odd
