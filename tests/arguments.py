@@ -369,6 +369,7 @@ def _of_methods(world: World) -> Calls:
     chunked = Graph(graph.indptr, graph.indices, graph.node_arrays | {"chunk": world.partition.assignment})
     return {
         "as_published": dict,
+        "diloco": dict,
         "__call__": lambda: {"graph": graph, "num_parts": 2, "seed": 0},
         "anchor_batches": lambda: {"round_idx": 0},
         "correction_batches": lambda: {"round_idx": 0},

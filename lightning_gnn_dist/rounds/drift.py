@@ -62,15 +62,11 @@ class Drift:
         decay: :math:`d` in [0, 1], the factor by which the shift fades with each local step. 1 keeps it. Default: 0.8,
             and with ``Outer(adaptive=True)`` nearer to 1 while rounds go on in one direction.
         anchor_steps: Batches of an anchor gradient, at most; it takes no more than one pass.
-        corrects: Whether the correction of :class:`LLCGStrategy` steps along the anchor's gradient of the whole graph.
-            The anchor is then the mean of the replicas before the correction, not after it. It saves an exchange and a
-            batch of the whole graph in a round.
     """
 
     towards: Towards | None = None
     decay: Annotated[float, within(0, 1, "with 1 the shift does not fade")] | None = None
     anchor_steps: Count = 4
-    corrects: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -85,8 +81,6 @@ def resolved(drift: Drift, modes: Sequence[Towards], strategy: str) -> Drift:
             f"{strategy} knows no gradient of the whole graph, so drift must not be {drift}: use "
             'Drift("ranks"), or LLCGStrategy.'
         )
-    if drift.corrects and drift.towards != "global":
-        raise ValueError(f'drift={drift} corrects along the gradient of the whole graph: use towards="global".')
     return drift
 
 
@@ -162,6 +156,11 @@ class DriftCorrection(Part):
             if id(parameter) in stepping and parameter.grad is not None:
                 parameter.grad.add_(shift, alpha=weight)
         self._taken[id(optimizer)] += 1
+
+    @property
+    def batches_of_graph(self) -> int:
+        """How many batches of the whole graph the anchor of a round may take."""
+        return self.drift.anchor_steps if self.drift.towards == "global" else 0
 
     def sizes(self) -> list[int]:
         return [length_of(self.fit.trained_parameters())]

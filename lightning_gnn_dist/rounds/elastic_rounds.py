@@ -25,7 +25,7 @@ from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.means import is_rounded
 from lightning_gnn_dist.rounds.means.outer import OuterStep
 from lightning_gnn_dist.rounds.meeting import Meeting, Peers, Votes, contributed
-from lightning_gnn_dist.rounds.part import Share
+from lightning_gnn_dist.rounds.part import Share, part_of
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.rounds.rows.tables import refuse_elastic
 from lightning_gnn_dist.rounds.solo_environment import SoloEnvironment
@@ -212,7 +212,7 @@ class LivingPeers(Peers):
         self._rounds.means.keep()
 
     def _outer(self) -> OuterStep | None:
-        return self._rounds.meeting.part(OuterStep)
+        return part_of(self._rounds.meeting.parts, OuterStep)
 
     def _dealt(self, loader: Any) -> Any:
         """Return the training loader of this rank's part among the ranks that take part now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -34,9 +34,6 @@ class Votes(NamedTuple):
     global_step: int
 
 
-Kind = TypeVar("Kind", bound=Part)
-
-
 class Meeting:
     """What the replicas of a fit do about each other.
 
@@ -52,10 +49,6 @@ class Meeting:
         (self.parameters,) = (part for part in self.parts if isinstance(part, Parameters))
         for part in self.parts:
             part.begin(fit)
-
-    def part(self, kind: type[Kind]) -> Kind | None:
-        """Return the part of a class, None where it is off."""
-        return next((part for part in self.parts if isinstance(part, kind)), None)
 
     def begin_round(self) -> None:
         """Begin a round, the first or the next. Collective."""

@@ -12,9 +12,9 @@ A strategy says which parts meet, and in which order. What is off is not among t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from lightning.pytorch import LightningModule
@@ -36,6 +36,7 @@ class RoundState:
     batches_done: int = 0
     in_round: bool = False
     is_training: bool = False  # from the first batch of a round to its meeting
+    others_wait: bool = False  # for what this rank computes alone
     stop_requested: bool = False  # by this rank, since the last meeting
     seconds: float = 0.0
     distance: float = 0.0  # of replicas from their mean, if it was measured
@@ -174,3 +175,11 @@ class Part:
     def equal(self) -> list[Tensor]:
         """Return what all ranks have alike after a meeting, which is checked."""
         return []
+
+
+Kind = TypeVar("Kind", bound=Part)
+
+
+def part_of(parts: Iterable[Part], kind: type[Kind]) -> Kind | None:
+    """Return the part of a class, None where it is off."""
+    return next((part for part in parts if isinstance(part, kind)), None)

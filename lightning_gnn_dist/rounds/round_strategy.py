@@ -105,7 +105,7 @@ class RoundStrategy(PartitionedStrategy):
         check_moments(average_optimizer)
         super().__init__(weights=weights, buffers=buffers, launch=launch)
         if outer is None and isinstance(clock, AdaptiveSteps):
-            outer = Outer(lr=1.0, momentum=0.0)  # the mean, taken as the way there, whose length says how far ranks are
+            outer = Outer()  # the mean, taken as the way there, whose length says how far ranks are
         self.clock: RoundClock = EveryPass() if clock is None else clock
         self.average_optimizer = average_optimizer
         self.drift = None if drift is None else resolved(drift, self.drift_modes, type(self).__name__)

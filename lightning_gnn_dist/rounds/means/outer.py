@@ -35,8 +35,8 @@ from lightning_gnn_dist.wire.codec import Bits
 class Outer:
     """The optimizer of the meetings, which steps from the model of the meeting before towards the mean of the replicas.
 
-    The whole way to the mean, ``Outer(lr=1.0, momentum=0.0)``, is averaging. With momentum, what all rounds have in
-    common adds up, and what replicas do against each other does not. On one rank there is no mean, and nothing is done.
+    ``Outer()`` goes the whole way, which is averaging. With momentum, what all rounds have in common adds up, and what
+    replicas do against each other does not. On one rank there is no mean, and nothing is done.
 
     Args:
         lr: The share of the way to the mean that a step goes.
@@ -50,17 +50,18 @@ class Outer:
             Gradients (of corrections and anchors) take as many bits, moments of optimizers take 16. Default: 32.
     """
 
-    lr: Positive = 0.7
-    momentum: Fraction = 0.9
-    nesterov: bool = True
+    lr: Positive = 1.0
+    momentum: Fraction = 0.0
+    nesterov: bool = False
     adaptive: bool = False
     optimizer: Callable[[list[Tensor]], Optimizer] | None = None
     bits: Bits | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.adaptive and self.momentum == 0:
-            raise ValueError("adaptive=True adapts momentum, and momentum=0.0 is none: set momentum=0.8, say.")
+        for name in ("adaptive", "nesterov"):
+            if getattr(self, name) and self.momentum == 0:
+                raise ValueError(f"{name}=True is of momentum, and momentum=0.0 is none: set momentum=0.8, say.")
         if self.optimizer is not None:
             example = "a function such as lambda parameters: torch.optim.Adam(parameters, lr=0.01)"
             check_callable("optimizer", self.optimizer, example, [])
@@ -69,6 +70,11 @@ class Outer:
                     "lr, momentum, nesterov and adaptive are those of the optimizer that Outer makes: with optimizer= "
                     "set them there."
                 )
+
+    @classmethod
+    def diloco(cls, *, bits: Bits | None = None) -> Outer:
+        """Return DiLoCo's: seven tenths of the way, with Nesterov's momentum."""
+        return cls(lr=0.7, momentum=0.9, nesterov=True, bits=bits)
 
 
 class OuterStep(Part):
@@ -186,7 +192,7 @@ def _optimizer_of(parameters: list[Tensor], outer: Outer) -> Optimizer:
         return optimizer
     if outer.adaptive:
         return AgreeingMomentum(parameters, outer.lr, outer.momentum, nesterov=outer.nesterov)
-    return SGD(parameters, outer.lr, outer.momentum, nesterov=outer.nesterov and outer.momentum > 0)
+    return SGD(parameters, outer.lr, outer.momentum, nesterov=outer.nesterov)
 
 
 def check_outer(outer: object) -> None:

@@ -39,7 +39,7 @@ from tests.strategies.fitting import differs, fit
 # Graphs.
 
 STRATEGIES: dict[str, Callable[[], Any]] = {
-    "llcg": lambda: LLCGStrategy(EverySteps(3), outer=Outer(), **PATIENCE),
+    "llcg": lambda: LLCGStrategy(EverySteps(3), outer=Outer.diloco(), **PATIENCE),
     "local_sgd": lambda: LocalSGDStrategy(**PATIENCE),
     "tma": lambda: TMAStrategy(EverySteps(2), average_optimizer=True, **PATIENCE),
 }

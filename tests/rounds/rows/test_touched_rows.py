@@ -197,7 +197,7 @@ class Breaks(pl.Callback):
 
 def left_out(rank: int, world_size: int) -> Made:
     strategy = LocalSGDStrategy(
-        EverySteps(STEPS), nonfinite="leave_out", outer=Outer(), average_optimizer=True, **PATIENCE
+        EverySteps(STEPS), nonfinite="leave_out", outer=Outer.diloco(), average_optimizer=True, **PATIENCE
     )
     keeps = Keeps()
     train(rank, strategy, Table(), world_size, callbacks=[Breaks(), keeps])
@@ -252,7 +252,7 @@ class Freezes(pl.Callback):
 
 
 def freezing(rank: int, world_size: int) -> list[Made]:
-    strategy, keeps = LocalSGDStrategy(EverySteps(STEPS), outer=Outer(), **PATIENCE), Keeps()
+    strategy, keeps = LocalSGDStrategy(EverySteps(STEPS), outer=Outer.diloco(), **PATIENCE), Keeps()
     train(rank, strategy, Table("SGD"), world_size, max_epochs=3, callbacks=[Freezes(), keeps])
     return keeps.states
 
