@@ -92,6 +92,8 @@ class DriftCorrection(Part):
         agreement: Says how much of the round before the last round did once more, the same on all ranks.
     """
 
+    looks_beyond_parts = True
+
     def __init__(self, drift: Drift, agreement: Callable[[], float] = float) -> None:
         self.drift, self._agreement = drift, agreement
         self._parameters: Sequence[Tensor] = []

@@ -24,7 +24,6 @@ from torch.optim import Optimizer
 
 from lightning_gnn_dist.rounds.means.means import Means
 from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
-from lightning_gnn_dist.rounds.walking import parameters_of
 from lightning_gnn_dist.wire import collectives
 
 
@@ -93,11 +92,11 @@ class Fit:
 
     def trained_parameters(self) -> list[Tensor]:
         """Return the parameters that require gradients, in the same order on every rank."""
-        return [each for each in parameters_of(self.lightning_module) if each.requires_grad]
+        return [each for each in self.lightning_module.parameters() if each.requires_grad]
 
     def dense_parameters(self, *, frozen: bool = False) -> list[Tensor]:
         """Return the parameters that are trained, or also ``frozen`` ones, and are no tables: alike on all ranks."""
-        tables, all_of_them = self.ids_of_tables(), parameters_of(self.lightning_module)
+        tables, all_of_them = self.ids_of_tables(), self.lightning_module.parameters()
         return [each for each in all_of_them if (frozen or each.requires_grad) and id(each) not in tables]
 
     def ids_of_tables(self) -> set[int]:
@@ -130,6 +129,7 @@ class Part:
     """
 
     fit: Fit
+    looks_beyond_parts = False  # whether it puts right what averages of unlike parts lose
 
     def begin(self, fit: Fit) -> None:
         """Begin a fit, whose module and optimizers are made; refuse one that does not go with it. Collective."""

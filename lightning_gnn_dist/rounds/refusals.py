@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -17,12 +17,14 @@ from torch_geometric.loader import LinkLoader, NodeLoader
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.joint import CountsSeeds, GivesAnchors, GivesCorrections, HasDigests
+from lightning_gnn_dist.rounds.clock import AdaptiveSteps
 from lightning_gnn_dist.rounds.correction_gradients import has_own_step
 from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
 from lightning_gnn_dist.wire import collectives
 
 _PYG = NodeLoader, LinkLoader
 _ACCURACY = 1e-4  # to which ranks compare sums of features
+_MAY_DIE = "With elastic=True ranks may die at any time."
 _RUN_ONCE_PER_RANK = (
     "Lightning runs the script once per rank, so what is drawn without a seed (a split, a graph, features) differs "
     "from rank to rank: call lightning.seed_everything(0) first, or save the graph once and give its path."
@@ -38,11 +40,16 @@ def check_clock(clock: Any) -> None:
 
 def check_trainer(strategy: str, trainer: Trainer, *, has_layer_sync: bool) -> None:
     """Refuse settings of the Trainer that act inside a round, where every rank is alone."""
-    found = [reason for applies, reason in _conflicts(trainer, has_layer_sync) if applies]
-    if found:
-        raise ValueError(
-            f"{strategy} trains in rounds, one epoch each, and ranks are alone between meetings. " + " ".join(found)
-        )
+    _refuse(
+        f"{strategy} trains in rounds, one epoch each, and ranks are alone between meetings.",
+        _conflicts(trainer, has_layer_sync),
+    )
+
+
+def _refuse(premise: str, conflicts: Iterable[tuple[bool, str]]) -> None:
+    """Refuse all that applies, in one sentence each."""
+    if found := [reason for applies, reason in conflicts if applies]:
+        raise ValueError(f"{premise} " + " ".join(found))
 
 
 def check_loaders(trainer: Any) -> None:
@@ -76,7 +83,7 @@ def check_schedulers(strategy: str, configs: Iterable[Any]) -> None:
         )
 
 
-def refuse_estimate(clock: Any, why: str) -> None:
+def refuse_estimate(clock: Any, why: str) -> NoReturn:
     """Refuse to estimate a number of steps that cannot be known, for the reason ``why``."""
     raise ValueError(
         f"trainer.estimated_stepping_batches cannot be known with {clock}: {why}. Schedule by rounds, whose number is "
@@ -94,23 +101,34 @@ def check_elastic(trainer: Any, drift: object) -> None:
             "start as many processes as ranks (lightning-gnn-dist elastic --ranks 4 -- python train.py).",
         ),
         (drift is not None, f"drift={drift} exchanges between meetings: leave it out."),
+    ]
+    for callback in trainer.callbacks:
+        if isinstance(callback, WeightAveraging):
+            conflicts.append(
+                (True, "WeightAveraging keeps weights that a rank which comes back cannot get: leave it out.")
+            )
+        if isinstance(callback, ModelCheckpoint):
+            reason = (
+                "ModelCheckpoint must name files alike on all ranks, whoever writes them: use "
+                "ModelCheckpoint(dirpath=..., enable_version_counter=False), or enable_checkpointing=False."
+            )
+            conflicts.append((callback.dirpath is None or callback._enable_version_counter, reason))
+    _refuse(_MAY_DIE, conflicts)
+
+
+def check_elastic_rounds(clock: object, nonfinite: str) -> None:
+    """Refuse rounds that need all ranks, where ranks may die."""
+    conflicts = [
         (
-            any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks),
-            "WeightAveraging keeps weights that a rank which comes back cannot get: leave it out.",
+            isinstance(clock, AdaptiveSteps),
+            f"{clock} compares the replicas of all ranks: use EverySteps(16), or EverySeconds(60).",
         ),
         (
-            any(_names_files_alone(callback) for callback in trainer.callbacks),
-            "ModelCheckpoint must name files alike on all ranks, whoever writes them: use "
-            "ModelCheckpoint(dirpath=..., enable_version_counter=False), or enable_checkpointing=False.",
+            nonfinite != "refuse",
+            f"nonfinite={nonfinite!r} keeps a rank that has NaN, which here ends and comes back: leave it out.",
         ),
     ]
-    found = [reason for applies, reason in conflicts if applies]
-    if found:
-        raise ValueError("With elastic=True ranks may die at any time. " + " ".join(found))
-
-
-def _names_files_alone(callback: Any) -> bool:
-    return isinstance(callback, ModelCheckpoint) and (callback.dirpath is None or callback._enable_version_counter)
+    _refuse(_MAY_DIE, conflicts)
 
 
 def refuse_exchange(strategy: str, what: str) -> None:
@@ -153,7 +171,10 @@ def check_ranks(trainer: Trainer, device: torch.device) -> bool:
 
 def check_same_premises(ranks: list[Premises]) -> None:
     """Refuse ranks whose data differ. All ranks see the same numbers, so all of them raise or none."""
-    check_same_graph([rank.graph for rank in ranks])
+    if odd := _odd([rank.graph for rank in ranks]):
+        raise ValueError(
+            f"Ranks {odd} have another graph than rank 0: other edges, or other masks. {_RUN_ONCE_PER_RANK}"
+        )
     others = _odd([rank.arrays for rank in ranks])
     others += [place for place, rank in enumerate(ranks) if _differ(rank, ranks[0]) and place not in others]
     if others:
@@ -173,14 +194,6 @@ def check_same_premises(ranks: list[Premises]) -> None:
 def _differ(one: Premises, other: Premises) -> bool:
     """Return whether features differ by more than the last digits."""
     return abs(one.value - other.value) > 1 or abs(one.other_value - other.other_value) > 1
-
-
-def check_same_graph(fingerprints: list[int]) -> None:
-    """Refuse ranks with different graphs. All ranks see the same fingerprints, so all of them raise or none."""
-    if odd := _odd(fingerprints):
-        raise ValueError(
-            f"Ranks {odd} have another graph than rank 0: other edges, or other masks. {_RUN_ONCE_PER_RANK}"
-        )
 
 
 def _odd(numbers: list[int]) -> list[int]:
@@ -335,8 +348,8 @@ def _conflicts(trainer: Any, has_layer_sync: bool) -> list[tuple[bool, str]]:
             f"limit_train_batches={trainer.limit_train_batches} cuts rounds short: shorten them instead, as with "
             "EverySteps(10).",
         ),
-        (
-            _validates_inside(trainer),
+        (  # for an interval in time, such as "00:05:00", Lightning sets another attribute than val_check_interval
+            getattr(trainer, "val_check_interval", None) != 1.0 or trainer.check_val_every_n_epoch is None,
             "val_check_interval validates inside a round, where replicas differ: use check_val_every_n_epoch.",
         ),
         (
@@ -349,11 +362,6 @@ def _conflicts(trainer: Any, has_layer_sync: bool) -> list[tuple[bool, str]]:
         ),
         *_callback_conflicts(trainer),
     ]
-
-
-def _validates_inside(trainer: Any) -> bool:
-    # For an interval in time, such as "00:05:00", Lightning does not set val_check_interval but another attribute.
-    return getattr(trainer, "val_check_interval", None) != 1.0 or trainer.check_val_every_n_epoch is None
 
 
 def _callback_conflicts(trainer: Any) -> list[tuple[bool, str]]:

@@ -176,15 +176,6 @@ class RoundStrategy(PartitionedStrategy):
         """Return what a local step of this rank counts for in the mean of a row that it has touched."""
         return self.own_weight()
 
-    @property
-    def shares_gradients(self) -> bool:
-        """Whether a meeting exchanges gradients, so that the same parameters must be frozen on all ranks."""
-        return self.drift is not None
-
-    def extra_state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold of this rank, beside weights and optimizers."""
-        return self.meeting.state() | self.pace.state()
-
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
         if "rows" in state and self._tables is None:
             check_lasting(state["rows"], 0)
@@ -229,7 +220,7 @@ class RoundStrategy(PartitionedStrategy):
     def on_train_start(self) -> None:
         rank_zero_info(self.pace.schedule())
         data = datamodule_of(self._module().trainer)
-        if self.is_global_zero and not self.shares_gradients:
+        if self.is_global_zero and not any(part.looks_beyond_parts for part in self.meeting.parts):
             _say_what_is_lost(data)
         if isinstance(data, CountsNodes) and self.world_size > 1:
             warn_of_dense_tables(self._module(), data.counts_of_nodes(), self.world_size)
@@ -363,7 +354,7 @@ class RoundStrategy(PartitionedStrategy):
                 checkpoint["optimizer_states"], self.optimizers, self.ownership.parameters()
             ),
             "buffers": replica_state.cpu_buffers(self._module()) if self.buffers == "local" else {},
-            "extra": self.extra_state(),
+            "extra": self.meeting.state() | self.pace.state(),
         }
 
     def _take_state(self, checkpoint: dict[str, Any], path: object) -> replica_state.ReplicaState:

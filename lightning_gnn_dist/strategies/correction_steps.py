@@ -35,7 +35,6 @@ from lightning_gnn_dist.rounds.rows.merging import take_rows_
 from lightning_gnn_dist.rounds.rows.owned_gradients import norms_of_ranks
 from lightning_gnn_dist.rounds.rows.replica_tables import ReplicaTables
 from lightning_gnn_dist.rounds.rows.tables import no_rows, refuse_average_of_moments, refuse_owned, tables_of
-from lightning_gnn_dist.rounds.walking import buffers_of
 from lightning_gnn_dist.strategies.correction import Correction
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer
 from lightning_gnn_dist.wire import collectives
@@ -50,6 +49,8 @@ class CorrectionSteps(Part):
         correction: How many, and what takes them.
         means: The parts of the mean.
     """
+
+    looks_beyond_parts = True
 
     def __init__(self, correction: Correction, means: Sequence[Part]) -> None:
         self._correction = correction
@@ -74,7 +75,7 @@ class CorrectionSteps(Part):
             self._prepare(steps)
             self.take(steps)
         if self._averages_buffers:  # each rank's forwards have moved its own
-            collectives.average_(buffers_of(self.fit.lightning_module))
+            collectives.average_(self.fit.lightning_module.buffers())
 
     def take(self, steps: int) -> None:
         """Take the steps of a round. Collective."""

@@ -42,7 +42,6 @@ from lightning_gnn_dist.rounds.meeting import log_figures
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers
 from lightning_gnn_dist.rounds.rows.table_gradients import TableGradients
 from lightning_gnn_dist.rounds.rows.tables import explain_other_sparse
-from lightning_gnn_dist.rounds.walking import buffers_of, parameters_of
 from lightning_gnn_dist.strategies.gradients_to_owners import GradientsToOwners
 from lightning_gnn_dist.strategies.leaving import Leaving
 from lightning_gnn_dist.strategies.rounded_gradients import RoundedGradients, leave_gradients
@@ -138,7 +137,7 @@ class GrappaStrategy(GradientsToOwners):
     def average_buffers(self) -> None:
         """Average the buffers, if asked for and if steps were taken since the last average. Collective."""
         if self.buffers == "average" and self._has_stepped:
-            collectives.average_(buffers_of(self._module()))
+            collectives.average_(self._module().buffers())
         self._has_stepped = False
 
     def has_validated(self) -> None:
@@ -264,7 +263,7 @@ class GrappaStrategy(GradientsToOwners):
         Args:
             are_finite: Whether those are that live with one rank each, which the others do not have.
         """
-        parameters = self._of_all_ranks(parameters_of(self._module()))
+        parameters = self._of_all_ranks(self._module().parameters())
         found = [(each.grad, each.requires_grad) for each in parameters if each.grad is not None]
         gradients = [gradient for gradient, _ in found]
         if self._rounded is None:  # tables, whose gradients are sparse, are counted where they are exchanged

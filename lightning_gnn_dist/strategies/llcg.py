@@ -153,10 +153,6 @@ class LLCGStrategy(RoundStrategy):
             corrections.append(GlobalStatistics((self.drift or Drift()).anchor_steps))
         return [means, *further, corrections]
 
-    @property
-    def shares_gradients(self) -> bool:
-        return self.correction is not None or super().shares_gradients
-
     def _check_alone(self, what: str) -> None:
         if self.state.others_wait:
             raise RuntimeError(

@@ -22,7 +22,6 @@ from lightning_gnn_dist.rounds.means.means import is_rounded, length_of
 from lightning_gnn_dist.rounds.part import Part, Share
 from lightning_gnn_dist.rounds.replica_state import forget_moments, holds, optimizer_tensors
 from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
-from lightning_gnn_dist.rounds.walking import buffers_of, parameters_of
 from lightning_gnn_dist.wire.octets import checksum
 
 Moments = bool | Literal["momentum", "variance"]
@@ -96,7 +95,7 @@ class Parameters(Part):
         self._unequal = {idx for idx, column in columns if len(set(column)) > 1}
 
     def _all(self) -> list[nn.Parameter]:
-        return parameters_of(self.fit.lightning_module)
+        return list(self.fit.lightning_module.parameters())
 
 
 class AveragedBuffers(Part):
@@ -109,7 +108,7 @@ class AveragedBuffers(Part):
         return [sum(each.numel() for each in self.equal())]
 
     def equal(self) -> list[Tensor]:
-        return buffers_of(self.fit.lightning_module)
+        return list(self.fit.lightning_module.buffers())
 
 
 class AveragedMoments(Part):

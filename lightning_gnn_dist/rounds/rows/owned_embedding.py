@@ -22,7 +22,6 @@ from torch.nn import functional
 from lightning_gnn_dist.checks import check_at_least, check_positive, check_seed, holds_integers, shown
 from lightning_gnn_dist.rounds.rows.initial_rows import initial_rows_
 from lightning_gnn_dist.rounds.rows.row_owners import RowOwners, bounds_of, send_from_first
-from lightning_gnn_dist.rounds.walking import modules_of
 from lightning_gnn_dist.wire import collectives
 
 _NOT_MADE, _WHOLE, _OWNED = range(3)  # what a rank has of a table
@@ -345,7 +344,7 @@ def rows_here_alone() -> Iterator[None]:
 
 def owned_tables(module: nn.Module) -> dict[str, OwnedEmbedding]:
     """Return the module's tables of which each rank holds a part, each once, by name, trained or not."""
-    if not any(isinstance(child, OwnedEmbedding) for child in modules_of(module)):
+    if not any(isinstance(child, OwnedEmbedding) for child in module.modules()):
         return {}
     return {name: child for name, child in module.named_modules() if isinstance(child, OwnedEmbedding)}
 

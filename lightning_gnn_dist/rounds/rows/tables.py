@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding, owned_tables
-from lightning_gnn_dist.rounds.walking import modules_of, parameters_of
 
 _KINDS = (nn.Embedding, nn.EmbeddingBag, OwnedEmbedding)  # that can be tables
 # Optimizers of torch that raise where a gradient is sparse.
@@ -38,7 +37,7 @@ def tables_of(module: nn.Module, *, frozen: bool = False) -> dict[str, Tensor]:
     A table is the weight of an ``nn.Embedding`` or ``nn.EmbeddingBag`` with ``sparse=True``, or of an
     :class:`OwnedEmbedding`.
     """
-    if not any(isinstance(child, _KINDS) and child.sparse for child in modules_of(module)):
+    if not any(isinstance(child, _KINDS) and child.sparse for child in module.modules()):
         return {}
     found: dict[Tensor, str] = {}
     for name, child in module.named_modules():
@@ -52,7 +51,7 @@ def tables_of(module: nn.Module, *, frozen: bool = False) -> dict[str, Tensor]:
 def dense_parameters(module: nn.Module) -> list[Tensor]:
     """Return the trained parameters that are no tables, in the same order on every rank."""
     tables = {id(table) for table in tables_of(module).values()}
-    return [each for each in parameters_of(module) if each.requires_grad and id(each) not in tables]
+    return [each for each in module.parameters() if each.requires_grad and id(each) not in tables]
 
 
 def check_tables(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:
