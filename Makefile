@@ -13,14 +13,14 @@ TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 OLDEST := build/oldest/bin
 OLDEST_TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints-oldest.txt)
 
-.PHONY: demo test test-slow test-oldest lint types docs wheel publish clean
+.PHONY: demo test test-slow test-pretend test-oldest lint types docs wheel publish clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
 	$(BIN)/lightning-gnn-dist demo
 
 # Some thousand processes import the package: each would compile it anew where the environment forbids to keep that.
-test test-slow test-oldest: export PYTHONDONTWRITEBYTECODE =
+test test-slow test-pretend test-oldest: export PYTHONDONTWRITEBYTECODE =
 
 test: $(READY)
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --durations=10
@@ -29,6 +29,10 @@ test: $(READY)
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m "slow and not gpu and not alone" -n 3 --dist worksteal --durations=10
 	$(BIN)/python -m pytest -m "slow and not gpu and alone" --durations=10
+
+# What is marked for GPUs, on devices that a CPU build of torch pretends to have.
+test-pretend: $(READY)
+	.ci/test_pretend
 
 # The oldest versions that pyproject.toml allows, in an environment of their own.
 test-oldest:

@@ -46,7 +46,8 @@ def main() -> None:
     layers = [(nn.Linear(options.width, options.width), nn.ReLU()) for _ in range(options.layers)]
     model = nn.Sequential(*(each for pair in layers for each in pair))
     rows = torch.randn(options.rows, options.width, generator=torch.Generator().manual_seed(dist.get_rank()))
-    ways = {name: RoundedGradients(model, options.bits, overlaps=name == "during") for name in ("after", "during")}
+    parameters = list(model.parameters())
+    ways = {name: RoundedGradients(parameters, options.bits, overlaps=name == "during") for name in ("after", "during")}
     found: dict[str, list[float]] = {"alone": [], "after": [], "during": []}
     for step in range(options.steps + 2):
         for name, seconds in found.items():

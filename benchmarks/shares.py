@@ -62,10 +62,9 @@ from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.layers.prediction import Work
 from lightning_gnn_dist.prepare.shard import Shard
-from lightning_gnn_dist.sharded.messages import Message, Question
+from lightning_gnn_dist.sharded.owner import Message, Question
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
-from lightning_gnn_dist.sharded.sampling import ShardedSampler
-from lightning_gnn_dist.sharded.source import ShardedSource
+from lightning_gnn_dist.sharded.source import ShardedSampler, ShardedSource
 from lightning_gnn_dist.wire.channel import open_channel
 from lightning_gnn_dist.wire.collectives import traffic
 

@@ -76,7 +76,7 @@ def fit(name: str, folder: Path) -> None:
         PartitionedDataModule,
         communities,
     )
-    from lightning_gnn_dist.cli.demo_run import SAGE
+    from lightning_gnn_dist.cli.demo import SAGE
     from lightning_gnn_dist.rounds import correction_gradients, meeting
     from lightning_gnn_dist.strategies import grappa
 

@@ -15,6 +15,7 @@ prepare/  sampling/ files become saved graphs and shards in bounded memory; no t
 batches/            a sample becomes a batch, in time: gathering, buffers, devices, loaders; no parts
 layers/             models by their layers: on a batch, or each layer once for all nodes, shared by the ranks
 boundary/           the edges that leave a part: nodes that come along, rows that ranks send each other in every layer
+tables/             learned rows of nodes: which there are, who has them, their exchange and moments; no meeting
 data/  rounds/      what a rank reads: residency, coverage, parts, data modules; no strategy
                     what strategies share: start, refusals, clock, meeting, drift, averages; no data module
 sharded/  strategies/  a graph that no host holds: rows fetched from their owners, its data module
@@ -24,263 +25,130 @@ pictures/           runs drawn side by side
 cli/                the command `lightning-gnn-dist`; the one place that prints
 """
 
+import ast
+import inspect
+import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lightning_gnn_dist.strategies.names import tell_lightning
 
+# The one list of public names. Each is imported when it is first asked for: torch, PyG and Lightning take seconds,
+# and few programs need all.
 if TYPE_CHECKING:
-    from lightning_gnn_dist.batches.loading import Loading
-    from lightning_gnn_dist.boundary.auto import Auto
-    from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Halo, History, Isolated
-    from lightning_gnn_dist.boundary.coverage import Coverage, coverage_mean
-    from lightning_gnn_dist.callbacks.data_figures import DataFigures
-    from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
-    from lightning_gnn_dist.callbacks.predictions import PredictionWriter
-    from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
-    from lightning_gnn_dist.callbacks.run_report import RunReport
-    from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-    from lightning_gnn_dist.data.link_datamodule import LinkDataModule
-    from lightning_gnn_dist.data.link_ranking import LinkRanking
-    from lightning_gnn_dist.data.links import LinkSplit, split_edges
-    from lightning_gnn_dist.data.temporal.split import split_by_time
-    from lightning_gnn_dist.engine.sample import BatchKey, Sample
-    from lightning_gnn_dist.graph.graph import Graph
-    from lightning_gnn_dist.graph.quantize import quantize_rows
-    from lightning_gnn_dist.graph.synthetic import communities
-    from lightning_gnn_dist.graph.typed.synthetic import citations
-    from lightning_gnn_dist.graph.typed.types import GraphTypes
-    from lightning_gnn_dist.homes.residency import Fixed, Held, Holding, Redeal, Residency, Rotate
-    from lightning_gnn_dist.homes.settings import Evaluation, GlobalBatching
-    from lightning_gnn_dist.layers.prediction import predict_by_layer
-    from lightning_gnn_dist.layers.ready_made import layers_of, on_blocks
-    from lightning_gnn_dist.layers.through_layers import through_layers
-    from lightning_gnn_dist.partition.base import Partition, Partitioner
-    from lightning_gnn_dist.partition.metis import MetisPartitioner
-    from lightning_gnn_dist.partition.random import RandomPartitioner
-    from lightning_gnn_dist.partition.streaming import StreamingPartitioner
-    from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
-    from lightning_gnn_dist.prepare.divide import save_shards
-    from lightning_gnn_dist.prepare.one_shard import OneShard
-    from lightning_gnn_dist.prepare.prepare_graph import prepare_graph
-    from lightning_gnn_dist.rounds.clock import (
-        AdaptiveSteps,
-        EveryPass,
-        EverySeconds,
-        EverySteps,
-        RoundClock,
-        RoundProgress,
-    )
-    from lightning_gnn_dist.rounds.drift import Drift
-    from lightning_gnn_dist.rounds.launching.launch import Launch
-    from lightning_gnn_dist.rounds.means.outer import Outer
-    from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
-    from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
-    from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
-    from lightning_gnn_dist.sampling.base import Sampler
-    from lightning_gnn_dist.sampling.cluster import ClusterSampler
-    from lightning_gnn_dist.sampling.device import DeviceSampler
-    from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler, LadiesSampler
-    from lightning_gnn_dist.sampling.matrix import MatrixSampler
-    from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-    from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
-    from lightning_gnn_dist.sampling.shadow import ShadowSampler
-    from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
-    from lightning_gnn_dist.sampling.walk import RandomWalkSampler
-    from lightning_gnn_dist.sampling.whole import WholePartSampler
-    from lightning_gnn_dist.strategies.correction import Correction
-    from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-    from lightning_gnn_dist.strategies.llcg import LLCGStrategy
-    from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
-    from lightning_gnn_dist.strategies.tma import TMAStrategy
-    from lightning_gnn_dist.wire.elastic import Elastic
+    from lightning_gnn_dist.batches.loading import Loading as Loading
+    from lightning_gnn_dist.boundary.auto import Auto as Auto
+    from lightning_gnn_dist.boundary.boundary import Boundary as Boundary
+    from lightning_gnn_dist.boundary.boundary import Exchange as Exchange
+    from lightning_gnn_dist.boundary.boundary import Fetch as Fetch
+    from lightning_gnn_dist.boundary.boundary import Halo as Halo
+    from lightning_gnn_dist.boundary.boundary import History as History
+    from lightning_gnn_dist.boundary.boundary import Isolated as Isolated
+    from lightning_gnn_dist.boundary.coverage import Coverage as Coverage
+    from lightning_gnn_dist.boundary.coverage import coverage_mean as coverage_mean
+    from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe as DiscrepancyProbe
+    from lightning_gnn_dist.callbacks.predictions import PredictionWriter as PredictionWriter
+    from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint as PreemptionCheckpoint
+    from lightning_gnn_dist.callbacks.run_report import RunReport as RunReport
+    from lightning_gnn_dist.data.datamodule import PartitionedDataModule as PartitionedDataModule
+    from lightning_gnn_dist.data.link_datamodule import LinkDataModule as LinkDataModule
+    from lightning_gnn_dist.data.link_ranking import LinkRanking as LinkRanking
+    from lightning_gnn_dist.data.links import LinkSplit as LinkSplit
+    from lightning_gnn_dist.data.links import split_edges as split_edges
+    from lightning_gnn_dist.data.temporal.split import split_by_time as split_by_time
+    from lightning_gnn_dist.engine.sample import BatchKey as BatchKey
+    from lightning_gnn_dist.engine.sample import Sample as Sample
+    from lightning_gnn_dist.graph.graph import Graph as Graph
+    from lightning_gnn_dist.graph.quantize import quantize_rows as quantize_rows
+    from lightning_gnn_dist.graph.synthetic import citations as citations
+    from lightning_gnn_dist.graph.synthetic import communities as communities
+    from lightning_gnn_dist.graph.typed.types import GraphTypes as GraphTypes
+    from lightning_gnn_dist.homes.residency import Fixed as Fixed
+    from lightning_gnn_dist.homes.residency import Held as Held
+    from lightning_gnn_dist.homes.residency import Holding as Holding
+    from lightning_gnn_dist.homes.residency import Redeal as Redeal
+    from lightning_gnn_dist.homes.residency import Residency as Residency
+    from lightning_gnn_dist.homes.residency import Rotate as Rotate
+    from lightning_gnn_dist.homes.settings import Evaluation as Evaluation
+    from lightning_gnn_dist.homes.settings import GlobalBatching as GlobalBatching
+    from lightning_gnn_dist.layers.prediction import predict_by_layer as predict_by_layer
+    from lightning_gnn_dist.layers.ready_made import layers_of as layers_of
+    from lightning_gnn_dist.layers.ready_made import on_blocks as on_blocks
+    from lightning_gnn_dist.layers.through_layers import through_layers as through_layers
+    from lightning_gnn_dist.partition.base import Partition as Partition
+    from lightning_gnn_dist.partition.base import Partitioner as Partitioner
+    from lightning_gnn_dist.partition.metis import MetisPartitioner as MetisPartitioner
+    from lightning_gnn_dist.partition.random import RandomPartitioner as RandomPartitioner
+    from lightning_gnn_dist.partition.streaming import StreamingPartitioner as StreamingPartitioner
+    from lightning_gnn_dist.partition.supernode import SuperNodePartitioner as SuperNodePartitioner
+    from lightning_gnn_dist.prepare.divide import save_shards as save_shards
+    from lightning_gnn_dist.prepare.one_shard import OneShard as OneShard
+    from lightning_gnn_dist.prepare.prepare_graph import prepare_graph as prepare_graph
+    from lightning_gnn_dist.rounds.clock import AdaptiveSteps as AdaptiveSteps
+    from lightning_gnn_dist.rounds.clock import EveryPass as EveryPass
+    from lightning_gnn_dist.rounds.clock import EverySeconds as EverySeconds
+    from lightning_gnn_dist.rounds.clock import EverySteps as EverySteps
+    from lightning_gnn_dist.rounds.clock import RoundClock as RoundClock
+    from lightning_gnn_dist.rounds.clock import RoundProgress as RoundProgress
+    from lightning_gnn_dist.rounds.drift import Drift as Drift
+    from lightning_gnn_dist.rounds.launching.launch import Launch as Launch
+    from lightning_gnn_dist.rounds.means.outer import Outer as Outer
+    from lightning_gnn_dist.rounds.round_strategy import RoundStrategy as RoundStrategy
+    from lightning_gnn_dist.sampling.base import Sampler as Sampler
+    from lightning_gnn_dist.sampling.cluster import ClusterSampler as ClusterSampler
+    from lightning_gnn_dist.sampling.device import DeviceSampler as DeviceSampler
+    from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler as FastGCNSampler
+    from lightning_gnn_dist.sampling.layer_wise import LadiesSampler as LadiesSampler
+    from lightning_gnn_dist.sampling.matrix import MatrixSampler as MatrixSampler
+    from lightning_gnn_dist.sampling.neighbor import NeighborSampler as NeighborSampler
+    from lightning_gnn_dist.sampling.pagerank import PageRankSampler as PageRankSampler
+    from lightning_gnn_dist.sampling.shadow import ShadowSampler as ShadowSampler
+    from lightning_gnn_dist.sampling.temporal import TemporalSampler as TemporalSampler
+    from lightning_gnn_dist.sampling.walk import RandomWalkSampler as RandomWalkSampler
+    from lightning_gnn_dist.sampling.whole import WholePartSampler as WholePartSampler
+    from lightning_gnn_dist.strategies.correction import Correction as Correction
+    from lightning_gnn_dist.strategies.grappa import GrappaStrategy as GrappaStrategy
+    from lightning_gnn_dist.strategies.llcg import LLCGStrategy as LLCGStrategy
+    from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy as LocalSGDStrategy
+    from lightning_gnn_dist.strategies.tma import TMAStrategy as TMAStrategy
+    from lightning_gnn_dist.tables.lazy_adam import LazyAdam as LazyAdam
+    from lightning_gnn_dist.tables.owned_embedding import OwnedEmbedding as OwnedEmbedding
+    from lightning_gnn_dist.wire.elastic import Elastic as Elastic
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AdaptiveSteps",
-    "Auto",
-    "BatchKey",
-    "Boundary",
-    "ClusterSampler",
-    "Correction",
-    "Coverage",
-    "DataFigures",
-    "DeviceSampler",
-    "DiscrepancyProbe",
-    "Drift",
-    "Elastic",
-    "Evaluation",
-    "EveryPass",
-    "EverySeconds",
-    "EverySteps",
-    "Exchange",
-    "FastGCNSampler",
-    "Fetch",
-    "Fixed",
-    "GlobalBatching",
-    "Graph",
-    "GraphTypes",
-    "GrappaStrategy",
-    "Halo",
-    "Held",
-    "History",
-    "Holding",
-    "Isolated",
-    "LLCGStrategy",
-    "LadiesSampler",
-    "Launch",
-    "LazyAdam",
-    "LinkDataModule",
-    "LinkRanking",
-    "LinkSplit",
-    "Loading",
-    "LocalSGDStrategy",
-    "MatrixSampler",
-    "MetisPartitioner",
-    "NeighborSampler",
-    "OneShard",
-    "Outer",
-    "OwnedEmbedding",
-    "PageRankSampler",
-    "Partition",
-    "PartitionedDataModule",
-    "Partitioner",
-    "PredictionWriter",
-    "PreemptionCheckpoint",
-    "RandomPartitioner",
-    "RandomWalkSampler",
-    "Redeal",
-    "Residency",
-    "Rotate",
-    "RoundClock",
-    "RoundProgress",
-    "RoundStrategy",
-    "RunReport",
-    "Sample",
-    "Sampler",
-    "ShadowSampler",
-    "StreamingPartitioner",
-    "SuperNodePartitioner",
-    "TMAStrategy",
-    "TemporalSampler",
-    "WholePartSampler",
-    "citations",
-    "communities",
-    "coverage_mean",
-    "layers_of",
-    "on_blocks",
-    "predict_by_layer",
-    "prepare_graph",
-    "quantize_rows",
-    "save_shards",
-    "split_by_time",
-    "split_edges",
-    "through_layers",
-]
 
-_DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take seconds, and few programs need all
-    "AdaptiveSteps": "rounds.clock",
-    "Auto": "boundary.auto",
-    "BatchKey": "engine.sample",
-    "Boundary": "boundary.boundary",
-    "ClusterSampler": "sampling.cluster",
-    "Correction": "strategies.correction",
-    "Coverage": "boundary.coverage",
-    "DataFigures": "callbacks.data_figures",
-    "DeviceSampler": "sampling.device",
-    "DiscrepancyProbe": "callbacks.discrepancy",
-    "Drift": "rounds.drift",
-    "Elastic": "wire.elastic",
-    "Evaluation": "homes.settings",
-    "EveryPass": "rounds.clock",
-    "EverySeconds": "rounds.clock",
-    "EverySteps": "rounds.clock",
-    "Exchange": "boundary.boundary",
-    "FastGCNSampler": "sampling.layer_wise",
-    "Fetch": "boundary.boundary",
-    "Fixed": "homes.residency",
-    "GlobalBatching": "homes.settings",
-    "Graph": "graph.graph",
-    "GraphTypes": "graph.typed.types",
-    "GrappaStrategy": "strategies.grappa",
-    "Halo": "boundary.boundary",
-    "Held": "homes.residency",
-    "History": "boundary.boundary",
-    "Holding": "homes.residency",
-    "Isolated": "boundary.boundary",
-    "LLCGStrategy": "strategies.llcg",
-    "LadiesSampler": "sampling.layer_wise",
-    "Launch": "rounds.launching.launch",
-    "LazyAdam": "rounds.rows.lazy_adam",
-    "LinkDataModule": "data.link_datamodule",
-    "LinkRanking": "data.link_ranking",
-    "LinkSplit": "data.links",
-    "Loading": "batches.loading",
-    "LocalSGDStrategy": "strategies.local_sgd",
-    "MatrixSampler": "sampling.matrix",
-    "MetisPartitioner": "partition.metis",
-    "NeighborSampler": "sampling.neighbor",
-    "OneShard": "prepare.one_shard",
-    "Outer": "rounds.means.outer",
-    "OwnedEmbedding": "rounds.rows.owned_embedding",
-    "PageRankSampler": "sampling.pagerank.sampler",
-    "Partition": "partition.base",
-    "PartitionedDataModule": "data.datamodule",
-    "Partitioner": "partition.base",
-    "PredictionWriter": "callbacks.predictions",
-    "PreemptionCheckpoint": "callbacks.preemption",
-    "RandomPartitioner": "partition.random",
-    "RandomWalkSampler": "sampling.walk",
-    "Redeal": "homes.residency",
-    "Residency": "homes.residency",
-    "Rotate": "homes.residency",
-    "RoundClock": "rounds.clock",
-    "RoundProgress": "rounds.clock",
-    "RoundStrategy": "rounds.round_strategy",
-    "RunReport": "callbacks.run_report",
-    "Sample": "engine.sample",
-    "Sampler": "sampling.base",
-    "ShadowSampler": "sampling.shadow",
-    "StreamingPartitioner": "partition.streaming",
-    "SuperNodePartitioner": "partition.supernode",
-    "TMAStrategy": "strategies.tma",
-    "TemporalSampler": "sampling.temporal.sampler",
-    "WholePartSampler": "sampling.whole",
-    "citations": "graph.typed.synthetic",
-    "communities": "graph.synthetic",
-    "coverage_mean": "boundary.coverage",
-    "layers_of": "layers.ready_made",
-    "on_blocks": "layers.ready_made",
-    "predict_by_layer": "layers.prediction",
-    "prepare_graph": "prepare.prepare_graph",
-    "quantize_rows": "graph.quantize",
-    "save_shards": "prepare.divide",
-    "split_by_time": "data.temporal.split",
-    "split_edges": "data.links",
-    "through_layers": "layers.through_layers",
-}
+def _listed() -> dict[str, str]:
+    """Return the module of each name of the list above, which is read here as type checkers read it."""
+    source = ast.parse(inspect.getsource(sys.modules[__name__]))
+    names = next(statement for statement in source.body if isinstance(statement, ast.If))
+    imports = [line for line in names.body if isinstance(line, ast.ImportFrom)]
+    return {alias.name: str(line.module) for line in imports for alias in line.names}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _DEFINED_IN:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = f"{__name__}.{_DEFINED_IN[name]}"
-    try:
-        value = getattr(import_module(module), name)
-    except AttributeError as error:  # Python would say that there is no such name, and not why
-        raise ImportError(f"{module} could not be imported: {error}") from error
-    globals()[name] = value
-    return value
+_DEFINED_IN = _listed()
+
+if not TYPE_CHECKING:  # to a type checker, they would say that there are no names, or any
+    __all__ = sorted(_DEFINED_IN)
+
+    def __getattr__(name):
+        if name not in _DEFINED_IN:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            value = getattr(import_module(_DEFINED_IN[name]), name)
+        except AttributeError as error:  # Python would say that there is no such name, and not why
+            raise ImportError(f"{_DEFINED_IN[name]} could not be imported: {error}") from error
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
-    return [*__all__, *(name for name in globals() if name.startswith("__"))]
+    return [*_DEFINED_IN, *(name for name in globals() if name.startswith("__"))]
 
 
 def _import_all() -> None:
-    for name in __all__:
-        __getattr__(name)
+    for name in _DEFINED_IN:
+        getattr(sys.modules[__name__], name)
 
 
 tell_lightning(_import_all)

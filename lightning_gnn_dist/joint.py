@@ -52,16 +52,12 @@ class HasFigures(Protocol):
         """The numbers to log, by name."""
 
 
-class HasFingerprint(Protocol):
-    """A data module whose graph all ranks must have alike."""
+class HasDigests(Protocol):
+    """A data module whose graph, arrays and parts all ranks must have alike."""
 
     @property
     def fingerprint(self) -> str:
         """A hash of the graph, in hexadecimal digits."""
-
-
-class HasDigests(HasFingerprint, Protocol):
-    """A data module whose arrays and parts all ranks must have alike, too."""
 
     @property
     def digests(self) -> dict[str, Any]:
@@ -134,5 +130,5 @@ class CountsSeeds(Protocol):
         """The number of ranks that it was made for."""
 
 
-class ForStrategies(GivesCorrections, GivesAnchors, HasFigures, HasFingerprint, Protocol):
+class ForStrategies(GivesCorrections, GivesAnchors, HasFigures, Protocol):
     """What every data module of this package offers."""

@@ -7,6 +7,7 @@ import math
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
+from fractions import Fraction
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -47,6 +48,8 @@ ODD: dict[str, Any] = {
     "2**70": 2**70,
     "huge": HUGE,
     "1j": 1j,
+    "half": Fraction(1, 2),
+    "zero byte": "a\0b",
     "x": "x",
     "empty": "",
     "long": LONG,
@@ -123,17 +126,18 @@ NO_CONSTRUCTORS = {
 }
 # Methods that Lightning or the package calls, never a user.
 NOT_FOR_USERS = {
+    *("weigh", "weight_of_rows", "begin_state", "meet", "restore_extra_state", "stages", "steps_of_round"),
     *(
-        "weigh",
-        "weight_of_rows",
-        "begin_state",
-        "meet",
-        "restore_extra_state",
-        "stages",
-        "steps_of_round",
         "steps_after",
+        "importance",
+        "scales",
+        "check_fits",
+        "around",
+        "extra",
+        "refresh_rows",
+        "of_types",
+        "check_graph",
     ),
-    *("importance", "scales", "check_fits", "around", "extra", "refresh_rows", "of_types", "check_graph"),
 }
 
 
@@ -178,9 +182,12 @@ def right_of_type(hint: Any) -> set[str]:
         return {odd for odd in found | {"0"} if passes(rule, ODD[odd])} if isinstance(rule, Rule) else found
     if hint in (None, type(None)):
         return {"None"}
-    return {bool: {"True"}, int: {"np.int64"}, float: {"1.5", "np.int64", "np.float64"}, str: {"x", "long"}}.get(
-        hint, {"x"} if hint is Path else set()
-    )
+    return {
+        bool: {"True"},
+        int: {"np.int64"},
+        float: {"1.5", "np.int64", "np.float64"},
+        str: {"x", "long", "zero byte"},
+    }.get(hint, {"x"} if hint is Path else set())
 
 
 def passes(rule: Rule, value: Any) -> bool:

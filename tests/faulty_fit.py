@@ -34,7 +34,7 @@ from lightning_gnn_dist import (
     TMAStrategy,
     communities,
 )
-from lightning_gnn_dist.cli.demo_run import SAGE
+from lightning_gnn_dist.cli.demo import SAGE
 
 SECONDS = 6
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from decimal import Decimal
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -59,35 +57,6 @@ def test_a_large_value_is_shortened(value: object) -> None:
     assert len(checks.shown(value)) < 500
 
 
-@pytest.mark.parametrize(
-    "value", [True, 1.0, "1", None, Fraction(1), Decimal(1), np.float64(1), torch.tensor(1), -1, 2**63]
-)
-def test_what_is_no_count_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match="steps must be an integer"):
-        checks.check_at_least(0, steps=value)
-
-
-@pytest.mark.parametrize("value", [0, 7, np.int64(7), np.uint8(7), 2**63 - 1])
-def test_counts_pass(value: Any) -> None:
-    checks.check_at_least(0, steps=value)
-
-
-@pytest.mark.parametrize(
-    "value", [True, "1", None, 1j, float("nan"), float("inf"), 10**400, Fraction(1, 2), torch.ones(1)]
-)
-def test_what_is_no_number_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match="share must be a finite number between 0 and 1"):
-        checks.check_between(0, 1, share=value)
-    with pytest.raises(ValueError, match="seconds must be a positive number"):
-        checks.check_positive(seconds=value if value != Fraction(1, 2) else 0)
-
-
-@pytest.mark.parametrize("value", ["", "a\0b", "x" * 300, "folder/" + "ä" * 200, b"x", 3, None, ["x"]])
-def test_what_names_no_file_is_refused(value: Any) -> None:
-    with pytest.raises((ValueError, TypeError), match="path must be a path"):
-        checks.check_path("path", value)
-
-
 def test_a_file_is_no_folder_and_a_folder_no_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
@@ -98,9 +67,9 @@ def test_a_file_is_no_folder_and_a_folder_no_file(tmp_path: Path) -> None:
         checks.check_file("assignment", tmp_path)
 
 
-@pytest.mark.parametrize("value", [timedelta(0), timedelta(seconds=-1), timedelta.max, 30, "1 h"])
-def test_what_is_no_duration_is_refused(value: Any) -> None:
-    with pytest.raises((ValueError, TypeError), match="timeout must be"):
+@pytest.mark.parametrize("value", [timedelta(0), timedelta(seconds=-1), timedelta.max])
+def test_a_duration_is_longer_than_nothing(value: timedelta) -> None:
+    with pytest.raises(ValueError, match="timeout must be longer than nothing"):
         checks.check_durations(timeout=value)
 
 

@@ -48,24 +48,6 @@ def test_batches_are_as_large_as_the_degrees_promise(seeds: int) -> None:
     assert torch.stack(edges).double().mean(0).tolist() == pytest.approx(promised.edges, rel=0.1)
 
 
-def test_batches_are_as_large_as_can_be_where_nobody_is_met_twice() -> None:
-    batch = model.Batch.around(1024, model.Degrees.full(1e10, 1e12), (15, 10))
-    assert sum(batch.nodes) == pytest.approx(1024 * (1 + 15 + 150), rel=0.01)
-    assert batch.edges == pytest.approx((1024 * 15, 1024 * 150), rel=1e-3)
-
-
-def test_all_nodes_are_met_in_a_batch_without_bounds() -> None:
-    batch = model.Batch.around(1000, model.Degrees.full(1000, 8000), (5,), bulk=4)
-    assert batch.nodes == pytest.approx((1000, 0))
-    assert batch.union == pytest.approx(1 / 4)
-
-
-def test_degrees_of_rmat_are_those_of_so_many_nodes_and_edges() -> None:
-    degrees = model.Degrees.rmat(2**20, 2**24)
-    assert degrees.counts.sum() == pytest.approx(2**20, rel=1e-6)
-    assert (degrees.counts * degrees.degrees).sum() == pytest.approx(2**24, rel=1e-6)
-
-
 def test_a_node_is_remote_with_the_chance_of_the_cut() -> None:
     own = model.remote(SMALL, 2, own_seeds=True)
     assert own == pytest.approx([0, 0.75, 0.75])  # parts at random: any other host is as likely
@@ -99,8 +81,3 @@ def test_strategies_send_what_their_rounds_and_steps_say() -> None:
     assert sent["LLCG"] == pytest.approx(4 * (5 * 1500 + 5 * corrected))
     own = model.sampling_bytes(setting, batch, own_seeds=True, bulk=1)
     assert sent["DDP, global sampling"] == pytest.approx(16 * (1500 + own))
-
-
-def test_the_report_names_every_strategy() -> None:
-    text = model.report(model.Setting(), model.Measured())
-    assert all(text.count(f"| {name} |") == 2 for name in model.STRATEGIES)

@@ -13,18 +13,28 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LEAST = {
     "link_prediction": ("mrr", 0.4),
-    "sharded_links": ("mrr", 0.4),
     "typed_links": ("mrr", 0.4),
     "edge_ratings": ("r2", 0.4),
     "recommender": ("mrr", 0.45),
     "relational": ("auroc", 0.7),
 }  # of the others: an accuracy of 0.6
 
-WITH_OPTIONS = ["whole_graph --shards shares", "typed_graph --shards shares", "node_rows --owned"]
+OPTIONS = {
+    "whole_graph": ["", "--shards shares"],
+    "typed_graph": ["", "--shards shares"],
+    "link_prediction": ["", "--shards shares"],
+    "node_rows": ["", "--owned"],
+    "strategies": ["llcg", "tma", "history", "grappa"],
+}
+LINES = [
+    f"{path.stem} {options}".strip()
+    for path in sorted(EXAMPLES.glob("*.py"))
+    for options in OPTIONS.get(path.stem, [""])
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", [*sorted(path.stem for path in EXAMPLES.glob("*.py")), *WITH_OPTIONS])
+@pytest.mark.parametrize("line", LINES)
 def test_an_example_trains_and_tests(line: str, tmp_path: Path) -> None:
     name, *options = line.split()
     if name == "ray_train":

@@ -32,7 +32,7 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.graph.large_pages import COLLAPSE, PAGE_BYTES
-from lightning_gnn_dist.graph.storage.maps import all_maps, libc
+from lightning_gnn_dist.graph.storage.mapped import all_maps, libc
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.partition_report import PartitionReport, edges_between
 from tests.ranks import quieten

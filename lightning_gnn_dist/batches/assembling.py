@@ -14,11 +14,11 @@ from torch import Tensor
 from lightning_gnn_dist.batches.batch import LABELS, PoolOf, SampledData, blocks_of, gathered
 from lightning_gnn_dist.batches.hetero import ENDS, LABELS_OF_LINKS, SampledHeteroData, ends_of
 from lightning_gnn_dist.batches.pool import Widen
-from lightning_gnn_dist.engine.apart import Apart, in_types, of_one_type, places_of, take_apart
+from lightning_gnn_dist.engine.apart import Apart, in_types, places_of, take_apart
 from lightning_gnn_dist.engine.sample import Sample
-from lightning_gnn_dist.engine.temporal.hops import SEED_TIME
+from lightning_gnn_dist.engine.temporal.trees import SEED_TIME
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, TypeNames, have_names
+from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, have_names
 
 
 class Taken(NamedTuple):
@@ -66,11 +66,6 @@ class Content(NamedTuple):
         if "coverage" not in of_part:
             return content
         return content._replace(coverage=of_part["coverage"][sample.nodes[: sample.num_sampled_nodes[0]]])
-
-    @classmethod
-    def of_one_type(cls, sample: Sample, nodes: Taken, edges: Taken) -> Content:
-        """Return the content of a sample of a graph without types."""
-        return cls.by_types(OneType(), of_one_type(sample), sample, [nodes], [edges])
 
     @classmethod
     def by_types(
@@ -152,11 +147,11 @@ def made_of(
         if not all_labels and kind not in asked:
             arrays = {name: array for name, array in arrays.items() if name != LABELS}
         num_labels = None if all_labels else counts[0]
-        store._mapping |= gathered(arrays, rows, _of_type(pool_of, kind), widen=widen, num_labels=num_labels)
+        store._mapping |= gathered(arrays, rows, pools_of_type(pool_of, kind), widen=widen, num_labels=num_labels)
     for store, ids in zip(stores.nodes, content.apart.nodes, strict=True):
         store._mapping.setdefault("n_id", ids)
     for edge_type, store, (arrays, rows) in zip(content.types.edge_types, stores.edges, content.edges, strict=True):
-        store._mapping |= gathered(arrays, rows, _of_type(pool_of, edge_type), widen=widen)
+        store._mapping |= gathered(arrays, rows, pools_of_type(pool_of, edge_type), widen=widen)
         store._edge_arrays = frozenset(arrays)
     add_drawn = _add_sizes, _add_extra
     for add in add_drawn if have_names(content.types) else reversed(add_drawn):  # the order in which batches list them
@@ -189,15 +184,17 @@ def _add_sizes(stores: Stores, content: Content) -> None:
 
 def _add_extra(stores: Stores, content: Content) -> None:
     """Give each type its rows of what the sampler says of all nodes, and the seeds or targets what it says of them."""
+    num_seeds = [per_hop[0] for per_hop in content.apart.num_sampled]
     for name, array in content.extra.items():
         if name == SEED_TIME or name.startswith(LABELS_OF_LINKS):
-            stores.of_seeds._mapping[name] = in_types(content.apart, array) if name == ENDS else array
+            stores.of_seeds._mapping[name] = in_types(array, num_seeds) if name == ENDS else array
             continue
         for number, store in enumerate(stores.nodes):
             store._mapping[name] = array if len(stores.nodes) == 1 else array[content.apart.kinds == number]
 
 
-def _of_type(pool_of: PoolOf, kind: str | EdgeType) -> PoolOf:
+def pools_of_type(pool_of: PoolOf, kind: str | EdgeType) -> PoolOf:
+    """Return the pools of the arrays of a type."""
     return lambda name: pool_of(f"{kind} {name}")
 
 

@@ -31,7 +31,24 @@ _ABSENT = {
 }
 
 
-class Promising(BaseStorage):  # type: ignore[misc]
+class Later:
+    """An entry of a store that is made when it is first read."""
+
+    def __init__(self, read: Callable[[], Any]) -> None:
+        self.read = read
+
+
+class ReadsLater(BaseStorage):  # type: ignore[misc]
+    """Adds to a PyG store that entries may be made when they are first read."""
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._mapping.get(key)
+        if isinstance(value, Later):
+            self._mapping[key] = value.read()
+        return super().__getitem__(key)
+
+
+class Promising(ReadsLater):
     """Adds to a PyG store that its ``edge_index`` is a promise: it is built from the blocks when it is first read.
 
     The promise is the entry ``edge_index: None``, which PyG's own stores never hold.
@@ -133,7 +150,7 @@ class Promising(BaseStorage):  # type: ignore[misc]
         return self
 
 
-class WithInputs(BaseStorage):  # type: ignore[misc]
+class WithInputs(ReadsLater):
     """Adds to a PyG store that the input rows ``x0`` may be a promise."""
 
     _read_inputs: Callable[[], Tensor] | None = None

@@ -42,7 +42,7 @@ class Sent(NamedTuple):
     event: torch.cuda.Event
 
 
-Bulk: TypeAlias = deque[SampledData | Sent]
+InFlight: TypeAlias = deque[SampledData | Sent]
 
 
 @cache
@@ -73,10 +73,10 @@ class DeviceStream:
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             yield
 
-    def load(self, batches: Iterable[SampledData]) -> Bulk:
+    def load(self, batches: Iterable[SampledData]) -> InFlight:
         """Make a bulk of which :meth:`receive` takes one batch after the other."""
         with self.open():
-            bulk: Bulk = deque(self._loaded(batch) for batch in batches)
+            bulk: InFlight = deque(self._loaded(batch) for batch in batches)
             if bulk:
                 bulk[0] = self.send(bulk[0])
         return bulk
@@ -92,7 +92,7 @@ class DeviceStream:
         with self.open():
             return Sent(batch.to(self.device, non_blocking=True), self._stream.record_event())
 
-    def receive(self, bulk: Bulk) -> SampledData:
+    def receive(self, bulk: InFlight) -> SampledData:
         """Take the first batch. Work that this thread launches from here on waits until it is complete."""
         sent = self.send(bulk.popleft())
         if bulk:

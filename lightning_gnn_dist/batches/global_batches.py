@@ -20,6 +20,32 @@ from lightning_gnn_dist.engine.sample import BatchKey
 _PASSES = 1 << 20  # more than a round has passes, so that every pass of every round has its own number
 
 
+class OwnSeeds(NamedTuple):
+    """The training nodes of one rank.
+
+    Attributes:
+        ids: Their ids in the whole graph.
+        inputs: Where each of them stands among those of all ranks.
+        num_all: The number of training nodes of all ranks.
+        rank: The rank.
+        num_ranks: The number of ranks.
+    """
+
+    ids: Tensor
+    inputs: Tensor
+    num_all: int
+    rank: int
+    num_ranks: int
+
+    def check_slice(self, rank: int, num_slices: int) -> None:
+        """Refuse a slice of batches that has seeds of other ranks."""
+        if (rank, num_slices) != (self.rank, self.num_ranks):
+            raise ValueError(
+                f'Correction(way="rank0") computes whole batches on one rank, and with GlobalBatching(deal="own") rank '
+                f'{self.rank} of {self.num_ranks} knows its own seeds alone: use way="sliced", or deal="any".'
+            )
+
+
 @dataclass(frozen=True, eq=False)
 class GlobalBatches:
     """Batches of seeds drawn uniformly from all training nodes, with their neighbours in the whole graph.
@@ -31,7 +57,9 @@ class GlobalBatches:
 
     Args:
         source: Makes batches of the whole graph.
-        seeds: The training nodes of the whole graph.
+        seeds: The training nodes of the whole graph; or those that one rank knows, its own ones: then every rank deals
+            its own to all batches of a pass, as evenly as their number allows, in an order of its own. So batches have
+            about ``batch_size`` seeds, and slices may be empty.
         batch_size: Seeds of one batch, all slices together.
         seed: Decides every random choice.
         bulk_size: Batches that are made together; this does not change what is drawn.
@@ -43,7 +71,7 @@ class GlobalBatches:
     """
 
     source: BatchSource
-    seeds: Tensor
+    seeds: Tensor | OwnSeeds
     batch_size: int
     seed: int
     bulk_size: int = 1
@@ -55,8 +83,13 @@ class GlobalBatches:
 
     @property
     def num_batches(self) -> int:
-        """Batches in a pass over the seeds; a pass leaves out the seeds that do not fill a batch."""
-        return max(1, self.seeds.numel() // self.batch_size)
+        """Batches in a pass over all training nodes; of a tensor, a pass leaves out those that do not fill a batch."""
+        count = self.seeds.num_all if isinstance(self.seeds, OwnSeeds) else self.seeds.numel()
+        return max(1, count // self.batch_size)
+
+    @property
+    def _ids(self) -> Tensor:
+        return self.seeds.ids if isinstance(self.seeds, OwnSeeds) else self.seeds
 
     def of_round(
         self, round_idx: int, rank: int = 0, num_slices: int = 1, start: int = 0, stop: int | None = None
@@ -98,80 +131,20 @@ class GlobalBatches:
         return made_in_turn(self.source, asked, int(self._is_ahead), lambda: self.source.depth(1))
 
     def _asked(self, round_idx: int, rank: int, num_slices: int, bulk: list[int]) -> Asked:
-        places = [self._slice(round_idx, index, rank, num_slices) for index in bulk]
+        places = [self._places(round_idx, index, rank, num_slices) for index in bulk]
         keys = [BatchKey(self.seed + Purpose.CORRECTIONS, round_idx, index) for index in bulk]
-        return [self.seeds[at] for at in places], keys, self._inputs(places) if self.has_inputs else None
+        ids, inputs = self._ids, places
+        if isinstance(self.seeds, OwnSeeds):
+            inputs = [self.seeds.inputs[at] for at in places]
+        return [ids[at] for at in places], keys, inputs if self.has_inputs else None
 
-    def _slice(self, round_idx: int, index: int, rank: int, num_slices: int) -> Tensor:
-        """Where the seeds of a rank's slice of one batch stand among all."""
-        return self._places(round_idx, index).tensor_split(num_slices)[rank]
-
-    def _inputs(self, places: list[Tensor]) -> list[Tensor]:
-        """Where seeds stand in the split."""
-        return places
-
-    def _places(self, round_idx: int, index: int) -> Tensor:
-        """Where the seeds of one batch stand among all: passes follow each other, each in an order of its own."""
-        size = min(self.batch_size, self.seeds.numel())
+    def _places(self, round_idx: int, index: int, rank: int, num_slices: int) -> Tensor:
+        """Where the seeds of a rank's slice of one batch stand: passes follow each other, each in its own order."""
         number, within = divmod(index, self.num_batches)
-        order = permutation(self.seeds.numel(), self.seed + Purpose.CORRECTIONS, round_idx * _PASSES + number)
-        return order[within * size : (within + 1) * size]
-
-
-class OwnSeeds(NamedTuple):
-    """The training nodes of one rank.
-
-    Attributes:
-        ids: Their ids in the whole graph.
-        inputs: Where each of them stands among those of all ranks.
-        num_all: The number of training nodes of all ranks.
-        rank: The rank.
-        num_ranks: The number of ranks.
-    """
-
-    ids: Tensor
-    inputs: Tensor
-    num_all: int
-    rank: int
-    num_ranks: int
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class OwnedBatches(GlobalBatches):
-    """Batches of the whole graph of which a rank knows its own training nodes alone, and its slice has no others.
-
-    In a pass each training node is in one batch: every rank deals its own ones to all batches, as evenly as their
-    number allows, in an order of its own. So batches have about ``batch_size`` seeds, and slices may be empty.
-
-    Args:
-        own: The rank's training nodes, whose ids ``seeds`` has.
-    """
-
-    own: OwnSeeds
-
-    @property
-    def num_batches(self) -> int:
-        """Batches in a pass over the training nodes of all ranks."""
-        return max(1, self.own.num_all // self.batch_size)
-
-    def _slice(self, round_idx: int, index: int, rank: int, num_slices: int) -> Tensor:
-        own, count = self.own, self.seeds.numel()
-        if (rank, num_slices) != (own.rank, own.num_ranks):
-            raise ValueError(
-                f'Correction(way="rank0") computes whole batches on one rank, and with GlobalBatching(deal="own") rank '
-                f'{own.rank} of {own.num_ranks} knows its own seeds alone: use way="sliced", or deal="any".'
-            )
-        number, within = divmod(index, self.num_batches)
-        seed = (self.seed + Purpose.CORRECTIONS) * num_slices + rank
-        order = permutation(count, seed, round_idx * _PASSES + number)
-        return order[slice_of(count, self.num_batches, within)]
-
-    def _inputs(self, places: list[Tensor]) -> list[Tensor]:
-        return [self.own.inputs[at] for at in places]
-
-
-def batches_of(source: BatchSource, seeds: Tensor | OwnSeeds, *settings: Any) -> GlobalBatches:
-    """Return batches of all training nodes, or of those of which a rank knows its own alone."""
-    if isinstance(seeds, OwnSeeds):
-        return OwnedBatches(source, seeds.ids, *settings, own=seeds)
-    return GlobalBatches(source, seeds, *settings)
+        count, seed = self._ids.numel(), self.seed + Purpose.CORRECTIONS
+        if isinstance(self.seeds, OwnSeeds):
+            self.seeds.check_slice(rank, num_slices)
+            order = permutation(count, seed * num_slices + rank, round_idx * _PASSES + number)
+            return order[slice_of(count, self.num_batches, within)]
+        size, order = min(self.batch_size, count), permutation(count, seed, round_idx * _PASSES + number)
+        return order[within * size : (within + 1) * size].tensor_split(num_slices)[rank]

@@ -34,7 +34,7 @@ class Nodes(NamedTuple):
     at: Tensor | None = None
 
 
-class Seen(NamedTuple):
+class LayerView(NamedTuple):
     """What a layer sees of a batch.
 
     Attributes:
@@ -46,10 +46,10 @@ class Seen(NamedTuple):
     blocks: Sequence[Block]
 
 
-def seen_by_layers(batch: Any) -> list[Seen]:
+def seen_by_layers(batch: Any) -> list[LayerView]:
     """What each layer sees of a batch, the outermost first; nothing if the batch has no blocks."""
     if isinstance(batch, SampledData):
-        return [Seen([Nodes(block.num_dst, block.num_src)], [block]) for block in batch._store.blocks_of_layers]
+        return [LayerView([Nodes(block.num_dst, block.num_src)], [block]) for block in batch._store.blocks_of_layers]
     if not isinstance(batch, SampledHeteroData):
         return []
     of_types = [store.blocks_of_layers for store in batch.edge_stores]
@@ -59,11 +59,11 @@ def seen_by_layers(batch: Any) -> list[Seen]:
     for layer in range(num_layers):
         upto = num_layers - layer  # the hops whose nodes it computes
         nodes = [Nodes(sum(per_hop[:upto]), sum(per_hop[: upto + 1])) for per_hop in counts]
-        seen.append(Seen(nodes, [blocks[layer] for blocks in of_types]))
+        seen.append(LayerView(nodes, [blocks[layer] for blocks in of_types]))
     return seen
 
 
-def one_hop(batch: Any, seen: Seen, x: RowsOfTypes | None = None) -> Any:
+def one_hop(batch: Any, seen: LayerView, x: RowsOfTypes | None = None) -> Any:
     """The batch of one hop that a layer reads. No array is copied, but for nodes that are not the batch's first.
 
     Args:

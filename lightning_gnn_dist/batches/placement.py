@@ -16,8 +16,7 @@ from lightning_gnn_dist.batches.device_stream import DeviceStream
 from lightning_gnn_dist.checks import check_choice
 from lightning_gnn_dist.graph.graph import Graph, checked_graph
 from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs, remembered
-from lightning_gnn_dist.graph.storage.mapped import WINDOW_BYTES, MappedRows
-from lightning_gnn_dist.graph.storage.maps import Map, all_maps
+from lightning_gnn_dist.graph.storage.mapped import WINDOW_BYTES, Map, MappedRows, all_maps
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.device import KINDS, bytes_of_tables, drawn_there, draws_anywhere
 

@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from lightning_gnn_dist.batches.batch import BatchStore, NamesOfTypes, Promising, SampledData
-from lightning_gnn_dist.batches.hetero import EdgeStore, NodeStore, SampledHeteroData, ends_of
+from lightning_gnn_dist.batches.batch import Later, NamesOfTypes, Promising, SampledData
+from lightning_gnn_dist.batches.hetero import NodeStore, SampledHeteroData, ends_of
 from lightning_gnn_dist.batches.one_hop import RowsOfTypes
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.sampling.block import Block
@@ -65,7 +65,7 @@ class Neighbourhood:
 
     def promises(self, key: object, names: Iterable[str]) -> dict[str, Any]:
         """Return a promise for each name in the store of a key."""
-        return {name: _Sizes(self, key, name) if name in _SIZES else self._promise(key, name) for name in names}
+        return {name: self._promise(key, name) if name not in _SIZES else self._sizes(key, name) for name in names}
 
     def rows_of(self, module: object) -> Callable[[], RowsOfTypes] | None:
         """Return a function for what a module has computed for the seeds of each type.
@@ -79,6 +79,9 @@ class Neighbourhood:
         """Return the same neighbourhood on another device."""
         return Neighbourhood(self.num_seeds, self._make, self._seed_rows, self._rows_of, (*self._moves, move))
 
+    def _sizes(self, key: object, name: str) -> Later:
+        return Later(lambda: stores_of(self.whole)[key][name])
+
     def _promise(self, key: object, name: str) -> Promise:
         def of_seeds() -> Tensor | None:
             rows = None if self.is_read or key not in self.num_seeds else self._seed_rows(key, name)
@@ -91,13 +94,6 @@ class Neighbourhood:
         for move in self._moves:
             rows = move(rows)
         return rows
-
-
-class _Sizes:
-    """A promise of a number, or of a list of them, one for each hop."""
-
-    def __init__(self, neighbourhood: Neighbourhood, key: object, name: str) -> None:
-        self.read: Callable[[], list[int]] = lambda: stores_of(neighbourhood.whole)[key][name]
 
 
 class Promise(Tensor):
@@ -166,30 +162,6 @@ _OF_ANY_ROW: Any = {
 }
 
 
-class _ReadsSizes:
-    """A store that samples the neighbourhood when the sizes of its hops are read."""
-
-    _mapping: dict[str, Any]
-
-    def __getitem__(self, key: str) -> Any:
-        value = super().__getitem__(key)  # type: ignore[misc]
-        if isinstance(value, _Sizes):
-            value = self._mapping[key] = value.read()
-        return value
-
-
-class SeedStore(_ReadsSizes, BatchStore):
-    """The only store of a batch of a graph without types."""
-
-
-class SeedNodes(_ReadsSizes, NodeStore):
-    """The store of a node type."""
-
-
-class SeedEdges(_ReadsSizes, EdgeStore):
-    """The store of an edge type."""
-
-
 def stores_of(batch: Any) -> dict[Any, Any]:
     """The stores of a batch by their keys: of each type, or the only one, whose key is None."""
     return {store._key: store for store in [*batch.node_stores, *batch.edge_stores]}
@@ -212,7 +184,10 @@ class SeedsOnly:
             seed_type: That of its seeds or targets, if the graph has types.
             others: What these have beside, as it is.
         """
-        batch: Any = SeedBatch.empty() if seed_type is None else SeedHeteroBatch.empty(names, seed_type)
+        batch: Any = SeedBatch()
+        if seed_type is not None:
+            nodes = [kind for kind in names if isinstance(kind, str)]
+            batch = SeedHeteroBatch._with_stores(nodes, [kind for kind in names if kind not in nodes], seed_type)
         num_seeds, asked = neighbourhood.num_seeds, (None,) if seed_type is None else ends_of(seed_type)
         for kind, store in stores_of(batch).items():
             sizes = [*_SIZES_OF_NODES] if kind is None or isinstance(store, NodeStore) else []
@@ -295,12 +270,6 @@ class SeedsOnly:
 class SeedBatch(SeedsOnly, SampledData):
     """That of a graph without types."""
 
-    @classmethod
-    def empty(cls) -> SeedBatch:
-        batch = cls()
-        batch.__dict__["_store"] = SeedStore(_parent=batch)
-        return batch
-
     def _found_blocks(self) -> tuple[Block, ...]:
         blocks: tuple[Block, ...] = self.read()._store.blocks_of_layers
         return blocks
@@ -309,17 +278,6 @@ class SeedBatch(SeedsOnly, SampledData):
 class SeedHeteroBatch(SeedsOnly, SampledHeteroData):
     """That of a graph with types."""
 
-    @classmethod
-    def empty(cls, names: NamesOfTypes, seed_type: str | EdgeType) -> SeedHeteroBatch:
-        batch = cls()
-        batch.__dict__["_seed_type"] = seed_type
-        for kind in names:
-            of_kind, store = (
-                (batch._node_store_dict, SeedNodes) if isinstance(kind, str) else (batch._edge_store_dict, SeedEdges)
-            )
-            of_kind[kind] = store(_parent=batch, _key=kind)
-        return batch
-
 
 def _fill(store: Any, whole: Any, before: dict[str, Any]) -> None:
     """Put what was promised into a store, but for what somebody has replaced since."""
@@ -327,7 +285,7 @@ def _fill(store: Any, whole: Any, before: dict[str, Any]) -> None:
     edges = mapping.get("edge_index")
     has_edges = isinstance(edges, Promise) and before["edge_index"] is edges  # otherwise somebody replaced them
     for name, value in before.items():
-        if mapping.get(name) is value and isinstance(value, Promise | _Sizes):
+        if mapping.get(name) is value and isinstance(value, Promise | Later):
             mapping[name] = whole._mapping[name]
     if "edge_index" not in before:
         return
@@ -341,7 +299,7 @@ def _fill(store: Any, whole: Any, before: dict[str, Any]) -> None:
 def _is_same(now: dict[str, Any], before: dict[str, Any]) -> bool:
     if now.keys() != before.keys():
         return False
-    return all(now[name] is value or isinstance(value, _Sizes) for name, value in before.items())
+    return all(now[name] is value or isinstance(value, Later) for name, value in before.items())
 
 
 def _moved(mapping: dict[str, Any], before: dict[str, Any], promises: dict[str, Any], move: Apply) -> dict[str, Any]:
@@ -349,7 +307,7 @@ def _moved(mapping: dict[str, Any], before: dict[str, Any], promises: dict[str, 
     unchanged = dict[str, Any]()
     for name, value in mapping.items():
         was = before.get(name)
-        if was is value and isinstance(value, Promise | _Sizes):
+        if was is value and isinstance(value, Promise | Later):
             mapping[name] = promises[name]
         elif isinstance(value, Tensor):
             mapping[name] = move(value)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import copy
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.assembling import assemble
-from lightning_gnn_dist.batches.batch import SampledData, device_of_batch
+from lightning_gnn_dist.batches.assembling import Content, Taken, assemble, made_of
+from lightning_gnn_dist.batches.batch import LABELS, SampledData, device_of_batch
 from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
-from lightning_gnn_dist.batches.file_rows import FileRows
 from lightning_gnn_dist.batches.hetero import store_of_seeds
 from lightning_gnn_dist.batches.part_batch import Run, part_batch_of
 from lightning_gnn_dist.batches.placement import Placement
@@ -26,7 +26,50 @@ from lightning_gnn_dist.batches.pool import BufferPool, Pool, Widen
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.large_pages import enlarge_pages
+from lightning_gnn_dist.graph.storage.mapped import MappedRows, all_maps
 from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
+
+
+class FileRows:
+    """Assembles batches from a graph's files: slower than from its maps, with less memory.
+
+    Args:
+        graph: The graph. Those of its arrays that are in RAM are read there.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph, types, maps = graph, graph.types, all_maps()
+        self._structure = [MappedRows(array, maps) for array in (graph.indptr, graph.indices, types.edge_type)]
+        of_types = [*types.node_arrays.values(), *types.edge_arrays.values()]
+        self._files = {id(array): MappedRows(array, maps) for arrays in of_types for array in arrays.values()}
+
+    def assemble(self, sample: Sample, *, widen: Widen = True, all_labels: bool = True) -> SampledData:
+        """Make a batch, as :func:`~lightning_gnn_dist.batches.assembling.assemble` does."""
+        return self.made_of(Content.of(self._graph, sample), widen=widen, all_labels=all_labels)
+
+    def made_of(self, content: Content, *, widen: Widen = True, all_labels: bool = True) -> SampledData:
+        """Make a batch of what is taken of the graph's arrays."""
+        num_labels = [None if all_labels else per_hop[0] for per_hop in content.apart.num_sampled]
+        nodes = [self._read(*taken) for taken in zip(content.nodes, num_labels, strict=True)]
+        content = content._replace(nodes=nodes, edges=[self._read(taken) for taken in content.edges])
+        return made_of(content, widen=widen, all_labels=all_labels)
+
+    def _read(self, taken: Taken, num_labels: int | None = None) -> Taken:
+        """Return the rows that a batch takes of the arrays of a type."""
+        rows = taken.rows
+        if rows is None:
+            return taken
+        read = {
+            name: self._files[id(array)].take(rows[:num_labels] if name == LABELS else rows)
+            for name, array in taken.arrays.items()
+        }
+        return Taken(read)
+
+    def release(self) -> None:
+        """Release the pages of edges that sampling has read."""
+        for array in self._structure:
+            array.release()
+
 
 WRITTEN = (
     "Something was written into a batch of the whole part, whose tensors all its batches share: write into a copy, "
@@ -39,31 +82,24 @@ Asked = tuple[Sequence[Tensor], Sequence[BatchKey], Inputs | None]  # seeds, key
 Made = tuple[int, Iterator[SampledData]]  # how many batches, and the batches
 
 
-class BatchSource(Protocol):
-    """Makes batches of seeds. A batch depends on its seeds and its key alone."""
+class BatchSource(ABC):
+    """Makes batches of seeds. A batch depends on its seeds and its key alone. A subclass says how a bulk is made.
 
-    @property
-    def num_ids(self) -> int:
-        """Seeds must lie below this number."""
-        ...
+    Args:
+        num_ids: Seeds must lie below this number.
+        stream: Brings batches to a device. With None they stay where they are made.
 
-    @property
-    def is_remote(self) -> bool:
-        """Whether rows are asked of other ranks or of files: once for a bulk, and by one thread, bulk after bulk."""
-        ...
+    Attributes:
+        is_remote: Whether rows are asked of other ranks or of files: once for a bulk, by one thread, bulk after bulk.
+    """
 
-    def depth(self, prefetch: int) -> int:
-        """How many bulks may be made ahead of the one that is consumed, where the loader would make ``prefetch``."""
-        ...
+    is_remote = False
 
-    def order(self, seeds: Tensor, seed: int, epoch: int) -> Tensor | None:
-        """The order in which a pass deals the seeds, as positions in ``seeds``, or None for any order."""
-        ...
+    def __init__(self, num_ids: int, stream: DeviceStream | None) -> None:
+        self.num_ids, self._stream, self._num_buffers = num_ids, stream, 0
+        self._pools: dict[str, BufferPool] = {}
 
-    def keep_buffers(self, count: int) -> None:
-        """Set how many batches will exist at a time, so that as many buffers are kept for new ones."""
-        ...
-
+    @abstractmethod
     def make(
         self, seeds: Sequence[Tensor], keys: Sequence[BatchKey], inputs: Inputs | None = None
     ) -> Iterator[SampledData]:
@@ -72,22 +108,42 @@ class BatchSource(Protocol):
         The call does all the work, and may come from a background thread. Iterating only waits for a device, and must
         happen in the thread that trains.
         """
-        ...
 
     def make_in_turn(self, bulks: Iterator[Asked]) -> Iterator[Made]:
         """What :meth:`make` returns for one bulk after the other. It may look at the next ones before they are due."""
-        ...
+        return ((len(asked[0]), self.make(*asked)) for asked in bulks)
 
-    def spare_memory(self) -> None:
-        """From now on, keep no pages of mapped files in memory; making batches takes longer."""
-        ...
+    def depth(self, prefetch: int) -> int:
+        """How many bulks may be made ahead of the one that is consumed, where the loader would make ``prefetch``."""
+        return prefetch
+
+    def order(self, seeds: Tensor, seed: int, epoch: int) -> Tensor | None:
+        """The order in which a pass deals the seeds, as positions in ``seeds``, or None for any order."""
+        return None
+
+    def keep_buffers(self, count: int) -> None:
+        """Set how many batches will exist at a time, so that as many buffers are kept for new ones."""
+        self._num_buffers = count
+
+    def spare_memory(self) -> None:  # noqa: B027
+        """From now on, keep no pages of mapped files in memory, if there are any; making batches takes longer."""
 
     def close(self) -> None:
         """Free buffers and memory of the device. The source can be used again."""
-        ...
+        self._pools.clear()
+
+    def _pool_of(self, name: str) -> Pool | None:
+        if self._stream is not None:
+            return self._stream.pool
+        if not self._num_buffers:
+            return None
+        pool = self._pools.get(name)
+        if pool is None:  # one pool for each array, because its buffers have nearly the same size
+            pool = self._pools.setdefault(name, BufferPool(self._num_buffers))
+        return pool
 
 
-class GraphSource:
+class GraphSource(BatchSource):
     """Makes batches of a graph that this process holds.
 
     Args:
@@ -101,8 +157,6 @@ class GraphSource:
         stream: Brings batches to a device. Default: they stay where they are made.
         run: Runs layers on the batches, whose edges are then not handed out. Default: layers run on these edges.
     """
-
-    is_remote = False
 
     def __init__(
         self,
@@ -118,25 +172,17 @@ class GraphSource:
     ) -> None:
         if not isinstance(sampler, Sampler) or isinstance(sampler, type):
             raise TypeError(f"sampler must be one like NeighborSampler([15, 10]), got {sampler!r}.")
-        self.num_ids = graph.num_nodes if num_ids is None else num_ids
+        super().__init__(graph.num_nodes if num_ids is None else num_ids, stream)
         self._home = self._graph, self._sampler = graph, sampler
         self._placement, self._is_placed = placement, placement is None
-        self._widen, self._all_labels, self._stream = widen, all_labels, stream
+        self._widen, self._all_labels, self._run = widen, all_labels, run
         self._files: FileRows | None = None
-        self._num_buffers, self._run = 0, run
         self._lock = threading.Lock()
-        self._pools: dict[str, BufferPool] = {}
         self._constant: tuple[Sample, SampledData, list[int]] | None = None
 
     def order(self, seeds: Tensor, seed: int, epoch: int) -> Tensor | None:
         sampler = self._home[1]
         return sampler.order(self._home[0], seeds, seed, epoch) if isinstance(sampler, OrdersSeeds) else None
-
-    def depth(self, prefetch: int) -> int:
-        return prefetch
-
-    def keep_buffers(self, count: int) -> None:
-        self._num_buffers = count
 
     def make(
         self, seeds: Sequence[Tensor], keys: Sequence[BatchKey], inputs: Inputs | None = None
@@ -145,14 +191,11 @@ class GraphSource:
         batches, run = handed_out(lambda: self._batches_around(seeds, keys, inputs), self._stream), self._run
         return batches if run is None else (part_batch_of(batch, run) for batch in batches)
 
-    def make_in_turn(self, bulks: Iterator[Asked]) -> Iterator[Made]:
-        return ((len(asked[0]), self.make(*asked)) for asked in bulks)
-
     def spare_memory(self) -> None:
         self._files = FileRows(self._graph)
 
     def close(self) -> None:
-        self._pools.clear()
+        super().close()
         self._constant = None
         (self._graph, self._sampler), self._is_placed = self._home, self._placement is None
 
@@ -192,16 +235,6 @@ class GraphSource:
         elif kept[2] != writes_of(kept[1]):
             raise RuntimeError(WRITTEN)
         return copy.copy(kept[1])  # the user may set or delete attributes of a batch
-
-    def _pool_of(self, name: str) -> Pool | None:
-        if self._stream is not None:
-            return self._stream.pool
-        if not self._num_buffers:
-            return None
-        pool = self._pools.get(name)
-        if pool is None:  # one pool for each array, because its buffers have nearly the same size
-            pool = self._pools.setdefault(name, BufferPool(self._num_buffers))
-        return pool
 
 
 def writes_of(batch: Any) -> list[int]:

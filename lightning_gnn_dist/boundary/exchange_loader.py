@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.hetero import store_of_seeds
 from lightning_gnn_dist.batches.loader import Batches
-from lightning_gnn_dist.batches.one_hop import Nodes, RowsOfTypes, Seen, one_hop, seen_by_layers
+from lightning_gnn_dist.batches.one_hop import LayerView, Nodes, RowsOfTypes, one_hop, seen_by_layers
 from lightning_gnn_dist.batches.part_batch import OfPart, part_batch_of
 from lightning_gnn_dist.batches.source import WRITTEN, writes_of
 from lightning_gnn_dist.boundary.exchange_plan import ExchangePlan, Owners, Step, exchange_plan
@@ -111,7 +111,7 @@ class _LayerRun:
         self, plan: ExchangePlan, ends: Sequence[tuple[int, ...]], exchange: RowExchange, weight: float
     ) -> None:
         self._plan, self._ends, self._exchange, self._weight = plan, ends, exchange, weight
-        self._seen: tuple[Block, list[Seen]] | None = None
+        self._seen: tuple[Block, list[LayerView]] | None = None
 
     def __call__(self, batch: OfPart, layers: Sequence[Layer]) -> Tensor:
         steps = self._plan.steps
@@ -134,7 +134,7 @@ class _LayerRun:
             rows = layer_rows(layers[index], one_hop(first, seen[index], x), index)
         return tied(of_seeds(batch, rows), thread, self._weight)
 
-    def _seen_by_layers(self, batch: OfPart) -> list[Seen]:
+    def _seen_by_layers(self, batch: OfPart) -> list[LayerView]:
         """Return what each layer sees of the batch. It is found once for its blocks, which change with the device."""
         outermost = batch.outermost
         if self._seen is None or self._seen[0] is not outermost[0]:
@@ -142,14 +142,14 @@ class _LayerRun:
             self._seen = outermost[0], [first, *(self._seen_in(outermost, steps) for steps in self._plan.steps[1:])]
         return self._seen[1]
 
-    def _seen_in(self, outermost: list[Block], steps: list[Step]) -> Seen:
+    def _seen_in(self, outermost: list[Block], steps: list[Step]) -> LayerView:
         device = outermost[0].indices.device
         nodes = [self._nodes(kind, step, device) for kind, step in enumerate(steps)]
         blocks = [
             self._block(block, steps[receiver], steps[sender], self._plan.num_own[sender])
             for block, (sender, receiver) in zip(outermost, self._ends, strict=True)
         ]
-        return Seen(nodes, blocks)
+        return LayerView(nodes, blocks)
 
     def _nodes(self, kind: int, step: Step, device: torch.device) -> Nodes:
         """Return the nodes of a type that a layer sees, and where they stand in the batch if it does not see all."""

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.loader import NoSeedsError
-from lightning_gnn_dist.engine.hops import has_ids
-from lightning_gnn_dist.engine.sample import Sample
+from lightning_gnn_dist.engine.sample import Sample, has_ids
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup, edge_positions, starts_of
 from lightning_gnn_dist.wire.channel import Channel

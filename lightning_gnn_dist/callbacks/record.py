@@ -10,8 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-from lightning_gnn_dist.graph.storage.drafts import write_whole
-from lightning_gnn_dist.graph.storage.files import check_entries, is_a, read_json
+from lightning_gnn_dist.graph.storage.files import check_entries, is_a, read_json, write_whole
 
 if TYPE_CHECKING:
     from lightning_gnn_dist.graph.graph import Graph
@@ -201,19 +200,8 @@ class RunRecord:
         return replace(record, ranks=ranks, rounds=rounds, parts=parts)
 
     def __str__(self) -> str:
-        table = [_TITLES, *self._lines()]
-        if any(row.validation_bytes for rows in self.ranks for row in rows):
-            in_validation = (sum(row.validation_bytes for row in rows) for rows in self.ranks)
-            told = ["in validation", *(f"{sent / 1e6:.2f}" for sent in in_validation)]
-            table = [[*line, cell] for line, cell in zip(table, told, strict=True)]
-        if self.boundary_bytes:
-            of_ranks = (sum(row.boundary_bytes for row in rows) for rows in self.ranks)
-            own = ["MB at boundary", *(f"{sent / 1e6:.2f}" for sent in of_ranks)]
-            table = [[*line, cell] for line, cell in zip(table, own, strict=True)]
-        if self.fetched_bytes:
-            table = [[*line, *cells] for line, cells in zip(table, self._fetched(), strict=True)]
-        lines = [self._heading(), *_aligned(table), *self._progress()]
-        return "\n".join([*lines, *self.estimates])
+        table = [list(line) for line in zip(*self._columns(), strict=True)]
+        return "\n".join([self._heading(), *_aligned(table), *self._progress(), *self.estimates])
 
     def _heading(self) -> str:
         cut = f", {self.parts.cut_ratio:.1%} of the edges cut" if self.parts else ""
@@ -223,39 +211,43 @@ class RunRecord:
         length = f"{_counted(self.num_ranks, 'rank')}, {_counted(count, self.unit)}"
         return f"{self.strategy}: {length}{cut}{covered}. Where the time went:"
 
-    def _fetched(self) -> Iterator[list[str]]:
-        """Yield what stands beside each line of the table on rows that lie elsewhere."""
-        yield ["MB fetched", "held"]
-        for rows in self.ranks:
-            asked, hits = sum(row.cache_asked for row in rows), sum(row.cache_hits for row in rows)
-            yield [f"{sum(row.fetched_bytes for row in rows) / 1e6:.2f}", f"{hits / asked:.0%}" if asked else "-"]
-
-    def _lines(self) -> list[list[str]]:
-        lines = []
-        for rank, rows in enumerate(self.ranks):
-            names = [f"{what}_seconds" for what in ("training", "data", "meeting", "validation")]
-            seconds = [_total([getattr(row, name) for row in rows]) for name in names]
-            sent = _total([row.bytes_sent for row in rows], 1e6)
-            batches = sum(row.batches for row in rows)
-            lines.append([f"{rank}", f"{batches}", *(f"{total} s".replace("- s", "-") for total in seconds), sent])
-        return lines
+    def _columns(self) -> Iterator[list[str]]:
+        """Yield the columns of the table, each with its title: those on bytes only where there are some."""
+        yield ["rank", *(str(rank) for rank, _ in enumerate(self.ranks))]
+        yield ["batches", *(str(sum(row.batches for row in rows)) for rows in self.ranks)]
+        for title, name in _SECONDS.items():
+            seconds = [_total([getattr(row, name) for row in rows]) for rows in self.ranks]
+            yield [title, *(total if total == _UNKNOWN else f"{total} s" for total in seconds)]
+        yield ["MB sent", *(_total([row.bytes_sent for row in rows], 1e6) for rows in self.ranks)]
+        for title, name in _BYTES.items():
+            if any(getattr(row, name) for rows in self.ranks for row in rows):
+                yield [title, *(_total([getattr(row, name) for row in rows], 1e6) for rows in self.ranks)]
+        if self.fetched_bytes:
+            yield ["held", *map(_share_held, self.ranks)]
 
     def _progress(self) -> list[str]:
         points = self.of_metric(self.monitor)
         if not points:
             return []
         step = math.ceil(len(points) / _ROUNDS_IN_TABLE)
-        shown = [*points[-1::-step]][::-1]
+        shown = points[(len(points) - 1) % step :: step]  # the last is among them
         sent = self.bytes_sent
         of_round = {} if sent is None else dict(zip([row.round_idx for row in self.ranks[0]], sent, strict=True))
         rows = [[self.unit, "after", "MB of all ranks", str(self.monitor)]]
         for round_idx, elapsed, value in shown:
-            megabytes = f"{of_round[round_idx] / 1e6:.2f}" if round_idx in of_round else "-"
+            megabytes = f"{of_round[round_idx] / 1e6:.2f}" if round_idx in of_round else _UNKNOWN
             rows.append([str(round_idx), f"{elapsed:.1f} s", megabytes, f"{value:.4f}"])
         return _aligned(rows)
 
 
-_TITLES = ["rank", "batches", "training", "data", "meetings", "validation", "MB sent"]
+_UNKNOWN = "-"
+_SECONDS = {  # of columns of the table, by title
+    "training": "training_seconds",
+    "data": "data_seconds",
+    "meetings": "meeting_seconds",
+    "validation": "validation_seconds",
+}
+_BYTES = {"in validation": "validation_bytes", "MB at boundary": "boundary_bytes", "MB fetched": "fetched_bytes"}
 
 
 def _built(kind: type[Record], content: Any, path: Path) -> Record:
@@ -263,7 +255,7 @@ def _built(kind: type[Record], content: Any, path: Path) -> Record:
     known = {entry.name: entry for entry in fields(kind)}  # type: ignore[arg-type]
     needed = {name for name, entry in known.items() if entry.default is MISSING and entry.default_factory is MISSING}
     hints = {name: hint for name, hint in get_type_hints(kind).items() if name in needed or name in content}
-    check_entries(content, {name: hint for name, hint in hints.items() if name in known}, path, _WAY_OUT)
+    check_entries(content, hints, path, _WAY_OUT)
     for name, value in content.items():
         if is_a(float, value) and value < 0:
             raise ValueError(f"{path} is damaged (the entry {name!r} is {value}, which is negative). {_WAY_OUT}")
@@ -278,7 +270,13 @@ def _counted(count: int, what: str) -> str:
 
 def _total(values: list[float | None], unit: float = 1.0) -> str:
     known = [value for value in values if value is not None]
-    return f"{sum(known) / unit:.2f}" if len(known) == len(values) else "-"
+    return f"{sum(known) / unit:.2f}" if len(known) == len(values) else _UNKNOWN
+
+
+def _share_held(rows: list[RankRound]) -> str:
+    """The share of the rows looked for in a rank's cache that were there."""
+    asked, hits = sum(row.cache_asked for row in rows), sum(row.cache_hits for row in rows)
+    return f"{hits / asked:.0%}" if asked else _UNKNOWN
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:

@@ -23,6 +23,7 @@ from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.collectives import Traffic
 
 FIGURES = ("round", "MB_sent", "meetings_s", "data_s", "cut", "coverage")
+_FETCHED = ("fetched_bytes", "cache_asked", "cache_hits")
 _SECONDS_BETWEEN_WRITES = 10.0
 
 
@@ -35,7 +36,8 @@ class RunReport(Callback):
     bytes sent, of these the bytes at the boundary, and what was fetched and held of rows that lie in other shards or in
     files; also the metrics of every round, the edges between parts, and
     the parts' labels. ``lightning-gnn-dist report`` draws it. Rank 0 writes it during the fit, with its own figures,
-    and at the end with those of all ranks.
+    and at the end with those of all ranks. Loggers hear of the cut, and under every strategy of what the data module
+    measures: ``data/waited_share``, ``data/waited_seconds``, ...
 
     At the start rank 0 reads all edges once, to count those that are cut. The ranks exchange nothing before the end.
 
@@ -77,13 +79,15 @@ class RunReport(Callback):
         self._sent = collectives.traffic.bytes_sent
         self._sent_at_boundary = collectives.traffic.boundary_bytes
         self._stood = collectives.traffic.seconds
-        self._waited, self._fetched = 0.0, dict[str, float]()
+        self._waited, self._fetched = 0.0, dict.fromkeys(_FETCHED, 0.0)
 
     # What Lightning calls.
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
             self._begin()  # before the replicas are made equal, whose bytes count, too
+            if not _is_counted(trainer):  # otherwise the strategy does so
+                collectives.traffic.begin_fit()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
@@ -138,10 +142,10 @@ class RunReport(Callback):
     # What it does.
 
     def _log(self, trainer: Trainer, module: LightningModule) -> None:
-        of_data = getattr(trainer.datamodule, "figures", {})  # type: ignore[attr-defined]
         figures = {} if self._parts is None else {"partition/cut_ratio": self._parts.cut_ratio}
-        if not _is_counted(trainer):  # otherwise the strategy has logged them
-            figures |= of_data | collectives.traffic.boundary_figures
+        if not isinstance(trainer.strategy, RoundStrategy | GrappaStrategy):  # which log them by themselves
+            sent = collectives.traffic.figures.items()
+            figures |= _figures(trainer) | {name: value for name, value in sent if name.startswith("comm/boundary")}
         log_numbers(module, figures)
 
     def _show(self, trainer: Trainer, module: LightningModule) -> None:
@@ -172,17 +176,18 @@ class RunReport(Callback):
             bytes_sent=traffic.bytes_sent - self._sent if is_counted else None,
             boundary_bytes=traffic.boundary_bytes - self._sent_at_boundary,
             validation_bytes=self._sent_in_validation if is_counted else 0.0,
-            **self._of_rows(trainer),
+            **self._fetched_since(trainer),
         )
         self._rows.append(row)
         self._measured.append(Measured(row.round_idx, now - self._start, dict(metrics)))
         self._sent, self._sent_at_boundary, self._batches = traffic.bytes_sent, traffic.boundary_bytes, 0
         self._sent_in_validation = 0.0
 
-    def _of_rows(self, trainer: Trainer) -> dict[str, float]:
+    def _fetched_since(self, trainer: Trainer) -> dict[str, float]:
         """Return what the round has fetched of rows that lie elsewhere; the figures count from the start of the fit."""
-        before, self._fetched = self._fetched, _fetched(trainer)
-        return {name: max(0.0, value - before.get(name, 0.0)) for name, value in self._fetched.items()}
+        before, figures = self._fetched, _figures(trainer)
+        self._fetched = {name: figures.get(f"data/{name}", 0.0) for name in _FETCHED}
+        return {name: max(0.0, value - before[name]) for name, value in self._fetched.items()}
 
     def _finish(self, trainer: Trainer) -> None:
         own = [asdict(row) for row in self._rows]
@@ -237,20 +242,19 @@ def _round_of(trainer: Trainer) -> int:
     return strategy.state.round_idx if isinstance(strategy, RoundStrategy) else trainer.current_epoch + 1
 
 
-def _waited(trainer: Trainer) -> float:
+def _figures(trainer: Trainer) -> dict[str, float]:
+    """What a data module of this package measures; it counts from the start of the fit."""
     figures: dict[str, float] = getattr(trainer.datamodule, "figures", {})  # type: ignore[attr-defined]
+    return figures
+
+
+def _waited(trainer: Trainer) -> float:
+    figures = _figures(trainer)
     return sum(figures.get(name, 0.0) for name in ("data/waited_seconds", "data/switch_waited_seconds"))
 
 
-def _fetched(trainer: Trainer) -> dict[str, float]:
-    """What a data module says of rows that lie elsewhere, by the names of a record."""
-    figures: dict[str, float] = getattr(trainer.datamodule, "figures", {})  # type: ignore[attr-defined]
-    return {name: figures.get(f"data/{name}", 0.0) for name in ("fetched_bytes", "cache_asked", "cache_hits")}
-
-
 def _coverage(trainer: Trainer) -> float | None:
-    figures: dict[str, float] = getattr(trainer.datamodule, "figures", {})  # type: ignore[attr-defined]
-    return figures.get("data/coverage")
+    return _figures(trainer).get("data/coverage")
 
 
 def _parts_of(trainer: Trainer) -> PartsRecord | None:

@@ -8,23 +8,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from lightning_gnn_dist.cli.first_batch import compile_for, is_compiled
 from lightning_gnn_dist.cli.values import in_bytes
+from lightning_gnn_dist.graph.graph_report import TypesReport
 from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.graph.storage.store import map_npy
-from lightning_gnn_dist.prepare.files.names import SPLITS
+from lightning_gnn_dist.prepare.files.columns import SPLITS
 from lightning_gnn_dist.prepare.one_shard import OneShard
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation
 from lightning_gnn_dist.prepare.steps.describe import Prepared
-
-if TYPE_CHECKING:
-    from lightning_gnn_dist.graph.typed.report import TypesReport
-    from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 SENDERS_AT_ONCE = 1 << 22
 
@@ -124,7 +120,10 @@ def _summary(prepared: Prepared, preparation: Preparation) -> None:
     splits = ", ".join(f"{prepared.splits[name]:,} {name}" for name in order)
     size = f"{prepared.num_nodes:,} nodes, {prepared.num_edges:,} edges, {in_bytes(prepared.num_bytes)}"
     if prepared.types is not None and preparation.shard is None:
-        print(f"{preparation.target}: {_report(preparation.target, prepared.types)}")
+        indptr, indices = (
+            torch.from_numpy(map_npy(preparation.target / f"{name}.npy")) for name in ("indptr", "indices")
+        )
+        print(f"{preparation.target}: {TypesReport.of(indptr, indices, prepared.types)}")
         return
     print(f"{preparation.target}: {size}.")
     print(f"arrays: {', '.join(prepared.arrays)}; split: {splits or 'none'}.")
@@ -133,13 +132,6 @@ def _summary(prepared: Prepared, preparation: Preparation) -> None:
     is_plain = preparation.shard is None and not preparation.inputs.have_names
     if is_plain and not preparation.undirected and not _may_be_undirected(preparation.target):
         print("Not every edge has its reverse. If the graph is undirected, prepare it with --undirected.")
-
-
-def _report(graph: Path, types: GraphTypes) -> TypesReport:
-    from lightning_gnn_dist.graph.typed.report import TypesReport
-
-    indptr, indices = (map_npy(graph / f"{name}.npy") for name in ("indptr", "indices"))
-    return TypesReport.of(torch.from_numpy(indptr), torch.from_numpy(indices), types)
 
 
 def _may_be_undirected(graph: Path) -> bool:

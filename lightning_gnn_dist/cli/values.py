@@ -11,33 +11,35 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def positive(text: str) -> int:
     """An integer of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
+    return _at_least(1, text)
 
 
 def count(text: str) -> int:
     """An integer of at least 0."""
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
     value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must be at least 0, got {value}")
+    if value < least:
+        raise argparse.ArgumentTypeError(f"must be at least {least}, got {value}")
     return value
 
 
 def seconds(text: str) -> float:
     """A positive number of seconds."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds, more than 0, got {text:.40}")
-    return value
+    return _more_than_none("seconds", text)
 
 
 def gigabits(text: str) -> float:
     """A positive number of gigabits in a second."""
+    return _more_than_none("Gbit/s", text)
+
+
+def _more_than_none(unit: str, text: str) -> float:
     value = float(text)
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number of Gbit/s, more than 0, got {text:.40}")
+        raise argparse.ArgumentTypeError(f"must be a number of {unit}, more than 0, got {text:.40}")
     return value
 
 

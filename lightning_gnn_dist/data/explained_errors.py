@@ -23,7 +23,7 @@ from lightning_gnn_dist.batches.seed_batch import SeedsOnly
 from lightning_gnn_dist.checks import check_instance
 from lightning_gnn_dist.joint import RowsOfRanks, WeighsRanks
 from lightning_gnn_dist.layers.definition import rows_of_types
-from lightning_gnn_dist.wire.alike.replica import Replica
+from lightning_gnn_dist.wire.replica import Replica
 
 Init = TypeVar("Init", bound=Callable[..., None])
 _DRAWN = "leave it out: a batch has the edges that were drawn, and one of ClusterSampler all among its nodes"

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.batches.global_batches import GlobalBatches, batches_of
+from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import warn_of_slow_bfloat16
 from lightning_gnn_dist.boundary.boundary import Boundary
@@ -381,7 +381,7 @@ class GraphDataModule(LightningDataModule):
             bulk_size = self.loading.bulk_size if source.is_remote else 1  # one question for many batches
             in_background = self.loading.num_threads > 0
             more = self._running.dtype, self._task.has_inputs, in_background, lambda: passes_left(self.trainer) > 0
-            self._global = batches_of(source, self._task.of_corrections(), size, self.seed, bulk_size, *more)
+            self._global = GlobalBatches(source, self._task.of_corrections(), size, self.seed, bulk_size, *more)
         return self._global
 
 

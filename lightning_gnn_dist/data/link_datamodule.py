@@ -29,10 +29,9 @@ from lightning_gnn_dist.homes.times import sampler_of_events
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.prepare.bounds import LinkBounds, TypedBounds
 from lightning_gnn_dist.prepare.divide import first_held
-from lightning_gnn_dist.prepare.link_bounds import LinkBounds
 from lightning_gnn_dist.prepare.shard import Bounds
-from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 

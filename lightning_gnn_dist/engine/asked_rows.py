@@ -12,25 +12,24 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.compiling import compiled, inlined
-from lightning_gnn_dist.engine.hops import edge_types_of, graph_is_damaged
 from lightning_gnn_dist.engine.intrinsics import prefetch
 from lightning_gnn_dist.engine.kernels import (
     BLOCK,
     ROWS_AHEAD,
     ZERO,
     Array,
-    Rule,
+    Csr,
     draw_row,
     end_of_piece,
     is_no_row,
     is_whole,
-    prefetch_row,
     prefetch_types,
     take_row,
 )
-from lightning_gnn_dist.engine.temporal.kernels import BEFORE_ALL, first_later
-from lightning_gnn_dist.engine.temporal.order import TimeOrder
-from lightning_gnn_dist.engine.weighted.draws import aside_for
+from lightning_gnn_dist.engine.sample import csr_of, graph_is_damaged
+from lightning_gnn_dist.engine.temporal.times import TimeOrder
+from lightning_gnn_dist.engine.temporal.trees import seen_of
+from lightning_gnn_dist.engine.weighted import Piece, Rule, aside_for, prefetch_weights
 from lightning_gnn_dist.graph.graph import Graph
 
 _U = np.uint64
@@ -40,6 +39,7 @@ class Asked(NamedTuple):
     """The rows to draw from.
 
     Attributes:
+        edge_type: The type of each edge of the shard; empty if there is one type alone.
         rows: Their numbers in the shard, int64.
         nodes: The ids of their nodes in the whole graph, int64.
         groups: The number of the batch, or of the tree by time, that each is for, int64.
@@ -52,6 +52,7 @@ class Asked(NamedTuple):
         order: The edges by time; as :data:`NO_ORDER` if there are no times.
     """
 
+    edge_type: Array
     rows: Array
     nodes: Array
     groups: Array
@@ -64,7 +65,7 @@ class Asked(NamedTuple):
     order: TimeOrder
 
 
-class Drawn(NamedTuple):
+class DrawnEdges(NamedTuple):
     """The edges drawn for some rows, row after row.
 
     Attributes:
@@ -81,41 +82,40 @@ class Drawn(NamedTuple):
 NO_ORDER = TimeOrder(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.bool_))
 
 
-def draw_from_rows(graph: Graph, asked: Asked) -> Drawn:
+def draw_from_rows(graph: Graph, asked: Asked) -> DrawnEdges:
     """Draw edges of each type that leads to a row; a graph without types counts as one of one type."""
-    csr = graph.indptr.numpy(), graph.indices.numpy(), edge_types_of(graph.types)
-    counts = np.empty(len(asked.rows), np.int64)
-    longest = _count(*csr, asked, counts)
+    csr, counts = csr_of(graph), np.empty(len(asked.rows), np.int64)
+    longest = _count(csr, asked, counts)
     if longest < 0:
         raise graph_is_damaged(graph)
     starts = counts.cumsum() - counts
     positions = np.empty(int(counts.sum()), np.int64)
     senders = graph.indices.new_empty(len(positions))
-    _draw(*csr, asked, longest, starts, positions, senders.numpy())
-    return Drawn(torch.from_numpy(counts), torch.from_numpy(positions), senders)
+    _draw(csr, asked, longest, starts, positions, senders.numpy())
+    return DrawnEdges(torch.from_numpy(counts), torch.from_numpy(positions), senders)
 
 
 @compiled
-def _count(indptr: Array, indices: Array, edge_type: Array, asked: Asked, counts: Array) -> Any:
+def _count(csr: Csr, asked: Asked, counts: Array) -> Any:
     """Count the edges that each row gives; return the length of the longest row.
 
     Or return -1, if one is no row of the graph, or has an edge of a type that is none.
     """
     longest: Any = ZERO
     for i in range(len(asked.rows)):
-        prefetch(indptr, asked.rows[_U(min(i + ROWS_AHEAD, len(asked.rows) - 1))])
-        if len(edge_type):
+        prefetch(csr.indptr, asked.rows[_U(min(i + ROWS_AHEAD, len(asked.rows) - 1))])
+        if len(asked.edge_type):
             soon = _U(asked.rows[_U(min(i + ROWS_AHEAD // 2, len(asked.rows) - 1))])
-            prefetch_types(edge_type, indptr[soon], indptr[soon + _U(1)] - indptr[soon])
+            prefetch_types(asked.edge_type, csr.indptr[soon], csr.indptr[soon + _U(1)] - csr.indptr[soon])
         row = _U(asked.rows[_U(i)])
-        first, last, total = indptr[row], indptr[row + _U(1)], ZERO
-        if is_no_row(first, last, len(indices)):
+        first, last, total = csr.indptr[row], csr.indptr[row + _U(1)], ZERO
+        if is_no_row(first, last, len(csr.indices)):
             return -1
         longest = max(longest, last - first)
         while first < last:
             kind, stop = ZERO, last
-            if len(edge_type):
-                kind, stop = np.int64(edge_type[_U(first)]), end_of_piece(edge_type, first, last)
+            if len(asked.edge_type):
+                kind, stop = np.int64(asked.edge_type[_U(first)]), end_of_piece(asked.edge_type, first, last)
             if _U(kind) >= _U(len(asked.fanouts)):  # read as unsigned, a negative number is large
                 return -1
             start, end = _seen(asked, i, kind, first, stop)
@@ -127,16 +127,7 @@ def _count(indptr: Array, indices: Array, edge_type: Array, asked: Asked, counts
 
 
 @compiled
-def _draw(
-    indptr: Array,
-    indices: Array,
-    edge_type: Array,
-    asked: Asked,
-    longest: int,
-    starts: Array,
-    positions: Array,
-    senders: Array,
-) -> None:
+def _draw(csr: Csr, asked: Asked, longest: int, starts: Array, positions: Array, senders: Array) -> None:
     """Write which edges the rows give, each row's from its place in ``starts`` on.
 
     What stands there is read a block of rows later: it was prefetched when it was drawn.
@@ -144,54 +135,50 @@ def _draw(
     count, read, aside = len(asked.rows), 0, aside_for(asked.rule.weights, longest)
     for low in range(0, count + BLOCK, BLOCK):
         for i in range(low + BLOCK, min(low + 2 * BLOCK, count) if len(asked.rule.weights.table) else 0):
-            first, key = indptr[_U(asked.rows[_U(i)])], asked.keys[_U(asked.groups[_U(i)]), ZERO]
-            degree = indptr[_U(asked.rows[_U(i)]) + _U(1)] - first
-            prefetch_row(asked.rule, first, degree, asked.fanouts[ZERO], key, asked.nodes[_U(i)])
+            first, key = csr.indptr[_U(asked.rows[_U(i)])], asked.keys[_U(asked.groups[_U(i)]), ZERO]
+            degree = csr.indptr[_U(asked.rows[_U(i)]) + _U(1)] - first
+            if not is_whole(degree, asked.fanouts[ZERO], asked.rule.replace):
+                prefetch_weights(Piece(first, degree, asked.fanouts[ZERO], key, asked.nodes[_U(i)]), asked.rule)
         for i in range(low, min(low + BLOCK, count)):
-            prefetch(indptr, asked.rows[_U(min(i + ROWS_AHEAD, count - 1))])
-            _draw_row(indptr, indices, edge_type, asked, i, aside, starts[_U(i)], positions)
+            prefetch(csr.indptr, asked.rows[_U(min(i + ROWS_AHEAD, count - 1))])
+            _draw_row(csr, asked, i, aside, starts[_U(i)], positions)
         stop = starts[_U(low)] if low < count else len(positions)
         for edge in range(read, stop):
-            senders[_U(edge)] = indices[_U(positions[_U(edge)])]
+            senders[_U(edge)] = csr.indices[_U(positions[_U(edge)])]
         read = stop
 
 
 @inlined
-def _draw_row(
-    indptr: Array, indices: Array, edge_type: Array, asked: Asked, i: int, aside: Any, begin: int, positions: Array
-) -> None:
+def _draw_row(csr: Csr, asked: Asked, i: int, aside: Any, begin: int, positions: Array) -> None:
     """Draw from row ``i``, of each edge type that leads to it."""
     row, node, out = _U(asked.rows[_U(i)]), asked.nodes[_U(i)], begin
-    first, last = indptr[row], indptr[row + _U(1)]
+    first, last = csr.indptr[row], csr.indptr[row + _U(1)]
     while first < last:
         kind, stop = ZERO, last
-        if len(edge_type):
-            kind, stop = np.int64(edge_type[_U(first)]), end_of_piece(edge_type, first, last)
+        if len(asked.edge_type):
+            kind, stop = np.int64(asked.edge_type[_U(first)]), end_of_piece(asked.edge_type, first, last)
         start, end = _seen(asked, i, kind, first, stop)
         fanout, degree = asked.fanouts[_U(kind)], end - start
         if is_whole(degree, fanout, asked.rule.replace):
-            take_row(indices, start, degree, positions, out)
+            take_row(csr.indices, start, degree, positions, out)
             out += degree
         elif asked.latest:
-            take_row(indices, end - fanout, fanout, positions, out)
+            take_row(csr.indices, end - fanout, fanout, positions, out)
             out += fanout
         else:
-            key = asked.keys[_U(asked.groups[_U(i)]), _U(kind)]
-            draw_row(indices, start, degree, fanout, key, node, asked.rule, aside, positions, out)
+            piece = Piece(start, degree, fanout, asked.keys[_U(asked.groups[_U(i)]), _U(kind)], node)
+            draw_row(csr.indices, piece, asked.rule, aside, positions, out)
             out += fanout
         first = stop
     if len(asked.order.places):
         for edge in range(begin, out):
-            positions[_U(edge)] = indptr[row] + asked.order.places[_U(positions[_U(edge)])]
+            positions[_U(edge)] = csr.indptr[row] + asked.order.places[_U(positions[_U(edge)])]
 
 
 @inlined
 def _seen(asked: Asked, i: int, kind: int, first: int, stop: int) -> Any:
     """Where the edges of a type into row ``i`` that are seen start and end, in the order of time."""
-    start, end = first, stop
-    if len(asked.after) and asked.order.has_time[_U(kind)]:
-        group = _U(asked.groups[_U(i)])
-        if asked.after[group] != BEFORE_ALL:
-            start = first_later(asked.order.times, first, stop, asked.after[group])
-        end = first_later(asked.order.times, start, stop, asked.upto[group])
-    return start, end
+    if len(asked.after) == 0:
+        return first, stop
+    group = _U(asked.groups[_U(i)])
+    return seen_of(asked.order, kind, first, stop, asked.after[group], asked.upto[group])

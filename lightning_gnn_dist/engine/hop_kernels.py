@@ -25,7 +25,7 @@ from lightning_gnn_dist.engine.kernels import (
     REPEATED_SEED,
     ZERO,
     Array,
-    Rule,
+    Csr,
     Table,
     Work,
     draw_row,
@@ -36,7 +36,7 @@ from lightning_gnn_dist.engine.kernels import (
     prefetch_types,
     read_senders,
 )
-from lightning_gnn_dist.engine.weighted.draws import Aside, aside_for, prefetch_weights
+from lightning_gnn_dist.engine.weighted import Aside, Piece, Rule, aside_for, prefetch_weights
 
 NOTES = 256  # pieces that may wait to be drawn from
 ONE_TYPE = np.empty(0, np.uint8)  # what ``Draws.edge_type`` is where rows are not divided
@@ -60,24 +60,14 @@ class Draws(NamedTuple):
 
 
 @compiled
-def sample(
-    indptr: Array,
-    indices: Array,
-    seeds: Array,
-    draws: Draws,
-    work: Work,
-    table: Table,
-    num_nodes: Array,
-    num_edges: Array,
-) -> Any:
+def sample(csr: Csr, seeds: Array, draws: Draws, work: Work, table: Table, num_nodes: Array, num_edges: Array) -> Any:
     """Sample one batch into ``work``; return how many seeds and edges it has.
 
     If ``work`` has room for fewer, the batch is not complete: the caller makes room and starts again.
     Or return ``REPEATED_SEED`` or ``DAMAGED``.
 
     Args:
-        indptr: The graph's row starts, int64.
-        indices: The graph's in-neighbours, int32 or int64.
+        csr: The graph.
         seeds: The batch's first nodes, int64; ``work`` has room for them.
         draws: What is drawn.
         work: Receives the batch.
@@ -90,7 +80,7 @@ def sample(
         return REPEATED_SEED
     num_nodes[0] = end
     for hop in range(len(draws.fanouts)):
-        found = expand(indptr, indices, begin, end, len(seeds), hop, draws, work, table)
+        found = expand(csr, begin, end, len(seeds), hop, draws, work, table)
         if found < 0:
             return DAMAGED
         total = work.starts[_U(end)]
@@ -103,23 +93,13 @@ def sample(
 
 
 @part
-def expand(
-    indptr: Array,
-    indices: Array,
-    begin: int,
-    end: int,
-    others: int,
-    hop: int,
-    draws: Draws,
-    work: Work,
-    table: Table,
-) -> Any:
+def expand(csr: Csr, begin: int, end: int, others: int, hop: int, draws: Draws, work: Work, table: Table) -> Any:
     """One hop, of which ``work`` must have room for the edges and ``others``; return the batch's nodes, or ``DAMAGED``.
 
     It has four stages, each a block of rows behind the one before. With too little room for all edges it counts them,
     and finds no more nodes.
     """
-    if not open_rows(indptr, len(indices), begin, end, ALL_BITS, work):
+    if not open_rows(csr, begin, end, ALL_BITS, work):
         return np.int64(DAMAGED)
     found, blocks, room = end, (end - begin + BLOCK - 1) // BLOCK, len(work.positions) - others
     total = work.starts[_U(begin)]
@@ -131,7 +111,9 @@ def expand(
             prefetch_types(draws.edge_type, work.first[_U(i - begin)], work.degree[_U(i - begin)])
         low -= BLOCK
         if 1 <= block <= blocks:
-            total = _draw_rows(indices, begin, low, min(low + BLOCK, end), total, room, hop, draws, work, notes, aside)
+            total = _draw_rows(
+                csr.indices, begin, low, min(low + BLOCK, end), total, room, hop, draws, work, notes, aside
+            )
             if total < 0:
                 return np.int64(DAMAGED)
         if total > room:
@@ -139,7 +121,7 @@ def expand(
         low -= BLOCK
         if 2 <= block <= blocks + 1:
             start, stop = work.starts[_U(low)], work.starts[_U(min(low + BLOCK, end))]
-            if not read_senders(indices, len(indptr) - 1, start, stop, work, table):
+            if not read_senders(csr, start, stop, work, table):
                 return np.int64(DAMAGED)
         low -= BLOCK
         if block >= 3:
@@ -194,8 +176,7 @@ def _draw_rows(
                 notes[_U(noted), 2], notes[_U(noted), 3] = node, kind
                 noted += np.int64((not is_whole) & (fanout > 0))
                 if len(rule.weights.table) and not is_whole:
-                    key = draws.keys[_U(hop), _U(kind)]
-                    prefetch_weights(rule.weights, first, degree, fanout, rule.replace, key, node)
+                    prefetch_weights(Piece(first, degree, fanout, draws.keys[_U(hop), _U(kind)], node), rule)
             first, total = stop, total + count
         work.starts[_U(i + 1)] = total
         if noted >= NOTES:  # the next row may add one for each type
@@ -222,5 +203,6 @@ def _draw_noted(
     for i in range(noted):
         out, degree, node, kind = notes[_U(i), 0], notes[_U(i), 1], notes[_U(i), 2], notes[_U(i), 3]
         fanout, key = draws.fanouts[_U(hop), _U(kind)], draws.keys[_U(hop), _U(kind)]
-        draw_row(indices, positions[_U(out)], degree, fanout, key, node, draws.rule, aside, positions, out)
+        piece = Piece(positions[_U(out)], degree, fanout, key, node)
+        draw_row(indices, piece, draws.rule, aside, positions, out)
     return ZERO

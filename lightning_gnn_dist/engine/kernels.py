@@ -19,7 +19,7 @@ import numpy.typing as npt
 from lightning_gnn_dist.engine.compiling import inlined, part
 from lightning_gnn_dist.engine.intrinsics import RUN, prefetch, run_length
 from lightning_gnn_dist.engine.rng import below, draw
-from lightning_gnn_dist.engine.weighted.draws import Aside, Weights, draw_by_weight, prefetch_weights
+from lightning_gnn_dist.engine.weighted import Aside, Piece, Rule, draw_by_weight
 
 Array = npt.NDArray[Any]
 
@@ -35,6 +35,18 @@ ZERO: Any = np.int64(0)
 ALL_BITS: Any = np.uint64(2**64 - 1)  # of a node's name, where this is its id
 _U = np.uint64  # with indices of this type, numba leaves out the test for negative ones
 _HASH = _U(0x9E3779B97F4A7C15)
+
+
+class Csr(NamedTuple):
+    """The edges of a graph, or of a shard.
+
+    Attributes:
+        indptr: Where each row starts, int64.
+        indices: The in-neighbours, row after row, int32 or int64.
+    """
+
+    indptr: Array
+    indices: Array
 
 
 class Table(NamedTuple):
@@ -75,18 +87,6 @@ class Work(NamedTuple):
     kinds: Array
 
 
-class Rule(NamedTuple):
-    """How a row's edges are drawn.
-
-    Attributes:
-        weights: How likely each edge of the graph is.
-        replace: Whether an edge may be drawn more than once.
-    """
-
-    weights: Weights
-    replace: bool
-
-
 @part
 def place_seeds(seeds: Array, work: Work, table: Table) -> Any:
     """Begin a batch; return how many distinct seeds there are."""
@@ -97,14 +97,14 @@ def place_seeds(seeds: Array, work: Work, table: Table) -> Any:
 
 
 @part
-def open_rows(indptr: Array, num_edges: int, begin: int, end: int, mask: np.uint64, work: Work) -> Any:
+def open_rows(csr: Csr, begin: int, end: int, mask: np.uint64, work: Work) -> Any:
     """Find the rows of the frontier, whose nodes are these bits of their names; return whether all can be rows."""
     is_damaged: Any = False
     for i in range(begin, end):
-        prefetch(indptr, _U(work.nodes[_U(min(i + ROWS_AHEAD, end - 1))]) & mask)
+        prefetch(csr.indptr, _U(work.nodes[_U(min(i + ROWS_AHEAD, end - 1))]) & mask)
         node = _U(work.nodes[_U(i)]) & mask
-        first, last = indptr[node], indptr[node + _U(1)]
-        is_damaged |= is_no_row(first, last, num_edges)
+        first, last = csr.indptr[node], csr.indptr[node + _U(1)]
+        is_damaged |= is_no_row(first, last, len(csr.indices))
         work.first[_U(i - begin)] = first
         work.degree[_U(i - begin)] = last - first
     return not is_damaged
@@ -123,13 +123,6 @@ def is_whole(degree: int, fanout: int, replace: bool) -> bool:
 
 
 @inlined
-def prefetch_row(rule: Rule, first: int, degree: int, fanout: int, key: np.uint64, node: int) -> None:
-    """Ask for what draws by weight from a row will read."""
-    if not is_whole(degree, fanout, rule.replace):
-        prefetch_weights(rule.weights, first, degree, fanout, rule.replace, key, node)
-
-
-@inlined
 def take_row(indices: Array, first: int, degree: int, positions: Array, out: int) -> None:
     """Choose all edges of a row."""
     for edge in range(degree):
@@ -139,67 +132,52 @@ def take_row(indices: Array, first: int, degree: int, positions: Array, out: int
 
 
 @inlined
-def draw_row(
-    indices: Array,
-    first: int,
-    degree: int,
-    fanout: int,
-    key: np.uint64,
-    node: int,
-    rule: Rule,
-    aside: Aside,
-    positions: Array,
-    out: int,
-) -> None:
-    """Choose ``fanout`` edges of a row that is not taken whole."""
+def draw_row(indices: Array, piece: Piece, rule: Rule, aside: Aside, positions: Array, out: int) -> None:
+    """Choose ``piece.fanout`` edges of a row that is not taken whole."""
     if len(rule.weights.values) == 0:
         if rule.replace:
-            _draw_any(indices, first, degree, fanout, key, node, positions, out)
+            _draw_any(indices, piece, positions, out)
         else:
-            _draw_distinct(indices, first, degree, fanout, key, node, positions, out)
+            _draw_distinct(indices, piece, positions, out)
     else:
-        draw_by_weight(indices, rule.weights, first, degree, fanout, rule.replace, key, node, aside, positions, out)
+        draw_by_weight(indices, piece, rule, aside, positions, out)
 
 
 @inlined
-def _draw_distinct(
-    indices: Array, first: int, degree: int, fanout: int, key: np.uint64, node: int, positions: Array, out: int
-) -> None:
+def _draw_distinct(indices: Array, piece: Piece, positions: Array, out: int) -> None:
     """Floyd's algorithm (Bentley and Floyd, CACM 1987): ``fanout`` of ``degree`` edges, none twice.
 
     It reads none of the edges. Looking for repetitions takes time quadratic in ``fanout``, but up to some hundred
     neighbours that is cheaper than a set, because the comparisons run side by side.
     """
-    for i in range(fanout):
-        last = degree - fanout + i
-        chosen = first + below(draw(key, node, i), last + 1)
+    for i in range(piece.fanout):
+        last = piece.degree - piece.fanout + i
+        chosen = piece.first + below(draw(piece.key, piece.node, i), last + 1)
         is_taken = False
         for j in range(i):
             is_taken |= positions[_U(out + j)] == chosen
-        chosen = first + last if is_taken else chosen
+        chosen = piece.first + last if is_taken else chosen
         positions[_U(out + i)] = chosen
         prefetch(indices, chosen)
 
 
 @inlined
-def _draw_any(
-    indices: Array, first: int, degree: int, fanout: int, key: np.uint64, node: int, positions: Array, out: int
-) -> None:
+def _draw_any(indices: Array, piece: Piece, positions: Array, out: int) -> None:
     """Draw ``fanout`` of ``degree`` edges with replacement."""
-    for i in range(fanout):
-        chosen = first + below(draw(key, node, i), degree)
+    for i in range(piece.fanout):
+        chosen = piece.first + below(draw(piece.key, piece.node, i), piece.degree)
         positions[_U(out + i)] = chosen
         prefetch(indices, chosen)
 
 
 @part
-def read_senders(indices: Array, num_nodes: int, low: int, high: int, work: Work, table: Table) -> Any:
+def read_senders(csr: Csr, low: int, high: int, work: Work, table: Table) -> Any:
     """Fetch the senders of the edges ``low`` to ``high``; return whether all are nodes of the graph."""
     is_damaged: Any = False
     for edge in range(low, high):
-        source = indices[_U(work.positions[_U(edge)])]
+        source = csr.indices[_U(work.positions[_U(edge)])]
         work.columns[_U(edge)] = source
-        is_damaged |= _U(source) >= _U(num_nodes)  # read as unsigned, a negative id is large
+        is_damaged |= _U(source) >= _U(len(csr.indptr) - 1)  # read as unsigned, a negative id is large
         prefetch(table.entries, slot_of(_U(source), table.shift))
     return not is_damaged
 

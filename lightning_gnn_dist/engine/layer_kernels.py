@@ -13,6 +13,7 @@ from lightning_gnn_dist.engine.kernels import (
     REPEATED_SEED,
     ZERO,
     Array,
+    Csr,
     Table,
     Work,
     is_no_row,
@@ -24,7 +25,7 @@ from lightning_gnn_dist.engine.rng import draw, unit
 _U = np.uint64
 
 
-class Layers(NamedTuple):
+class LayerDraws(NamedTuple):
     """What distinguishes one layer-wise sampler from another. A is the weighted adjacency matrix, a row per receiver.
 
     Attributes:
@@ -44,11 +45,10 @@ class Layers(NamedTuple):
 
 @compiled
 def sample_layers(
-    indptr: Array,
-    indices: Array,
+    csr: Csr,
     seeds: Array,
     draws: Draws,
-    layers: Layers,
+    layers: LayerDraws,
     work: Work,
     table: Table,
     num_nodes: Array,
@@ -63,7 +63,7 @@ def sample_layers(
         return REPEATED_SEED
     num_nodes[0] = end
     for hop in range(len(draws.fanouts)):
-        met = expand(indptr, indices, begin, end, end, hop, draws, work, table)
+        met = expand(csr, begin, end, end, hop, draws, work, table)
         if met < 0:
             return DAMAGED
         total = work.starts[_U(end)]
@@ -92,7 +92,7 @@ def sample_layer(
     begin: int,
     key: np.uint64,
     hop: int,
-    layers: Layers,
+    layers: LayerDraws,
     work: Work,
     table: Table,
 ) -> Any:
@@ -142,7 +142,7 @@ def _value(edge: int, row: int, begin: int, values: Array, work: Work) -> Any:
 
 
 @part
-def _chances(begin: int, end: int, met: int, hop: int, layers: Layers, work: Work) -> Any:
+def _chances(begin: int, end: int, met: int, hop: int, layers: LayerDraws, work: Work) -> Any:
     """The probability that each node met so far is drawn, float64, shape (met,)."""
     chances = np.zeros(met)
     if len(layers.importance):
@@ -192,7 +192,7 @@ def _choose(met: int, key: np.uint64, chances: Array, work: Work) -> None:
 
 
 @part
-def _thin(begin: int, end: int, met: int, layers: Layers, inverse: Array, work: Work) -> Any:
+def _thin(begin: int, end: int, met: int, layers: LayerDraws, inverse: Array, work: Work) -> Any:
     """Remove the nodes that were not drawn and their edges; return how many nodes are left."""
     moved, found = np.empty(met, np.int64), end
     for at in range(met):
@@ -231,15 +231,15 @@ def _place_again(count: int, start: int, work: Work, table: Table) -> None:
 
 
 @compiled
-def add_column_norms(indptr: Array, indices: Array, values: Array, norms: Array) -> bool:
+def add_column_norms(csr: Csr, values: Array, norms: Array) -> bool:
     """Add each column's squared norm in these rows of A to ``norms``, float64; return False if the graph is damaged."""
-    for row in range(len(indptr) - 1):
-        low, high = indptr[row], indptr[row + 1]
-        if is_no_row(low, high, len(indices)):
+    for row in range(len(csr.indptr) - 1):
+        low, high = csr.indptr[row], csr.indptr[row + 1]
+        if is_no_row(low, high, len(csr.indices)):
             return False
         for edge in range(low, high):
             value = np.float64(values[edge]) if len(values) else 1.0 / (high - low)
-            column = _U(indices[edge])
+            column = _U(csr.indices[edge])
             if column >= _U(len(norms)):
                 return False
             norms[column] += value * value

@@ -13,6 +13,7 @@ from lightning_gnn_dist.engine.kernels import (
     REPEATED_SEED,
     ZERO,
     Array,
+    Csr,
     Table,
     Work,
     is_no_row,
@@ -26,17 +27,17 @@ _U = np.uint64
 
 
 @compiled
-def walk(indptr: Array, indices: Array, seeds: Array, key: np.uint64, length: int, out: Array) -> bool:
+def walk(csr: Csr, seeds: Array, key: np.uint64, length: int, out: Array) -> bool:
     """Walk ``length`` steps from each seed, each to a random sender if there is one. False if the graph is damaged."""
     for i in range(len(seeds)):
         node = np.int64(seeds[_U(i)])
         for step in range(length):
-            first, last = indptr[_U(node)], indptr[_U(node + 1)]
-            if is_no_row(first, last, len(indices)):
+            first, last = csr.indptr[_U(node)], csr.indptr[_U(node + 1)]
+            if is_no_row(first, last, len(csr.indices)):
                 return False
             if last > first:
-                node = np.int64(indices[_U(first + below(draw(key, seeds[_U(i)], step), last - first))])
-            if _U(node) >= _U(len(indptr) - 1):
+                node = np.int64(csr.indices[_U(first + below(draw(key, seeds[_U(i)], step), last - first))])
+            if _U(node) >= _U(len(csr.indptr) - 1):
                 return False
             out[_U(i * length + step)] = node
     return True
@@ -44,14 +45,7 @@ def walk(indptr: Array, indices: Array, seeds: Array, key: np.uint64, length: in
 
 @compiled
 def sample_induced(
-    indptr: Array,
-    indices: Array,
-    seeds: Array,
-    others: Array,
-    work: Work,
-    table: Table,
-    num_nodes: Array,
-    num_edges: Array,
+    csr: Csr, seeds: Array, others: Array, work: Work, table: Table, num_nodes: Array, num_edges: Array
 ) -> Any:
     """Sample the seeds, ``others`` (ids may repeat) and all edges among them; return as :func:`hop_kernels.sample`."""
     needed = len(seeds) + len(others)
@@ -63,22 +57,14 @@ def sample_induced(
     for i in range(len(others)):
         work.columns[_U(i)] = others[_U(i)]
     count = place(ZERO, len(others), work, table, count)
-    needed = _induce(indptr, indices, count, work, table)
+    needed = _induce(csr, count, work, table)
     if 0 <= needed <= len(work.positions):
         _count_hops(len(seeds), count, work, num_nodes, num_edges)
     return needed
 
 
 @compiled
-def sample_egos(
-    indptr: Array,
-    indices: Array,
-    seeds: Array,
-    draws: Draws,
-    work: Work,
-    table: Table,
-    roots: Array,
-) -> Any:
+def sample_egos(csr: Csr, seeds: Array, draws: Draws, work: Work, table: Table, roots: Array) -> Any:
     """Sample a graph for each seed into ``work``, one behind the other; ``roots`` receives where they start.
 
     The nodes of a graph are those that neighbour sampling finds. It is sampled into views of ``work`` that begin where
@@ -92,14 +78,14 @@ def sample_egos(
         count = place_seeds(seeds[i : i + 1], mine, own)
         begin = ZERO
         for hop in range(len(draws.fanouts)):
-            met = expand(indptr, indices, begin, count, nodes + count + 1, hop, draws, mine, own)
+            met = expand(csr, begin, count, nodes + count + 1, hop, draws, mine, own)
             if met < 0:
                 return DAMAGED
             total = mine.starts[_U(count)]
             if nodes + edges + count + total >= room:
                 return 2 * room + total
             begin, count = count, met
-        total = _induce(indptr, indices, count, mine, own)
+        total = _induce(csr, count, mine, own)
         if total < 0:
             return DAMAGED
         if nodes + edges + count + total >= room:
@@ -128,17 +114,17 @@ def _behind(work: Work, nodes: int, edges: int) -> Any:
 
 
 @part
-def _induce(indptr: Array, indices: Array, count: int, work: Work, table: Table) -> Any:
+def _induce(csr: Csr, count: int, work: Work, table: Table) -> Any:
     """Find the edges among the first ``count`` nodes; return how many, even if ``work`` has room for fewer."""
-    out, room, num_nodes, is_damaged = 0, len(work.positions), _U(len(indptr) - 1), False
+    out, room, num_nodes, is_damaged = 0, len(work.positions), _U(len(csr.indptr) - 1), False
     work.starts[0] = 0
     for row in range(count):
         node = _U(work.nodes[_U(row)])
-        first, last = indptr[node], indptr[node + _U(1)]
-        if is_no_row(first, last, len(indices)):
+        first, last = csr.indptr[node], csr.indptr[node + _U(1)]
+        if is_no_row(first, last, len(csr.indices)):
             return DAMAGED
         for edge in range(first, last):
-            sender = _U(indices[_U(edge)])
+            sender = _U(csr.indices[_U(edge)])
             is_node = sender < num_nodes
             is_damaged |= not is_node
             at = _find(sender * _U(is_node), work, table)  # a branch here would take a fifth longer

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.weighted.alias import Array, fill_table
-from lightning_gnn_dist.engine.weighted.draws import EVEN, Weights
+from lightning_gnn_dist.engine.weighted import EVEN, Array, Weights, fill_table
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
 from lightning_gnn_dist.graph.memo import remembered_of
 from lightning_gnn_dist.graph.storage.mapped import MappedRows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -28,10 +29,9 @@ from lightning_gnn_dist.graph.digest import fingerprint_of
 from lightning_gnn_dist.graph.rows import check_csr, check_form, senders_outside
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.typed import hetero
-from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build
-from lightning_gnn_dist.graph.typed.induced import induced
+from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build, induced
 from lightning_gnn_dist.graph.typed.names import OneType, have_names
-from lightning_gnn_dist.graph.typed.types import UNTYPED_ONLY, GraphTypes
+from lightning_gnn_dist.graph.typed.types import UNTYPED_ONLY, GraphTypes, arrays_below
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
@@ -78,7 +78,9 @@ class Graph:
         check_at_least_if_given(0, num_senders=num_senders)
         if fingerprint is not None and not isinstance(fingerprint, str):
             raise TypeError(f"fingerprint must be a text such as Graph.fingerprint gives, got {shown(fingerprint)}.")
-        self._set(indptr, indices, node_arrays, edge_arrays, path, fingerprint, num_senders)
+        check_form(indptr, indices)
+        types = GraphTypes.of_one(indptr, indices, node_arrays or {}, edge_arrays or {}, num_senders)
+        self._set(indptr, indices, types, path, fingerprint)
         self.check_edges()
         convert.warn_of_overlaps(self.node_arrays)
 
@@ -86,29 +88,23 @@ class Graph:
         self,
         indptr: Tensor,
         indices: Tensor,
-        node_arrays: Mapping[str, Tensor] | None,
-        edge_arrays: Mapping[str, Tensor] | None,
-        path: Path | None,
-        fingerprint: str | None,
-        num_senders: int | None,
-        types: GraphTypes | None = None,
+        types: GraphTypes,
+        path: Path | None = None,
+        fingerprint: str | None = None,
+        node_arrays: Mapping[str, Tensor] | None = None,
     ) -> None:
         check_form(indptr, indices)
         self.indptr = indptr
         self.indices = indices
         self.path = None if path is None else check_path("path", path)
         self._fingerprint = fingerprint
-        sizes = self.num_nodes, self.num_edges
-        if types is None:
-            arrays = dict(node_arrays or {}), dict(edge_arrays or {})
-            types = GraphTypes.of_one(*sizes, *arrays, num_senders)
         self.types = types
         if not have_names(types):  # the same objects, as arrays may be added
             self.node_arrays = cast(dict[str, Tensor], types.node_arrays[OneType.node_types[0]])
             self.edge_arrays = cast(dict[str, Tensor], types.edge_arrays[OneType.edge_types[0]])
         elif node_arrays is not None:
             self.node_arrays = dict(node_arrays)
-        self.types.check_fits(*sizes)
+        types.check_fits(self.num_nodes, self.num_edges)
 
     if not TYPE_CHECKING:  # mypy would believe in any attribute
 
@@ -161,8 +157,10 @@ class Graph:
         convert.check_num_nodes(num_nodes)
         nodes = {OneType.node_types[0]: NodeTable(int(num_nodes), node_arrays or {})}
         edges = {OneType.edge_types[0]: EdgeTable(edge_index, edge_arrays or {})}
-        indptr, indices, types = build(nodes, edges)
-        return cls(indptr, indices, types.node_arrays[OneType.node_types[0]], types.edge_arrays[OneType.edge_types[0]])
+        convert.check_names(node_arrays or {}, edge_arrays or {}, allowed=("n_id",))
+        graph = typed_graph(*build(nodes, edges))
+        convert.warn_of_overlaps(graph.node_arrays)
+        return graph
 
     def to_pyg(self) -> Data | HeteroData:
         """The graph as a PyG ``Data``, or a typed one as a ``HeteroData``. The arrays are this graph's own.
@@ -198,6 +196,7 @@ class Graph:
         check_arrays(beside=beside, arrays=arrays)  # they may have changed
         check_form(self.indptr, self.indices)
         self.types.check_fits(self.num_nodes, self.num_edges)
+        self.types.check_lengths()
         self.check_edges()
         if self.path is not None and path.resolve() == self.path:
             raise ValueError(f"The graph is read from {path} itself: save it to another path.")
@@ -323,14 +322,10 @@ def checked_graph(
     node_arrays: Mapping[str, Tensor],
     edge_arrays: Mapping[str, Tensor],
     *,
-    path: Path | None = None,
-    fingerprint: str | None = None,
     num_senders: int | None = None,
 ) -> Graph:
-    """Build a graph without :meth:`Graph.check_edges`, from edges that were checked before."""
-    graph = Graph.__new__(Graph)
-    graph._set(indptr, indices, node_arrays, edge_arrays, path, fingerprint, num_senders)
-    return graph
+    """Build a graph without types without :meth:`Graph.check_edges`, from edges that were checked before."""
+    return typed_graph(indptr, indices, GraphTypes.of_one(indptr, indices, node_arrays, edge_arrays, num_senders))
 
 
 def typed_graph(
@@ -341,9 +336,9 @@ def typed_graph(
     fingerprint: str | None = None,
     node_arrays: Mapping[str, Tensor] | None = None,
 ) -> Graph:
-    """Do as :func:`checked_graph` for a graph with types. A part has ``node_arrays`` of all nodes, too."""
+    """Build a graph of checked edges and their types. A part of a typed one has ``node_arrays`` of all nodes, too."""
     graph = Graph.__new__(Graph)
-    graph._set(indptr, indices, node_arrays, None, path, fingerprint, None, types)
+    graph._set(indptr, indices, types, path, fingerprint, node_arrays)
     return graph
 
 
@@ -355,13 +350,29 @@ def open_rows(path: Path, num_senders: int | None, seeds: str | None = None) -> 
     arrays, fingerprint, types = store.read(path, num_senders)
     if missing := {"indptr", "indices"} - arrays.keys():
         raise ValueError(f"{path} holds no {min(missing)}.npy that its meta.json knows of: save the graph again.")
-    ends = arrays["indptr"], arrays["indices"]
-    if types is not None:
-        return typed_graph(*ends, types if seeds is None else types.with_seeds(seeds), path.resolve(), fingerprint)
-    nodes = {name.removeprefix("nodes/"): t for name, t in arrays.items() if name.startswith("nodes/")}
-    edges = {name.removeprefix("edges/"): t for name, t in arrays.items() if name.startswith("edges/")}
-    convert.check_names(nodes, edges, allowed=("n_id",))
-    return checked_graph(*ends, nodes, edges, path=path.resolve(), fingerprint=fingerprint, num_senders=num_senders)
+    rows = arrays["indptr"], arrays["indices"]
+    if types is None:
+        nodes, edges = arrays_below("nodes/", arrays), arrays_below("edges/", arrays)
+        convert.check_names(nodes, edges, allowed=("n_id",))
+        types = GraphTypes.of_one(*rows, nodes, edges, num_senders)
+    return typed_graph(*rows, types if seeds is None else types.with_seeds(seeds), path.resolve(), fingerprint)
+
+
+def with_arrays(graph: Graph, arrays: Mapping[str, Tensor]) -> Graph:
+    """The graph with more node arrays, or others, each with a row for every node."""
+    if not arrays:
+        return graph
+    types, of_types = graph.types, dict[str, dict[str, Tensor]]()
+    for kind, known in types.node_arrays.items():
+        nodes = types.nodes_of(kind)
+        of_types[kind] = {**known, **{name: array[nodes.start : nodes.stop] for name, array in arrays.items()}}
+    return with_arrays_of_types(graph, of_types)
+
+
+def with_arrays_of_types(graph: Graph, of_types: Mapping[str, Mapping[str, Tensor]]) -> Graph:
+    """The graph with these node arrays of each type."""
+    types, of_all = replace(graph.types, node_arrays=of_types), vars(graph).get("node_arrays")
+    return typed_graph(graph.indptr, graph.indices, types, node_arrays=of_all)
 
 
 def _built(indptr: Tensor, indices: Tensor, types: GraphTypes, node_arrays: Any) -> Graph:

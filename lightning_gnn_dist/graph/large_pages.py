@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import of_all_graphs, remembered
-from lightning_gnn_dist.graph.storage.maps import Map, all_maps, libc, maps_under
+from lightning_gnn_dist.graph.storage.mapped import Map, all_maps, libc, maps_under
 
 log = logging.getLogger(__name__)
 

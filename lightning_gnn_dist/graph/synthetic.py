@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lightning_gnn_dist.checks import (
     MAX_NUMBER,
@@ -20,7 +21,9 @@ from lightning_gnn_dist.checks import (
     is_number,
     shown,
 )
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph import Graph, typed_graph
+from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build
+from lightning_gnn_dist.graph.typed.names import EdgeType
 
 MAX_NODES = 2**31 - 1  # a graph is made in RAM
 
@@ -96,3 +99,125 @@ def _edges(label: NDArray[np.int64], count: int, homophily: float, generator: np
 
 def _climb(ladder: NDArray[np.float64], height: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.minimum(np.searchsorted(ladder, height, side="right") - 1, ladder.size - 2)
+
+
+MAX_PAPERS = 10**9
+DAYS = 3650  # over which papers appear
+Ids = NDArray[np.int64]
+
+
+def citations(
+    num_papers: int = 8_000,
+    num_fields: int = 6,
+    *,
+    mean_degree: float = 4.0,
+    homophily: float = 0.8,
+    noise: float = 6.0,
+    seed: int = 0,
+) -> Graph:
+    """A typed graph whose papers have a field (``y``), a day (``time``) and the three masks. The seed decides it.
+
+    Papers have 32 features, authors 16, words 8 and venues none. A paper cites and disputes earlier papers, authors
+    write it, it is in a venue and uses words; all but the edges between papers have a reverse type, ``rev_...``.
+    Edges have the day of their paper as their ``time``, and rows are in its order. The first six tenths of the papers
+    are there to train on, the next two to validate, the last to test.
+
+    Args:
+        num_papers: How many papers; there are half as many authors, a quarter as many words and one venue in 100.
+        num_fields: How many fields; authors, words and venues have one too, which they do not show.
+        mean_degree: Edges of each type that a paper sends or receives, on average.
+        homophily: Share of edges that go where their type says: ``disputes`` to the next field, all others to the same
+            one. The others may end anywhere.
+        noise: Standard deviation of the features around the mean of their field, whose entries have deviation 1.
+        seed: Everything is drawn from it.
+    """
+    check_seed(seed)
+    check_at_least(1, most=MAX_PAPERS, num_papers=num_papers)
+    check_at_least(1, most=MAX_PAPERS, num_fields=num_fields)
+    check_between(0, max(num_papers, 100), mean_degree=mean_degree)
+    check_between(0, 1, homophily=homophily)
+    check_between(0, MAX_NUMBER, noise=noise)
+    if num_papers < 100 * num_fields:
+        raise ValueError(f"num_papers ({num_papers}) must be at least 100 times num_fields ({num_fields}).")
+    check_fits(8 * int(num_papers) * (2 * 32 + 2 * 16 + 8 * 8 * round(mean_degree)), "So large a graph")
+    draw = _Draw(np.random.default_rng(seed), int(num_papers), int(num_fields), float(homophily))
+    field = draw.fields()
+    day = np.sort(draw.generator.integers(DAYS, size=num_papers))  # papers are in the order in which they appear
+    nodes = {
+        name: NodeTable(len(field[name]), draw.features(field[name], width, noise)) for name, width in WIDTHS.items()
+    }
+    papers = {"y": torch.from_numpy(field["paper"]), "time": torch.from_numpy(day), **_masks(int(num_papers))}
+    nodes["paper"] = nodes["paper"]._replace(arrays={**nodes["paper"].arrays, **papers})
+    edges: dict[EdgeType, EdgeTable] = {}
+    count = round(num_papers * mean_degree)
+    for name, shift in (("cites", 0), ("disputes", 1)):
+        old, new = draw.earlier(field["paper"], count, shift)
+        edges["paper", name, "paper"] = _edge_table(old, new, day[new])
+    for kind, name in (("author", "writes"), ("venue", "prints"), ("word", "describes")):
+        paper, other = draw.ends(field["paper"], field[kind], num_papers if kind == "venue" else count)
+        edges[kind, name, "paper"] = _edge_table(other, paper, day[paper])
+        edges["paper", f"rev_{name}", kind] = _edge_table(paper, other, day[paper])
+    return typed_graph(*build(nodes, edges, "time"))
+
+
+WIDTHS = {"paper": 32, "author": 16, "venue": 0, "word": 8}
+
+
+class _Draw:
+    """What is drawn, one after the other."""
+
+    def __init__(self, generator: np.random.Generator, num_papers: int, num_fields: int, homophily: float) -> None:
+        self.generator, self.num_fields, self.homophily = generator, num_fields, homophily
+        self._counts = {
+            "paper": num_papers,
+            "author": num_papers // 2,
+            "venue": num_papers // 100,
+            "word": num_papers // 4,
+        }
+
+    def fields(self) -> dict[str, Ids]:
+        """The field of every node, each field with one node at least."""
+        return {
+            name: self.generator.permutation(np.arange(count, dtype=np.int64) % self.num_fields)
+            for name, count in self._counts.items()
+        }
+
+    def features(self, field: Ids, width: int, noise: float) -> dict[str, Tensor]:
+        """Features around the mean of the field, or none."""
+        if not width:
+            return {}
+        centre = self.generator.normal(size=(self.num_fields, width))
+        x = centre[field] + noise * self.generator.normal(size=(field.size, width))
+        return {"x": torch.from_numpy(x.astype(np.float32))}
+
+    def earlier(self, field: Ids, count: int, shift: int) -> tuple[Ids, Ids]:
+        """``count`` pairs of an older paper and one of its field, or of a later field by ``shift``, that names it."""
+        new = self.generator.integers(1, field.size, size=count)
+        aims = np.where(self.generator.random(count) < self.homophily, (field[new] + shift) % self.num_fields, -1)
+        old = (self.generator.random(count) * new).astype(np.int64)
+        for wanted in range(self.num_fields):
+            members = np.flatnonzero(field == wanted)
+            some = np.flatnonzero(aims == wanted)
+            before = np.searchsorted(members, new[some])
+            some, before = some[before > 0], before[before > 0]
+            old[some] = members[(self.generator.random(some.size) * before).astype(np.int64)]
+        return old, new
+
+    def ends(self, of_papers: Ids, of_others: Ids, count: int) -> tuple[Ids, Ids]:
+        """``count`` papers, each about equally often, and for each a node, mostly of its field."""
+        paper = self.generator.permutation(np.arange(count, dtype=np.int64) % of_papers.size)
+        other = self.generator.integers(of_others.size, size=count)
+        aims = np.where(self.generator.random(count) < self.homophily, of_papers[paper], -1)
+        for wanted in range(self.num_fields):
+            some = np.flatnonzero(aims == wanted)
+            other[some] = self.generator.choice(np.flatnonzero(of_others == wanted), size=some.size)
+        return paper, other
+
+
+def _edge_table(sender: Ids, receiver: Ids, day: Ids) -> EdgeTable:
+    return EdgeTable(torch.from_numpy(np.stack([sender, receiver])), {"time": torch.from_numpy(day)})
+
+
+def _masks(count: int) -> dict[str, Tensor]:
+    share = torch.arange(count) / count
+    return {"train_mask": share < 0.6, "val_mask": (share >= 0.6) & (share < 0.8), "test_mask": share >= 0.8}

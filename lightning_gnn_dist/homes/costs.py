@@ -18,9 +18,9 @@ from lightning_gnn_dist.layers.shard_nodes import SHARE_OF_INPUTS, ShardNodes
 from lightning_gnn_dist.layers.whole_nodes import WholeNodes, folder_beside
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from lightning_gnn_dist.sampling.temporal import TemporalSampler
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
-from lightning_gnn_dist.sharded.sampling import check_sampler, sample_bulk
+from lightning_gnn_dist.sharded.source import check_sampler, sample_bulk
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.collectives import all_gather_rows
 

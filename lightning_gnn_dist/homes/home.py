@@ -17,10 +17,9 @@ from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.boundary.exchange_loader import ExchangeLoader
 from lightning_gnn_dist.boundary.exchange_plan import Owners
 from lightning_gnn_dist.engine.sample import Sample
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph import Graph, with_arrays
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.homes.running import ForgetsRun, Running
 from lightning_gnn_dist.joint import WeighsRanks
 from lightning_gnn_dist.layers.definition import Layer, layers_in
@@ -28,7 +27,7 @@ from lightning_gnn_dist.layers.evaluating.choice import Evaluated
 from lightning_gnn_dist.layers.evaluating.layered_loader import ReadyRows
 from lightning_gnn_dist.layers.model_layers import ModelLayers
 from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
+from lightning_gnn_dist.prepare.bounds import TypedBounds
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.wire.channel import open_channel
 

@@ -24,7 +24,7 @@ from lightning_gnn_dist.graph.rows import (
     take_rows,
 )
 from lightning_gnn_dist.graph.sizes import bytes_per_edge, bytes_per_node
-from lightning_gnn_dist.graph.typed.induced import induced
+from lightning_gnn_dist.graph.typed.build import induced
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.partition.base import Partition

@@ -18,8 +18,8 @@ from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.homes.times import check_units, spans_of
 from lightning_gnn_dist.prepare.shard import Bounds
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
-from lightning_gnn_dist.sharded.sampling import check_sampler
+from lightning_gnn_dist.sampling.temporal import TemporalSampler
+from lightning_gnn_dist.sharded.source import check_sampler
 from lightning_gnn_dist.wire.collectives import all_gather_rows
 
 _MOST_BYTES = 2048  # of what is said

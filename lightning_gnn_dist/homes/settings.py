@@ -19,7 +19,7 @@ from lightning_gnn_dist.layers.budget import LEAST_BYTES
 from lightning_gnn_dist.rules import Count, Seed, check_fields, whole
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from lightning_gnn_dist.sampling.temporal import TemporalSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 
 Deal = Literal["any", "own"]

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.row_cache import figures_of
 from lightning_gnn_dist.batches.placement import stream_to
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.boundary import Boundary
@@ -27,8 +26,8 @@ from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.layers.definition import Layer
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
 from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.prepare.bounds import TypedBounds
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, check_same
-from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sharded.part import read_part
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
@@ -162,10 +161,7 @@ class ShardHome(Home):
     @property
     def figures(self) -> dict[str, float]:
         """Numbers to log: the rows of other shards, and those in the cache."""
-        if self._graph is None:
-            return {}
-        cache = self._graph.cache
-        return figures_of(cache.asked, cache.hits, cache.fetched_bytes)
+        return {} if self._graph is None else self._graph.figures
 
     def _connect(self) -> ShardedGraph:
         check_ranks(self.path, self.bounds, self.running.num_ranks)

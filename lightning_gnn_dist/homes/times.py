@@ -21,7 +21,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler, check_event_graph
+from lightning_gnn_dist.sampling.temporal import TemporalSampler, check_event_graph
 
 log = logging.getLogger(__name__)
 

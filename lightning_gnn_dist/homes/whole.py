@@ -13,9 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.disk_rows import DiskRows, check_rows_in_files
-from lightning_gnn_dist.batches.ahead.file_source import FileSource
-from lightning_gnn_dist.batches.ahead.row_cache import figures_of
+from lightning_gnn_dist.batches.ahead.files import DiskRows, FileSource, check_rows_in_files
 from lightning_gnn_dist.batches.part_batch import Run
 from lightning_gnn_dist.batches.placement import Placement, release, stream_to
 from lightning_gnn_dist.batches.source import GraphSource
@@ -26,13 +24,12 @@ from lightning_gnn_dist.boundary.historic_rows import PLACE, HistoricRows
 from lightning_gnn_dist.boundary.part_nodes import PartNodes
 from lightning_gnn_dist.boundary.prices import short_name
 from lightning_gnn_dist.boundary.refusals import against_exchange
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph import Graph, with_arrays
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.homes.costs import WholeCosts
 from lightning_gnn_dist.homes.home import Home, Shown
 from lightning_gnn_dist.homes.meeting_rows import MeetingRows
@@ -186,8 +183,7 @@ class WholeHome(Home):
         """Numbers to log: rows that are read from files, what switching parts cost, the running part's coverage."""
         figures = dict[str, float]()
         if self._disk_rows is not None:
-            cache = self._disk_rows.cache
-            figures |= figures_of(cache.asked, cache.hits, self._disk_rows.bytes_read)
+            figures |= self._disk_rows.figures
         return figures | ({} if self._parts is None else self._parts.figures)
 
     # The boundary.

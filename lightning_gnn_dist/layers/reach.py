@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.hops import graph_is_damaged
 from lightning_gnn_dist.engine.row_kernels import reach
+from lightning_gnn_dist.engine.sample import graph_is_damaged
 from lightning_gnn_dist.graph.graph import Graph
 
 ALL = np.iinfo(np.int64).max

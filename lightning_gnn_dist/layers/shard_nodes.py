@@ -15,12 +15,11 @@ from lightning_gnn_dist.batches.assembling import Content, Taken, made_of, taken
 from lightning_gnn_dist.batches.batch import NamesOfTypes, gathered, names_of_types
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.apart import take_apart_of_shards
-from lightning_gnn_dist.engine.hops import has_ids
-from lightning_gnn_dist.engine.sample import Sample
+from lightning_gnn_dist.engine.sample import Sample, has_ids
 from lightning_gnn_dist.graph.convert import SUFFIX
+from lightning_gnn_dist.graph.graph import with_arrays
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, bytes_per_row, edge_positions, row_pieces, take_rows
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.layers.definition import Layer
 from lightning_gnn_dist.layers.layer_pass import Bring
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
@@ -35,8 +34,8 @@ from lightning_gnn_dist.layers.row_table import (
     ids_of,
 )
 from lightning_gnn_dist.layers.whole_nodes import FEATURES, batch_of_layer
+from lightning_gnn_dist.prepare.bounds import TypedBounds
 from lightning_gnn_dist.prepare.shard import Shard
-from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 from lightning_gnn_dist.wire.channel import Channel
 
 SHARE_OF_INPUTS = 4  # the part of an evaluation's budget that input rows may take in RAM

@@ -10,7 +10,7 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist.batches.hetero import SampledHeteroData
-from lightning_gnn_dist.batches.one_hop import RowsOfTypes, Seen, one_hop, seen_by_layers
+from lightning_gnn_dist.batches.one_hop import LayerView, RowsOfTypes, one_hop, seen_by_layers
 from lightning_gnn_dist.batches.part_batch import OfPart
 from lightning_gnn_dist.batches.seed_batch import SeedsOnly
 from lightning_gnn_dist.checks import check_instance
@@ -63,7 +63,7 @@ def _ready_rows(module: HasLayers, batch: object) -> RowsOfTypes | None:
 def layers_on_blocks(
     layers: list[Layer],
     batch: Any,
-    seen: Sequence[Seen],
+    seen: Sequence[LayerView],
     known: Callable[[RowsOfTypes, int], RowsOfTypes] = lambda rows, _: rows,
 ) -> Any:
     """Run layers on a batch, each on its own blocks.

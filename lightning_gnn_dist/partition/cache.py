@@ -20,8 +20,7 @@ import torch
 
 from lightning_gnn_dist.checks import check_folder, check_instance
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.storage import drafts
-from lightning_gnn_dist.graph.storage.files import make_read_only, read_json
+from lightning_gnn_dist.graph.storage.files import folder_beside, make_read_only, read_json, unused_name
 from lightning_gnn_dist.graph.storage.npy import NpyFile, save_for_good
 from lightning_gnn_dist.partition.base import Partition, Partitioner, check_request
 from lightning_gnn_dist.partition.kernels import Array
@@ -130,7 +129,7 @@ def _compute(graph: Graph, partitioner: Partitioner, num_parts: int, seed: int) 
 def _store(partition: Partition, entry: Path, key: dict[str, Any]) -> Partition:
     """Write an entry under a temporary name, then rename it, so that nobody reads half of it."""
     assignment = partition.assignment.numpy()
-    with drafts.folder_beside(entry) as draft:
+    with folder_beside(entry) as draft:
         save_for_good(draft / "assignment.npy", assignment)
         (draft / "meta.json").write_text(json.dumps({**key, "digest": _digest(assignment)}, indent=1))
         make_read_only(draft)
@@ -155,7 +154,7 @@ def _rename(draft: Path, entry: Path) -> bool:
 
 def _discard(entry: Path) -> None:
     """Rename a damaged entry before it is deleted, so that nobody reads half of it."""
-    rubbish = drafts.unused_name(entry)
+    rubbish = unused_name(entry)
     with contextlib.suppress(FileNotFoundError):  # another process found the damage too
         os.rename(entry, rubbish)
         if rubbish.is_dir() and not rubbish.is_symlink():

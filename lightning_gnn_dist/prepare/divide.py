@@ -21,15 +21,14 @@ from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.digest import fingerprint_of
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, typed_graph
 from lightning_gnn_dist.graph.rows import edge_positions, starts_of, take_rows
-from lightning_gnn_dist.graph.storage import drafts
+from lightning_gnn_dist.graph.storage.files import folder_beside
 from lightning_gnn_dist.graph.storage.store import shard_name
-from lightning_gnn_dist.graph.typed.induced import types_of
+from lightning_gnn_dist.graph.typed.build import types_of
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.prepare.link_bounds import LinkBounds
+from lightning_gnn_dist.prepare.bounds import LinkBounds, TypedBounds, seeds_of
 from lightning_gnn_dist.prepare.shard import write_index
-from lightning_gnn_dist.prepare.typed_bounds import TypedBounds, seeds_of
 
 
 class SplitOfEdges(Protocol):
@@ -92,7 +91,7 @@ def save_shards(graph: Graph | SplitOfEdges, partition: Partition, folder: str |
     graph.check_whole()
     if not (counts := partition.counts()).all():
         raise ValueError(f"Part {int(counts.argmin())} of the partition has no nodes, and each shard needs one.")
-    with drafts.folder_beside(folder) as draft:
+    with folder_beside(folder) as draft:
         _write(graph, partition, draft, split)
         os.rename(draft, folder)
 

@@ -22,14 +22,20 @@ from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import FULL
 from lightning_gnn_dist.graph.typed.names import EdgeType, within
 from lightning_gnn_dist.prepare.files.inputs import EDGE, Inputs, check_carried, with_reverse
-from lightning_gnn_dist.prepare.one_shard import OneShard, check_assignment, inputs_of, numbering_of
+from lightning_gnn_dist.prepare.one_shard import Numbering, OneShard, Part, check_assignment, inputs_of, numbering_of
 from lightning_gnn_dist.prepare.steps.describe import Prepared, describe
-from lightning_gnn_dist.prepare.steps.edge_sorting import EdgeSorting, OnProgress, check_times
+from lightning_gnn_dist.prepare.steps.edges import EdgeSorting, OnProgress, check_times
 from lightning_gnn_dist.prepare.steps.estimate import Estimate, estimate_of
+from lightning_gnn_dist.prepare.steps.external_sort import MemoryTooSmall
 from lightning_gnn_dist.prepare.steps.journal import Journal, journal_of
-from lightning_gnn_dist.prepare.steps.nodes import MAX_BYTES_AT_ONCE, NodesOfType, has_fractions, unpack_nodes
-from lightning_gnn_dist.prepare.steps.numbering import Numbering, Part
-from lightning_gnn_dist.prepare.steps.splits import NO_LABELS, check_split
+from lightning_gnn_dist.prepare.steps.nodes import (
+    MAX_BYTES_AT_ONCE,
+    NO_LABELS,
+    NodesOfType,
+    check_split,
+    has_fractions,
+    unpack_nodes,
+)
 from lightning_gnn_dist.rules import Count, Seed, check_fields
 
 if TYPE_CHECKING:
@@ -178,8 +184,9 @@ class Preparation:
             with journal_of(self.folder, self._inputs()) as journal:
                 try:
                     prepared = self._write(journal, on_progress)
-                except (ValueError, TypeError):
-                    shutil.rmtree(self.folder)  # nobody goes on with what was refused
+                except (ValueError, TypeError) as error:
+                    if not isinstance(error, MemoryTooSmall):
+                        shutil.rmtree(self.folder)  # nobody goes on with what was refused
                     raise
                 store.replace(self._draft, self.target)
                 flush(self.folder.parent)

@@ -16,12 +16,10 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph, open_rows
-from lightning_gnn_dist.graph.storage import drafts
-from lightning_gnn_dist.graph.storage.files import check_entries, read_json
+from lightning_gnn_dist.graph.storage.files import check_entries, read_json, write_whole
 from lightning_gnn_dist.graph.storage.store import SHARDS, shard_name
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.prepare.link_bounds import LinkBounds
-from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
+from lightning_gnn_dist.prepare.bounds import LinkBounds, TypedBounds
 
 FORMAT = "lightning_gnn_dist shares"
 INDEX = SHARDS
@@ -169,7 +167,7 @@ def write_index(
         about["types"] = types.about
     if links is not None:
         about["links"] = links.about
-    drafts.write_whole(folder / INDEX, json.dumps(about, indent=1))
+    write_whole(folder / INDEX, json.dumps(about, indent=1))
 
 
 def _read_index(folder: Path) -> dict[str, Any]:

@@ -11,13 +11,12 @@ import torch
 
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.prepare.one_shard import OneShard
+from lightning_gnn_dist.prepare.bounds import TypedBounds, seeds_of
+from lightning_gnn_dist.prepare.one_shard import OneShard, Part
 from lightning_gnn_dist.prepare.shard import INDEX, Bounds
 from lightning_gnn_dist.prepare.shard import write_index as write_whole_index
 from lightning_gnn_dist.prepare.steps.journal import Journal
 from lightning_gnn_dist.prepare.steps.nodes import NodesOfType
-from lightning_gnn_dist.prepare.steps.numbering import Part
-from lightning_gnn_dist.prepare.typed_bounds import TypedBounds, seeds_of
 
 
 def check_division(shard: OneShard, folder: Path, nodes: list[int] | None = None) -> None:

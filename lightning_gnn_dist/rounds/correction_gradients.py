@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +16,8 @@ from torchmetrics import Metric
 from lightning_gnn_dist.rounds.lightning_internals.trainer import takes_batch_idx
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.part import Fit
-from lightning_gnn_dist.rounds.rows.merging import mean_gradients
-from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
-from lightning_gnn_dist.rounds.rows.owned_gradients import mean_at_owners
-from lightning_gnn_dist.rounds.rows.tables import check_sparse, no_rows, tables_of
+from lightning_gnn_dist.tables.gradients import mean_gradients
+from lightning_gnn_dist.tables.table import check_sparse, no_rows
 from lightning_gnn_dist.wire import collectives
 
 Step = Callable[[Any], Tensor | None]
@@ -41,7 +38,7 @@ def mean_gradient(
     """
     module = fit.lightning_module
     parameters = fit.trained_parameters() if parameters is None else parameters
-    tables = {id(table): name for name, table in tables_of(module).items()}
+    tables = {} if fit.tables is None else {id(table.weight): table.name for table in fit.tables.trained()}
     step, scale = step_of(module), loss_scale(fit)
     total, targets = [no_rows(each) if id(each) in tables else torch.zeros_like(each) for each in parameters], 0
     for batch in batches:
@@ -73,14 +70,16 @@ def average_gradient_(fit: Fit, gradient: list[Tensor], seeds: float) -> None:
 
     Of a table whose rows live with one rank each, a rank gets the gradient of the rows that lie there.
     """
-    owned = _places_of_owned(fit, gradient)
-    sparse = [place for place, each in enumerate(gradient) if each.is_sparse and place not in owned]
 
     def average(_: Sequence[Tensor], weight: float) -> None:
         fit.means.average_gradient_([each for each in gradient if not each.is_sparse], weight)
-        if collectives.world_size() > 1:
-            _replace(gradient, sparse, mean_gradients, weight)
-            _replace(gradient, owned, partial(mean_at_owners, owned.values()), weight)
+        sparse = [place for place, each in enumerate(gradient) if each.is_sparse]
+        if sparse and fit.tables is not None and collectives.world_size() > 1:
+            by_id = {id(table.weight): table for table in fit.tables.all}
+            tables = [by_id[id(each)] for each in fit.trained_parameters() if id(each) in by_id]
+            means = mean_gradients(tables, [gradient[place] for place in sparse], weight)
+            for place, mean in zip(sparse, means, strict=True):
+                gradient[place] = mean
 
     try:
         finite.average_gradient_(gradient, seeds, fit.nonfinite, "correction", average)
@@ -88,23 +87,6 @@ def average_gradient_(fit: Fit, gradient: list[Tensor], seeds: float) -> None:
         require_seeds(fit, 0.0)
     if collectives.world_size() == 1:
         require_seeds(fit, seeds)
-
-
-def _replace(
-    gradient: list[Tensor], places: Collection[int], mean: Callable[[list[Tensor], float], list[Tensor]], weight: float
-) -> None:
-    """Replace the gradients of some tables by their means over ranks. Collective, if there are any."""
-    if places:
-        for place, each in zip(places, mean([gradient[place] for place in places], weight), strict=True):
-            gradient[place] = each
-
-
-def _places_of_owned(fit: Fit, gradient: Sequence[Tensor]) -> dict[int, OwnedEmbedding]:
-    """Return, by their place among gradients of all trained parameters, the tables whose rows have owners."""
-    tables = {id(each.parameter): each for each in fit.owned}
-    if not tables or not any(each.is_sparse for each in gradient):
-        return {}
-    return {place: tables[id(each)] for place, each in enumerate(fit.trained_parameters()) if id(each) in tables}
 
 
 def require_seeds(fit: Fit, seeds: float) -> None:

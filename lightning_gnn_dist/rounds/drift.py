@@ -45,7 +45,6 @@ from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.means import length_of
 from lightning_gnn_dist.rounds.means.momentum import share_to_keep
 from lightning_gnn_dist.rounds.part import Fit, Part
-from lightning_gnn_dist.rounds.rows.tables import tables_of
 from lightning_gnn_dist.rules import Count, check_fields, within
 
 Towards = Literal["ranks", "global"]
@@ -106,9 +105,10 @@ class DriftCorrection(Part):
         super().begin(fit)
         refusals.require_anchors(fit.lightning_module.trainer, f"drift={self.drift}")
         refusals.require_step(fit.lightning_module)
-        if (tables := tables_of(fit.lightning_module)) and not fit.dense_parameters():
+        if fit.tables is not None and (trained := fit.tables.trained()) and not fit.dense_parameters():
+            names = ", ".join(table.name for table in trained)
             raise ValueError(
-                f"{', '.join(tables)} is all that trains, and drift correction shifts dense gradients: use drift=None."
+                f"{names} is all that trains, and drift correction shifts dense gradients: use drift=None."
             )
 
     def begin_round(self) -> None:

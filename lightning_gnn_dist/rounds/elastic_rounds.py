@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch import Tensor
@@ -27,8 +28,8 @@ from lightning_gnn_dist.rounds.means.outer import OuterStep
 from lightning_gnn_dist.rounds.meeting import Meeting, Peers, Votes, contributed
 from lightning_gnn_dist.rounds.part import Share, part_of
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
-from lightning_gnn_dist.rounds.rows.tables import refuse_elastic
-from lightning_gnn_dist.rounds.solo_environment import SoloEnvironment
+from lightning_gnn_dist.tables.table import refuse_elastic
+from lightning_gnn_dist.wire.addresses import HERE
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.elastic import Elastic, check_available
 from lightning_gnn_dist.wire.membership import Membership, Seat
@@ -58,6 +59,36 @@ def _read(numbers: list[int]) -> Row:
     """Return the row that :func:`_numbers` was given; further numbers are ignored."""
     batches, stop, global_step, waits, dealt_among, *premises = numbers[:_NUM_NUMBERS]
     return Row(batches, stop, global_step, waits, dealt_among, refusals.Premises(*premises))
+
+
+class SoloEnvironment(LightningEnvironment):
+    """Tells Lightning that this rank is alone, whatever launcher started it.
+
+    So none of Lightning's own exchanges can wait for a rank that is dead. Only while the data module deals parts does
+    it show the other ranks.
+    """
+
+    creates_processes_externally = True
+    main_address = HERE
+    seen = Seat(0, 1)
+
+    def world_size(self) -> int:
+        return self.seen.of
+
+    def global_rank(self) -> int:
+        return self.seen.place
+
+    def local_rank(self) -> int:
+        return 0
+
+    def node_rank(self) -> int:
+        return 0
+
+    def set_world_size(self, size: int) -> None:
+        pass
+
+    def set_global_rank(self, rank: int) -> None:
+        pass
 
 
 class LivingPeers(Peers):
@@ -92,7 +123,8 @@ class LivingPeers(Peers):
 
     def check(self, trainer: Trainer) -> None:
         refusals.check_elastic(trainer, self._rounds.drift)
-        refuse_elastic(trainer.lightning_module)
+        if self._rounds.tables is not None:
+            refuse_elastic(trainer.lightning_module)
         data = datamodule_of(trainer)
         if isinstance(data, KeepsRows) and data.keeps_rows():
             raise ValueError(

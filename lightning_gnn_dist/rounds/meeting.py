@@ -242,9 +242,7 @@ class MeetingCallback(Callback):
 
 
 def log_figures(module: LightningModule, figures: Mapping[str, float] = MappingProxyType({})) -> None:
-    """Log the bytes that this rank sent, the seconds it waited, and ``figures``. Not collective."""
-    traffic = collectives.traffic
-    own = {"comm/bytes_sent": traffic.bytes_sent, "comm/seconds": traffic.seconds, **traffic.boundary_figures}
+    """Log the bytes that this rank sent in the fit, the seconds it waited, and ``figures``. Not collective."""
     data: HasFigures | None = datamodule_of(module.trainer)
     of_data: Mapping[str, float] = getattr(data, "figures", {})  # isinstance() would compute them once more
-    log_numbers(module, {**figures, **own, **of_data})
+    log_numbers(module, {**figures, **collectives.traffic.figures, **of_data})

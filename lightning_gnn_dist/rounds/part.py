@@ -22,8 +22,10 @@ from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_gnn_dist.joint import KeepsRows
 from lightning_gnn_dist.rounds.means.means import Means
-from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
+from lightning_gnn_dist.rounds.walking import trained_parameters
+from lightning_gnn_dist.tables.learned_tables import LearnedTables
 from lightning_gnn_dist.wire import collectives
 
 
@@ -68,8 +70,7 @@ class Fit:
         weight_of_rows: Says what a local step of it counts for in the mean of a row that it has touched.
         nonfinite: What to do with a rank whose weights or gradients are not finite.
         processors_differ: Whether ranks compute on processors of different kinds, so that last digits may differ.
-        tables: The module's tables that every rank holds, by name, trained or not.
-        owned: Those whose rows live with one rank each.
+        tables: The module's learned rows of nodes; None where it has none.
     """
 
     lightning_module: LightningModule
@@ -82,8 +83,7 @@ class Fit:
     weight_of_rows: Callable[[], float]
     nonfinite: str
     processors_differ: bool
-    tables: Mapping[str, Tensor]
-    owned: Sequence[OwnedEmbedding]
+    tables: LearnedTables | None
 
     @property
     def device(self) -> torch.device:
@@ -92,7 +92,7 @@ class Fit:
 
     def trained_parameters(self) -> list[Tensor]:
         """Return the parameters that require gradients, in the same order on every rank."""
-        return [each for each in self.lightning_module.parameters() if each.requires_grad]
+        return [*trained_parameters(self.lightning_module)]
 
     def dense_parameters(self, *, frozen: bool = False) -> list[Tensor]:
         """Return the parameters that are trained, or also ``frozen`` ones, and are no tables: alike on all ranks."""
@@ -101,11 +101,11 @@ class Fit:
 
     def ids_of_tables(self) -> set[int]:
         """Return the weights of all tables, by ``id()``."""
-        return {id(each) for each in self.tables.values()} | self.ids_of_owned()
+        return set() if self.tables is None else self.tables.ids()
 
     def ids_of_owned(self) -> set[int]:
         """Return the weights of tables whose rows live with one rank each, by ``id()``."""
-        return {id(table.parameter) for table in self.owned}
+        return set() if self.tables is None else self.tables.ids_of_owned()
 
 
 class Share(NamedTuple):
@@ -175,6 +175,22 @@ class Part:
     def equal(self) -> list[Tensor]:
         """Return what all ranks have alike after a meeting, which is checked."""
         return []
+
+
+class KeptRows(Part):
+    """Lets a data module refresh the rows of ``boundary=History()``, before anything reads them in the round.
+
+    Ranks compute them for each other, with the model that all have alike.
+
+    Args:
+        data: The data module.
+    """
+
+    def __init__(self, data: KeepsRows) -> None:
+        self._data = data
+
+    def begin_round(self) -> None:
+        self._data.refresh_rows(self.fit.round.batches_done)
 
 
 Kind = TypeVar("Kind", bound=Part)

@@ -6,6 +6,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -16,6 +17,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import check_choice, check_instance
 from lightning_gnn_dist.rounds import refusals, replica_state
@@ -31,15 +33,14 @@ from lightning_gnn_dist.rounds.lightning_internals.trainer import (
     module_of,
     take_over_sigterm,
 )
-from lightning_gnn_dist.rounds.rows.owned_embedding import owned_tables
-from lightning_gnn_dist.rounds.rows.owned_moments import read_mapped
-from lightning_gnn_dist.rounds.rows.ownership import Ownership, refuse_copies
-from lightning_gnn_dist.rounds.rows.table_gradients import hidden_from_ddp
-from lightning_gnn_dist.rounds.rows.tables import check_tables, tables_of
+from lightning_gnn_dist.rounds.walking import has_tables
+from lightning_gnn_dist.tables.learned_tables import LearnedTables, hidden_from_ddp, read_mapped, refuse_copies
+from lightning_gnn_dist.tables.owned_embedding import owned_tables
 from lightning_gnn_dist.wire import channel, collectives
-from lightning_gnn_dist.wire.alike.replica import Replica
+from lightning_gnn_dist.wire.addresses import kept_on_host
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 from lightning_gnn_dist.wire.launching.roll_call import Roll
+from lightning_gnn_dist.wire.replica import Replica
 
 Buffers = Literal["average", "local"]
 
@@ -74,7 +75,8 @@ class PartitionedStrategy(DDPStrategy):
         self.launch = launch
         self.processors_differ = False
         self.sigterm_received = False
-        self.ownership = Ownership()
+        self.tables: LearnedTables | None = None  # of the module, in a call of the trainer
+        self._has_asked_for_tables = False
         self._resumed: replica_state.ReplicaState | None = None
         self._companion: Callback | None = None  # for hooks that strategies do not have
 
@@ -111,10 +113,6 @@ class PartitionedStrategy(DDPStrategy):
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
         """Restore what a checkpoint holds of this rank beside weights and optimizers."""
 
-    @abstractmethod
-    def _moments(self, parameter: Tensor) -> dict[str, Any]:
-        """Return what others may ask for beside the rows of a parameter that lie here, by name."""
-
     def _must_leave_at_once(self) -> bool:
         """Whether other ranks may wait for what this one does not do any more, so that none can wait for their end."""
         return self.is_alone
@@ -134,13 +132,17 @@ class PartitionedStrategy(DDPStrategy):
 
     def connect(self, model: LightningModule) -> None:
         super().connect(model)
+        self.tables, self._has_asked_for_tables = None, False
+        if model.trainer.state.fn == TrainerFn.FITTING:
+            collectives.traffic.begin_fit()
         callbacks: list[Callback | None] = model.trainer.callbacks  # type: ignore[attr-defined]
         if self._companion not in callbacks:
             callbacks.insert(0, self._companion)  # what ranks do together comes before checkpoints, EMA and the like
 
     def setup(self, trainer: Trainer) -> None:
         refuse_stop_iteration(trainer)
-        if trainer.world_size > 1:
+        tables = self._learned_tables()
+        if tables is not None and trainer.world_size > 1:
             refuse_copies(self._module(), trainer.callbacks)  # type: ignore[attr-defined]
         is_fit = trainer.state.fn == TrainerFn.FITTING
         if is_fit:
@@ -151,26 +153,39 @@ class PartitionedStrategy(DDPStrategy):
             self.sigterm_received = False
             take_over_sigterm(trainer, self._on_sigterm)
             self.processors_differ = refusals.check_ranks(trainer, self.root_device)
-        owned = [table.parameter for table in owned_tables(self._module()).values()]
-        with nullcontext() if is_fit else hidden_from_ddp(self._module(), owned):  # a fit hides them where it wraps
+        owned = [] if tables is None or is_fit else [*owned_tables(self._module()).values()]
+        with hidden_from_ddp(self._module(), [each.parameter for each in owned]) if owned else nullcontext():
             super().setup(trainer)
-        if is_fit and tables_of(self._module()):
-            check_tables(self._module(), self.optimizers)
+        if tables is not None and is_fit:
+            tables.begin_fit(self.optimizers)
             clip_sparse_gradients(self.precision_plugin)
 
     def model_to_device(self) -> None:
         super().model_to_device()
-        self._divide()
+        self._divide_tables()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         get = super().lightning_module_state_dict
-        if self.ownership.owners is None or (self.is_global_zero and not self.is_alone):
+        if not self._has_owners() or (self.is_global_zero and not self.is_alone):
             return get()
-        return self.ownership.state_of(self._module(), get, is_alone=self.is_alone)
+        assert self.tables is not None
+        return self.tables.model_state(get, is_alone=self.is_alone)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        self._divide()  # so that each rank reads its rows alone
+        self._divide_tables()  # so that each rank reads its rows alone
         super().load_model_state_dict(checkpoint, strict)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        get = partial(super().optimizer_state, optimizer)
+        if not self._has_owners() or self.is_alone or not self.is_global_zero:
+            return get()
+        assert self.tables is not None
+        return self.tables.optimizer_state(get, optimizer)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        if self.tables is not None and self.tables.owners is not None:
+            checkpoint = {**checkpoint, "optimizer_states": self.tables.own_states(checkpoint["optimizer_states"])}
+        super().load_optimizer_state_dict(checkpoint)
 
     def process_dataloader(self, dataloader: Any) -> Any:
         return self._training_loader(dataloader) if self._module().trainer.training else dataloader
@@ -204,8 +219,8 @@ class PartitionedStrategy(DDPStrategy):
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         is_file = type(self.checkpoint_io) is TorchCheckpointIO and os.path.isfile(checkpoint_path)
-        is_large = is_file and self.world_size > 1 and bool(owned_tables(self._module()))
-        read = read_mapped if is_large else super().load_checkpoint
+        has_tables = is_file and self.world_size > 1 and self._learned_tables() is not None
+        read = read_mapped if has_tables and owned_tables(self._module()) else super().load_checkpoint
         checkpoint = read(checkpoint_path, weights_only)
         if self._module().trainer.state.fn == TrainerFn.FITTING:
             self._resumed = self._take_state(checkpoint, checkpoint_path)
@@ -222,12 +237,12 @@ class PartitionedStrategy(DDPStrategy):
     def teardown(self) -> None:
         trainer = None if self.lightning_module is None else self.lightning_module._trainer
         is_fit = trainer is not None and trainer.state.fn == TrainerFn.FITTING
-        self.ownership.leave(
-            at_once=self._must_leave_at_once(),
-            stays=self._launcher
-            is not None,  # else the process that started this rank gets the model of one on each host
-            gathers=is_fit and self.local_rank == 0,
-        )
+        if self.tables is not None:
+            self.tables.leave(
+                at_once=self._must_leave_at_once(),
+                stays=self._launcher is not None,  # else the process that started this rank gets one model of each host
+                gathers=is_fit and self.local_rank == 0,
+            )
         if trainer is not None:
             self._give_back(trainer)
         super().teardown()
@@ -242,7 +257,7 @@ class PartitionedStrategy(DDPStrategy):
             who = (self.global_rank, self.world_size, self.launch.start_timeout, self.num_nodes, lost)
             roll = Roll(environment.main_address, environment.main_port, *who)
             store = roll.call()
-            with collectives.kept_on_host(roll.on_one_host):
+            with kept_on_host(roll.on_one_host):
                 join_process_group(self, store)
         channel.note_host()
         super().setup_distributed()
@@ -270,15 +285,30 @@ class PartitionedStrategy(DDPStrategy):
         """Return what all ranks must have alike. Steps on processors of different kinds differ in the last digits."""
         module, tensors = self._module(), dict[str, Tensor]()
         if weights:
-            owned = self.ownership.parameters()
+            owned = self.ids_of_owned()
             tensors |= {name: each for name, each in module.named_parameters() if id(each) not in owned}
         if buffers:
             tensors |= module.named_buffers()
         return Replica(tensors, self.optimizers)
 
-    def _divide(self) -> None:
+    def ids_of_owned(self) -> set[int]:
+        """Return the weights of tables of which each rank has some rows, by ``id()``."""
+        return set() if self.tables is None else self.tables.ids_of_owned()
+
+    def _learned_tables(self) -> LearnedTables | None:
+        """Return the tables of the module, which is asked once in a call of the trainer."""
+        if not self._has_asked_for_tables:
+            self._has_asked_for_tables = True
+            self.tables = LearnedTables(self._module()) if has_tables(self._module()) else None
+        return self.tables
+
+    def _divide_tables(self) -> None:
         """Let each rank own some rows of each :class:`OwnedEmbedding`, unless it does. Collective."""
-        self.ownership.divide(self._module(), self.root_device, self._moments)
+        if (tables := self._learned_tables()) is not None:
+            tables.divide(self.root_device)
+
+    def _has_owners(self) -> bool:
+        return self.tables is not None and self.tables.owners is not None
 
     def _on_sigterm(self) -> None:
         self.sigterm_received = True  # all ranks hear of it where they meet next

@@ -25,6 +25,10 @@ from lightning_gnn_dist.wire import collectives
 _PYG = NodeLoader, LinkLoader
 _ACCURACY = 1e-4  # to which ranks compare sums of features
 _MAY_DIE = "With elastic=True ranks may die at any time."
+OTHER_SPARSE = (
+    "A parameter{} has a sparse gradient, and is no table that ranks know: look rows up in an "
+    "nn.Embedding(..., sparse=True), or with sparse=False."
+)
 _RUN_ONCE_PER_RANK = (
     "Lightning runs the script once per rank, so what is drawn without a seed (a split, a graph, features) differs "
     "from rank to rank: call lightning.seed_everything(0) first, or save the graph once and give its path."
@@ -237,8 +241,10 @@ def check_lengths(lengths: list[int]) -> None:
         )
 
 
-def explain_unused_parameters(exception: BaseException, strategy: str) -> None:
-    """Replace DDP's error of a missing gradient, which Lightning explains with another strategy's name."""
+def explain_errors_of_ddp(exception: BaseException, strategy: str) -> None:
+    """Replace DDP's errors of a sparse gradient, and of a missing one, which Lightning explains by another strategy."""
+    if isinstance(exception, NotImplementedError) and "SparseTensorImpl" in str(exception):
+        exception.args = (OTHER_SPARSE.format(""),)
     if "Expected to have finished reduction in the prior iteration" in str(exception):
         exception.args = (
             "Some parameters of the module had no part in the loss that training_step returned. If that is meant, use "

@@ -221,11 +221,6 @@ def _check_tensors(state: Mapping[str, Any], path: object) -> None:
         raise _damaged(path, "its entry 'cpu' is no state of torch's generator")
 
 
-def holds(optimizer: Optimizer, parameter: Tensor) -> bool:
-    """Return whether an optimizer steps a parameter."""
-    return any(each is parameter for group in optimizer.param_groups for each in group["params"])
-
-
 def forget_moments(optimizers: Iterable[Optimizer]) -> None:
     """Zero each tensor of the optimizers' states that is not finite."""
     for tensor in optimizer_tensors(optimizers):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, ClassVar, Literal
 
 from lightning.fabric.utilities.data import sized_len
@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import check_choice
@@ -18,8 +18,8 @@ from lightning_gnn_dist.joint import CountsNodes, JudgesParts, KeepsRows
 from lightning_gnn_dist.rounds import refusals, replica_state
 from lightning_gnn_dist.rounds.clock import AdaptiveSteps, EveryPass, RoundClock, takes_equal_steps
 from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards, resolved
-from lightning_gnn_dist.rounds.kept_rows import KeptRows
 from lightning_gnn_dist.rounds.launching.launch import Launch
+from lightning_gnn_dist.rounds.learned_rows import LearnedRows
 from lightning_gnn_dist.rounds.lightning_internals.loops import take_over_bar, take_over_estimate
 from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
 from lightning_gnn_dist.rounds.means.averaging import (
@@ -34,13 +34,10 @@ from lightning_gnn_dist.rounds.means.means import Means
 from lightning_gnn_dist.rounds.means.outer import Outer, OuterStep, check_outer
 from lightning_gnn_dist.rounds.meeting import Meeting, MeetingCallback, Peers, Votes
 from lightning_gnn_dist.rounds.pace import Pace
-from lightning_gnn_dist.rounds.part import Fit, Part, RoundState
+from lightning_gnn_dist.rounds.part import Fit, KeptRows, Part, RoundState
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.rounds.round_loader import RoundLoader
-from lightning_gnn_dist.rounds.rows.owned_moments import whole_state, without_rows
-from lightning_gnn_dist.rounds.rows.replica_tables import ReplicaTables, check_lasting
-from lightning_gnn_dist.rounds.rows.tables import tables_of, warn_of_dense_tables
-from lightning_gnn_dist.rounds.rows.touched_rows import DenseGradients, TouchedRows
+from lightning_gnn_dist.tables.replica_rows import check_lasting
 from lightning_gnn_dist.wire import collectives
 
 Weights = Literal["uniform", "nodes"]
@@ -62,7 +59,7 @@ class RoundStrategy(PartitionedStrategy):
     The mean counts also ranks that did not train a weight. The row of an ``nn.Embedding`` over nodes is trained only by
     the rank that has the node, so with P ranks it keeps 1/P of the way that Adam has moved it. Of an embedding with
     ``sparse=True`` only rows that were touched are sent, and each counts the local steps that have touched it
-    (:mod:`~lightning_gnn_dist.rounds.rows.touched_rows`): train it with :class:`LazyAdam`.
+    (:mod:`~lightning_gnn_dist.rounds.learned_rows`): train it with :class:`LazyAdam`.
 
     Args:
         clock: Decides when a round ends. Default: after each pass over the training nodes.
@@ -116,7 +113,6 @@ class RoundStrategy(PartitionedStrategy):
         self.peers = Peers()
         self.pace = Pace(self, self.clock)
         self._running: Meeting | None = None
-        self._tables: ReplicaTables | None = None
         self._has_failed = False
         self._companion = MeetingCallback(self)
 
@@ -144,12 +140,10 @@ class RoundStrategy(PartitionedStrategy):
         outer = None
         if self.outer is not None and self.peers.are_several and fit.dense_parameters(frozen=True):
             outer = OuterStep(self.outer, measures=isinstance(self.clock, AdaptiveSteps))
-        self._tables = ReplicaTables(moments) if fit.owned else None
         data = datamodule_of(fit.lightning_module.trainer)
         agreement = float if outer is None else outer.agreement
         parts = [
-            TouchedRows(moments) if fit.tables else DenseGradients(),
-            self._tables,
+            None if fit.tables is None else LearnedRows(moments),
             Parameters(trained=outer is None),
             outer,
             AveragedBuffers() if self.buffers != "local" else None,
@@ -177,7 +171,7 @@ class RoundStrategy(PartitionedStrategy):
         return self.own_weight()
 
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
-        if "rows" in state and self._tables is None:
+        if "rows" in state and self.tables is None:
             check_lasting(state["rows"], 0)
         if "outer" in state and self.outer is None:
             rank_zero_warn("The checkpoint holds the state of outer=Outer(...), which this fit leaves out.")
@@ -213,7 +207,7 @@ class RoundStrategy(PartitionedStrategy):
     def configure_ddp(self) -> None:
         # Replicas start equal and exchange nothing during a round, so there is nothing to wrap.
         if self._resumed is None:  # else every rank has read its state from the checkpoint
-            module, owned = self._module(), self.ownership.parameters()
+            module, owned = self._module(), self.ids_of_owned()
             equal = [each.data for each in module.parameters() if id(each) not in owned]
             collectives.broadcast_([*equal, *module.buffers()])
 
@@ -223,7 +217,7 @@ class RoundStrategy(PartitionedStrategy):
         if self.is_global_zero and not any(part.looks_beyond_parts for part in self.meeting.parts):
             _say_what_is_lost(data)
         if isinstance(data, CountsNodes) and self.world_size > 1:
-            warn_of_dense_tables(self._module(), data.counts_of_nodes(), self.world_size)
+            _warn_of_dense_tables(self._module(), data.counts_of_nodes(), self.world_size)
         if isinstance(data, KeepsRows) and data.keeps_rows():
             self.pace.check_parts(data.batches_of_part(), self.state.round_idx, self.state.batches_done)
         self.means.begin_meeting(self.state.round_idx)
@@ -233,7 +227,7 @@ class RoundStrategy(PartitionedStrategy):
         super().on_train_start()
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
-        if self._tables is not None and self._companion not in self._module().trainer.callbacks:  # type: ignore[attr-defined]
+        if self.tables is not None and self.tables.replicas and self._companion not in self._module().trainer.callbacks:  # type: ignore[attr-defined]
             raise ValueError(
                 "A Tuner searches without the callback that hands an OwnedEmbedding its rows at each step: use "
                 "nn.Embedding(..., sparse=True) for the search."
@@ -242,18 +236,6 @@ class RoundStrategy(PartitionedStrategy):
             return super().optimizer_step(optimizer, closure, *args, **kwargs)
         finally:
             self.meeting.after_step()
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        if self._tables is None or self.is_alone or not self.is_global_zero:
-            return super().optimizer_state(optimizer)
-        with self._tables.in_own_form():
-            return whole_state(super().optimizer_state(optimizer), optimizer, self.ownership.tables)
-
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        if self._tables is not None:
-            states = self._tables.own_states(checkpoint["optimizer_states"], self.optimizers)
-            checkpoint = {**checkpoint, "optimizer_states": states}
-        super().load_optimizer_state_dict(checkpoint)
 
     def on_exception(self, exception: BaseException) -> None:
         self._has_failed = not isinstance(exception, SIGTERMException)
@@ -310,14 +292,12 @@ class RoundStrategy(PartitionedStrategy):
         self.peers.check(trainer)
         self.pace.begin({} if self._resumed is None else self._resumed.extra)
         self.means.forget()
-        self._running = self._tables = None
+        self._running = None
         self.state.in_round = self.state.is_training = self.state.stop_requested = self._has_failed = False
 
     def _fit(self) -> Fit:
-        module, owned = self._module(), self.ownership.parameters()
-        tables = {name: each for name, each in tables_of(module, frozen=True).items() if id(each) not in owned}
         return Fit(
-            lightning_module=module,
+            lightning_module=self._module(),
             optimizers=self.optimizers,
             precision_plugin=self.precision_plugin,
             batch_to_device=self.batch_to_device,
@@ -327,8 +307,7 @@ class RoundStrategy(PartitionedStrategy):
             weight_of_rows=self.weight_of_rows,
             nonfinite=self.nonfinite,
             processors_differ=self.processors_differ,
-            tables=tables,
-            owned=self.ownership.tables,
+            tables=self.tables,
         )
 
     def _training_loader(self, loader: Any) -> RoundLoader:
@@ -348,11 +327,10 @@ class RoundStrategy(PartitionedStrategy):
         return {"round_idx": self.state.round_idx}
 
     def _of_rank(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        states = checkpoint["optimizer_states"]
         return {
             "batches_done": self.state.batches_done,
-            "optimizer_states": without_rows(
-                checkpoint["optimizer_states"], self.optimizers, self.ownership.parameters()
-            ),
+            "optimizer_states": states if self.tables is None else self.tables.without_rows(states),
             "buffers": replica_state.cpu_buffers(self._module()) if self.buffers == "local" else {},
             "extra": self.meeting.state() | self.pace.state(),
         }
@@ -361,9 +339,6 @@ class RoundStrategy(PartitionedStrategy):
         taken = replica_state.take_from_checkpoint(checkpoint, path)
         self.state.round_idx, self.state.batches_done = taken.round_idx, taken.batches_done
         return taken
-
-    def _moments(self, parameter: Tensor) -> dict[str, Any]:
-        return {} if self._tables is None else self._tables.moments(parameter)
 
     def _must_leave_at_once(self) -> bool:
         return self._has_failed or super()._must_leave_at_once()
@@ -379,3 +354,15 @@ class RoundStrategy(PartitionedStrategy):
 def _say_what_is_lost(data: object) -> None:
     if isinstance(data, JudgesParts) and (reason := data.against_averaging()):
         rank_zero_info(f"Averaging alone loses accuracy on these parts. {reason}")
+
+
+def _warn_of_dense_tables(module: nn.Module, num_rows: Container[int], num_ranks: int) -> None:
+    """Warn of trained embeddings with dense gradients and a row for each of so many nodes."""
+    for name, child in module.named_modules():
+        is_one = isinstance(child, nn.Embedding) and not child.sparse and child.weight.requires_grad
+        if is_one and child.num_embeddings in num_rows:
+            rank_zero_warn(
+                f"{name} has a row for each of {child.num_embeddings} nodes, and a mean of {num_ranks} ranks keeps "
+                f"about 1/{num_ranks} of the way that one of them moves it: make it with sparse=True, and train with "
+                "LazyAdam."
+            )

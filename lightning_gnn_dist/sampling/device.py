@@ -10,9 +10,15 @@ from torch import Tensor
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.stack import Edges, Stack
-from lightning_gnn_dist.engine.tensors.layers import LayerRule, column_norms, drawn_layer
-from lightning_gnn_dist.engine.tensors.rng import keys_of
-from lightning_gnn_dist.engine.tensors.rows import TensorWeights, drawn_edges, rows_of
+from lightning_gnn_dist.engine.tensors import (
+    LayerRule,
+    TensorWeights,
+    column_norms,
+    drawn_edges,
+    drawn_layer,
+    keys_of,
+    rows_of,
+)
 from lightning_gnn_dist.engine.weights import alias_table, checked_weights
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered

@@ -23,12 +23,11 @@ import numpy as np
 from torch import Tensor
 
 from lightning_gnn_dist.engine.hop_kernels import ONE_TYPE, Draws
-from lightning_gnn_dist.engine.hops import graph_is_damaged, sample_hops
-from lightning_gnn_dist.engine.kernels import Array, Rule
-from lightning_gnn_dist.engine.layer_kernels import Layers, add_column_norms, sample_layers, scale_to
+from lightning_gnn_dist.engine.kernels import Array
+from lightning_gnn_dist.engine.layer_kernels import LayerDraws, add_column_norms, sample_layers, scale_to
 from lightning_gnn_dist.engine.rng import typed_keys
-from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.engine.weighted.draws import EVEN
+from lightning_gnn_dist.engine.sample import BatchKey, Sample, csr_of, graph_is_damaged, sample_hops
+from lightning_gnn_dist.engine.weighted import EVEN, Rule
 from lightning_gnn_dist.engine.weights import NONE, Weight, edge_weights
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
@@ -81,10 +80,10 @@ class LayerSampler(ABC):
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         bulk = check_bulk(graph, seeds, keys, untyped=type(self).__name__)
         values = NONE if self.weight is None else edge_weights(graph, self.weight)
-        layers = Layers(np.array(self.num_nodes, np.int64), values, *self.importance(graph), self.normalize)
+        layers = LayerDraws(np.array(self.num_nodes, np.int64), values, *self.importance(graph), self.normalize)
         return [self._sample(graph, ids, batch_key, layers) for ids, batch_key in bulk]
 
-    def _sample(self, graph: Graph, seeds: Tensor, batch_key: BatchKey, layers: Layers) -> Sample:
+    def _sample(self, graph: Graph, seeds: Tensor, batch_key: BatchKey, layers: LayerDraws) -> Sample:
         every = np.full((self.num_hops, 1), -1, np.int64)
         draws = Draws(ONE_TYPE, every, typed_keys(*batch_key, self.num_hops, 1), Rule(EVEN, False))
         tables = self.num_hops + 1
@@ -110,12 +109,12 @@ class FastGCNSampler(LayerSampler):
     def _importance(self, graph: Graph) -> tuple[Array, Array]:
         values = NONE if self.weight is None else edge_weights(graph, self.weight)
         norms = np.zeros(graph.num_nodes)
-        if not add_column_norms(graph.indptr.numpy(), graph.indices.numpy(), values, norms):
+        if not add_column_norms(csr_of(graph), values, norms):
             raise graph_is_damaged(graph)
         return norms, self.scales(norms)
 
     def scales(self, norms: Array) -> Array:
-        """The factor c of each hop, see :mod:`layer`."""
+        """The factor c of each hop, see above."""
         return np.array([scale_to(norms, size) for size in self.num_nodes])
 
 

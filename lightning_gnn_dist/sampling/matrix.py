@@ -21,8 +21,17 @@ from torch import Tensor
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
 from lightning_gnn_dist.engine.stack import Edges, Stack
-from lightning_gnn_dist.engine.tensors.rng import below, draw, keys_of, unit
-from lightning_gnn_dist.engine.tensors.rows import Rows, TensorWeights, by_weight, distinct
+from lightning_gnn_dist.engine.tensors import (
+    Frontier,
+    TensorWeights,
+    below,
+    by_weight,
+    distinct,
+    draw,
+    keys_of,
+    scales,
+    unit,
+)
 from lightning_gnn_dist.engine.weights import table_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import starts_of
@@ -136,7 +145,7 @@ def _draw_slots(
         return distinct(keys, nodes, bound, size)
     values = _values(sampler, graph)[product.values().long() - 1].float()
     starts = starts_of(degrees)
-    rows = Rows(keys, nodes, starts[:-1], degrees).at(is_drawn.nonzero().view(-1))
+    rows = Frontier(keys, nodes, starts[:-1], degrees).at(is_drawn.nonzero().view(-1))
     return by_weight(rows, size, replace=sampler.replace, weights=TensorWeights(values, table_of(starts, values)))
 
 
@@ -174,17 +183,6 @@ def _chances(sampler: LayerSampler, matrix: Tensor, values: Tensor, stack: Stack
     num_rows = stack.num_batches if isinstance(sampler, LadiesSampler) else 1
     frontier = _sparse(batch, nodes, torch.ones_like(nodes, dtype=torch.float64), num_rows, n)
     product = torch.sparse.mm(frontier, square).to_dense()
-    rows = torch.stack([scale_to_sum(importance, sampler.num_nodes[hop]) for importance in product])
+    factors = scales(product, sampler.num_nodes[hop])[:, None]
+    rows = torch.where(product > 0, (factors * product).clamp(max=1), 0.0)
     return rows.expand(stack.num_batches, n).reshape(-1)
-
-
-def scale_to_sum(importance: Tensor, size: int) -> Tensor:
-    """``min(1, c * importance)`` with the sum ``size``; if no more entries than that are above 0, ones for these."""
-    if int((importance > 0).sum()) <= size:
-        return (importance > 0).to(importance.dtype)
-    factor, previous = importance.new_zeros(()), importance.new_full((), -1.0)
-    while factor > previous:
-        is_certain, previous = factor * importance >= 1, factor
-        room, mass = size - is_certain.sum(), importance[~is_certain].sum()
-        factor = torch.where((room > 0) & (mass > 0), (room / mass).maximum(factor), factor)
-    return (factor * importance).clamp(max=1)

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from lightning_gnn_dist.engine.compiling import compiled, inlined
 from lightning_gnn_dist.engine.hop_kernels import ONE_TYPE
-from lightning_gnn_dist.engine.hops import edge_types_of
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.rng import below, draw
-from lightning_gnn_dist.engine.temporal.order import TimeOrder
-from lightning_gnn_dist.engine.temporal.times import as_integers
+from lightning_gnn_dist.engine.sample import edge_types_of
+from lightning_gnn_dist.engine.temporal.times import TimeOrder, as_integers
 from lightning_gnn_dist.graph.graph import Graph
 
 RANDOM_TRIES = 16  # after these, nodes are tried one after the other

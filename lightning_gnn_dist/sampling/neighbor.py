@@ -16,9 +16,9 @@ import numpy as np
 from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.engine.hops import sample_neighbors
-from lightning_gnn_dist.engine.kernels import Array, Rule
-from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.engine.kernels import Array
+from lightning_gnn_dist.engine.sample import BatchKey, Sample, sample_neighbors
+from lightning_gnn_dist.engine.weighted import Rule
 from lightning_gnn_dist.engine.weights import Weight, weights_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, have_names

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.hop_kernels import ONE_TYPE, Draws
-from lightning_gnn_dist.engine.hops import sample_hops
-from lightning_gnn_dist.engine.kernels import Array, Rule, Table, Work
+from lightning_gnn_dist.engine.kernels import Array, Csr, Table, Work
 from lightning_gnn_dist.engine.rng import typed_keys
-from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.engine.sample import BatchKey, Sample, sample_hops
 from lightning_gnn_dist.engine.subgraph_kernels import sample_egos
-from lightning_gnn_dist.engine.weighted.draws import EVEN
+from lightning_gnn_dist.engine.weighted import EVEN, Rule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.rules import Layers, check_fields
 from lightning_gnn_dist.sampling.base import check_bulk, check_numbers
@@ -52,9 +51,9 @@ class ShadowSampler:
         fanouts, roots = np.array(self.num_neighbors, np.int64).reshape(-1, 1), np.zeros(seeds.numel() + 1, np.int64)
         draws = Draws(ONE_TYPE, fanouts, typed_keys(*batch_key, len(fanouts), 1), Rule(EVEN, False))
 
-        def kernel(indptr: Array, indices: Array, ids: Array, work: Work, table: Table, *of: Array) -> int:
+        def kernel(csr: Csr, ids: Array, work: Work, table: Table, *of: Array) -> int:
             num_nodes, num_edges = of
-            num_edges[0] = sample_egos(indptr, indices, ids, draws, work, table, roots)
+            num_edges[0] = sample_egos(csr, ids, draws, work, table, roots)
             if num_edges[0] < 0:
                 return int(num_edges[0])
             num_nodes[0] = roots[-1]

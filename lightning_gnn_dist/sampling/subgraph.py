@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.hops import sample_hops
-from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.engine.sample import BatchKey, Sample, sample_hops
 from lightning_gnn_dist.engine.subgraph_kernels import sample_induced
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import edge_positions, starts_of

@@ -16,7 +16,7 @@ Ask = Callable[[list[Any]], Sequence[Any]]  # takes questions, and returns as ma
 Steps: TypeAlias = Generator[list[Any], list[Any], Result]  # yields questions, and is sent their answers
 
 
-class Work(Generic[Result]):
+class Inquiry(Generic[Result]):
     """Work that has been begun, and goes on when it is told what it asks.
 
     Args:
@@ -50,7 +50,7 @@ class Work(Generic[Result]):
         self._steps.close()
 
 
-def take_turn(works: Sequence[Work[Any]], ask: Ask) -> None:
+def take_turn(works: Sequence[Inquiry[Any]], ask: Ask) -> None:
     """Answer what all works ask, in one exchange. If that fails, all of them are given up."""
     try:
         _tell(works, ask([question for work in works for question in work.asks]))
@@ -62,7 +62,7 @@ def take_turn(works: Sequence[Work[Any]], ask: Ask) -> None:
 
 def answered(steps: Steps[Result], ask: Ask) -> Result:
     """Do some work at once."""
-    work = Work(steps)
+    work = Inquiry(steps)
     while not work.is_done:
         take_turn([work], ask)
     return work.result
@@ -70,7 +70,7 @@ def answered(steps: Steps[Result], ask: Ask) -> Result:
 
 def together(several: Sequence[Steps[Result]]) -> Steps[list[Result]]:
     """Several pieces of work as one, which asks what all of them ask."""
-    works = [Work(steps) for steps in several]
+    works = [Inquiry(steps) for steps in several]
     while not all(work.is_done for work in works):
         _tell(works, (yield [question for work in works for question in work.asks]))
     return [work.result for work in works]
@@ -82,7 +82,7 @@ def at_once(result: Result) -> Steps[Result]:
     yield []
 
 
-def _tell(works: Sequence[Work[Any]], answers: Sequence[Any]) -> None:
+def _tell(works: Sequence[Inquiry[Any]], answers: Sequence[Any]) -> None:
     """Give each work its answers, which come in order."""
     begin = 0
     for work, count in [(work, len(work.asks)) for work in works if not work.is_done]:

@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.hops import graph_is_damaged
 from lightning_gnn_dist.engine.rng import key, permutation
-from lightning_gnn_dist.engine.sample import MAX_ENTRIES, BatchKey, Sample
+from lightning_gnn_dist.engine.sample import MAX_ENTRIES, BatchKey, Sample, csr_of, graph_is_damaged
 from lightning_gnn_dist.engine.subgraph_kernels import walk
 from lightning_gnn_dist.engine.weights import Weight, edge_weights
 from lightning_gnn_dist.graph.graph import Graph
@@ -88,8 +87,7 @@ class RandomWalkSampler:
 
     def _walk(self, graph: Graph, seeds: Tensor, batch_key: BatchKey, *, with_ids: bool | None) -> Sample:
         visited = np.empty(seeds.numel() * self.walk_length, np.int64)
-        csr = graph.indptr.numpy(), graph.indices.numpy()
-        if not walk(*csr, seeds.numpy(), key(*batch_key, 0), self.walk_length, visited):
+        if not walk(csr_of(graph), seeds.numpy(), key(*batch_key, 0), self.walk_length, visited):
             raise graph_is_damaged(graph)
         return induced(graph, seeds, torch.from_numpy(visited), batch_key, self.num_hops, with_ids=with_ids)
 

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.hops import has_ids
-from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
+from lightning_gnn_dist.engine.sample import BatchKey, Sample, has_ids, refuse_repeated
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import memory_of
 from lightning_gnn_dist.rules import Layers, check_fields

@@ -12,16 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.hops import reserve
 from lightning_gnn_dist.engine.kernels import REPEATED_SEED, Array, Table, Work
 from lightning_gnn_dist.engine.row_kernels import join_hop
-from lightning_gnn_dist.engine.sample import Sample, refuse_repeated
-from lightning_gnn_dist.engine.scratch import scratch_of_thread
+from lightning_gnn_dist.engine.sample import Sample, refuse_repeated, reserve, scratch_of_thread
 from lightning_gnn_dist.graph.rows import starts_of
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.sampling.base import check_seeds
 from lightning_gnn_dist.sampling.turns import Steps
-from lightning_gnn_dist.sharded.messages import DRAW, Message, Question, letters_of
+from lightning_gnn_dist.sharded.owner import DRAW, Message, Question, letters_of
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 
 _ALL_BITS = 62  # of a name, where it is an id

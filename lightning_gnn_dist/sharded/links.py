@@ -16,11 +16,11 @@ from torch import Tensor
 from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.layers.evaluating.choice import share_of
-from lightning_gnn_dist.prepare.link_bounds import LinkBounds
+from lightning_gnn_dist.prepare.bounds import LinkBounds
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sampling.links import FALSE_ENDS
 from lightning_gnn_dist.sampling.negatives import RANDOM_TRIES, tried_places
-from lightning_gnn_dist.sampling.targets.home import FalseEnds
+from lightning_gnn_dist.sampling.targets.tables import FalseEnds
 from lightning_gnn_dist.sampling.turns import Steps
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.wire.channel import Channel

@@ -1,4 +1,4 @@
-"""What a rank answers of its own shard, when others ask and when it needs the same itself.
+"""What ranks ask each other about shards, several questions to each owner in one exchange, and what an owner answers.
 
 Nodes travel as rows of the owner's shard, edges as places among the owner's edges of their type, and numbers in as few
 bytes as the largest of them needs. A graph without types counts as one of one type.
@@ -6,37 +6,109 @@ bytes as the largest of them needs. A graph without types counts as one of one t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, islice
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.pool import Pool
+from lightning_gnn_dist.batches.pool import Pool, gather_rows
 from lightning_gnn_dist.engine.apart import places_of
 from lightning_gnn_dist.engine.asked_rows import NO_ORDER, Asked, draw_from_rows
-from lightning_gnn_dist.engine.hops import graph_is_damaged
-from lightning_gnn_dist.engine.kernels import Rule
 from lightning_gnn_dist.engine.rng import first_words
-from lightning_gnn_dist.engine.temporal.order import TimeOrder
+from lightning_gnn_dist.engine.sample import edge_types_of, graph_is_damaged
+from lightning_gnn_dist.engine.temporal.times import TimeOrder
+from lightning_gnn_dist.engine.weighted import Rule
 from lightning_gnn_dist.engine.weights import edge_weights, weights_of
 from lightning_gnn_dist.graph.rows import edge_positions
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sampling.negatives import Moments, has_edges
-from lightning_gnn_dist.sharded.messages import (
-    DEGREES,
-    DRAW,
-    EDGES,
-    LINKED,
-    NODES,
-    ROWS,
-    TIMES_OF_EDGES,
-    TIMES_OF_NODES,
-    Message,
-    gathered,
-    name_of,
-    narrow,
-)
+from lightning_gnn_dist.wire.asking import Asking
+
+Message: TypeAlias = list[Tensor]
+
+# Kinds of questions.
+DRAW, ROWS, NODES, EDGES, LINKED, DEGREES = range(6)
+_WIDTHS = (torch.uint8, torch.int16, torch.int32)
+
+
+def narrow(numbers: Tensor, most: int) -> Tensor:
+    """Numbers from 0 to ``most`` in as few bytes as ``most`` needs."""
+    dtype = next((dtype for dtype in _WIDTHS if most <= torch.iinfo(dtype).max), torch.int64)
+    return numbers.to(dtype)
+
+
+def gathered(arrays: Mapping[str, Tensor], places: Tensor, pool: Pool) -> Message:
+    """The rows of all arrays at some places, in the order of the arrays' names."""
+    local = places.to(torch.int64)
+    return [gather_rows(arrays[name], local, pool) for name in sorted(arrays)]
+
+
+def letters_of(name: str | None) -> Tensor:
+    """A name as it travels; None travels as no letters."""
+    return torch.tensor(list((name or "").encode()), dtype=torch.uint8)
+
+
+def name_of(letters: Tensor) -> str:
+    return letters.numpy().tobytes().decode()
+
+
+SEVERAL = 100  # the kind of several questions at once
+
+
+class Question(NamedTuple):
+    """A question to all ranks.
+
+    Attributes:
+        kind: What it asks for.
+        of_ranks: What each rank is asked. Nobody is asked about nothing, which is where the first tensor is empty.
+    """
+
+    kind: int
+    of_ranks: list[Message]
+
+
+def ask_owners(asking: Asking, owner: Owner, questions: Sequence[Question]) -> list[list[Message]]:
+    """Return for each question the answer of each rank: the own one too, which ``owner`` gives, as those to nothing."""
+    if not questions:
+        return []
+    ranks, is_alone = range(asking.size), len(questions) == 1
+    sent = [[(kind, of[rank]) for kind, of in questions if len(of[rank][0])] for rank in ranks]
+    own, kind = sent[asking.rank], questions[0].kind if is_alone else SEVERAL
+    joint = [None if not of_rank else of_rank[0][1] if is_alone else _joint(of_rank) for of_rank in sent]
+    came, mine = asking.ask(kind, joint, lambda: [owner.answer(*question) for question in own])
+    said = [iter([] if answer is None else [answer] if is_alone else _unpacked(answer)) for answer in came]
+    said[asking.rank] = iter(mine)
+    return [
+        [next(said[rank]) if len(of[rank][0]) else owner.answer(kind, of[rank]) for rank in ranks]
+        for kind, of in questions
+    ]
+
+
+def answer_of(owner: Owner, kind: int, question: Message) -> Message:
+    """Return what an owner answers to a question, or to several in one."""
+    if kind != SEVERAL:
+        return owner.answer(kind, question)
+    kinds, *questions = question
+    return _packed([owner.answer(*asked) for asked in zip(kinds.tolist(), _unpacked(questions), strict=True)])
+
+
+def _joint(questions: list[tuple[int, Message]]) -> Message:
+    kinds, messages = zip(*questions, strict=True)
+    return [torch.tensor(kinds, dtype=torch.uint8), *_packed(messages)]
+
+
+def _packed(messages: Sequence[Message]) -> Message:
+    """Messages as one, whose first tensor says how many tensors each of them has."""
+    return [torch.tensor(list(map(len, messages)), dtype=torch.uint8), *chain(*messages)]
+
+
+def _unpacked(message: Message) -> list[Message]:
+    counts, *tensors = message
+    rest = iter(tensors)
+    return [list(islice(rest, count)) for count in counts.tolist()]
 
 
 class Owner:
@@ -60,7 +132,6 @@ class Owner:
         of_kinds: dict[int, Callable[..., Message]]
         of_kinds = {DRAW: self._draw, ROWS: self._whole_rows, DEGREES: self._degrees, LINKED: self._linked}
         of_kinds |= {NODES: self._nodes, EDGES: self._edges}
-        of_kinds |= {TIMES_OF_NODES: self._times_of_nodes, TIMES_OF_EDGES: self._times_of_edges}
         return of_kinds[kind](*question)
 
     def _draw(
@@ -86,7 +157,7 @@ class Owner:
             words, order = first_words(words[of_batch], seeds[:, None]), self._orders[name_of(time)]
         rule = Rule(weights_of(self._rows, name, draws=bool((fanouts >= 0).any())), replace)
         nodes = self._types.to_whole(self._shard.index, local)
-        given = local.numpy(), nodes.numpy(), groups.numpy(), words, fanouts.numpy()
+        given = edge_types_of(self._rows.types), local.numpy(), nodes.numpy(), groups.numpy(), words, fanouts.numpy()
         drawn = draw_from_rows(self._rows, Asked(*given, rule, latest, after, upto, order))
         kinds = [] if len(fanouts) == 1 else [self._rows.types.edge_type[drawn.positions]]
         places = [self._places(drawn.positions, *kinds)] if self._with_arrays else []
@@ -117,12 +188,14 @@ class Owner:
     def _degrees(self, rows: Tensor) -> Message:
         return [self._lengths(rows.to(torch.int64))]
 
-    def _nodes(self, places: Tensor, number: Tensor) -> Message:
-        """The rows of the arrays of a node type, by their places in it."""
-        return gathered(self._nodes_of(number), places, self._pool)
+    def _nodes(self, places: Tensor, number: Tensor, name: Tensor | None = None) -> Message:
+        """The rows of all arrays of a node type, or of one, by their places in it."""
+        arrays = self._rows.types.node_arrays[self._types.node_types[int(number)]]
+        return gathered(_named(arrays, name), places, self._pool)
 
-    def _edges(self, places: Tensor, number: Tensor) -> Message:
-        return gathered(self._edges_of(number), places, self._pool)
+    def _edges(self, places: Tensor, number: Tensor, name: Tensor | None = None) -> Message:
+        arrays = self._rows.types.edge_arrays[self._types.edge_types[int(number)]]
+        return gathered(_named(arrays, name), places, self._pool)
 
     def _linked(
         self,
@@ -137,19 +210,6 @@ class Owner:
         pairs = torch.stack([senders.to(torch.int64), receivers.to(torch.int64)])
         return [has_edges(self._rows, pairs, int(edge_type) if edge_type.numel() else None, at)]
 
-    def _times_of_nodes(self, places: Tensor, number: Tensor, name: Tensor) -> Message:
-        """The times of some nodes of a type, by their places in it."""
-        return [self._nodes_of(number)[name_of(name)][places.to(torch.int64)]]
-
-    def _times_of_edges(self, places: Tensor, number: Tensor, name: Tensor) -> Message:
-        return [self._edges_of(number)[name_of(name)][places.to(torch.int64)]]
-
-    def _nodes_of(self, number: Tensor) -> Mapping[str, Tensor]:
-        return self._rows.types.node_arrays[self._types.node_types[int(number)]]
-
-    def _edges_of(self, number: Tensor) -> Mapping[str, Tensor]:
-        return self._rows.types.edge_arrays[self._types.edge_types[int(number)]]
-
     def _lengths(self, local: Tensor) -> Tensor:
         """Return the lengths of own rows; refuse rows that reach beyond the shard."""
         rows = self._rows
@@ -157,3 +217,7 @@ class Owner:
         if bool(((first < 0) | (last < first) | (last > rows.num_edges)).any()):
             raise graph_is_damaged(rows)
         return last - first
+
+
+def _named(arrays: Mapping[str, Tensor], name: Tensor | None) -> Mapping[str, Tensor]:
+    return arrays if name is None else {name_of(name): arrays[name_of(name)]}

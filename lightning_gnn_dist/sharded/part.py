@@ -10,6 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.ahead.tables import Table
 from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edges_among, learned_from
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage, weights_of
@@ -19,7 +20,6 @@ from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
 from lightning_gnn_dist.sharded.draws import whole_rows
 from lightning_gnn_dist.sharded.remote_graph import BYTES_OF_A_ROUND, ShardedGraph
-from lightning_gnn_dist.sharded.tables import Table
 
 
 def read_part(graph: ShardedGraph, boundary: Boundary, coverage: Coverage | None, seed: int) -> tuple[Graph, Tensor]:
@@ -34,7 +34,7 @@ def read_part(graph: ShardedGraph, boundary: Boundary, coverage: Coverage | None
         seed: Decides everything random.
     """
     residents = graph.ids_of_own(torch.arange(graph.shard.rows.num_nodes))
-    source = _Shards(graph, residents)
+    source = _Shards(graph)
     boundary.check_fits(source.sizes)
     part, nodes, is_own = around(source, residents, residents, boundary, seed)
     if have_names(graph.types):
@@ -49,26 +49,17 @@ class _Shards(RowReading):
 
     Args:
         graph: The whole graph.
-        residents: The own nodes.
     """
 
-    def __init__(self, graph: ShardedGraph, residents: Tensor) -> None:
+    def __init__(self, graph: ShardedGraph) -> None:
         super().__init__()
-        self._graph, self._residents, self.sizes = graph, residents, _sizes_of_whole(graph)
+        self._graph, self.sizes = graph, _sizes_of_whole(graph)
 
     def read(self, nodes: Tensor) -> PartRows:
-        graph, own = self._graph, self._graph.shard.rows
-        if have_names(graph.types):
-            drawn = whole_rows(graph, nodes)
-            columns = {"kinds": drawn.kinds, "ids": drawn.edge_ids}
-            found = {name: column for name, column in columns.items() if column is not None}
-            return PartRows(starts_of(drawn.counts), drawn.senders, found)
-        if nodes is self._residents:
-            return PartRows(own.indptr, own.indices, own.edge_arrays)
-        rows, arrays = graph.answered(graph.rows(nodes, weight=None)), dict[str, Tensor]()
-        if graph.has_edge_arrays:
-            arrays = graph.answered(graph.of_edges[0].fetch(rows.edge_ids(torch.arange(rows.senders.numel()))))
-        return PartRows(rows.starts, rows.senders, arrays)
+        drawn = whole_rows(self._graph, nodes)
+        columns = {"kinds": drawn.kinds, "ids": drawn.edge_ids}
+        found = {name: column for name, column in columns.items() if column is not None}
+        return PartRows(starts_of(drawn.counts), drawn.senders, found)
 
     def among(self, nodes: Tensor, hops: list[Tensor]) -> Graph:
         graph, (at, receives) = self._graph, Lookup(torch.cat(hops))(nodes)
@@ -77,7 +68,8 @@ class _Shards(RowReading):
         local = [nodes[(nodes >= first) & (nodes < end)] - first for first, end in spans]
         arrays = [_rows_of_all(graph, table, ids) for table, ids in zip(graph.of_nodes, local, strict=True)]
         if not have_names(graph.types):
-            return checked_graph(indptr, senders, arrays[0], edges)
+            of_edges = [graph.answered(table.take(edges["ids"])) for table in graph.of_edges.values()]
+            return checked_graph(indptr, senders, arrays[0], *of_edges or [{}])
         return typed_graph(indptr, senders, _types(graph, list(map(len, local)), arrays, edges), node_arrays={})
 
 

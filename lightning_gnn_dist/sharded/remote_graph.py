@@ -10,37 +10,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from threading import Lock
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.row_cache import RowCache, Rows
+from lightning_gnn_dist.batches.ahead.row_cache import Arrays, RowCache
+from lightning_gnn_dist.batches.ahead.tables import Table, Tables
 from lightning_gnn_dist.batches.pool import BufferPool
-from lightning_gnn_dist.engine.hops import graph_is_damaged
 from lightning_gnn_dist.engine.layer_kernels import add_column_norms
 from lightning_gnn_dist.engine.row_kernels import put_rows
-from lightning_gnn_dist.engine.temporal.order import TimeOrder
+from lightning_gnn_dist.engine.sample import csr_of, graph_is_damaged
+from lightning_gnn_dist.engine.temporal.times import TimeOrder
 from lightning_gnn_dist.engine.weights import NONE, edge_weights
 from lightning_gnn_dist.graph.rows import bytes_per_row, starts_of, take_rows
+from lightning_gnn_dist.prepare.bounds import TypedBounds
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sampling.turns import Result, Steps, answered
-from lightning_gnn_dist.sharded.messages import (
+from lightning_gnn_dist.sharded.owner import (
     DEGREES,
     EDGES,
     LINKED,
     NODES,
     ROWS,
     Message,
+    Owner,
     Question,
     answer_of,
     ask_owners,
     letters_of,
     narrow,
 )
-from lightning_gnn_dist.sharded.owner import Owner
-from lightning_gnn_dist.sharded.tables import Caches, Table
 from lightning_gnn_dist.wire.asking import Asking
 from lightning_gnn_dist.wire.channel import Channel
 
@@ -100,7 +100,7 @@ class Route:
         return out
 
 
-class ShardedGraph:
+class ShardedGraph(Tables[TypedBounds]):
     """A graph of which each rank of a channel holds one shard. Making one is collective.
 
     Args:
@@ -111,10 +111,6 @@ class ShardedGraph:
     Attributes:
         types: Which rank owns which ids of each type; a graph without types counts as one of one type.
         orders: The shard's edges in the order of times, by the names of times.
-        of_nodes: The arrays of each node type.
-        of_edges: Those of each edge type that has some, by its number. None of their rows is held.
-        cache: What is held of the rows of others.
-        making: Held by the thread that makes a bulk from the cache.
     """
 
     def __init__(self, shard: Shard, channel: Channel, *, cache_bytes: int = 0) -> None:
@@ -130,9 +126,7 @@ class ShardedGraph:
         self._owner = Owner(shard, pool, self.orders)
         self._asking = Asking(channel, partial(answer_of, self._owner), pool.take)
         self._splits: dict[str, Tensor] = {}
-        self._norms: dict[str | None, Tensor] = {}
-        self.of_nodes, self.of_edges = self._tables_of_nodes(cache_bytes), self._tables_of_edges()
-        self.cache, self.making = Caches([table.cache for table in self.of_nodes]), Lock()
+        super().__init__(self.types, self._tables_of_nodes(cache_bytes), self._tables_of_edges())
 
     @property
     def num_nodes(self) -> int:
@@ -189,24 +183,22 @@ class ShardedGraph:
         return FetchedRows(starts, self._checked(senders), weights, firsts)
 
     def column_norms(self, weight: str | None) -> Tensor:
-        """Return the squared norm of each column of A: float64, shape ``(num_nodes,)``. Collective, the first time.
+        """Return the squared norm of each column of A: float64, shape ``(num_nodes,)``. Collective.
 
         Ranks add their rows one after the other, so that the sums are bit for bit those of a rank that has all rows.
         """
-        if weight not in self._norms:
-            own, size, index = self.shard.rows, self.channel.size, self.shard.index
-            norms = torch.zeros(self.num_nodes if index == 0 else 0, dtype=torch.float64)
-            for turn in range(max(1, 2 * size - 2)):  # once around to add, and again to tell
-                sender, receiver = turn % size, (turn + 1) % size
-                if turn == index:
-                    values = NONE if weight is None else edge_weights(own, weight)
-                    if not add_column_norms(own.indptr.numpy(), own.indices.numpy(), values, norms.numpy()):
-                        raise graph_is_damaged(own)
-                to_next = [norms if (index, rank) == (sender, receiver) else norms[:0] for rank in range(size)]
-                came = self.channel.exchange(to_next)[sender]
-                norms = came if index == receiver else norms
-            self._norms[weight] = norms
-        return self._norms[weight]
+        own, size, index = self.shard.rows, self.channel.size, self.shard.index
+        norms = torch.zeros(self.num_nodes if index == 0 else 0, dtype=torch.float64)
+        for turn in range(max(1, 2 * size - 2)):  # once around to add, and again to tell
+            sender, receiver = turn % size, (turn + 1) % size
+            if turn == index:
+                values = NONE if weight is None else edge_weights(own, weight)
+                if not add_column_norms(csr_of(own), values, norms.numpy()):
+                    raise graph_is_damaged(own)
+            to_next = [norms if (index, rank) == (sender, receiver) else norms[:0] for rank in range(size)]
+            came = self.channel.exchange(to_next)[sender]
+            norms = came if index == receiver else norms
+        return norms
 
     def degrees(self, nodes: Tensor) -> Steps[Tensor]:
         """Return the in-degrees of some nodes, in their order."""
@@ -228,11 +220,15 @@ class ShardedGraph:
         rounds = -(-int(counts.max()) * bytes_per_row(arrays) // BYTES_OF_A_ROUND)
         for start in range(rounds):
             at = slice(start, None, rounds)
-            for name, rows in self._ask(ids[at].contiguous(), arrays).items():
-                full[name][num_own:][at] = rows
+            owners, rows_there = self.types.owners(ids[at].contiguous())
+            route = Route(owners, self.channel.size)
+            asked = self.channel.exchange(route.pieces(rows_there))
+            answers = {name: [take_rows(array, rows) for rows in asked] for name, array in sorted(arrays.items())}
+            for name, of_ranks in answers.items():
+                full[name][num_own:][at] = route.restore(self.channel.exchange(of_ranks, route.sizes))
         return full
 
-    def _fetched(self, kind: int, ids: Tensor, bounds: Tensor, arrays: Rows, *more: Tensor) -> Steps[Rows]:
+    def _fetched(self, kind: int, ids: Tensor, bounds: Tensor, arrays: Arrays, *more: Tensor) -> Steps[Arrays]:
         """Return the rows of each array for increasing ids; the question goes on with ``more``."""
         local = self._local(ids, bounds)
         (answers,) = yield [Question(kind, [[narrow(some, most), *more] for some, most in local])]
@@ -245,14 +241,6 @@ class ShardedGraph:
         return [
             (some - low, most) for some, low, most in zip(pieces, bounds.tolist(), bounds.diff().tolist(), strict=False)
         ]
-
-    def _ask(self, ids: Tensor, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Send each id to its owner, and return the rows of each array that owners answer with. Collective."""
-        owners, rows_there = self.types.owners(ids)
-        route = Route(owners, self.channel.size)
-        asked = self.channel.exchange(route.pieces(rows_there))
-        answers = {name: [take_rows(array, rows) for rows in asked] for name, array in sorted(arrays.items())}
-        return {name: route.restore(self.channel.exchange(rows, route.sizes)) for name, rows in answers.items()}
 
     def to_owners(self, nodes: Tensor, *columns: Tensor) -> tuple[Route, list[Message]]:
         """Divide some nodes, and a number or more that goes with each, among their owners: a question for each.
@@ -329,7 +317,7 @@ class ShardedGraph:
         }
 
     def _table(
-        self, kind: int, number: int, own: Rows, bounds: Tensor, cache_bytes: int = 0, first_node: int = 0
+        self, kind: int, number: int, own: Arrays, bounds: Tensor, cache_bytes: int = 0, first_node: int = 0
     ) -> Table:
         first, end = bounds[self.shard.index : self.shard.index + 2].tolist()
         most = min(cache_bytes // max(1, bytes_per_row(own)), int(bounds[-1]) - (end - first))

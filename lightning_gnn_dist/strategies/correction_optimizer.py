@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.rounds import refusals, replica_state
-from lightning_gnn_dist.rounds.rows.tables import check_tables, dense_parameters, tables_of
 from lightning_gnn_dist.strategies.correction import Correction, check_lr
+from lightning_gnn_dist.tables.table import check_tables
 from lightning_gnn_dist.wire import collectives
 
 _LASTING = ("persistent", "sgd", "function")  # modes whose optimizer lives on from round to round
@@ -50,10 +50,10 @@ class CorrectionOptimizer:
             for optimizer in local:
                 _check_copies(optimizer)
 
-    def check_tables(self, module: nn.Module) -> None:
+    def check_tables(self, module: nn.Module, parameters: list[Tensor]) -> None:
         """Refuse an optimizer of a function that does not take the gradients of the module's tables."""
-        if callable(self._make) and (tables := list(tables_of(module).values())):
-            check_tables(module, [_checked(self._make([*dense_parameters(module), *tables]))])
+        if callable(self._make):
+            check_tables(module, [_checked(self._make(parameters))])
 
     def prepare(self, parameters: list[Tensor], round_idx: int, steps: int = 1) -> None:
         """Get ready for the steps of a round. Collective: every rank calls it, also one that will take no step.

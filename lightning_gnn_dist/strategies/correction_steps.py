@@ -31,12 +31,11 @@ from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
 from lightning_gnn_dist.rounds.means.averaging import AveragedBuffers, AveragedMoments
 from lightning_gnn_dist.rounds.means.means import length_of
 from lightning_gnn_dist.rounds.part import Fit, Part, part_of
-from lightning_gnn_dist.rounds.rows.merging import take_rows_
-from lightning_gnn_dist.rounds.rows.owned_gradients import norms_of_ranks
-from lightning_gnn_dist.rounds.rows.replica_tables import ReplicaTables
-from lightning_gnn_dist.rounds.rows.tables import no_rows, refuse_average_of_moments, refuse_owned, tables_of
 from lightning_gnn_dist.strategies.correction import Correction
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer
+from lightning_gnn_dist.tables.exchange import take_rows_
+from lightning_gnn_dist.tables.gradients import norms_of_ranks
+from lightning_gnn_dist.tables.table import no_rows, refuse_average_of_moments, refuse_owned
 from lightning_gnn_dist.wire import collectives
 
 NEEDS = "A correction on the whole graph"
@@ -53,8 +52,7 @@ class CorrectionSteps(Part):
     looks_beyond_parts = True
 
     def __init__(self, correction: Correction, means: Sequence[Part]) -> None:
-        self._correction = correction
-        self._rows, self._drift = part_of(means, ReplicaTables), part_of(means, DriftCorrection)
+        self._correction, self._drift = correction, part_of(means, DriftCorrection)
         moments = part_of(means, AveragedMoments)
         self._are_averaged = moments is not None and moments.are_all
         self._averages_buffers = part_of(means, AveragedBuffers) is not None
@@ -63,11 +61,16 @@ class CorrectionSteps(Part):
         super().begin(fit)
         refusals.require_corrections(fit.lightning_module.trainer, NEEDS)
         refusals.require_step(fit.lightning_module)
-        if self._correction.optimizer == "averaged" and not self._are_averaged:
-            refuse_average_of_moments(fit.lightning_module)
         self._optimizer = CorrectionOptimizer(self._correction, fit.optimizers, are_averaged=self._are_averaged)
-        with self._in_own_form():
-            self._optimizer.check_tables(fit.lightning_module)
+        if fit.tables is None:
+            return
+        tables = fit.tables.trained()
+        if self._correction.optimizer == "averaged" and not self._are_averaged:
+            refuse_average_of_moments(tables)
+        if tables:
+            with self._in_own_form():
+                parameters = [*fit.dense_parameters(), *(table.weight for table in tables)]
+                self._optimizer.check_tables(fit.lightning_module, parameters)
 
     def apply(self) -> None:
         steps = self._number()
@@ -112,8 +115,8 @@ class CorrectionSteps(Part):
     def _step(self, parameters: list[Tensor], gradient: list[Tensor]) -> None:
         with self._in_own_form():
             self._optimizer.step(parameters, gradient, self._clip)
-        if self._rows is not None:
-            self._rows.have_changed()
+        if self.fit.tables is not None:
+            self.fit.tables.have_changed()
 
     def _clip(self, optimizer: Optimizer) -> None:
         """Clip as in local steps. With manual optimisation ``training_step`` does that, so nothing is clipped here."""
@@ -133,10 +136,10 @@ class CorrectionSteps(Part):
     @contextmanager
     def _in_own_form(self) -> Iterator[None]:
         """In the block, rows that live with one rank each can be stepped where they are, and clipped together."""
-        if self._rows is None:
+        if (tables := self.fit.tables) is None:
             yield
             return
-        with self._rows.in_own_form(), norms_of_ranks(self.fit.precision_plugin, self.fit.owned):
+        with tables.in_own_form(), norms_of_ranks(self.fit.precision_plugin, tables.owned):
             yield
 
 
@@ -149,7 +152,7 @@ class StepsOnRank0(CorrectionSteps):
         super().begin(fit)
 
     def take(self, steps: int) -> None:
-        tables = list(tables_of(self.fit.lightning_module).values())
+        tables = [] if self.fit.tables is None else [table.weight for table in self.fit.tables.trained()]
         touched = [no_rows(table) for table in tables]
         if collectives.rank() == 0:
             self.fit.round.others_wait = True

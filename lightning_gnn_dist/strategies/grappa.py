@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import compress
 from typing import Any, ClassVar, Literal
 
@@ -39,13 +39,12 @@ from lightning_gnn_dist.rounds.lightning_internals.loops import give_back_loops,
 from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.meeting import log_figures
-from lightning_gnn_dist.rounds.partitioned_strategy import Buffers
-from lightning_gnn_dist.rounds.rows.table_gradients import TableGradients
-from lightning_gnn_dist.rounds.rows.tables import explain_other_sparse
-from lightning_gnn_dist.strategies.gradients_to_owners import GradientsToOwners
+from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
+from lightning_gnn_dist.rounds.walking import trained_parameters
 from lightning_gnn_dist.strategies.leaving import Leaving
 from lightning_gnn_dist.strategies.rounded_gradients import RoundedGradients, leave_gradients
 from lightning_gnn_dist.strategies.used_parameters import UsedParameters, counting_unfrozen
+from lightning_gnn_dist.tables.gradients import TableGradients
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.codec import Bits
 
@@ -58,7 +57,7 @@ _LEAVE_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _IS_RENAMED else "br
 _UNCOVERED = 1e-20
 
 
-class GrappaStrategy(GradientsToOwners):
+class GrappaStrategy(PartitionedStrategy):
     """Train on parts, exchange gradients at every step, and weigh seeds by the share of neighbours that their part has.
 
     An epoch is one pass over the training nodes, as with DDP. A step exchanges the gradients and five numbers: the sum
@@ -126,7 +125,7 @@ class GrappaStrategy(GradientsToOwners):
         self._parameters: UsedParameters | None = None
         self.bits = bits
         self._rounded: RoundedGradients | None = None
-        self._tables: TableGradients | None = None
+        self._table_gradients: TableGradients | None = None
         self._scale = torch.ones(())
         self._has_stepped = False  # since buffers were averaged
         self._has_types = False  # whether batches have
@@ -147,19 +146,34 @@ class GrappaStrategy(GradientsToOwners):
     # What Lightning calls.
 
     def configure_ddp(self) -> None:
-        with counting_unfrozen(self._module()):
-            self._tables = TableGradients(self._module(), type(self).__name__)
-            with self._tables.hidden():
+        looks_itself = bool(self._ddp_kwargs["find_unused_parameters"] or self._ddp_kwargs["static_graph"])
+        module = self._module()
+        with counting_unfrozen(module):
+            tables = set() if self.tables is None else {id(table.weight) for table in self.tables.trained()}
+            others = trained_parameters(module, tables)
+            if self.tables is not None:
+                self._table_gradients = TableGradients(self.tables, type(self).__name__, has_others=bool(others))
+            with nullcontext() if self._table_gradients is None else self._table_gradients.hidden():
                 super().configure_ddp()
-            self._parameters = self._exchange_with(self.model)
+            ddp: Any = self.model
+            if self.bits is not None:
+                leave_gradients(ddp)
+                self._rounded = RoundedGradients(others, self.bits, overlaps=not looks_itself)
+            self._parameters = UsedParameters(module, hands_in_zeros=not looks_itself, ignored=tables)
+            if not looks_itself and self._rounded is None:
+                self._parameters.settle_buckets(ddp.reducer.prepare_for_backward)
 
     def on_train_start(self) -> None:
         super().on_train_start()
+        if self._table_gradients is not None:
+            self._table_gradients.begin(self.precision_plugin)
         self._leaving().vote()  # a hook may have stopped this rank before its first step
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Agree on this rank's share of the step, and tell the others what this one wants. Collective."""
         super().on_train_batch_start(batch, batch_idx)
+        if self._table_gradients is not None:
+            self._table_gradients.begin_batch()
         leaving = self._leaving()
         own = _weight(batch, self.weights).to(self.root_device)
         sums = torch.tensor([0.0, *leaving.own()], dtype=own.dtype, device=own.device)
@@ -181,17 +195,22 @@ class GrappaStrategy(GradientsToOwners):
         loss = super().backward(closure_loss * self._scale.to(closure_loss.dtype), *args, **kwargs)
         if exchanges:
             self._parameters.hand_in_zeros()
-            assert self._tables is not None
-            are_finite = self._tables.exchange()
-            self.has_gradients()
+            are_finite = True
+            if self._table_gradients is not None:  # by hand other backwards may follow before the step
+                are_finite = self._table_gradients.exchange(steps_next=self._module().automatic_optimization)
             if self._rounded is not None:
                 self._rounded.finish()
             self._take_gradients(are_finite)
         return loss
 
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().optimizer_step(*args, **kwargs)
+        if self.tables is not None:
+            self.tables.have_changed()
+        return result
+
     def on_exception(self, exception: BaseException) -> None:
-        refusals.explain_unused_parameters(exception, type(self).__name__)
-        explain_other_sparse(exception)
+        refusals.explain_errors_of_ddp(exception, type(self).__name__)
         super().on_exception(exception)
 
     def teardown(self) -> None:
@@ -225,7 +244,7 @@ class GrappaStrategy(GradientsToOwners):
     def _begin_fit(self, trainer: Trainer) -> None:
         refusals.check_validation_clock(trainer)
         self.is_cut_off = False
-        self._rounded = None
+        self._rounded = self._table_gradients = None
         self.leaving = self._watch(trainer)
 
     def _give_back(self, trainer: Trainer) -> None:
@@ -263,7 +282,8 @@ class GrappaStrategy(GradientsToOwners):
         Args:
             are_finite: Whether those are that live with one rank each, which the others do not have.
         """
-        parameters = self._of_all_ranks(self._module().parameters())
+        owned = self.ids_of_owned()
+        parameters = [each for each in self._module().parameters() if id(each) not in owned]
         found = [(each.grad, each.requires_grad) for each in parameters if each.grad is not None]
         gradients = [gradient for gradient, _ in found]
         if self._rounded is None:  # tables, whose gradients are sparse, are counted where they are exchanged
@@ -292,16 +312,6 @@ class GrappaStrategy(GradientsToOwners):
         )
         hear_skips(self._module(), lambda skips: setattr(leaving, "skips", skips))
         return leaving
-
-    def _exchange_with(self, ddp: Any) -> UsedParameters:
-        looks_itself = bool(self._ddp_kwargs["find_unused_parameters"] or self._ddp_kwargs["static_graph"])
-        if self.bits is not None:
-            leave_gradients(ddp)
-            self._rounded = RoundedGradients(self._module(), self.bits, overlaps=not looks_itself)
-        used = UsedParameters(self._module(), hands_in_zeros=not looks_itself)
-        if not looks_itself and self._rounded is None:
-            used.settle_buckets(ddp.reducer.prepare_for_backward)
-        return used
 
     def _judge_unused(self) -> None:
         """Judge parameters that no rank's loss used. Collective: all ranks know that each has unused ones."""

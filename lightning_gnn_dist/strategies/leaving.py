@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.rounds.lightning_internals.trainer import announce_sigterm
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.alike.replica import Replica
+from lightning_gnn_dist.wire.replica import Replica
 
 
 class StepVotes(NamedTuple):

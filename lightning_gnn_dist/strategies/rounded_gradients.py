@@ -15,16 +15,14 @@ from concurrent.futures import Future
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_gnn_dist.rounds.rows.tables import dense_parameters
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.background import Background
-from lightning_gnn_dist.wire.channel import open_channel
+from lightning_gnn_dist.wire.channel import Background, open_channel
 from lightning_gnn_dist.wire.codec import Bits, Codec
-from lightning_gnn_dist.wire.rounded_mean import RoundedMean
-from lightning_gnn_dist.wire.vectors import scatter_back
+from lightning_gnn_dist.wire.collectives import scatter_back
+from lightning_gnn_dist.wire.rounded_mean import RoundedMean, means_together
 
 THREAD_NAME = "lightning_gnn_dist.strategies.rounded_gradients"
 NUMBERS_OF_A_BUCKET = 1 << 20
@@ -34,13 +32,13 @@ class RoundedGradients:
     """Averages gradients over ranks. Make it on all ranks at once, after DDP, which leaves each rank its own.
 
     Args:
-        module: The module whose gradients are averaged.
+        parameters: Those whose gradients are averaged.
         bits: Bits of a number on the wire.
         overlaps: Whether to send during the backward pass, in which every trained parameter must then get a gradient.
     """
 
-    def __init__(self, module: nn.Module, bits: Bits, *, overlaps: bool) -> None:
-        self._trained = dense_parameters(module)
+    def __init__(self, parameters: Sequence[Tensor], bits: Bits, *, overlaps: bool) -> None:
+        self._trained = parameters
         self._codec, self._channel = Codec(bits), open_channel(collectives.world_size())
         self._means: list[RoundedMean] = []
         self._restored: list[Tensor] = []
@@ -112,7 +110,8 @@ class RoundedGradients:
             self._means.append(self._new_mean(place, len(flat)))
         elif self._means[place].length != len(flat):  # a parameter was frozen
             self._means[place] = RoundedMean(self._channel, self._codec, len(flat))
-        return self._means[place](flat, 1.0, self._number + place)
+        (mean,) = means_together([self._means[place]], [flat], 1.0, self._number + place)
+        return mean
 
     def _new_mean(self, place: int, length: int) -> RoundedMean:
         mean, saved = RoundedMean(self._channel, self._codec, length), self._restored[2 * place : 2 * place + 2]

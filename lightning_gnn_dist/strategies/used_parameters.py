@@ -6,7 +6,7 @@ would wait for it. Its share of the gradient is zero, so here it hands in zeros,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -16,7 +16,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from lightning_gnn_dist.rounds import refusals
-from lightning_gnn_dist.rounds.rows.tables import tables_of
 from lightning_gnn_dist.wire import collectives
 
 
@@ -42,14 +41,14 @@ class UsedParameters:
     Args:
         module: The module whose gradients DDP exchanges.
         hands_in_zeros: Whether to hand in zeros for unused parameters; False if DDP looks for them itself.
+        ignored: Parameters that DDP leaves alone, by ``id()``.
     """
 
-    def __init__(self, module: nn.Module, *, hands_in_zeros: bool) -> None:
+    def __init__(self, module: nn.Module, *, hands_in_zeros: bool, ignored: Container[int]) -> None:
         self.unused: list[str] = []  # trained, and without a part in the last loss of this rank
         self._hands_in_zeros = hands_in_zeros
         self._has_told = False  # of those that no rank uses
-        tables = {id(table) for table in tables_of(module).values()}  # which DDP ignores
-        named = [(name, each) for name, each in module.named_parameters() if id(each) not in tables]
+        named = [(name, each) for name, each in module.named_parameters() if id(each) not in ignored]
         self._names = {parameter: name for name, parameter in named if parameter.requires_grad}
         self._frozen = {parameter: name for name, parameter in named if not parameter.requires_grad}
         self._used: set[Tensor] = set()

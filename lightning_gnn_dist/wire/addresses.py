@@ -11,39 +11,23 @@ import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from threading import Thread
 from typing import Any
 
-import torch
 import torch.distributed as dist
-
-from lightning_gnn_dist.wire.channel import Channel
-from lightning_gnn_dist.wire.collectives import INTERFACE, keeps_on_host
 
 HERE = "127.0.0.1"
 _PATIENCE = timedelta(minutes=5)  # torch's default for a store
 _BACKLOG = 2048  # connections that wait to be taken
-_LONGEST = 48  # letters of an address
+INTERFACE = "GLOO_SOCKET_IFNAME"  # the variable that names the network interface of gloo
 _ADDRESS_OF = 0x8915  # Linux's request for the address of an interface
+_keeps_on_host = False  # whether channels open their ports to this host alone
 _log = logging.getLogger(__name__)
 
 
-def address_for_others(channel: Channel) -> str:
-    """Return this rank's address: that of the interface that the user names, or that on the way to rank 0. Collective.
-
-    Rank 0 may know itself by an address that nobody else can reach: it then takes the one that leads to another rank.
-    """
-    own = HERE if keeps_on_host() else _of_interface() or _towards(os.environ.get("MASTER_ADDR", HERE))
-    row = torch.frombuffer(bytearray(own.encode().ljust(_LONGEST)), dtype=torch.uint8)
-    rows = channel.exchange([row[None]] * channel.size, [1] * channel.size)
-    known = [row.numpy().tobytes().decode().strip() for row in rows]
-    outside = [address for address in known if not ipaddress.ip_address(address.partition("%")[0]).is_loopback]
-    return _towards(outside[0]) if outside and own not in outside else own
-
-
-def _towards(host: str) -> str:
+def towards(host: str) -> str:
     """The address of this host on the way to another; nothing is sent."""
     with suppress(OSError):
         for family, _, _, _, place in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
@@ -53,7 +37,7 @@ def _towards(host: str) -> str:
     return HERE
 
 
-def _of_interface() -> str:
+def of_interface() -> str:
     """The address of the interface that the user has named for gloo, or "" where that is not known."""
     name = os.environ.get(INTERFACE, "").split(",")[0]
     with suppress(OSError, ImportError):
@@ -63,6 +47,34 @@ def _of_interface() -> str:
             found = fcntl.ioctl(any_socket.fileno(), _ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
         return socket.inet_ntoa(found[20:24]) if name else ""
     return ""
+
+
+@contextmanager
+def kept_on_host(kept: bool) -> Iterator[None]:
+    """If ``kept``, groups made in the block, and channels from now on, open their ports to this host alone.
+
+    Otherwise gloo takes the interface of the host's name. An interface that the user has named is used in any case.
+    """
+    global _keeps_on_host
+    _keeps_on_host = kept
+    added = own_interface() if kept and INTERFACE not in os.environ else {}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
+
+
+def keeps_on_host() -> bool:
+    """Whether the groups of this process open their ports to this host alone."""
+    return _keeps_on_host
+
+
+def own_interface() -> dict[str, str]:
+    """The environment variable by which gloo opens its ports to this host alone, empty without a loopback."""
+    own = {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}
+    return {INTERFACE: own.pop()} if own else {}
 
 
 def is_loopback(address: str) -> bool:
@@ -77,7 +89,7 @@ def own_address(address: str) -> str:
     for found in _addresses(address):
         if ipaddress.ip_address(found).is_loopback:
             continue  # other hosts know this one by another address
-        with suppress(OSError), socket.create_server((found, 0), family=_family(found)):
+        with suppress(OSError), socket.create_server((found, 0), family=family_of(found)):
             return found
     _log.warning("%s is no address of this host that others can reach: the store listens at all of them.", address)
     return ""
@@ -88,7 +100,8 @@ def _addresses(address: str) -> list[str]:
     return [str(entry[4][0]).partition("%")[0] for entry in found]
 
 
-def _family(address: str) -> socket.AddressFamily:
+def family_of(address: str) -> socket.AddressFamily:
+    """The family of addresses that a numeric one is of."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
@@ -98,7 +111,7 @@ def serve_store(address: str, port: int = 0, deadline: timedelta = _PATIENCE) ->
     Raises a RuntimeError if another process listens there.
     """
     everywhere = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
-    how: Any = everywhere if not address else {"family": socket.AF_INET6 if ":" in address else socket.AF_INET}
+    how: Any = everywhere if not address else {"family": family_of(address)}
     options: Any = {"wait_for_workers": False, "multi_tenant": True}
     try:
         with socket.create_server((address, port), backlog=_BACKLOG, **how) as listener:
@@ -148,13 +161,3 @@ def pauses() -> Iterator[float]:
     while True:
         yield pause
         pause = min(2 * pause, 0.1)
-
-
-def own_store() -> Any:
-    """A key-value store for this process alone, at no address."""
-    return dist.HashStore()  # type: ignore[attr-defined]
-
-
-def part_of(store: Any, prefix: str) -> Any:
-    """The part of a store whose keys begin with ``prefix``."""
-    return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]

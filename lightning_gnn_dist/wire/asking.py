@@ -10,6 +10,8 @@ that wait for their asker alone, and asks each other rank one thing at a time.
 
 from __future__ import annotations
 
+import ipaddress
+import os
 import secrets
 import socket
 import struct
@@ -24,7 +26,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.addresses import address_for_others
+from lightning_gnn_dist.wire.addresses import HERE, family_of, keeps_on_host, of_interface, towards
 from lightning_gnn_dist.wire.channel import Channel, LostRankError, patience
 from lightning_gnn_dist.wire.collectives import counted
 from lightning_gnn_dist.wire.octets import octets
@@ -211,14 +213,12 @@ def _read(end: socket.socket, num_bytes: int, take: Take = _new) -> Tensor:
 
 def _connect(channel: Channel, seconds: float) -> tuple[dict[int, socket.socket], dict[int, socket.socket]]:
     """Connect with every other rank twice: to ask it, and to be asked. Nobody else can join. Collective."""
-    address, token = address_for_others(channel), secrets.token_bytes(_TOKEN_BYTES)
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.create_server((address, 0), family=family, backlog=channel.size + 16) as listener:
+    address, token = _address(channel), secrets.token_bytes(_TOKEN_BYTES)
+    with socket.create_server((address, 0), family=family_of(address), backlog=channel.size + 16) as listener:
         place = address.encode().ljust(_ADDRESS_BYTES) + struct.pack("<q", listener.getsockname()[1]) + token
-        row = torch.frombuffer(bytearray(place), dtype=torch.uint8)
-        rows = channel.exchange([row[None]] * channel.size, [1] * channel.size)
+        places = _said_by_all(channel, place)
         others = [rank for rank in range(channel.size) if rank != channel.rank]
-        asked = {rank: _call(rows[rank].numpy().tobytes(), channel.rank, seconds) for rank in others}
+        asked = {rank: _call(places[rank], channel.rank, seconds) for rank in others}
         askers: dict[int, socket.socket] = {}
         listener.settimeout(seconds)
         while len(askers) < len(others):
@@ -229,6 +229,23 @@ def _connect(channel: Channel, seconds: float) -> tuple[dict[int, socket.socket]
             else:
                 end.close()
     return asked, askers
+
+
+def _address(channel: Channel) -> str:
+    """Return this rank's address: that of the interface that the user names, or that on the way to rank 0. Collective.
+
+    Rank 0 may know itself by an address that nobody else can reach: it then takes the one that leads to another rank.
+    """
+    own = HERE if keeps_on_host() else of_interface() or towards(os.environ.get("MASTER_ADDR", HERE))
+    known = [said.decode().strip() for said in _said_by_all(channel, own.encode().ljust(_ADDRESS_BYTES))]
+    outside = [address for address in known if not ipaddress.ip_address(address.partition("%")[0]).is_loopback]
+    return towards(outside[0]) if outside and own not in outside else own
+
+
+def _said_by_all(channel: Channel, own: bytes) -> list[bytes]:
+    """Return the bytes of each rank, which are equally many. Collective."""
+    row = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+    return [each.numpy().tobytes() for each in channel.exchange_equal(row.expand(channel.size, -1))]
 
 
 def _call(place: bytes, rank: int, seconds: float) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Rows sent from rank to rank, on connections of their own. Every byte is counted.
+"""Rows sent from rank to rank, on connections of their own, and in the background. Every byte is counted.
 
 ``open_channel`` and ``Channel.exchange`` are collective: all ranks must call them, in the same order.
 """
@@ -8,19 +8,24 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
+from queue import SimpleQueue
 from threading import Thread
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gnn_dist.wire.collectives import counted, keeps_on_host, kept_on_host, rank, world_size
+from lightning_gnn_dist.wire.addresses import keeps_on_host, kept_on_host
+from lightning_gnn_dist.wire.collectives import counted, rank, world_size
 from lightning_gnn_dist.wire.octets import octets
 
+Result = TypeVar("Result")
+_SECONDS_TO_END = 5.0  # that an exchange in the background has at the end; ranks that are well take part at once
 _SECONDS_TO_SAY = 5.0  # that an exchange has failed on a rank, too
 
 
@@ -32,7 +37,7 @@ class Channel:
     """A group of ranks that exchange rows on connections of their own.
 
     Args:
-        group: The process group of these ranks, or None for a single rank.
+        group: The process group of these ranks. None: that of all ranks.
         size: How many ranks there are in it.
         rank: The number of this rank among them.
 
@@ -46,7 +51,7 @@ class Channel:
         self.is_waited_for, self.is_of_boundary = True, False
 
     def exchange(self, pieces: Sequence[Tensor], lengths: Sequence[int] | None = None) -> list[Tensor]:
-        """Send ``pieces[i]`` to rank ``i``; return what each rank sent here. All tensors are on the CPU.
+        """Send ``pieces[i]`` to rank ``i``; return what each rank sent here. All tensors are on one device.
 
         Args:
             pieces: A tensor for each rank, of any length; type and shape of a row are the same on all ranks.
@@ -54,27 +59,21 @@ class Channel:
         """
         if self.size == 1:
             return list(pieces)
-        lengths = self._lengths(pieces) if lengths is None else lengths
+        if lengths is None:
+            lengths = self.exchange_equal(torch.tensor([len(piece) for piece in pieces])).tolist()
         empty = pieces[0][:0]
         width = empty.element_size() * math.prod(empty.shape[1:])
         sent = torch.cat([octets(piece) for piece in pieces])
-        received = sent.new_empty(sum(lengths) * width)
-        sizes = [len(piece) * width for piece in pieces]
-        num_bytes = sum(sizes) - sizes[self.rank]
-        with counted(num_bytes, waits=self.is_waited_for, of_boundary=self.is_of_boundary):
-            self._all_to_all(received, sent, [n * width for n in lengths], sizes)
-        rows = received.view(empty.dtype).view(-1, *empty.shape[1:])
-        return list(rows.split(list(lengths)))
+        received = self._octets(sent, [len(piece) * width for piece in pieces], [n * width for n in lengths])
+        return list(received.view(empty.dtype).view(-1, *empty.shape[1:]).split(list(lengths)))
 
     def exchange_equal(self, pieces: Tensor) -> Tensor:
-        """Send ``pieces[i]`` to rank ``i``; return what each rank sent here, all of the same shape on the CPU."""
+        """Send ``pieces[i]`` to rank ``i``; return what each rank sent here, all of the same shape."""
         if self.size == 1:
             return pieces
         sent = octets(pieces)
-        received, sizes = torch.empty_like(sent), [len(sent) // self.size] * self.size
-        with counted(len(sent) - sizes[0], waits=self.is_waited_for, of_boundary=self.is_of_boundary):
-            self._all_to_all(received, sent, sizes, sizes)
-        return received.view(pieces.dtype).view(pieces.shape)
+        sizes = [len(sent) // self.size] * self.size
+        return self._octets(sent, sizes, sizes).view(pieces.dtype).view(pieces.shape)
 
     def who_is_gone(self) -> str:
         """After an exchange has failed: name the ranks that do not say so, too, within some seconds."""
@@ -87,25 +86,49 @@ class Channel:
             dist.destroy_process_group(self._group)
         self._group = None
 
+    def _octets(self, sent: Tensor, to_send: list[int], to_receive: list[int]) -> Tensor:
+        received, num_bytes = sent.new_empty(sum(to_receive)), sum(to_send) - to_send[self.rank]
+        with counted(num_bytes, waits=self.is_waited_for, of_boundary=self.is_of_boundary):
+            self._all_to_all(received, sent, to_receive, to_send)
+        return received
+
     def _all_to_all(self, received: Tensor, sent: Tensor, to_receive: list[int], to_send: list[int]) -> None:
         dist.all_to_all_single(received, sent, to_receive, to_send, group=self._group)
 
-    def _lengths(self, pieces: Sequence[Tensor]) -> list[int]:
-        sent = torch.tensor([len(piece) for piece in pieces])
-        received = torch.empty_like(sent)
-        with counted(sent.element_size() * (self.size - 1)):
-            self._all_to_all(received, sent, [1] * self.size, [1] * self.size)
-        lengths: list[int] = received.tolist()
-        return lengths
 
+class Background:
+    """A thread that runs exchanges in the order in which they are given. A process that ends does not wait for it.
 
-def all_to_all_bytes(sent: Sequence[Tensor], to_receive: Sequence[int]) -> list[Tensor]:
-    """Send the bytes ``sent[i]`` to rank ``i``; return those that each sent here, ``to_receive[i]`` from rank ``i``."""
-    sizes = [len(each) for each in sent]
-    received = sent[0].new_empty(sum(to_receive))
-    with counted(sum(sizes) - sizes[rank()]):
-        dist.all_to_all_single(received, torch.cat(list(sent)), list(to_receive), sizes)
-    return list(received.split(list(to_receive)))
+    An executor of Python's would: a rank that raises while another stands still would say so only when the exchange
+    between them gives up, half an hour later.
+
+    Args:
+        name: What the thread is called.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._given: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], Result]) -> Future[Result]:
+        """Run some work after all that was given before."""
+        future = Future[Result]()
+        self._given.put((future, work))
+        return future
+
+    def close(self) -> None:
+        """Run what was given, and end; wait some seconds for that at most."""
+        self._given.put(None)
+        self._thread.join(_SECONDS_TO_END)
+
+    def _run(self) -> None:
+        while (given := self._given.get()) is not None:
+            future, work = given
+            try:
+                future.set_result(work())
+            except BaseException as error:  # raised where the result is waited for
+                future.set_exception(error)
 
 
 def open_channel(size: int) -> Channel:

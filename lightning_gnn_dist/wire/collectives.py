@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import atexit
 import io
-import os
-import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from threading import Lock
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-from lightning_gnn_dist.wire.vectors import flatten, moved, op_of, scatter_back, write_back
 
 
 @dataclass
@@ -43,29 +40,42 @@ class Traffic:
     seconds: float = 0.0
     boundary_bytes: float = 0.0
     boundary_seconds: float = 0.0
+    _begun: Traffic | None = None  # as it was when the fit began
+
+    def begin_fit(self) -> None:
+        """Let what is logged count from here on."""
+        self._begun = replace(self, _begun=None)
 
     @property
-    def boundary_figures(self) -> dict[str, float]:
-        """What to log of the boundary; nothing where it has sent nothing."""
-        if not self.boundary_bytes:
-            return {}
-        return {"comm/boundary_bytes": self.boundary_bytes, "comm/boundary_seconds": self.boundary_seconds}
+    def figures(self) -> dict[str, float]:
+        """What to log of this fit; nothing of a boundary where nothing was sent."""
+        begun = self._begun or Traffic()
+        own = {
+            "comm/bytes_sent": self.bytes_sent - begun.bytes_sent,
+            "comm/seconds": self.seconds - begun.seconds,
+            "comm/boundary_bytes": self.boundary_bytes - begun.boundary_bytes,
+            "comm/boundary_seconds": self.boundary_seconds - begun.boundary_seconds,
+        }
+        return own if own["comm/boundary_bytes"] else {name: own[name] for name in ("comm/bytes_sent", "comm/seconds")}
 
 
 traffic = Traffic()
 _counting = Lock()
-INTERFACE = "GLOO_SOCKET_IFNAME"  # the variable that names the network interface of gloo
-_keeps_on_host = False  # whether channels open their ports to this host alone
+
+
+def is_joined() -> bool:
+    """Whether this process is in a process group."""
+    return dist.is_available() and dist.is_initialized()
 
 
 def world_size() -> int:
     """Number of ranks, 1 without a process group."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size() if is_joined() else 1
 
 
 def rank() -> int:
     """The number of this process among the ranks, 0 without a process group."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return dist.get_rank() if is_joined() else 0
 
 
 def check_group(size: int) -> None:
@@ -84,7 +94,7 @@ def leave() -> None:
     A thread of gloo holds the tensors of a collective for a moment after the collective has returned. If the
     interpreter is gone by then, the process aborts after all its work.
     """
-    if dist.is_available() and dist.is_initialized():
+    if is_joined():
         dist.destroy_process_group()
 
 
@@ -146,7 +156,7 @@ def broadcast_(tensors: Iterable[Tensor], source: int = 0) -> None:
     for tensor in tensors:
         groups.setdefault(tensor.dtype, []).append(tensor)
     for dtype, group in groups.items():
-        flat = torch.cat(moved(group, dtype, place))
+        flat = torch.cat(_moved(group, dtype, place))
         with counted(flat.nbytes * (world_size() - 1) / world_size()):
             dist.broadcast(flat, source)
         scatter_back(flat, group)
@@ -190,39 +200,6 @@ def gather_objects(item: Any) -> list[Any] | None:
     return [torch.load(io.BytesIO(octets), weights_only=True) for octets in contents]
 
 
-def is_joined() -> bool:
-    """Whether this process is in a process group."""
-    return dist.is_available() and dist.is_initialized()
-
-
-@contextmanager
-def kept_on_host(kept: bool) -> Iterator[None]:
-    """If ``kept``, groups made in the block, and channels from now on, open their ports to this host alone.
-
-    Otherwise gloo takes the interface of the host's name. An interface that the user has named is used in any case.
-    """
-    global _keeps_on_host
-    _keeps_on_host = kept
-    added = own_interface() if kept and INTERFACE not in os.environ else {}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
-
-
-def keeps_on_host() -> bool:
-    """Whether the groups of this process open their ports to this host alone."""
-    return _keeps_on_host
-
-
-def own_interface() -> dict[str, str]:
-    """The environment variable by which gloo opens its ports to this host alone, empty without a loopback."""
-    own = {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}
-    return {INTERFACE: own.pop()} if own else {}
-
-
 def _all_reduce(flat: Tensor, op: dist.ReduceOp.RedOpType) -> None:
     with counted(_ring_bytes(flat.nbytes)):
         dist.all_reduce(flat, op=op)
@@ -259,3 +236,83 @@ def meeting_place(tensors: Iterable[Tensor]) -> torch.device:
         return elsewhere
     reads_ram = not is_joined() or "gloo" in dist.get_backend_config()
     return torch.device("cpu") if reads_ram else torch.device("cuda", torch.cuda.current_device())
+
+
+# Many tensors as a few vectors, of which ranks make sums and maxima, and back. Nothing is exchanged.
+
+
+def flatten(tensors: Iterable[Tensor], weight: float, device: torch.device) -> dict[torch.dtype, Tensor]:
+    """One vector for each kind of number, whose sums over ranks make a mean: weighed, and the weight at its end.
+
+    Integers go without a weight, for a maximum: they count (the batches that a norm has seen), and of counts a mean
+    would be one that no rank has come to.
+
+    Vectors are on ``device``, wherever tensors are: Adam keeps the number of its steps in RAM, and its moments where
+    the parameters are.
+    """
+    flats = {}
+    for dtype, group in _by_dtype(tensors).items():
+        pieces = _moved(group, dtype, device)
+        if dtype.is_floating_point:
+            flats[dtype] = torch.cat([*pieces, pieces[0].new_ones(1)]).mul_(weight)
+        else:
+            flats[dtype] = torch.cat(pieces)
+    return flats
+
+
+def op_of(flat: Tensor) -> dist.ReduceOp.RedOpType:
+    """What ranks make of a vector of :func:`flatten`."""
+    return dist.ReduceOp.SUM if flat.is_floating_point() else dist.ReduceOp.MAX
+
+
+def write_back(flats: Mapping[torch.dtype, Tensor], tensors: Iterable[Tensor]) -> None:
+    """Make means of what :func:`flatten` gave and ranks have reduced. Without weight, floats stay as they are."""
+    for dtype, group in _by_dtype(tensors).items():
+        flat = flats[dtype]
+        if not dtype.is_floating_point:
+            scatter_back(flat, group)
+        elif (total := float(flat[-1])) > 0:
+            scatter_back(flat[:-1].div_(total), group)
+
+
+def scatter_back(flat: Tensor, tensors: list[Tensor]) -> None:
+    """Put the pieces of a vector in the place of tensors, one after the other."""
+    runs = _neighbours(tensors)
+    for run, part in zip(runs, flat.split([_length(run) for run in runs]), strict=True):
+        pieces = part.to(run[0].device).split([t.numel() for t in run])  # one copy for all that are elsewhere
+        for tensor, piece in zip(run, pieces, strict=True):
+            tensor.detach().copy_(piece.view_as(tensor))  # into the old storage: optimizers and compiled graphs hold it
+
+
+def _neighbours(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """The tensors, where neighbours on one device are together."""
+    return [list(run) for _, run in groupby(tensors, key=lambda tensor: tensor.device)]
+
+
+def _moved(tensors: Iterable[Tensor], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Vectors of a type on a device that hold the tensors in their order; neighbours on another make one copy."""
+    vectors = []
+    for run in _neighbours(tensors):
+        pieces = [tensor.detach().reshape(-1).to(dtype) for tensor in run]
+        vectors += pieces if run[0].device == device else [torch.cat(pieces).to(device)]
+    return vectors
+
+
+def _by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:
+    """The tensors by the type that they are summed in. The order of types is the same on all ranks."""
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor)
+        if not tensor.numel():
+            continue
+        floating = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+        groups.setdefault(floating if tensor.is_floating_point() else torch.int64, []).append(tensor)
+    return {
+        dtype: sorted(group, key=lambda tensor: tensor.device.type)  # each device's together
+        for dtype, group in sorted(groups.items(), key=lambda item: str(item[0]))
+    }
+
+
+def _length(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)

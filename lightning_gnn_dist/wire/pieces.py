@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.channel import all_to_all_bytes
+from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.octets import octets
 
 
@@ -65,7 +65,7 @@ def exchange_pieces(
         for source in ranks
     ]
     packed = [torch.cat([octets(piece[:0] if to == rank else piece) for piece in to_ranks[to]]) for to in ranks]
-    received = all_to_all_bytes(packed, to_receive)
+    received = Channel(None, collectives.world_size(), rank).exchange(packed, to_receive)
     return [own if source == rank else _unpacked(received[source], lengths[source][rank], own) for source in ranks]
 
 

@@ -44,20 +44,6 @@ class RoundedMean:
         self._chance = torch.Generator()
         self.lost = [torch.zeros(channel.size, self._rows, ROW), torch.zeros(1, self._rows, ROW)]
 
-    def __call__(self, vector: Tensor, weight: float, number: int) -> Tensor:
-        """Return the mean of the vectors of all ranks, float32 on the CPU. Collective.
-
-        Ranks tell each other lengths and weights before: :func:`means_together` is for ranks that know the lengths.
-
-        Args:
-            vector: This rank's.
-            weight: What it counts for. The sum of all weights must be positive.
-            number: How many means were taken before: it decides how numbers are rounded.
-        """
-        weights = self._weights(weight)
-        received = self.channel.exchange_equal(self.to_ranks(vector, number, counts=weight != 0))
-        return self.read(self.channel.exchange_equal(self.answers(received, weights)))
-
     def to_ranks(self, vector: Tensor, number: int, *, counts: bool) -> Tensor:
         """Return the bytes of each rank's piece of a vector, in a row for each rank. Not collective."""
         self._chance.manual_seed(number * self.channel.size + self.channel.rank)
@@ -84,19 +70,6 @@ class RoundedMean:
             moved.lost[0] = moved._in_pieces(self.lost[0].view(-1)[: self.length])
         return moved
 
-    def _weights(self, weight: float) -> Tensor:
-        """The weights of all ranks; refuse ranks that average other numbers. All ranks raise or none."""
-        size = self.channel.size
-        own = torch.tensor([[weight, self.length]], dtype=torch.float64)
-        weights, lengths = self.channel.exchange_equal(own.expand(size, -1)).unbind(1)
-        if len(set(lengths.tolist())) > 1:
-            raise RuntimeError(
-                f"The ranks are about to average different numbers of values: {list(map(int, lengths))}, in order of "
-                "rank. A parameter is frozen, or an optimizer has no state yet, on some ranks only."
-            )
-        check_total(float(weights.sum()))
-        return weights
-
     def _in_pieces(self, vector: Tensor) -> Tensor:
         size, rows = self.channel.size, self._rows
         return torch.nn.functional.pad(vector, (0, size * rows * ROW - self.length)).view(size, rows, ROW)
@@ -120,18 +93,21 @@ class RoundedMean:
         return rows.view(len(packed), -1, ROW)
 
 
-def means_together(means: Sequence[RoundedMean], vectors: Sequence[Tensor], weight: float, number: int) -> list[Tensor]:
-    """Return means of several vectors, whose lengths all ranks have alike, in the two exchanges of one. Collective.
-
-    Weights travel with the numbers.
+def means_together(
+    means: Sequence[RoundedMean], vectors: Sequence[Tensor], weight: float, number: int, *, is_agreed: bool = False
+) -> list[Tensor]:
+    """Return the means of the vectors of all ranks, float32 on the CPU, in two exchanges for all of them. Collective.
 
     Args:
         means: What takes them, all with one channel.
         vectors: This rank's.
-        weight: What it counts for.
-        number: How many means were taken before; these have the numbers from it on.
+        weight: What it counts for. The sum of all weights must be positive.
+        number: How many means were taken before; these have the numbers from it on, which decide how to round.
+        is_agreed: Whether all ranks know that their vectors are equally long. Otherwise they compare lengths before.
     """
     channel, counts = means[0].channel, weight != 0
+    if not is_agreed:
+        _compare_lengths(channel, sum(mean.length for mean in means))
     own = octets(torch.tensor([weight], dtype=torch.float64)).expand(channel.size, -1)
     sent = [
         mean.to_ranks(vector, idx, counts=counts)
@@ -144,6 +120,16 @@ def means_together(means: Sequence[RoundedMean], vectors: Sequence[Tensor], weig
     answers = [mean.answers(pieces, weights) for mean, pieces in zip(means, received, strict=True)]
     found = channel.exchange_equal(torch.cat(answers, 1)).split(sizes, 1)
     return [mean.read(each) for mean, each in zip(means, found, strict=True)]
+
+
+def _compare_lengths(channel: Channel, own: int) -> None:
+    """Refuse ranks that average other numbers. All ranks raise or none. Collective."""
+    lengths = channel.exchange_equal(torch.tensor([own]).expand(channel.size)).tolist()
+    if len({*lengths}) > 1:
+        raise RuntimeError(
+            f"The ranks are about to average different numbers of values: {lengths}, in order of rank. A parameter is "
+            "frozen, or an optimizer has no state yet, on some ranks only."
+        )
 
 
 def _joined(pieces: Sequence[Tensor]) -> Tensor:

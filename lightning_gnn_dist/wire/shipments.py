@@ -19,8 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.wire.background import Background
-from lightning_gnn_dist.wire.channel import Channel
+from lightning_gnn_dist.wire.channel import Background, Channel
 from lightning_gnn_dist.wire.codec import Codec
 from lightning_gnn_dist.wire.collectives import counted
 

@@ -10,7 +10,7 @@ import torch
 
 from lightning_gnn_dist import NeighborSampler, communities
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.batches.global_batches import GlobalBatches, OwnSeeds, batches_of
+from lightning_gnn_dist.batches.global_batches import GlobalBatches, OwnSeeds
 from lightning_gnn_dist.batches.source import GraphSource
 
 GRAPH = communities(300, 3, train_share=0.2)
@@ -86,7 +86,7 @@ def owned(sizes: list[int], rank: int, batch_size: int = 16) -> GlobalBatches:
     ids = GRAPH.split("train").split(sizes)[rank]
     places = torch.arange(sum(sizes)).split(sizes)[rank]
     own = OwnSeeds(ids, places, sum(sizes), rank, len(sizes))
-    return batches_of(source_of([3, 3]), own, batch_size, 5, 2, None, True)
+    return GlobalBatches(source_of([3, 3]), own, batch_size, 5, 2, None, True)
 
 
 @pytest.mark.parametrize("sizes", [[60], [30, 30], [43, 0, 2, 15]])

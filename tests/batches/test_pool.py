@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from lightning_gnn_dist.batches import pool as pools
-from lightning_gnn_dist.batches.gather_kernels import widened_by_integers
-from lightning_gnn_dist.batches.pool import BufferPool, gather_rows
+from lightning_gnn_dist.batches.pool import BufferPool, gather_rows, widened_by_integers
 
 ROWS = torch.tensor([3, 0, 3, 9, 5])
 

@@ -72,7 +72,7 @@ def sent(rank: int, world_size: int, data: Any) -> list[tuple[list[float], list[
 
 def sent_by(world_size: int, data: Any, exchange: Exchange) -> tuple[list[float], list[float], float]:
     """All bytes of the second, third and fourth step, those at the boundary, and what is logged of these."""
-    module, before, at_first = model("SAGE", 3), [], traffic.boundary_bytes
+    module, before = model("SAGE", 3), list[tuple[float, float]]()
 
     class Count(pl.Callback):
         def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -84,7 +84,7 @@ def sent_by(world_size: int, data: Any, exchange: Exchange) -> tuple[list[float]
     total, rows = (
         [after - start for start, after in itertools.pairwise(counts[1:])] for counts in zip(*before, strict=True)
     )
-    return total, rows, float(running.callback_metrics["comm/boundary_bytes"]) - at_first
+    return total, rows, float(running.callback_metrics["comm/boundary_bytes"])
 
 
 def rows_moved(data: Any, owner: list[int], num_layers: int, num_ranks: int, share: float = 1.0) -> list[int]:

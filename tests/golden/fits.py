@@ -31,6 +31,7 @@ from lightning_gnn_dist import (
     TMAStrategy,
 )
 from tests.golden.batches import BY_TIME, OF_TYPES
+from tests.golden.device import chosen
 from tests.golden.graphs import asked_of
 from tests.golden.models import Blocks, Edges, Links, Typed
 from tests.golden.place import Place
@@ -80,7 +81,9 @@ SETTINGS: dict[str, Make] = {
     "local_sgd_outer_8": local(outer=Outer.diloco(bits=8), average_optimizer=True),
     "local_sgd_outer_16": local(outer=Outer.diloco(bits=16), drift=Drift("ranks")),
     "local_sgd_outer_adaptive": local(outer=Outer(momentum=0.8, adaptive=True)),
-    "local_sgd_outer_adam": local(outer=Outer(optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.02))),
+    "local_sgd_outer_adam": local(
+        outer=Outer(optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.02, eps=1e-3))
+    ),
     "llcg_paper": published(Correction.as_published(2)),
     "llcg_without_corrections": published(None),
     "llcg_rank0": llcg(correction=Correction(way="rank0"), buffers="global"),
@@ -117,9 +120,8 @@ def trainer(strategy: Any, **options: Any) -> pl.Trainer:
     """One that says nothing, for the ranks of the job that it runs in."""
     defaults: dict[str, Any] = {"max_epochs": 3, "num_sanity_val_steps": 0, "enable_checkpointing": False}
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    return pl.Trainer(
-        accelerator="cpu", strategy=strategy, use_distributed_sampler=False, **quiet, **defaults | options
-    )
+    where = {name: chosen(name) for name in ("accelerator", "precision")}
+    return pl.Trainer(strategy=strategy, use_distributed_sampler=False, **where, **quiet, **defaults | options)
 
 
 def show_fit(

@@ -18,10 +18,12 @@ from lightning_gnn_dist import (
     OneShard,
     PartitionedDataModule,
     RandomPartitioner,
+    Sampler,
     TemporalSampler,
     prepare_graph,
     save_shards,
 )
+from tests.golden.device import chosen
 from tests.golden.graphs import SPLITS, plain, simple, typed, typed_in_time
 
 GRAPHS = {"plain": plain, "simple": simple, "typed": typed, "timed": typed_in_time}
@@ -48,8 +50,7 @@ class Place:
 
     def nodes(self, graph: str, store: str, **options: Any) -> Any:
         """A data module of nodes of a graph: in ``"ram"``, in ``"files"`` or in ``"shards"``."""
-        defaults: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 32, "loading": AT_ONCE, "seed": 3}
-        options = defaults | options
+        options = _defaults(NeighborSampler([4, 3]), 32) | options
         if store == "shards":
             return PartitionedDataModule(self.shared / f"{graph}_shards", **options)
         where: Graph | Path = GRAPHS[graph]() if store == "ram" else self.shared / graph
@@ -64,13 +65,17 @@ class Place:
         """A data module of the edges of a split."""
         time = {"events": "edge_time", "labelled_events": "edge_time", "typed_events": "time"}.get(split)
         sampler = NeighborSampler([4, 3]) if time is None else TemporalSampler([4, 3], time)
-        defaults: dict[str, Any] = {"sampler": sampler, "batch_size": 48, "loading": AT_ONCE, "seed": 3}
-        options = defaults | options
+        options = _defaults(sampler, 48) | options
         if store == "shards":
             return LinkDataModule(self.shared / f"{split}_split_shards", **options)
         where = SPLITS[split]() if store == "ram" else self.shared / f"{split}_split"
         options = {"partitioner": RandomPartitioner()} | options | {"holding": self._holding(options)}
         return LinkDataModule(where, **options)
+
+
+def _defaults(sampler: Sampler, batch_size: int) -> dict[str, Any]:
+    loading = replace(AT_ONCE, sample_on=chosen("sample_on"))
+    return {"sampler": sampler, "batch_size": batch_size, "loading": loading, "seed": 3}
 
 
 def prepare_a_shard(source: Path, folder: Path, index: int, count: int, **options: Any) -> None:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_gnn_dist import Correction, Drift, EverySteps, Exchange, History, Outer, WholePartSampler
 from tests.golden.boundaries import layered
@@ -45,8 +44,7 @@ def stopped(
     """Train two epochs, or so many steps; go on in a new module, data module and strategy up to the fourth epoch."""
     torch.manual_seed(0)
     first, path = module(), place.own / "stopped.ckpt"
-    options: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [ModelCheckpoint(place.own, save_top_k=0)]}
-    run = trainer(make(), devices=num_ranks, max_epochs=2, max_steps=steps, **options)
+    run = trainer(make(), devices=num_ranks, max_epochs=2, max_steps=steps)
     torch.manual_seed(1)
     run.fit(first, data(place))
     run.save_checkpoint(path)

@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_gnn_dist import Graph
 from lightning_gnn_dist.graph import large_pages
 from lightning_gnn_dist.graph.large_pages import PAGE_BYTES, PIECE_BYTES, enlarge_pages
-from lightning_gnn_dist.graph.storage.maps import libc, maps_under
+from lightning_gnn_dist.graph.storage.mapped import libc, maps_under
 
 MANY = 5 * PIECE_BYTES // 4  # bytes of features, in two pieces
 

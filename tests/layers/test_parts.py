@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import Graph
-from lightning_gnn_dist.graph.storage.maps import all_maps
+from lightning_gnn_dist.graph.storage.mapped import all_maps
 from lightning_gnn_dist.layers import budget as memory
 from lightning_gnn_dist.layers import whole_nodes
 from lightning_gnn_dist.layers.budget import LEAST_BYTES, budget, free_bytes, ranks_here

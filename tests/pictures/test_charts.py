@@ -8,7 +8,7 @@ import pytest
 
 from lightning_gnn_dist.callbacks.record import RunRecord
 from lightning_gnn_dist.pictures.charts import Bars, HeatMap, Lines, metric_of, of_all, of_run
-from lightning_gnn_dist.pictures.table import table_of
+from lightning_gnn_dist.pictures.page import table_of
 from tests.pictures.records import record
 
 

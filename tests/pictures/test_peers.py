@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -95,47 +93,6 @@ def test_the_page_and_the_readme_say_what_was_measured() -> None:
             assert re.search(rf"\b{re.escape(row[column])}\b", said), (part, row)
 
 
-class Pip:
-    """Stands for processes: notes what pip is told to install, and fails for what its index lacks."""
-
-    def __init__(self, *missing: str) -> None:
-        self.missing, self.told = missing, list[list[str]]()
-
-    def __call__(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        if "venv" in command:
-            (Path(command[-1]) / "bin").mkdir(parents=True)
-        else:
-            self.told.append(command)
-        lacks = any(word.startswith(self.missing) for word in command) if self.missing else False
-        return subprocess.CompletedProcess(command, int(lacks))
-
-
-def test_a_peer_that_cannot_be_installed_is_left_out_with_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pip = Pip("dgl", "pyg-lib", "torch-sparse")
-    monkeypatch.setattr(subprocess, "run", pip)
-    run.Environment(tmp_path / "new")
-    assert (tmp_path / "new" / "ready").exists()
-    said = capsys.readouterr().out.splitlines()
-    assert [line.removeprefix("pip could not install ").split(":")[0] for line in said] == [
-        "torchdata==0.7.1",
-        "pyg-lib",
-        "torch-sparse",
-    ]
-    assert not any("networkx" in command for command in pip.told), "what DGL alone needs"
-    asked = len(pip.told)
-    run.Environment(tmp_path / "new")
-    assert len(pip.told) == asked, "it is used again"
-
-
-def test_without_this_package_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "run", Pip("torch=="))
-    with pytest.raises(SystemExit, match=r"could not be installed: see .*installed\.log"):
-        run.Environment(tmp_path / "new")
-    assert not (tmp_path / "new" / "ready").exists(), "the next call tries again"
-
-
 def made(folder: Path) -> Path:
     """An environment as run.py leaves it, in which this Python stands, without a peer."""
     (folder / "bin").mkdir(parents=True)
@@ -144,37 +101,6 @@ def made(folder: Path) -> Path:
     python.chmod(0o755)
     (folder / "ready").touch()
     return folder
-
-
-def test_what_fails_ends_the_run_with_what_it_said(tmp_path: Path) -> None:
-    environment = run.Environment(made(tmp_path / "made"))
-    assert environment.has("torch") and not environment.has("no_such_module")
-    assert environment.run([environment.python, "-c", "print(7)"]) == "7\n"
-    with pytest.raises(SystemExit, match=r"(?s)failed:.*no way out"):
-        environment.run([environment.python, "-c", "raise ValueError('no way out')"])
-    assert "torch==" in run.versions(environment) and "cores" in run.machine()
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--target", "0.5"], "graph is no graph that lightning-gnn-dist prepare has saved"),
-        (["--target", "72"], r"--target is a share of the test nodes between 0 and 1, got 72\.0"),
-        (["--target", "0.5", "--repeats", "0"], "--repeats and --runs must be at least 1"),
-        (["--target", "0.5", "--passes", "1"], r"--passes 2 \(the first is not counted\)"),
-        (["--target", "0.5", "--only", "speed"], "invalid choice: 'speed'"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_before_anything_is_installed(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if "no graph" not in said:
-        (tmp_path / "graph").mkdir()
-        (tmp_path / "graph" / "meta.json").touch()
-    monkeypatch.setattr(sys, "argv", ["run.py", str(tmp_path / "new"), str(tmp_path / "graph"), *words])
-    with pytest.raises(SystemExit, match="2"):
-        run.main()
-    assert re.search(said, capsys.readouterr().err) and not (tmp_path / "new").exists()
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_gnn_dist.pictures.table import table_of
+from lightning_gnn_dist.pictures.page import table_of
 from tests.pictures.records import record
 
 

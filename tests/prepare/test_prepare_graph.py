@@ -278,6 +278,10 @@ def test_a_node_with_too_many_edges_for_the_memory_is_named(source: Path, tmp_pa
     np.save(source / "edge_index.npy", edges)
     with pytest.raises(ValueError, match="Node 5 has 400 edges, which take 6,400 bytes"):
         prepare_graph(source, tmp_path / "graph", memory_bytes=TINY)
+    told: list[str] = []
+    prepare_graph(source, tmp_path / "graph", memory_bytes=SMALL, on_progress=lambda stage, share: told.append(stage))
+    assert told[0] == "dealing edges into buckets"  # what came before was not done again
+    assert content(tmp_path / "graph") == from_memory(source, tmp_path / "expected", undirected=False)
 
 
 def test_a_graph_without_edges(source: Path, tmp_path: Path) -> None:

@@ -13,14 +13,14 @@ from torch_geometric.data import HeteroData
 from lightning_gnn_dist import Graph, Partition, communities, save_shards
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph.storage.npy import NpyFile
+from lightning_gnn_dist.prepare.bounds import TypedBounds
 from lightning_gnn_dist.prepare.shard import Bounds, Shard
-from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
-from tests.sharded.typed.graphs import in_order_of_shards, some_graph, some_partition
+from tests.sharded.graphs import in_order_of_shards, typed_graph_of_widths, uneven_partition
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    save_shards(some_graph(), some_partition(some_graph(), 3), tmp_path / "shards")
+    save_shards(typed_graph_of_widths(), uneven_partition(typed_graph_of_widths(), 3), tmp_path / "shards")
     return tmp_path / "shards"
 
 
@@ -31,7 +31,10 @@ def bounds_of(folder: Path) -> TypedBounds:
 
 
 def test_shards_together_are_the_graph(folder: Path) -> None:
-    whole, bounds = in_order_of_shards(some_graph(), some_partition(some_graph(), 3)), bounds_of(folder)
+    whole, bounds = (
+        in_order_of_shards(typed_graph_of_widths(), uneven_partition(typed_graph_of_widths(), 3)),
+        bounds_of(folder),
+    )
     assert whole.types is not None and bounds.offsets == whole.types.offsets
     seen = []
     for index in range(3):
@@ -56,8 +59,8 @@ def test_shards_together_are_the_graph(folder: Path) -> None:
 
 
 def test_an_order_of_time_stays(tmp_path: Path) -> None:
-    graph = Graph.from_pyg(some_graph().to_pyg(), time="time")
-    save_shards(graph, some_partition(graph, 2), tmp_path / "shards")
+    graph = Graph.from_pyg(typed_graph_of_widths().to_pyg(), time="time")
+    save_shards(graph, uneven_partition(graph, 2), tmp_path / "shards")
     types = Shard.open(tmp_path / "shards", 0).rows.types
     assert types is not None and types.time == "time" and types.seeds == "paper"
 
@@ -104,8 +107,8 @@ def test_a_damaged_index_is_refused(folder: Path, entries: dict[str, Any], messa
 @pytest.mark.parametrize("has_types", [True, False])
 def test_a_flipped_bit_is_found(has_types: bool, tmp_path: Path) -> None:
     """Arrays of one number per row when a shard is opened; features, which may be large, when somebody asks."""
-    graph = some_graph() if has_types else communities(100)
-    save_shards(graph, some_partition(graph, 3), tmp_path / "shards")
+    graph = typed_graph_of_widths() if has_types else communities(100)
+    save_shards(graph, uneven_partition(graph, 3), tmp_path / "shards")
     files = [file for file in (tmp_path / "shards" / "share-00000").rglob("*.npy") if file.stat().st_size > 128]
     assert len(files) > 4
     for file in files:
@@ -165,7 +168,7 @@ def test_a_shard_is_no_whole_graph(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_commands_divide_and_tell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data: HeteroData = some_graph().to_pyg()  # type: ignore[assignment]
+    data: HeteroData = typed_graph_of_widths().to_pyg()  # type: ignore[assignment]
     Graph.from_pyg(data).save(tmp_path / "graph")
     main(["divide", str(tmp_path / "graph"), str(tmp_path / "shards"), "--parts", "2", "--partitioner", "random"])
     said = capsys.readouterr().out

@@ -30,7 +30,7 @@ from lightning_gnn_dist import (
     communities,
     split_edges,
 )
-from lightning_gnn_dist.wire.launching.sign import SIGN, waits
+from lightning_gnn_dist.wire.elastic import SIGN, waits
 from tests.link_model import LinkSAGE, held
 from tests.ranks import RankError, run_ranks, start_ranks
 from tests.rounds.elastic_fitting import AWAITED, HEARTBEAT_SECONDS, TIMEOUT_SECONDS, Fate, come_back, train

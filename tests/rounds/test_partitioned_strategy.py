@@ -19,7 +19,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from packaging.version import Version
 
 from lightning_gnn_dist import GrappaStrategy, Launch, LocalSGDStrategy, TMAStrategy
-from lightning_gnn_dist.wire import addresses, collectives
+from lightning_gnn_dist.wire import addresses
 from lightning_gnn_dist.wire.launching.roll_call import RUN, Roll
 from tests.ranks import run_ranks
 from tests.strategies.fitting import Net, fit
@@ -244,12 +244,12 @@ def test_ranks_of_one_host_listen_to_it_alone(world_size: int) -> None:
 
 def test_an_interface_that_the_user_names_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    with collectives.kept_on_host(True):
+    with addresses.kept_on_host(True):
         assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    with collectives.kept_on_host(True):
+    with addresses.kept_on_host(True):
         assert os.environ.get("GLOO_SOCKET_IFNAME") in ("lo", "lo0")
-    with collectives.kept_on_host(False):
+    with addresses.kept_on_host(False):
         assert "GLOO_SOCKET_IFNAME" not in os.environ
 
 

@@ -22,7 +22,7 @@ from lightning_gnn_dist import (
     ShadowSampler,
 )
 from lightning_gnn_dist.batches.assembling import assemble
-from lightning_gnn_dist.engine.tensors import rows as tensor_rows
+from lightning_gnn_dist.engine import tensors
 from lightning_gnn_dist.graph.graph import checked_graph
 from lightning_gnn_dist.sampling import device as module
 from lightning_gnn_dist.sampling.device import drawn_there, draws_anywhere
@@ -192,7 +192,7 @@ def test_a_bulk_is_its_batches_however_many_are_sampled_together(sampler, monkey
 def test_weighted_rows_are_laid_out_in_pieces(replace, monkeypatch):
     sampler = NeighborSampler([4, 3], replace=replace, weight="edge_weight")
     expected = DeviceSampler(sampler).sample_bulk(GRAPHS[0], *bulk(GRAPHS[0], 4))
-    monkeypatch.setattr(tensor_rows, "ENTRIES_AT_ONCE", 32)
+    monkeypatch.setattr(tensors, "ENTRIES_AT_ONCE", 32)
     check_same(expected, DeviceSampler(sampler).sample_bulk(GRAPHS[0], *bulk(GRAPHS[0], 4)))
 
 
@@ -202,7 +202,7 @@ def test_the_least_of_each_row_are_those_that_a_sort_puts_first(shape, size):
     generator = torch.Generator().manual_seed(size)
     for matrix in (torch.rand(shape, generator=generator), torch.randint(9, shape, generator=generator)):
         expected = matrix.sort(dim=1, stable=True).values[:, :size]
-        places = tensor_rows.least(matrix.clone(), size)
+        places = tensors.least(matrix.clone(), size)
         assert matrix.gather(1, places).equal(expected)
         assert all(len(set(row)) == size for row in places.tolist())
 
@@ -215,21 +215,6 @@ def test_nodes_without_edges(sampler):
         check_same(sampler.sample_bulk(graph, ids, keys), DeviceSampler(sampler).sample_bulk(graph, ids, keys))
     empty = Graph.from_edge_index(torch.zeros(2, 0, dtype=torch.int64), 6)
     check_same(sampler.sample_bulk(empty, ids, keys), DeviceSampler(sampler).sample_bulk(empty, ids, keys))
-
-
-def test_blocks_are_views_of_one_csr():
-    graph = GRAPHS[0]
-    (sample,) = DeviceSampler(NeighborSampler([4, 3, 2])).sample_bulk(graph, [torch.arange(30)], [BatchKey(0, 0, 0)])
-    batch = assemble(graph, sample)
-    outermost, *inner = batch.blocks
-    for block in inner:
-        assert block.indices.data_ptr() == outermost.indices.data_ptr()
-        assert block.indptr.equal(outermost.indptr[: block.num_dst + 1])
-    dense = torch.zeros(outermost.num_dst, batch.num_nodes).index_put_(
-        (batch.edge_index[1], batch.edge_index[0]), batch.edge_weight, accumulate=True
-    )
-    assert torch.allclose(outermost.weighted_adj.to_dense(), dense)
-    assert batch.x.equal(graph.node_arrays["x"][batch.n_id])
 
 
 def test_a_repeated_seed_is_refused():

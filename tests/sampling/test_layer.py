@@ -6,13 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch_geometric.nn import GCNConv, GraphConv, SAGEConv
+from torch import Tensor
 
 from lightning_gnn_dist import BatchKey, FastGCNSampler, Graph, LadiesSampler, NeighborSampler, Sample
 from lightning_gnn_dist.batches.assembling import assemble
-from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.engine import scratch
+from lightning_gnn_dist.engine import sample as sample_module
 from lightning_gnn_dist.sampling.layer_wise import LayerSampler
 from tests.sampling.reference import random_graph
 
@@ -191,62 +189,11 @@ def test_both_tables_and_any_room_give_the_same_batch(kind, monkeypatch):
     graph = random_graph(3000, 90_000, seed=9)
     seeds = torch.randperm(3000, generator=torch.Generator().manual_seed(0))[:1000]
     samples = []
-    for limit in (scratch.DIRECT_NODES, 0):
-        scratch._THREAD.__dict__.clear()
-        monkeypatch.setattr(scratch, "DIRECT_NODES", limit)
+    for limit in (sample_module.DIRECT_NODES, 0):
+        sample_module._THREAD.__dict__.clear()
+        monkeypatch.setattr(sample_module, "DIRECT_NODES", limit)
         samples += [one(kind([900, 700, 300]), graph, seeds) for _ in range(2)]
     for sample in samples[1:]:
         assert sample.nodes.equal(samples[0].nodes)
         assert sample.indices.equal(samples[0].indices)
     assert max(samples[0].num_sampled_edges) > 3000
-
-
-class Net(nn.Module):
-    """Two layers that add up weighted messages, on blocks or on all edges."""
-
-    def __init__(self, make: type[nn.Module], **options: object) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.convs = nn.ModuleList([make(8, 6, **options), make(6, 3, **options)])
-
-    def by_adj(self, batch: SampledData) -> Tensor:
-        x = batch.x
-        for conv, block in zip(self.convs, batch.blocks, strict=True):
-            x = conv((x, x[: block.num_dst]), block.weighted_adj).relu()
-        return x
-
-    def by_edges(self, batch: SampledData) -> Tensor:
-        x = batch.x
-        for conv in self.convs:
-            x = conv(x, batch.edge_index, batch.edge_weight).relu()
-        return x[: batch.batch_size]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_sum_on_blocks_is_a_weighted_sum_on_all_edges(kind):
-    batch = assemble(GRAPH, one(kind([60, 40], "edge_weight")))
-    assert batch.edge_weight.numel() == batch.num_edges
-    assert not batch.edge_weight.equal(GRAPH.edge_arrays["edge_weight"][: batch.num_edges])
-    net, sage = Net(GraphConv), Net(SAGEConv, aggr="sum")
-    found = net.by_adj(batch)
-    assert found.shape == (5, 3)
-    assert torch.allclose(found, net.by_edges(batch), atol=1e-5)
-    for conv, twin in zip(net.convs, sage.convs, strict=True):
-        twin.lin_l.load_state_dict(conv.lin_rel.state_dict())
-        twin.lin_r.load_state_dict(conv.lin_root.state_dict())
-    assert torch.allclose(found, sage.by_adj(batch), atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_gcn_learns_from_layers(kind):
-    batch = assemble(GRAPH, one(kind([60, 40], "edge_weight")))
-    net = Net(GCNConv, normalize=False)
-    out = net.by_edges(batch)
-    out.square().sum().backward()
-    assert all(conv.lin.weight.grad.abs().sum() > 0 for conv in net.convs)
-    whole = assemble(GRAPH, one(kind([1000, 1000], "edge_weight")))
-    exact = matrix(GRAPH, "edge_weight").float()
-    x = GRAPH.node_arrays["x"]
-    for conv in net.convs:
-        x = (exact @ conv.lin(x) + conv.bias).relu()
-    assert torch.allclose(net.by_edges(whole), x[SEEDS], atol=1e-4)

@@ -18,10 +18,8 @@ from lightning_gnn_dist import (
     RandomWalkSampler,
     Sampler,
 )
-from lightning_gnn_dist.engine import rng
-from lightning_gnn_dist.engine.tensors import rng as torch_rng
+from lightning_gnn_dist.engine import rng, tensors
 from lightning_gnn_dist.graph.graph import checked_graph
-from lightning_gnn_dist.sampling.matrix import adjacency
 from tests.sampling import reference
 from tests.sampling.neighborhoods import assert_same
 from tests.sampling.reference import random_graph
@@ -79,19 +77,6 @@ def test_on_a_device_the_batches_are_those_of_the_cpu(sampler):
     check_same(sampler.sample_bulk(GRAPH, SEEDS, PLACES), found)
 
 
-@pytest.mark.parametrize("sampler", [NeighborSampler([4, 2]), LadiesSampler([9, 9])], ids=repr)
-def test_a_bulk_is_its_batches(sampler):
-    matrix = MatrixSampler(sampler)
-    alone = [matrix.sample_bulk(GRAPH, [ids], [place])[0] for ids, place in zip(SEEDS, PLACES, strict=True)]
-    check_same(alone, matrix.sample_bulk(GRAPH, SEEDS, PLACES))
-
-
-def test_the_matrix_numbers_the_edges():
-    matrix = adjacency(GRAPH)
-    assert matrix.values().tolist() == list(range(1, GRAPH.num_edges + 1))
-    assert matrix.indices()[1].equal(GRAPH.indices.long())
-
-
 def test_a_repeated_edge_is_refused():
     graph = Graph.from_edge_index(torch.tensor([[0, 0], [1, 1]]), 2)
     with pytest.raises(ValueError, match=r"holds an edge twice.*coalesce"):
@@ -105,15 +90,15 @@ def test_other_samplers_have_no_matrix_form(sampler):
 
 
 def test_tensors_draw_the_words_of_kernels():
-    keys = torch_rng.keys_of(PLACES, 3, torch.device("cpu"))
+    keys = tensors.keys_of(PLACES, 3, torch.device("cpu"))
     nodes, steps = torch.arange(40, 90), torch.arange(3)
-    words = torch_rng.draw(keys[:, None, None], nodes[:, None], steps)
+    words = tensors.draw(keys[:, None, None], nodes[:, None], steps)
     expected = [
         [[reference.draw(int(rng.key(*place, 3)), int(node), i) for i in range(3)] for node in nodes]
         for place in PLACES
     ]
     assert (words.numpy().view("uint64") == np.array(expected, np.uint64)).all()
-    assert torch_rng.draw(keys, nodes[:5], 2).equal(words[torch.arange(5), torch.arange(5), 2])
+    assert tensors.draw(keys, nodes[:5], 2).equal(words[torch.arange(5), torch.arange(5), 2])
     flat = [word for row in expected for cell in row for word in cell]
-    assert torch_rng.unit(words).view(-1).tolist() == [reference.unit(word) for word in flat]
-    assert torch_rng.below(words, torch.tensor(9)).view(-1).tolist() == [((word >> 32) * 9) >> 32 for word in flat]
+    assert tensors.unit(words).view(-1).tolist() == [reference.unit(word) for word in flat]
+    assert tensors.below(words, torch.tensor(9)).view(-1).tolist() == [((word >> 32) * 9) >> 32 for word in flat]

@@ -97,14 +97,6 @@ def test_long_rows_draw_by_weight_among_those_left_too(heaviest):
     assert chisquare(light).pvalue > 0.001
 
 
-@pytest.mark.parametrize("replace", [False, True])
-def test_equal_weights_are_no_weights(replace):
-    drawn = drawn_from_star([3.0] * 12, 4, 6000, replace=replace)
-    counts = np.bincount(list(chain(*drawn)), minlength=12)
-    variance = 2000 * (11 / 12 if replace else 2 / 3)
-    assert ((counts - 2000) ** 2).sum() / variance * 11 / 12 < 31.3  # 0.999 quantile, 11 degrees of freedom
-
-
 def test_edges_of_weight_0_come_when_no_others_are_left():
     for drawn in drawn_from_star([0.0, 1.0, 0.0, 2.0, 0.0], 3, 200, replace=False):
         assert {1, 3} < set(drawn) and len(set(drawn)) == 3

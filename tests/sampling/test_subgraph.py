@@ -22,7 +22,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.engine import scratch
+from lightning_gnn_dist.engine import sample as sample_module
 from lightning_gnn_dist.sampling.base import OrdersSeeds
 from tests.sampling.reference import random_graph
 
@@ -223,9 +223,9 @@ def test_both_tables_and_any_room_give_the_same_batch(sampler, monkeypatch):
     graph = with_chunks(random_graph(3000, 90_000, seed=9), 5)
     seeds = torch.randperm(3000, generator=torch.Generator().manual_seed(0))[:500]
     samples = []
-    for limit in (scratch.DIRECT_NODES, 0):
-        scratch._THREAD.__dict__.clear()
-        monkeypatch.setattr(scratch, "DIRECT_NODES", limit)
+    for limit in (sample_module.DIRECT_NODES, 0):
+        sample_module._THREAD.__dict__.clear()
+        monkeypatch.setattr(sample_module, "DIRECT_NODES", limit)
         samples += [one(sampler, graph, seeds) for _ in range(2)]
     for sample in samples[1:]:
         assert sample.nodes.equal(samples[0].nodes)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from lightning_gnn_dist import BatchKey, Graph, Sample, TemporalSampler
 from lightning_gnn_dist.batches.assembling import assemble
-from lightning_gnn_dist.engine.temporal import order
-from lightning_gnn_dist.engine.temporal.order import time_order
+from lightning_gnn_dist.engine.temporal import times as times_module
+from lightning_gnn_dist.engine.temporal.times import time_order
 from lightning_gnn_dist.graph import rows
 from lightning_gnn_dist.graph.typed.names import have_names
 from tests.conftest import module_of
@@ -196,7 +196,7 @@ def test_the_order_does_not_depend_on_how_much_is_read_at_once(name: str, monkey
     graph, time = GRAPHS[name](0)
     whole = time_order(graph, time)
     monkeypatch.setattr(rows, "EDGES_PER_PIECE", 13)
-    monkeypatch.setattr(order, "EDGES_AT_ONCE", 7)
+    monkeypatch.setattr(times_module, "EDGES_AT_ONCE", 7)
     pieces = time_order(Graph.from_pyg(graph.to_pyg(), time="time" if name == "types in order" else None), time)
     assert all((one == other).all() for one, other in zip(whole, pieces, strict=True))
     assert (whole.places.size == 0) == (name == "types in order")

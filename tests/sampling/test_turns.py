@@ -14,7 +14,7 @@ from lightning_gnn_dist import BatchKey, Loading, Sample
 from lightning_gnn_dist.batches.ahead.row_cache import RowCache
 from lightning_gnn_dist.batches.ahead.source import AheadSource
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.sampling.turns import Steps, Work, answered, at_once, take_turn, together
+from lightning_gnn_dist.sampling.turns import Inquiry, Steps, answered, at_once, take_turn, together
 
 
 def adding(*numbers: int) -> Steps[int]:
@@ -48,7 +48,7 @@ def test_work_is_given_up_where_nobody_answers() -> None:
     def nobody(questions: list[Any]) -> list[Any]:
         raise ConnectionError
 
-    works: list[Work[Any]] = [Work(holding()), Work(adding(1, 2))]
+    works: list[Inquiry[Any]] = [Inquiry(holding()), Inquiry(adding(1, 2))]
     assert lock.locked()
     with pytest.raises(ConnectionError):
         take_turn(works, nobody)
@@ -60,25 +60,36 @@ class Bulk:
         self.number, self.samples = number, list[Sample]()
 
 
-class TwoHops(AheadSource[Bulk]):
-    """Tells what it asks, in which turn, and what it knew of the next bulks when it asked for rows."""
+class Rows:
+    """Asks for the rows of bulks, and knows what was known of the next ones then."""
 
-    def __init__(self, ahead_bytes: int, num_rows: int = 0) -> None:
-        super().__init__(RowCache({"x": torch.empty(0, 1)}, num_rows), Loading(ahead_bytes=ahead_bytes), None, None)
-        self.turns, self.known = list[list[str]](), list[list[int]]()
+    def __init__(self, num_rows: int) -> None:
+        self.cache, self.known = RowCache({"x": torch.empty(0, 1)}, num_rows), list[list[int]]()
 
-    def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[Bulk]:
-        (key,) = keys
-        for hop in (1, 2):
-            (answer,) = yield [f"{key.batch}.{hop}"]
-            assert answer == f"{key.batch}.{hop}!"
-        return Bulk(key.batch)
+    def seek(self, samples: list[int]) -> Bulk:
+        return Bulk(*samples)
 
-    def _fill(self, bulk: Bulk, coming: Sequence[Bulk]) -> Steps[list[SampledData]]:
+    def fill(self, bulk: Bulk, coming: Sequence[Bulk], *_: object, **options: object) -> Steps[list[SampledData]]:
         self.known.append([other.number for other in coming])
         (answer,) = yield [f"{bulk.number} rows"]
         assert answer == f"{bulk.number} rows!"
         return []
+
+
+class TwoHops(AheadSource):
+    """Tells what it asks, in which turn."""
+
+    def __init__(self, ahead_bytes: int, num_rows: int = 0) -> None:
+        self.rows: Any = Rows(num_rows)
+        super().__init__(self.rows, 1, Loading(ahead_bytes=ahead_bytes), None, None)
+        self.turns = list[list[str]]()
+
+    def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[Any]:
+        (key,) = keys
+        for hop in (1, 2):
+            (answer,) = yield [f"{key.batch}.{hop}"]
+            assert answer == f"{key.batch}.{hop}!"
+        return [key.batch]
 
     def _ask(self, questions: list[Any]) -> Sequence[Any]:
         self.turns.append(questions)
@@ -106,4 +117,4 @@ def test_without_memory_nothing_is_drawn_before_it_is_due() -> None:
 def test_a_cache_knows_seven_bulks_more() -> None:
     source = TwoHops(1, num_rows=1)
     assert len(source.of_bulks(40)) == 43
-    assert source.known[12] == list(range(13, 20)) and max(map(len, source.known)) == 7
+    assert source.rows.known[12] == list(range(13, 20)) and max(map(len, source.rows.known)) == 7

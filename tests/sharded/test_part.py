@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lightning_gnn_dist import (
     Boundary,
@@ -14,27 +15,30 @@ from lightning_gnn_dist import (
     Graph,
     Halo,
     Isolated,
+    NeighborSampler,
     Partition,
     PartitionedDataModule,
     WholePartSampler,
     save_shards,
 )
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.sharded import part as part_module
 from lightning_gnn_dist.sharded import remote_graph
 from lightning_gnn_dist.sharded.part import read_part
 from tests.batch_contents import check_same
 from tests.ranks import run_ranks
-from tests.sharded.graphs import in_order_of_parts, opened, small_graph
+from tests.sharded.graphs import (
+    in_order_of_parts,
+    in_order_of_shards,
+    opened,
+    small_graph,
+    typed_graph_of_widths,
+    uneven_partition,
+)
 
-BOUNDARIES: list[Boundary] = [
-    Isolated(),
-    Halo(1),
-    Halo(3),
-    Halo(2, neighbors=2),
-    Halo(2, bytes=2000),
-    Halo(3, bytes=400, neighbors=1),
-    Exchange(),
-]
+BOUNDARIES: list[Boundary] = [Isolated(), Halo(1), Halo(3), Halo(2, neighbors=2)]
+WITHOUT_TYPES = [*BOUNDARIES, Halo(2, bytes=2000), Halo(3, bytes=400, neighbors=1), Exchange()]
+WITH_TYPES = [*BOUNDARIES, Halo(2, bytes=300)]
 COVERAGE = Coverage(hops=2, shrinkage=1.0)
 
 
@@ -55,24 +59,32 @@ def some_graph() -> Graph:
     return Graph.from_edge_index(ends, graph.num_nodes, arrays, edges)
 
 
-def parts(rank: int, world_size: int, folder: Path) -> list[tuple[dict[str, Any], list[int]]]:
+def parts(rank: int, world_size: int, folder: Path, boundaries: list[Boundary]) -> list[tuple[dict[str, Any], Tensor]]:
     part_module._BYTES_OF_A_ROUND = remote_graph._BYTES_OF_A_ROUND = 2000  # several rounds
     found = []
     with opened(rank, world_size, folder) as graph:
-        for boundary in BOUNDARIES:
+        for boundary in boundaries:
             coverage = None if isinstance(boundary, Exchange) else COVERAGE
             part, ids = read_part(graph, boundary, coverage, 5)
-            found.append((contents(part), ids.tolist()))
-            own = ids[: graph.shard.rows.num_nodes]
-            wide = graph.extended({"ids": own[:, None].repeat(1, 9)}, ids[len(own) :])["ids"]
-            assert torch.equal(wide, ids[:, None].repeat(1, 9))
+            found.append((contents(part), ids))
+            if not have_names(part.types):
+                own = ids[: graph.shard.rows.num_nodes]
+                wide = graph.extended({"ids": own[:, None].repeat(1, 9)}, ids[len(own) :])["ids"]
+                assert torch.equal(wide, ids[:, None].repeat(1, 9))
     return found
 
 
 def contents(part: Graph) -> dict[str, Any]:
-    arrays = {f"nodes/{name}": array for name, array in part.node_arrays.items()}
-    arrays |= {f"edges/{name}": array for name, array in part.edge_arrays.items()}
-    return {"indptr": part.indptr, "indices": part.indices} | arrays
+    of_all = {f"all {name}": array for name, array in part.node_arrays.items()}
+    sizes = {"nodes": part.types.num_nodes, "edges": part.types.num_edges}
+    return {"indptr": part.indptr, "indices": part.indices} | part.types.arrays | of_all | sizes
+
+
+def part_of_whole(whole: Graph, owner: Tensor, boundary: Boundary, rank: int) -> dict[str, Any]:
+    sampler = WholePartSampler(2) if isinstance(boundary, Exchange) else NeighborSampler([2, 2])
+    options: dict[str, Any] = {"boundary": boundary, "coverage": COVERAGE, "sampler": sampler}
+    data = PartitionedDataModule(whole, partitioner=Partition(owner, 3), seed=5, **options)
+    return contents(data.part(rank, 3))
 
 
 def test_it_is_the_part_of_the_whole_graph(tmp_path: Path) -> None:
@@ -80,16 +92,28 @@ def test_it_is_the_part_of_the_whole_graph(tmp_path: Path) -> None:
     partition = uneven(graph)
     save_shards(graph, partition, tmp_path / "shares")
     whole, order = in_order_of_parts(graph, partition), partition.assignment.argsort(stable=True)
-    sorted_parts = Partition(partition.assignment[order], 3)
-    for rank, of_rank in enumerate(run_ranks(parts, 3, tmp_path / "shares")):
+    for rank, of_rank in enumerate(run_ranks(parts, 3, tmp_path / "shares", WITHOUT_TYPES)):
         assert len({len(ids) for _, ids in of_rank}) == (1 if rank == 2 else 6)
-        for boundary, (found, ids) in zip(BOUNDARIES, of_rank, strict=True):
-            options: dict[str, Any] = {"boundary": boundary, "coverage": COVERAGE, "sampler": WholePartSampler(2)}
-            part = PartitionedDataModule(whole, partitioner=sorted_parts, seed=5, **options).part(rank, 3)
-            expected = contents(part)
-            n_id = expected.pop("nodes/n_id")
-            assert ids == n_id.tolist() and found.pop("nodes/n_id").tolist() == order[n_id].tolist()
+        for boundary, (found, ids) in zip(WITHOUT_TYPES, of_rank, strict=True):
+            expected = part_of_whole(whole, partition.assignment[order], boundary, rank)
+            n_id = expected["all n_id"]
+            assert torch.equal(ids, n_id)
             # A part's mask marks its rank's own seeds, and a shard knows which nodes are its own.
-            assert torch.equal(found.pop("nodes/train_mask"), whole.node_arrays["train_mask"][n_id])
-            del expected["nodes/train_mask"]
+            masks = {"all train_mask": whole.node_arrays["train_mask"][n_id], "all n_id": order[n_id]}
+            expected |= masks | {name.replace("all ", "nodes/"): array for name, array in masks.items()}
             check_same([found], [expected])
+
+
+def test_of_types_too(tmp_path: Path) -> None:
+    graph = typed_graph_of_widths()
+    partition = uneven_partition(graph, 3)
+    save_shards(graph, partition, tmp_path / "shards")
+    whole = in_order_of_shards(graph, partition)
+    before = {kind: arrays.pop("n_id") for kind, arrays in whole.types.node_arrays.items()}  # type: ignore[attr-defined]
+    starts = [whole.types.nodes_of(kind).start for kind in whole.types.node_types]
+    owner = partition.assignment[torch.cat([ids + start for ids, start in zip(before.values(), starts, strict=True)])]
+    for rank, of_rank in enumerate(run_ranks(parts, 3, tmp_path / "shards", WITH_TYPES)):
+        for boundary, (found, _) in zip(WITH_TYPES, of_rank, strict=True):
+            expected = part_of_whole(whole, owner, boundary, rank)
+            ids = {f"nodes/{kind}/n_id": of[expected[f"nodes/{kind}/n_id"]] for kind, of in before.items()}
+            check_same([found], [expected | ids])

@@ -1,4 +1,4 @@
-"""Batches by time of a graph in shards, without types: those of the whole graph, to the bit."""
+"""Batches by time of a graph in shards: those of the whole graph, to the bit."""
 
 from __future__ import annotations
 
@@ -11,52 +11,59 @@ from torch import Tensor
 
 from lightning_gnn_dist import BatchKey, Graph, PartitionedDataModule, TemporalSampler, save_shards
 from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.graph.typed.names import have_names
 from tests.batch_contents import check_same
 from tests.placing import placed
 from tests.ranks import RankError, join, run_ranks
-from tests.sampling.temporal_graphs import plain
-from tests.sharded.graphs import in_order_of_parts, made_of, opened, some_partition
+from tests.sampling.temporal_graphs import plain, typed
+from tests.sharded.graphs import as_shards_number_it, made_of, opened, some_partition
 from tests.sharded.links.splits import content
 
 DATA = {"sampler": TemporalSampler([3, 2], "edge_time", "time"), "batch_size": 8}
 SIGHTS: list[dict[str, Any]] = [{}, {"equal": True, "last": 3}, {"pick": "latest"}, {"replace": True}]
-SAMPLERS = [
+OF_EDGES = [
     TemporalSampler(numbers, "edge_time", "time", **sight) for numbers in ([3, 2], [-1, -1]) for sight in SIGHTS[:3]
 ]
-OF_NODES = [TemporalSampler([3, 2, 2], "time", **sight) for sight in SIGHTS]
+OF_NODES = [TemporalSampler([3, 2, 2], "time", **sight) for sight in [*SIGHTS, {"equal": True}, {"last": 3}]]
+OF_TYPES = [*OF_NODES, *(TemporalSampler([-1, -1], "time", **sight) for sight in SIGHTS[:3])]
+CASES: dict[str, tuple[Any, list[TemporalSampler]]] = {
+    "of nodes": (lambda: plain(0, "nodes", torch.int64), OF_NODES),
+    "of edges": (lambda: plain(0, "edges", torch.float32), OF_EDGES),
+    "of types": (lambda: typed(0, in_order=False).with_seeds("a"), OF_TYPES),
+    "of types in order": (lambda: typed(1, in_order=True).with_seeds("a"), OF_TYPES),
+}
 
 
-def bulk_of(rank: int, world_size: int) -> tuple[list[Tensor], list[BatchKey]]:
+def bulk_of(rank: int, world_size: int, nodes: range) -> tuple[list[Tensor], list[BatchKey]]:
     """Two batches around nodes in some order; the last rank of several asks for nothing in one of them."""
-    order = torch.randperm(40, generator=torch.Generator().manual_seed(rank))
+    order = torch.randperm(len(nodes), generator=torch.Generator().manual_seed(rank)) + nodes.start
     seeds = [order[:0] if rank and rank == world_size - 1 else order, order[: rank * 3]]
     return seeds, [BatchKey(rank, 2, number) for number in range(2)]
 
 
-def drawn(rank: int, world_size: int, folder: str, of_nodes: bool) -> list[dict[str, Any]]:
-    bulk = bulk_of(rank, world_size)
+def drawn(rank: int, world_size: int, folder: str, samplers: list[TemporalSampler]) -> list[dict[str, Any]]:
     with opened(rank, world_size, folder) as graph:
-        made = [made_of(graph, sampler, *bulk) for sampler in (OF_NODES if of_nodes else SAMPLERS)]
+        bulk = bulk_of(rank, world_size, graph.types.nodes_of(graph.types.seed_type()))
+        made = [made_of(graph, sampler, *bulk) for sampler in samplers]
     return [content(batch) for batches in made for batch in batches]
 
 
-@pytest.mark.parametrize("world_size", [3, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("of_nodes", "dtype"), [(True, torch.int64), (False, torch.float32)])
-def test_batches_are_those_of_the_whole_graph(
-    tmp_path: Path, world_size: int, of_nodes: bool, dtype: torch.dtype
-) -> None:
-    graph = plain(0, "nodes" if of_nodes else "edges", dtype)
-    graph.node_arrays["n_id"] = torch.arange(graph.num_nodes)
+@pytest.mark.parametrize("world_size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 4))])
+@pytest.mark.parametrize("case", CASES)
+def test_batches_are_those_of_the_whole_graph(tmp_path: Path, world_size: int, case: str) -> None:
+    make, samplers = CASES[case]
+    graph = make()
+    if not have_names(graph.types):
+        graph.node_arrays["n_id"] = torch.arange(graph.num_nodes)
     partition = some_partition(graph, world_size)
     save_shards(graph, partition, tmp_path / "shards")
-    whole, seen = in_order_of_parts(graph, partition), 0
-    for rank, found in enumerate(run_ranks(drawn, world_size, str(tmp_path / "shards"), of_nodes)):
-        batches = iter(found)
-        for sampler in OF_NODES if of_nodes else SAMPLERS:
-            for sample in sampler.sample_bulk(whole, *bulk_of(rank, world_size)):
-                expected = content(assemble(whole, sample))
-                check_same([next(batches)], [expected])
-                seen += expected["edge_index"].shape[1]
+    whole, seen = as_shards_number_it(graph, partition), 0
+    for rank, found in enumerate(run_ranks(drawn, world_size, str(tmp_path / "shards"), samplers)):
+        batches, bulk = iter(found), bulk_of(rank, world_size, whole.types.nodes_of(whole.types.seed_type()))
+        for sampler in samplers:
+            for sample in sampler.sample_bulk(whole, *bulk):
+                check_same([next(batches)], [content(assemble(whole, sample))])
+                seen += len(sample.indices)
     assert seen > 500
 
 

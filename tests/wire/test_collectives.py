@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.vectors import flatten, write_back
+from lightning_gnn_dist.wire.collectives import flatten, write_back
 from tests.ranks import RankError, join, run_ranks
 
 

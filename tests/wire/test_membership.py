@@ -12,10 +12,8 @@ from torch import Tensor
 
 from lightning_gnn_dist import Elastic
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.elastic import LIGHTHOUSE, RANK, RANKS, check_available, quorum_of
-from lightning_gnn_dist.wire.launching.sign import Sign
-from lightning_gnn_dist.wire.membership import Membership
-from lightning_gnn_dist.wire.torchft_manager import name_of_rank
+from lightning_gnn_dist.wire.elastic import LIGHTHOUSE, RANK, RANKS, Sign, check_available, quorum_of
+from lightning_gnn_dist.wire.membership import Membership, name_of_rank
 from tests.ranks import join, run_ranks
 
 HAS_TORCHFT = importlib.util.find_spec("torchft") is not None

@@ -31,8 +31,7 @@ def meet(
     means: Means, vectors: dict[str, Tensor], weights: dict[str, float], number: int, *, is_agreed: bool = False
 ) -> list[Tensor]:
     def mean_of(name: str) -> Tensor:
-        own = means[name], vectors[name], weights[name], number
-        return means_together([own[0]], [own[1]], *own[2:])[0] if is_agreed else own[0](*own[1:])
+        return means_together([means[name]], [vectors[name]], weights[name], number, is_agreed=is_agreed)[0]
 
     with ThreadPoolExecutor(len(means)) as pool:
         return list(pool.map(mean_of, means))
@@ -137,10 +136,10 @@ def test_several_means_take_the_exchanges_of_one_and_change_no_bit(exchanges: Co
             means = [RoundedMean(channel, Codec(bits), length, keeps_lost=kept) for bits, length, kept in shapes]
             for number in (0, 3):
                 if together:
-                    found += means_together(means, vectors[name], WEIGHTS[name], number)
-                else:
-                    numbered = enumerate(zip(means, vectors[name], strict=True), number)
-                    found += [mean(vector, WEIGHTS[name], place) for place, (mean, vector) in numbered]
+                    found += means_together(means, vectors[name], WEIGHTS[name], number, is_agreed=True)
+                    continue
+                for place, (mean, vector) in enumerate(zip(means, vectors[name], strict=True), number):
+                    found += means_together([mean], [vector], WEIGHTS[name], place)
             return [*found, *means[0].lost]
 
         with ThreadPoolExecutor(3) as pool:

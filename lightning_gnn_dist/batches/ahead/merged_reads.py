@@ -22,8 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.graph.storage.mapped import file_of
-from lightning_gnn_dist.graph.storage.maps import Map, libc
+from lightning_gnn_dist.graph.storage.mapped import Map, file_of, libc
 
 Bytes = npt.NDArray[Any]
 

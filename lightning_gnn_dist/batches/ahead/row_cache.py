@@ -18,7 +18,7 @@ from lightning_gnn_dist.batches.pool import move_rows
 from lightning_gnn_dist.engine.row_kernels import find_places, merge_order
 from lightning_gnn_dist.graph.rows import bytes_per_row
 
-Rows = dict[str, Tensor]
+Arrays = dict[str, Tensor]
 _MOST = (1 << 32) - 1  # edges that are counted
 
 
@@ -38,7 +38,7 @@ class RowCache:
 
     def __init__(
         self,
-        arrays: Rows,
+        arrays: Arrays,
         num_rows: int,
         count: Callable[[Tensor], Tensor] = torch.zeros_like,
     ) -> None:
@@ -47,7 +47,7 @@ class RowCache:
         nothing = torch.empty(0, dtype=torch.int64)
         self._ids, self._slots, self._counts = nothing, nothing, nothing
         self._free = torch.arange(num_rows)
-        self._last: tuple[Tensor, Tensor, Rows] = nothing, nothing, {}
+        self._last: tuple[Tensor, Tensor, Arrays] = nothing, nothing, {}
         self.bytes_per_row, self.asked, self.hits = bytes_per_row(arrays), 0, 0
 
     @property
@@ -86,7 +86,7 @@ class RowCache:
         self.asked, self.hits = self.asked + len(ids), self.hits + len(ids) - len(rest)
         return places, rest
 
-    def offer(self, ids: Tensor, rows: Rows) -> None:
+    def offer(self, ids: Tensor, rows: Arrays) -> None:
         """Take what was fetched, by name: the next call of :meth:`look_up` chooses what is held of it."""
         if self.num_rows:
             self._last = ids, self._count(ids), rows
@@ -118,11 +118,3 @@ class RowCache:
         haste = counts.clamp(max=_MOST) - uses * (_MOST + 1)  # the sooner the more
         surplus = len(counts) - self.num_rows
         return torch.from_numpy(np.argpartition(haste.numpy(), surplus)[:surplus])
-
-
-def figures_of(asked: int, hits: int, fetched_bytes: int) -> dict[str, float]:
-    """Return numbers to log: what was fetched, how many rows were asked for, and how many of these were held."""
-    if not asked:
-        return {}
-    counts = {"asked": float(asked), "hits": float(hits), "hit_rate": hits / asked}
-    return {"data/fetched_bytes": float(fetched_bytes)} | {f"data/cache_{name}": n for name, n in counts.items()}

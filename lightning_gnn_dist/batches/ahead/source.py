@@ -8,63 +8,40 @@ the one after, and so on: a bulk goes through an exchange for each hop and one f
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import count, takewhile
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.ahead.tables import Bulk, Tables
 from lightning_gnn_dist.batches.batch import SampledData, bytes_of
 from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
 from lightning_gnn_dist.batches.hetero import store_of_seeds
 from lightning_gnn_dist.batches.loading import Loading, widening
-from lightning_gnn_dist.batches.pool import BufferPool, Pool
-from lightning_gnn_dist.batches.source import Asked, Inputs, Made
+from lightning_gnn_dist.batches.source import Asked, BatchSource, Inputs, Made
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.sampling.turns import Steps, Work, take_turn
+from lightning_gnn_dist.sampling.turns import Inquiry, Steps, take_turn
 
 MOST_KNOWN = 8  # bulks whose draws are known when rows are chosen for the cache
 MOST_AHEAD = 32  # bulks, where they are so small that any number would fit
 
 
-class DrawnBulk(Protocol):
-    """Batches that are drawn, without their arrays."""
-
-    @property
-    def samples(self) -> list[Sample]:
-        """What was drawn, for each batch."""
-        ...
+Drawing = tuple[Inquiry[Bulk], Inputs | None]
 
 
-class Held(Protocol):
-    """A cache of rows, or several."""
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows it may hold."""
-        ...
-
-    @property
-    def num_bytes(self) -> int:
-        """Their bytes."""
-        ...
-
-
-Bulk = TypeVar("Bulk", bound=DrawnBulk)
-Drawing = tuple[Work[Bulk], Inputs | None]
-
-
-class AheadSource(ABC, Generic[Bulk]):
+class AheadSource(BatchSource):
     """Makes batches bulk after bulk, in one thread, and knows what the next bulks draw when it asks for rows.
 
-    A subclass says how a bulk is drawn, how it gets its arrays, and who answers what this asks.
+    A subclass says how batches are drawn, and who answers what drawing them and fetching their rows asks.
 
     Args:
-        cache: Holds rows that come again.
+        tables: The rows that lie elsewhere.
+        num_ids: Seeds must lie below this number.
         loading: How batches are made.
         stream: Brings batches to a device. With None they stay in RAM.
         stays: The type narrower than float32 that a step computes in, if there is one.
@@ -72,19 +49,21 @@ class AheadSource(ABC, Generic[Bulk]):
 
     is_remote = True
 
-    def __init__(self, cache: Held, loading: Loading, stream: DeviceStream | None, stays: torch.dtype | None) -> None:
-        self._cache, self._loading, self._stream = cache, loading, stream
+    def __init__(
+        self,
+        tables: Tables[Any],
+        num_ids: int,
+        loading: Loading,
+        stream: DeviceStream | None,
+        stays: torch.dtype | None,
+    ) -> None:
+        super().__init__(num_ids, stream)
+        self._tables, self._loading, self._bulk_bytes = tables, loading, 0
         self._widen = widening(loading, stays)
-        self._pools: dict[str, BufferPool] = {}
-        self._num_buffers = self._bulk_bytes = 0
 
     @abstractmethod
-    def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[Bulk]:
+    def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[list[Sample]]:
         """Draw the batches of a bulk."""
-
-    @abstractmethod
-    def _fill(self, bulk: Bulk, coming: Sequence[Bulk]) -> Steps[list[SampledData]]:
-        """Return the batches of a bulk with their arrays. The next bulks say what will be needed again."""
 
     def _ask(self, questions: list[Any]) -> Sequence[Any]:
         """Answer what drawing and filling bulks ask, in one exchange."""
@@ -95,9 +74,6 @@ class AheadSource(ABC, Generic[Bulk]):
         if not self._loading.ahead_bytes:
             return 0
         return min(max(1, self._loading.ahead_bytes // max(1, self._bulk_bytes)), MOST_AHEAD if self._bulk_bytes else 1)
-
-    def keep_buffers(self, count: int) -> None:
-        self._num_buffers = count
 
     def make(
         self, seeds: Sequence[Tensor], keys: Sequence[BatchKey], inputs: Inputs | None = None
@@ -110,9 +86,9 @@ class AheadSource(ABC, Generic[Bulk]):
         Of these there are as many as a bulk is drawn in exchanges, and with a cache some more, so that it knows what is
         needed soonest, in no more memory than it takes. The first bulk is drawn alone, so that it comes soon.
         """
-        line, beside = deque[Drawing[Bulk]](), 0
+        line, beside = deque[Drawing](), 0
         for made in count(1):
-            known = min(made + beside, MOST_KNOWN) if self._cache.num_rows else 1
+            known = min(made + beside, MOST_KNOWN) if self._tables.cache.num_rows else 1
             self._admit(line, bulks, 3, known, beside)
             if not line:
                 return
@@ -124,7 +100,10 @@ class AheadSource(ABC, Generic[Bulk]):
             others = [other for other, _ in line]
             yield len(work.result.samples), handed_out(partial(self._made, work.result, inputs, others), self._stream)
 
-    def _draw_first(self, line: deque[Drawing[Bulk]]) -> int:
+    def _drawn(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[Bulk]:
+        return self._tables.seek((yield from self._draw(seeds, keys)))
+
+    def _draw_first(self, line: deque[Drawing]) -> int:
         """Draw all of the first bulk, and more of the next ones; return in how many exchanges."""
         turns = 0
         while not line[0][0].is_done:
@@ -132,7 +111,7 @@ class AheadSource(ABC, Generic[Bulk]):
             turns += 1
         return turns
 
-    def _admit(self, line: deque[Drawing[Bulk]], bulks: Iterator[Asked], count: int, known: int, beside: int) -> None:
+    def _admit(self, line: deque[Drawing], bulks: Iterator[Asked], count: int, known: int, beside: int) -> None:
         """Begin some bulks more, as long as there are not so many to be known and, beside them, to be drawn."""
         for _ in range(count):
             if len(line) >= known + beside or (len(line) >= 2 + beside and not self._have_room(line)):
@@ -140,16 +119,17 @@ class AheadSource(ABC, Generic[Bulk]):
             asked = next(bulks, None)
             if asked is None:
                 return
-            line.append((Work(self._draw(*asked[:2])), asked[2]))
+            line.append((Inquiry(self._drawn(*asked[:2])), asked[2]))
 
-    def _have_room(self, line: deque[Drawing[Bulk]]) -> bool:
+    def _have_room(self, line: deque[Drawing]) -> bool:
         """Return whether draws take less memory than the cache."""
         held = sum(bytes_of_draw(sample) for work, _ in line if work.is_done for sample in work.result.samples)
-        return held < self._cache.num_bytes
+        return held < self._tables.cache.num_bytes
 
-    def _made(self, bulk: Bulk, inputs: Inputs | None, others: Sequence[Work[Bulk]]) -> list[SampledData]:
+    def _made(self, bulk: Bulk, inputs: Inputs | None, others: Sequence[Inquiry[Bulk]]) -> list[SampledData]:
         coming = [work.result for work in takewhile(lambda work: work.is_done, others)]
-        filling = Work(self._fill(bulk, coming))
+        how: dict[str, Any] = {"widen": self._widen, "all_labels": self._loading.all_labels}
+        filling = Inquiry(self._tables.fill(bulk, coming, self._pool_of, **how))
         while not filling.is_done:
             take_turn([filling, *others], self._ask)
         made = filling.result
@@ -157,15 +137,6 @@ class AheadSource(ABC, Generic[Bulk]):
             store_of_seeds(batch).input_id = given
         self._bulk_bytes = max(self._bulk_bytes, sum(map(bytes_of, made)))
         return made
-
-    def _pool_of(self, name: str) -> Pool | None:
-        if self._stream is not None:
-            return self._stream.pool
-        return self._pools.setdefault(name, BufferPool(self._num_buffers)) if self._num_buffers else None
-
-    def close(self) -> None:
-        """Free the buffers. The data module closes connections and files."""
-        self._pools.clear()
 
 
 def bytes_of_draw(sample: Sample) -> int:

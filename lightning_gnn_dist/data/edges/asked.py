@@ -24,15 +24,14 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.homes.settings import BatchSettings
-from lightning_gnn_dist.prepare.link_bounds import LinkBounds
-from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
+from lightning_gnn_dist.prepare.bounds import LinkBounds, TypedBounds
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.layer_wise import LayerSampler
 from lightning_gnn_dist.sampling.links import positions_of_links
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from lightning_gnn_dist.sampling.negatives import Candidates
-from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
+from lightning_gnn_dist.sampling.pagerank import PageRankSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sampling.targets.sampler import LinkSampler
 from lightning_gnn_dist.sampling.targets.tables import HeldLinks, OwnLinks, name_of_targets

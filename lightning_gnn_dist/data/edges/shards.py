@@ -20,7 +20,7 @@ from lightning_gnn_dist.sampling.links import are_links, positions_where
 from lightning_gnn_dist.sampling.negatives import Candidates
 from lightning_gnn_dist.sampling.targets.tables import HeldLinks
 from lightning_gnn_dist.sharded.links import held_of_shard, own_share
-from lightning_gnn_dist.sharded.temporal.times import prepare_times, times_of_all_nodes
+from lightning_gnn_dist.sharded.temporal import prepare_times, times_of_all_nodes
 
 
 class ShardEdges(EdgeTask):

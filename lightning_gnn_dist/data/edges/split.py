@@ -25,8 +25,7 @@ from lightning_gnn_dist.data.temporal.events import by_time, check_same_times
 from lightning_gnn_dist.data.temporal.split import is_labelled
 from lightning_gnn_dist.data.typed.links import ends_of, links_of, without_edges
 from lightning_gnn_dist.engine.rng import Purpose, key
-from lightning_gnn_dist.engine.temporal.order import time_order
-from lightning_gnn_dist.engine.temporal.times import as_integers, times_of_receivers
+from lightning_gnn_dist.engine.temporal.times import as_integers, time_order, times_of_receivers
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import degrees_of, edge_positions
 from lightning_gnn_dist.graph.typed.names import EdgeType

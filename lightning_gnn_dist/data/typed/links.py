@@ -15,7 +15,7 @@ from lightning_gnn_dist.data.edges.dealing import numbers_of
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
+from lightning_gnn_dist.prepare.bounds import TypedBounds
 from lightning_gnn_dist.sampling.links import TargetType, edges_at
 
 Reverse = EdgeType | Literal["auto"] | None

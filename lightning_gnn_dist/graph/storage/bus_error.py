@@ -16,7 +16,7 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 
-from lightning_gnn_dist.graph.storage.maps import libc
+from lightning_gnn_dist.graph.storage.mapped import libc
 
 log = logging.getLogger(__name__)
 

@@ -2,20 +2,34 @@
 
 Compiled loops follow every edge, so edges are checked before the first loop runs, together with the checksums of all
 arrays of one number per node or edge. Arrays with more, such as features, are left to ``verify``.
+
+A mark, a small file beside the others, says that they were checked, so that they are not checked again. It names each
+file's size, times and inode. Nobody can set the time of a file's last change (ctime), and a copy has another inode: so
+a mark that was copied along with files has no effect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lightning_gnn_dist.graph.storage.checksum import BYTES_AT_ONCE, Checksum, checksum_of
-from lightning_gnn_dist.graph.storage.files import open_file
+from lightning_gnn_dist.graph.storage.files import open_file, read_json, write_whole
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
 
+log = logging.getLogger(__name__)
+
+MARK = ".checked"
+MARK_VERSION = 1  # raise it when more is checked
+YOUNG_SECONDS = 2.0  # a file system gives two changes within a tick of its clock the same time
 _UNSIGNED: dict[Any, np.dtype[Any]] = {np.dtype(np.int32): np.dtype(np.uint32), np.dtype(np.int64): np.dtype(np.uint64)}
 
 
@@ -117,3 +131,52 @@ def _compare(file: Path, found: str, wanted: str) -> None:
             f"{file} is not the file that was saved: its checksum is {found}, and meta.json says {wanted}. It was "
             "damaged, or is another graph's: copy the graph again, or save it again."
         )
+
+
+def signature(folder: Path, names: Iterable[str], **about: Any) -> dict[str, Any]:
+    """The content of a mark: which files were checked, and ``about``, what they were checked against."""
+    files = {}
+    for name in sorted(names):
+        found = (folder / name).stat()
+        files[name] = [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+    return {"version": MARK_VERSION, "files": files, **about}
+
+
+def is_marked(folder: Path, sign: dict[str, Any]) -> bool:
+    """Whether a mark with this content is there: these very files were checked before."""
+    return any(_read(file) == sign for file in _files(folder))
+
+
+def mark(folder: Path, sign: dict[str, Any]) -> None:
+    """Write a mark, unless a file was changed in the last two seconds. Several processes may do so at once."""
+    newest = max(times[2] for times in sign["files"].values())
+    if time.time_ns() - newest < YOUNG_SECONDS * 1e9:
+        return
+    for file in _files(folder):
+        if _write(file, sign):
+            return
+    log.info("%s cannot be marked as checked, so all its edges are read whenever it is opened", folder)
+
+
+def _files(folder: Path) -> list[Path]:
+    """Where a mark may be: beside the files, or in the user's cache if their folder is not writable."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    name = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=16).hexdigest()
+    return [folder / MARK, Path(home) / "lightning_gnn_dist" / "checked" / name]
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    try:
+        return read_json(file, "")
+    except (OSError, ValueError):  # missing or damaged
+        return None
+
+
+def _write(file: Path, sign: dict[str, Any]) -> bool:
+    """Write a mark. Returns whether that was possible."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json.dumps(sign))
+    except OSError:
+        return False
+    return True

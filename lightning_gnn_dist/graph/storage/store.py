@@ -21,10 +21,17 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import without_way_out
-from lightning_gnn_dist.graph.storage import contents, marks
+from lightning_gnn_dist.graph.storage import contents
 from lightning_gnn_dist.graph.storage.bus_error import explain_bus_errors
-from lightning_gnn_dist.graph.storage.drafts import folder_beside, unused_name
-from lightning_gnn_dist.graph.storage.files import check_entries, flush, make_read_only, open_file, read_json
+from lightning_gnn_dist.graph.storage.files import (
+    check_entries,
+    flush,
+    folder_beside,
+    make_read_only,
+    open_file,
+    read_json,
+    unused_name,
+)
 from lightning_gnn_dist.graph.storage.npy import NpyFile, save_for_good
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 
@@ -85,12 +92,12 @@ def read(path: Path, num_senders: int | None = None) -> tuple[dict[str, Tensor],
     types = _types(path, meta, arrays)
     explain_bus_errors(path.resolve())
     short = contents.short_arrays(entries)
-    sign = marks.signature(path, ["meta.json", *(f"{name}.npy" for name in short)], num_senders=num_senders)
-    if {"indptr", "indices"} <= entries.keys() and not marks.is_marked(path, sign):
+    sign = contents.signature(path, ["meta.json", *(f"{name}.npy" for name in short)], num_senders=num_senders)
+    if {"indptr", "indices"} <= entries.keys() and not contents.is_marked(path, sign):
         contents.check_edges(path, short, _checksums(entries), num_senders)
         if types is not None:
             types.check_edges(arrays["indptr"], arrays["indices"])
-        marks.mark(path, sign)
+        contents.mark(path, sign)
     return arrays, meta["fingerprint"], types
 
 

@@ -58,18 +58,25 @@ class GraphTypes:
     @classmethod
     def of_one(
         cls,
-        num_nodes: int,
-        num_edges: int,
+        indptr: Tensor,
+        indices: Tensor,
         node_arrays: Mapping[str, Tensor],
         edge_arrays: Mapping[str, Tensor],
         num_senders: int | None = None,
     ) -> GraphTypes:
-        """The types of a graph without any. The arrays stay the same objects."""
-        nodes, edges = OneType.node_types, OneType.edge_types
-        senders = None if num_senders in (None, num_nodes) else (0, num_senders)
-        kinds = torch.zeros(1, dtype=torch.uint8).expand(num_edges)
-        arrays = {nodes[0]: node_arrays}, {edges[0]: edge_arrays}
-        return cls(nodes, (0, num_nodes), edges, (num_edges,), kinds, *arrays, sender_offsets=senders)
+        """The types of a graph without any, given its rows."""
+        (node_type,), (edge_type,) = OneType.node_types, OneType.edge_types
+        num_nodes, num_edges = indptr.numel() - 1, indices.numel()
+        return cls(
+            OneType.node_types,
+            (0, num_nodes),
+            OneType.edge_types,
+            (num_edges,),
+            torch.zeros(1, dtype=torch.uint8).expand(num_edges),
+            {node_type: dict(node_arrays)},
+            {edge_type: dict(edge_arrays)},
+            sender_offsets=None if num_senders in (None, num_nodes) else (0, num_senders),
+        )
 
     def __post_init__(self) -> None:
         if have_names(self):
@@ -212,8 +219,8 @@ class GraphTypes:
             tuple(edges),
             tuple(edges.values()),
             found,
-            {name: _below(f"nodes/{name}/", arrays) for (name,), _ in sizes},
-            {edge_type: _below(f"edges/{folder_of(edge_type)}/", arrays) for edge_type in edges},
+            {name: arrays_below(f"nodes/{name}/", arrays) for (name,), _ in sizes},
+            {edge_type: arrays_below(f"edges/{folder_of(edge_type)}/", arrays) for edge_type in edges},
             about["time"],
             sender_offsets=tuple(about["senders"]) if "senders" in about else None,
         )
@@ -244,13 +251,12 @@ class GraphTypes:
                 convert.check_rows("edge", self.edge_arrays[edge_type], count)
 
     def check_fits(self, num_nodes: int, num_edges: int) -> None:
-        """Refuse types of a graph of other size, and arrays that do not fit their type."""
+        """Refuse types of a graph of other size."""
         if (self.offsets[-1], sum(self.num_edges)) != (num_nodes, num_edges):
             raise ValueError(
                 f"The types are of {self.offsets[-1]} nodes and {sum(self.num_edges)} edges, and the graph has "
                 f"{num_nodes} and {num_edges}: save the graph again."
             )
-        self.check_lengths()
 
     def check_edges(self, indptr: Tensor, indices: Tensor) -> None:
         """Refuse edges whose ends are not of the types that theirs says, and rows that are not in order of types.
@@ -328,5 +334,6 @@ def _below_kind(folder: str) -> str:
     return f"{folder}/" if folder else ""
 
 
-def _below(folder: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def arrays_below(folder: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The arrays whose names begin with a folder, by the rest of their names."""
     return {name.removeprefix(folder): array for name, array in arrays.items() if name.startswith(folder)}

@@ -20,6 +20,7 @@ from lightning_gnn_dist.batches.hetero import ENDS
 from lightning_gnn_dist.batches.loader import Batches, BatchLoader
 from lightning_gnn_dist.batches.one_hop import RowsOfTypes
 from lightning_gnn_dist.batches.seed_batch import Neighbourhood, SeedsOnly
+from lightning_gnn_dist.engine.apart import in_types
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeOffsets, have_names
 from lightning_gnn_dist.layers.layer_pass import LayerPass, NodesOfRank, Step
@@ -289,9 +290,11 @@ class EvaluationLoader(BatchLoader):
         seeds, inputs = self._seeds[places], None if self._inputs is None else self._inputs[places]
         targets, types = self._targets(seeds), of_nodes.types
         of_types = [ids_of(ids) for ids in by_type(targets.nodes, types.offsets)]
-        more = (
-            of_targets(targets, of_types) if inputs is None else {**of_targets(targets, of_types), "input_id": inputs}
-        )
+        others = dict(targets.others)
+        if ENDS in others:
+            others[ENDS] = in_types(others[ENDS], list(map(len, of_types)))
+        if inputs is not None:
+            others["input_id"] = inputs
         kinds = types.node_types if have_names(types) else (None,)
         seed_type = targets.edge_type or (types.seed_type() if have_names(types) else None)
 
@@ -309,17 +312,7 @@ class EvaluationLoader(BatchLoader):
 
         num_seeds = {kind: len(ids) for kind, ids in zip(kinds, of_types, strict=True)}
         neighbourhood = Neighbourhood(num_seeds, made, seed_rows, rows_of)
-        return SeedsOnly.around(neighbourhood, of_nodes.names_in_batches(), seed_type, more)
-
-
-def of_targets(targets: Targets, of_types: Sequence[Tensor]) -> dict[str, Any]:
-    """What else a batch has. Its targets name their ends by places among the seeds of one type, as its rows are."""
-    others = dict(targets.others)
-    if len(of_types) > 1 and ENDS in others:
-        starts = torch.tensor([0, *map(len, of_types[:-1])]).cumsum(0)
-        ends = others[ENDS]
-        others[ENDS] = ends - starts[torch.searchsorted(starts, ends, right=True) - 1]
-    return others
+        return SeedsOnly.around(neighbourhood, of_nodes.names_in_batches(), seed_type, others)
 
 
 @contextmanager

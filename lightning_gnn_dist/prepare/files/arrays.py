@@ -1,4 +1,4 @@
-"""Arrays by their names: in a folder of ``.npy``, or in an ``.npz``."""
+"""Arrays by their names: in a folder of ``.npy``, in an ``.npz``, or in a graph of PyG that was saved."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
+import torch
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
 from lightning_gnn_dist.graph.storage.files import open_file
 from lightning_gnn_dist.graph.storage.npy import NpyFile
-from lightning_gnn_dist.prepare.files.names import check_num_nodes
+from lightning_gnn_dist.prepare.files.columns import check_num_nodes
 from lightning_gnn_dist.prepare.files.row_files import HeldArray, RowFiles
 
 Entry: TypeAlias = Path | NpyFile  # a file, a folder of several, or an array out of an archive
@@ -70,3 +74,27 @@ def _archive(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
         raise ValueError(
             f"{path} is no archive of arrays, or is damaged ({str(error).rstrip('. ')}). Write it with numpy.savez."
         ) from error
+
+
+_OF_PYG = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage, HeteroData, BaseStorage, NodeStorage, EdgeStorage]
+
+
+def load_pyg(path: Path) -> Data | HeteroData:
+    """The graph that ``torch.save`` saved, mapped. Nothing of the file is run."""
+    try:
+        with torch.serialization.safe_globals(_OF_PYG):
+            content = torch.load(path, mmap=True, weights_only=True)
+    except Exception as error:
+        raise ValueError(
+            f"{path} cannot be read without running code out of it ({str(error).splitlines()[0]}). If you trust it, "
+            "load it yourself and save the graph: Graph.from_pyg(torch.load(path, weights_only=False)).save(out)."
+        ) from error
+    # InMemoryDataset saves a dictionary, slices if there are several graphs, and the class.
+    if isinstance(content, tuple) and content and isinstance(content[0], dict | Data | HeteroData):
+        if len(content) > 1 and content[1] is not None:
+            raise ValueError(f"{path} holds a data set of several graphs: save the one you want, dataset[0].")
+        kind = HeteroData if HeteroData in content[2:] else Data
+        content = kind.from_dict(content[0]) if isinstance(content[0], dict) else content[0]
+    if not isinstance(content, Data | HeteroData):
+        raise TypeError(f"{path} holds a {type(content).__name__}, and a torch_geometric.data.Data is needed.")
+    return content

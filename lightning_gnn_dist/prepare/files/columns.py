@@ -1,15 +1,58 @@
-"""What the columns of tables become: ends of edges, labels, masks, features, times."""
+"""What arrays and columns are called in files, and what they become: ends of edges, labels, masks, features, times."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from lightning_gnn_dist.checks import check_fits
+from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.npy import Column
-from lightning_gnn_dist.prepare.files.names import ALIASES, SPLITS, check_purposes, purpose_of
 from lightning_gnn_dist.prepare.files.text_tables import ENDS, fits
+
+SPLITS = ("train", "val", "test")
+# Names in use elsewhere, OGB's among them, and the names in a graph.
+ALIASES = {
+    "node_feat": "x",
+    "feat": "x",
+    "features": "x",
+    "node_label": "y",
+    "label": "y",
+    "labels": "y",
+    "edge_feat": "edge_attr",
+}
+
+
+def purpose_of(name: str) -> str:
+    """What an array is called in a graph."""
+    return convert.SPLITS.get(name, ALIASES.get(name, name))
+
+
+def check_purposes(purposes: Iterable[tuple[str, str]], where: Path | None) -> None:
+    """Refuse two sources for one array. Each purpose is what something is called there, and in the graph."""
+    sources: dict[str, str] = {}
+    for name, array in purposes:
+        if (other := sources.setdefault(array, name)) != name:
+            raise ValueError(
+                f"{where} holds two arrays for one purpose, {other!r} and {name!r}, which both say {array!r} of the "
+                f"graph: leave one of them out (--drop {name})."
+            )
+
+
+def check_num_nodes(count: int, who: str) -> None:
+    """Refuse a number of nodes that cannot be meant, in words that say ``who`` told it."""
+    if count < 1:
+        raise ValueError(f"{who} {count:,} nodes, and a graph has at least 1.")
+    check_fits(convert.BYTES_PER_NODE * count, f"{who} {count:,} nodes, numbered 0, 1, 2, ..., and their edges")
+
+
+def check_drop(drop: Collection[str], names: Collection[str], where: Path) -> None:
+    """Refuse to drop names that are not there."""
+    if missing := sorted(set(drop) - set(names)):
+        raise ValueError(f"{where} has no {missing[0]!r} to drop, but {sorted(names)}.")
+
 
 SPLIT_WORDS = {split: split for split in SPLITS} | {"valid": "val", "validation": "val"}
 

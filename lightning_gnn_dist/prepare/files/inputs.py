@@ -13,9 +13,8 @@ from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, within
 from lightning_gnn_dist.prepare.files.arrays import Entry, entries, names_in, number_in
-from lightning_gnn_dist.prepare.files.columns import id_of
+from lightning_gnn_dist.prepare.files.columns import ALIASES, check_drop, check_purposes, id_of, purpose_of
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
-from lightning_gnn_dist.prepare.files.names import ALIASES, check_drop, check_purposes, purpose_of
 from lightning_gnn_dist.prepare.files.row_files import Carried, HeldArray, RowFiles
 from lightning_gnn_dist.prepare.files.tables import about_headings, columns_of, ends_first, is_table
 
@@ -199,7 +198,7 @@ def _of_folders(folder: Path, nodes: Path | None, drop: frozenset[str]) -> tuple
 def _of_pyg(path: Path, nodes: Path | None, drop: frozenset[str]) -> tuple[Inputs, set[str]]:
     """A ``Data`` or ``HeteroData`` that was saved."""
     from lightning_gnn_dist.graph.typed import hetero
-    from lightning_gnn_dist.prepare.files.pyg_file import load_pyg  # two seconds, and other files need none of it
+    from lightning_gnn_dist.prepare.files.arrays import load_pyg  # two seconds, and other files need none of it
 
     if nodes is not None:
         raise ValueError(f"{path} holds nodes as well as edges: leave the table of nodes ({nodes}) out.")

@@ -10,8 +10,7 @@ import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.prepare.files import parquet, text_tables
-from lightning_gnn_dist.prepare.files.columns import check_labels
-from lightning_gnn_dist.prepare.files.names import ALIASES
+from lightning_gnn_dist.prepare.files.columns import ALIASES, check_labels
 from lightning_gnn_dist.prepare.files.text_tables import Progress, places_of_ends
 
 BYTES_PER_CELL = 160  # of text, while it is parsed as words
@@ -65,6 +64,7 @@ class TablePieces:
         num_rows: The number of rows.
         rows_at_once: The rows of a piece.
         classes: The words of columns of labels, in order. Each word is read as its number.
+        kept: The columns of a text, in pieces, if they fit into memory.
     """
 
     path: Path
@@ -73,19 +73,21 @@ class TablePieces:
     num_rows: int
     rows_at_once: int
     classes: Mapping[str, Column]
+    kept: Sequence[dict[str, Column]] | None = None
 
     @classmethod
     def of(cls, path: Path, names: Sequence[str], memory_bytes: int, on_progress: Progress) -> TablePieces:
         """Read a text once, to learn what its columns hold; of Parquet the headers, and labels that are words."""
-        at_once = max(1, memory_bytes // (BYTES_PER_CELL * max(1, count_columns(path))))
-        kinds: list[int] = []
+        bytes_per_row = BYTES_PER_CELL * max(1, count_columns(path))
+        at_once = max(1, memory_bytes // bytes_per_row)
         if parquet.is_parquet(path):
-            num_rows = parquet.count_rows(path)
+            scan = text_tables.Scan([], parquet.count_rows(path), None)
         else:
-            kinds, num_rows = text_tables.scan(path, at_once, on_progress)
-        if not num_rows:
+            at_once = min(at_once, text_tables.LINES_AT_ONCE)
+            scan = text_tables.scan(path, at_once, memory_bytes - at_once * bytes_per_row, on_progress)
+        if not scan.num_rows:
             raise ValueError(f"{path} has no rows.")
-        found = cls(path, tuple(names), tuple(kinds), num_rows, at_once, {})
+        found = cls(path, tuple(names), tuple(scan.kinds), scan.num_rows, at_once, {}, scan.pieces)
         classes = {name: found._classes(name) for name in names if ALIASES.get(name, name) == "y"}
         return replace(found, classes={name: words for name, words in classes.items() if words is not None})
 
@@ -104,7 +106,8 @@ class TablePieces:
         if parquet.is_parquet(self.path):
             yield from parquet.read_pieces(self.path, names, min(self.rows_at_once, parquet.ROWS_AT_ONCE))
             return
-        for piece in text_tables.read_pieces(self.path, self.kinds, self.rows_at_once):
+        pieces = text_tables.read_pieces(self.path, self.kinds, self.rows_at_once) if self.kept is None else self.kept
+        for piece in pieces:
             yield {name: piece[name] for name in names}
 
     def _classes(self, name: str) -> Column | None:

@@ -27,19 +27,40 @@ KINDS = (np.int64, np.float64, np.str_)
 ENDS = [("source", "target"), ("source", "destination"), ("src", "dst"), ("sender", "receiver"), ("from", "to")]
 
 
-def scan(path: Path, rows_at_once: int, on_progress: Progress) -> tuple[list[int], int]:
-    """Read a whole table, and return which of ``KINDS`` each column is of, and the number of rows."""
+class Scan(NamedTuple):
+    """What a text holds.
+
+    Args:
+        kinds: Which of ``KINDS`` each column is of.
+        num_rows: The number of rows.
+        pieces: All columns by name, in pieces, if they fit into memory.
+    """
+
+    kinds: list[int]
+    num_rows: int
+    pieces: list[dict[str, Column]] | None
+
+
+def scan(path: Path, rows_at_once: int, bytes_kept: int, on_progress: Progress) -> Scan:
+    """Read a whole table once. Its columns are kept unless they take more than ``bytes_kept``, or turn out wider."""
     heading = _heading(path)
     kinds, num_rows = [0] * len(heading.names), 0
+    kept: list[dict[str, Column]] | None = []
     for first_line, lines in _pieces(path, heading, on_progress, rows_at_once):
         try:
-            _parse(lines, heading.separator, kinds)
+            columns = _parse(lines, heading.separator, kinds)
         except ValueError as error:
             kinds = _widened(path, lines, heading, kinds, first_line, error)
+            columns, kept = _parse(lines, heading.separator, kinds), None if num_rows else kept
         num_rows += len(lines)
+        bytes_kept -= sum(column.nbytes for column in columns)
+        if kept is not None and bytes_kept >= 0:
+            kept.append(dict(zip(heading.names, columns, strict=True)))
+        else:
+            kept = None
     if not num_rows:
         raise ValueError(f"{path} has a heading and no rows.")
-    return kinds, num_rows
+    return Scan(kinds, num_rows, kept)
 
 
 def read_pieces(path: Path, kinds: Sequence[int], rows_at_once: int) -> Iterator[dict[str, Column]]:

@@ -17,7 +17,7 @@ from lightning_gnn_dist.graph.storage.checksum import checksum_of
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.prepare.files.names import SPLITS
+from lightning_gnn_dist.prepare.files.columns import SPLITS
 from lightning_gnn_dist.prepare.files.text_tables import Progress
 
 

@@ -1,8 +1,4 @@
-"""Sorts more edges than fit into memory: deals them into buckets by receiver, and sorts one bucket after the other.
-
-Three passes, each of which reads and writes forwards: count the edges of every node, which gives ranges of nodes with
-about equally many edges; append every edge to the file of its range; sort each file and append it to the CSR.
-"""
+"""The compiled loops of sorting edges on disk."""
 
 from __future__ import annotations
 
@@ -14,14 +10,83 @@ from typing import Any
 import numpy as np
 import torch
 
+from lightning_gnn_dist.engine.compiling import compiled
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.npy import Column, append, cut_back, save, write_header
+from lightning_gnn_dist.prepare.files.columns import check_num_nodes
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles, Piece
-from lightning_gnn_dist.prepare.files.names import check_num_nodes
 from lightning_gnn_dist.prepare.files.row_files import RowFiles
 from lightning_gnn_dist.prepare.files.text_tables import Progress
-from lightning_gnn_dist.prepare.steps.external_kernels import count, deal, unpack
 from lightning_gnn_dist.prepare.steps.journal import Journal
+
+
+@compiled
+def count(nodes: Column, degrees: Column) -> None:
+    """Add to ``degrees`` how often each node occurs in ``nodes``."""
+    for node in nodes:
+        degrees[node] += 1
+
+
+@compiled
+def deal(
+    sender: Column,
+    receiver: Column,
+    both_ways: bool,
+    bucket_of: Column,
+    first: Column,
+    bits: int,
+    flag: int,
+    keys: Column,
+    edges: Column,
+) -> Column:
+    """Write the keys of edges, bucket after bucket, and return where each bucket starts.
+
+    The upper bits of a key are the receiver, counted from the ``first`` of its bucket. The last ``bits`` bits are the
+    sender and, if ``flag`` is 1, a bit that is 1 for a reverse edge. ``edges``, unless empty, gets each key's edge.
+    """
+    start = np.zeros(first.size + 1, np.int64)
+    for at in range(sender.size):
+        start[bucket_of[receiver[at]] + 1] += 1
+        if both_ways:
+            start[bucket_of[sender[at]] + 1] += 1
+    for bucket in range(first.size):
+        start[bucket + 1] += start[bucket]
+    cursor = start[:-1].copy()
+    for at in range(sender.size):
+        bucket = bucket_of[receiver[at]]
+        low = np.uint64(sender[at]) << np.uint64(flag)
+        keys[cursor[bucket]] = (np.uint64(receiver[at] - first[bucket]) << np.uint64(bits)) | low
+        if edges.size:
+            edges[cursor[bucket]] = at
+        cursor[bucket] += 1
+        if both_ways:
+            bucket = bucket_of[sender[at]]
+            low = (np.uint64(receiver[at]) << np.uint64(flag)) | np.uint64(flag)
+            keys[cursor[bucket]] = (np.uint64(sender[at] - first[bucket]) << np.uint64(bits)) | low
+            if edges.size:
+                edges[cursor[bucket]] = at
+            cursor[bucket] += 1
+    return start
+
+
+@compiled
+def unpack(keys: Column, bits: int, flag: int, once: bool, senders: Column, degrees: Column, places: Column) -> int:
+    """Write the senders of sorted keys, and add to each row's degree. Returns how many; ``once`` skips equal edges.
+
+    ``places``, unless empty, gets the position of each sender's key.
+    """
+    shift, mask = np.uint64(flag), (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+    kept = 0
+    for at in range(keys.size):
+        if once and at and keys[at] >> shift == keys[at - 1] >> shift:
+            continue
+        senders[kept] = (keys[at] & mask) >> shift
+        if places.size:
+            places[kept] = at
+        degrees[np.int64(keys[at] >> np.uint64(bits))] += 1
+        kept += 1
+    return kept
+
 
 FEWEST_PLACES = 1 << 10
 BYTES_PER_KEY = 16  # while a bucket is sorted and unpacked
@@ -31,6 +96,10 @@ MORE_PER_EDGE = 32  # the same for a piece, beside six times what is carried
 KEYS_PER_BUCKET = 1 << 24  # larger buckets do not sort faster
 MAX_BUCKETS = 4096  # exceeded only if memory is too small: every piece is appended to all buckets
 MAX_EDGES_AT_ONCE = 1 << 22
+
+
+class MemoryTooSmall(ValueError):
+    """Refuses work that more ``memory_bytes`` would finish: what is done stays."""
 
 
 @dataclass(frozen=True)
@@ -255,9 +324,9 @@ def cut_nodes(degrees: Column, memory_bytes: int, carried_bytes: int, most_nodes
     per_key = BYTES_PER_KEY + (MORE_PER_KEY + 2 * carried_bytes if carried_bytes else 0)
     most = memory_bytes // per_key
     if (largest := int(degrees.max(initial=0))) > most:
-        raise ValueError(
+        raise MemoryTooSmall(
             f"Node {int(degrees.argmax())} has {largest:,} edges, which take {largest * per_key:,} bytes to sort: "
-            f"memory_bytes={memory_bytes:,} are too few."
+            f"memory_bytes={memory_bytes:,} are too few. With more the same call goes on."
         )
     ends = degrees.cumsum()
     total = int(ends[-1]) if ends.size else 0
@@ -268,5 +337,5 @@ def cut_nodes(degrees: Column, memory_bytes: int, carried_bytes: int, most_nodes
         bounds.append(min(max(reached, bounds[-1] + 1), bounds[-1] + most_nodes))
         before = int(ends[bounds[-1] - 1])
     if len(bounds) > np.iinfo(np.uint16).max:
-        raise ValueError(f"memory_bytes={memory_bytes:,} are too few for {total:,} edges: give more.")
+        raise MemoryTooSmall(f"memory_bytes={memory_bytes:,} are too few for {total:,} edges: give more.")
     return bounds

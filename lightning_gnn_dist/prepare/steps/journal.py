@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lightning_gnn_dist.graph.storage.drafts import write_whole
-from lightning_gnn_dist.graph.storage.files import check_entries, flush, read_json
+from lightning_gnn_dist.graph.storage.files import check_entries, flush, read_json, write_whole
 
 RECORD_SECONDS = 30.0  # of work that a kill may cost; each record waits for the disk
 

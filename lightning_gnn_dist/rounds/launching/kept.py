@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -18,7 +18,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from lightning_gnn_dist.rounds.lightning_internals.loops import load_loop_state, loop_state, metrics_of, set_metrics
-from lightning_gnn_dist.rounds.rows.owned_embedding import owned_tables, rows_here_alone
+from lightning_gnn_dist.rounds.walking import has_tables
+from lightning_gnn_dist.tables.owned_embedding import owned_tables, rows_here_alone
 from lightning_gnn_dist.wire.launching import by_value
 from lightning_gnn_dist.wire.launching.by_value import CannotTravelError
 from lightning_gnn_dist.wire.launching.rank_life import InterruptedRankError
@@ -44,7 +45,7 @@ class Keeper(Callback):
         self.is_in_step = not is_alone  # gradients are exchanged: only whole steps leave all ranks alike
         is_new_round = is_alone and self._round != _round_of(trainer)
         # Of a table that no rank holds whole there is nothing to keep that a rank has the memory for.
-        if is_new_round and os.environ["LOCAL_RANK"] == "0" and not trainer.strategy.ownership.tables:  # type: ignore[attr-defined]
+        if is_new_round and os.environ["LOCAL_RANK"] == "0" and not _has_owned(trainer):
             self._weights = {name: _copied(value) for name, value in pl_module.state_dict().items()}
             self._round = _round_of(trainer)
 
@@ -66,6 +67,12 @@ class Keeper(Callback):
             raise InterruptedRankError
 
 
+def _has_owned(trainer: Trainer) -> bool:
+    """Return whether rows of the module lie with one rank each."""
+    module = trainer.lightning_module
+    return has_tables(module) and any(table.owners is not None for table in owned_tables(module).values())
+
+
 def _round_of(trainer: Trainer) -> int | None:
     """Return how many meetings a strategy that holds some has held."""
     state = getattr(trainer.strategy, "state", None)
@@ -85,7 +92,7 @@ class AtStart:
 
     @classmethod
     def of(cls, module: LightningModule) -> AtStart:
-        with rows_here_alone():
+        with rows_here_alone() if has_tables(module) else nullcontext():
             weights = {*module.state_dict()}
         tensors = {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
         counted = {name: (value, value._version) for name, value in tensors.items() if not value.is_inference()}
@@ -118,8 +125,7 @@ class Kept:
         weights_of: Callable[[Trainer], dict[str, Any]],
     ) -> Kept:
         weights, module = None, trainer.lightning_module
-        is_whole = all(table.owners is None for table in owned_tables(module).values())  # else it was interrupted
-        if trainer.state.fn == TrainerFn.FITTING and is_whole:
+        if trainer.state.fn == TrainerFn.FITTING and not _has_owned(trainer):  # else it was interrupted
             weights = weights_of(trainer)
         made = {name.split(".")[0] for name in (weights or {}).keys() - at_start.weights}
         return cls(

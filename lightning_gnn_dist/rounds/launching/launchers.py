@@ -7,7 +7,6 @@ notebook and brings back callbacks, loggers and predictions. Written for Lightni
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import signal
 import sys
@@ -34,11 +33,9 @@ from lightning_gnn_dist.rounds.launching.launch import Launch, StartMethod
 from lightning_gnn_dist.rounds.launching.rank_work import RankResult, RankWork
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.launching.by_value import CannotTravelError
-from lightning_gnn_dist.wire.launching.processes import GRACE_SECONDS, end_of, handling, start, wait_for
+from lightning_gnn_dist.wire.launching.processes import GRACE_SECONDS, end_all, end_of, handling, start
 from lightning_gnn_dist.wire.launching.rank_processes import RankProcesses, Start
 from lightning_gnn_dist.wire.launching.roll_call import give_key
-
-_log = logging.getLogger(__name__)
 
 
 class ScriptLauncher(_SubprocessScriptLauncher):
@@ -67,9 +64,11 @@ class ScriptLauncher(_SubprocessScriptLauncher):
 
     def lost(self) -> dict[int, str]:
         """Return the ranks of this host that are gone, and how each ended."""
-        codes = [process.poll() for process in self.procs]
-        first = self.cluster_environment.global_rank() + 1
-        return {first + index: end_of(code) for index, code in enumerate(codes) if code is not None}
+        codes = {rank: process.exitcode for rank, process in self._ranks().items()}
+        return {rank: end_of(code) for rank, code in codes.items() if code is not None}
+
+    def _ranks(self) -> dict[int, Any]:
+        return dict(enumerate(self.procs, self.cluster_environment.global_rank() + 1))
 
     def _call_children_scripts(self) -> None:
         self._check_can_spawn_children()
@@ -93,10 +92,7 @@ class ScriptLauncher(_SubprocessScriptLauncher):
         """Wait at the end of this process for the other ranks, which end with it, and kill those that do not end."""
         failed = self._has_failed or hasattr(sys, "last_value")  # an exception that ended the script
         collectives.leave()  # who waits for this rank in an exchange hears of its end now
-        seconds = GRACE_SECONDS if failed else self._patience
-        for index in wait_for(self.procs, seconds):
-            pid = self.procs[index].pid
-            _log.error("Process %d (local rank %d) did not end in %g s and was killed.", pid, index + 1, seconds)
+        end_all(self._ranks(), GRACE_SECONDS if failed else self._patience)
 
 
 def _own_command(local_rank: int) -> tuple[list[str], str | None]:

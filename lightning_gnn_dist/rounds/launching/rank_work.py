@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import linecache
+import logging
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,16 +17,42 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.strategies.launchers.multiprocessing import _GlobalStateSnapshot
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_gnn_dist.rounds.launching.kept import AtStart, Keeper, Kept
-from lightning_gnn_dist.rounds.launching.settings import Settings
 from lightning_gnn_dist.rounds.lightning_internals.loops import show_one_bar
 from lightning_gnn_dist.wire.launching import by_value
 from lightning_gnn_dist.wire.launching.by_value import CannotTravelError
 from lightning_gnn_dist.wire.launching.rank_life import How, InterruptedRankError
 from lightning_gnn_dist.wire.launching.rank_processes import Start
+
+
+class Settings:
+    """What users set for a process, and ranks that are fresh processes take on.
+
+    Random states, defaults of torch, filters of warnings, levels of loggers, and the cells of a notebook.
+    """
+
+    def __init__(self) -> None:
+        self._snapshot = _GlobalStateSnapshot.capture()
+        self._dtype, self._precision = torch.get_default_dtype(), torch.get_float32_matmul_precision()
+        self._filters = list(warnings.filters)
+        loggers = [each for each in logging.root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
+        self._levels = {each.name: each.level for each in loggers if each.level}
+        self._cells = {name: entry for name, entry in linecache.cache.items() if len(entry) > 1 and entry[1] is None}
+
+    def take_on(self) -> None:
+        """Make them those of the process that calls this."""
+        self._snapshot.restore()
+        torch.set_default_dtype(self._dtype)
+        torch.set_float32_matmul_precision(self._precision)
+        warnings.resetwarnings()
+        warnings.filters.extend(self._filters)  # type: ignore[attr-defined]
+        for name, level in self._levels.items():
+            logging.getLogger(name).setLevel(level)
+        linecache.cache.update(self._cells)  # a traceback then shows the lines of a notebook
 
 
 @dataclass

@@ -18,7 +18,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from lightning_gnn_dist.rounds.rows.tables import stand_ins
+from lightning_gnn_dist.tables.table import stand_ins
 
 
 class HasModule(Protocol):
@@ -111,5 +111,6 @@ def clip_sparse_gradients(precision: Precision) -> None:
 
 
 def give_back_clipping(precision: Precision) -> None:
-    """Undo :func:`clip_sparse_gradients`."""
+    """Undo :func:`clip_sparse_gradients`, and what counts the rows of other ranks in a norm."""
     vars(precision).pop("main_params", None)
+    vars(precision).pop("clip_grad_by_norm", None)

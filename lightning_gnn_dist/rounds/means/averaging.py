@@ -1,7 +1,7 @@
 """The parts of a meeting that average: trained parameters, buffers, moments, and frozen parameters that differ.
 
 Of tables with sparse gradients, and of their moments, ranks put together the rows that they have touched
-(:mod:`~lightning_gnn_dist.rounds.rows.touched_rows`); they are no part of an average.
+(:mod:`~lightning_gnn_dist.rounds.learned_rows`); they are no part of an average.
 
 Some frozen parameters change between meetings: the half of a GAN that is frozen while the other learns, a teacher, a
 moving target. Most, such as a pretrained encoder's, never change and may be large. So ranks compare checksums of frozen
@@ -16,12 +16,15 @@ from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.means.means import is_rounded, length_of
 from lightning_gnn_dist.rounds.part import Part, Share
-from lightning_gnn_dist.rounds.replica_state import forget_moments, holds, optimizer_tensors
-from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
+from lightning_gnn_dist.rounds.replica_state import forget_moments, optimizer_tensors
+from lightning_gnn_dist.tables.lazy_adam import LazyAdam
+from lightning_gnn_dist.tables.table import holds
 from lightning_gnn_dist.wire.octets import checksum
 
 Moments = bool | Literal["momentum", "variance"]
@@ -54,6 +57,18 @@ class Parameters(Part):
     def __init__(self, *, trained: bool) -> None:
         self._sends_trained = trained
         self._unequal: set[int] = set()  # parameters that differed between ranks when they met, by number
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Refuse sparse gradients of what is no table, whose rows nobody counts."""
+        sparse = (
+            each
+            for group in optimizer.param_groups
+            for each in group["params"]
+            if each.grad is not None and each.grad.is_sparse
+        )
+        for parameter in sparse:
+            if id(parameter) not in self.fit.ids_of_tables():
+                raise ValueError(refusals.OTHER_SPARSE.format(f" of shape {tuple(parameter.shape)}"))
 
     def contribute(self) -> Share:
         return Share(self.tensors(trained=self._sends_trained))
@@ -134,8 +149,8 @@ class AveragedMoments(Part):
         return [length_of(rounded), sum(each.numel() for each in self.equal())]
 
     def equal(self) -> list[Tensor]:
-        tables = [each for each in self.fit.tables.values() if each.requires_grad]
-        of_rows = {id(moment) for table in tables for moment in self.of_rows(table)}
+        tables = [] if self.fit.tables is None else self.fit.tables.trained()
+        of_rows = {id(moment) for table in tables if table.embedding is None for moment in self.of_rows(table.weight)}
         return [each for each in optimizer_tensors(self.fit.optimizers, self._names) if id(each) not in of_rows]
 
     def of_rows(self, table: Tensor) -> list[Tensor]:

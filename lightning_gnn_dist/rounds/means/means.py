@@ -17,8 +17,8 @@ from torch import Tensor
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 from lightning_gnn_dist.wire.codec import Bits, Codec
+from lightning_gnn_dist.wire.collectives import scatter_back
 from lightning_gnn_dist.wire.rounded_mean import RoundedMean, means_together
-from lightning_gnn_dist.wire.vectors import scatter_back
 
 NewMean = Callable[[int], RoundedMean]  # of so many numbers
 _BITS_OF_MOMENTS = 16
@@ -123,11 +123,8 @@ class Means:
         given = [(_real(tensors), mean) for tensors, mean in groups if tensors]
         flats = [torch.cat([each.detach().reshape(-1) for each in tensors]) for tensors, _ in given]
         means = [mean(len(flat)) for flat, (_, mean) in zip(flats, given, strict=True)]
-        if means and self._agreed.issuperset(map(len, flats)):
-            found = means_together(means, flats, weight, self._number)
-        else:
-            numbered = enumerate(zip(means, flats, strict=True), self._number)
-            found = [mean(flat, weight, number) for number, (mean, flat) in numbered]
+        is_agreed = self._agreed.issuperset(map(len, flats))
+        found = means_together(means, flats, weight, self._number, is_agreed=is_agreed) if means else []
         for flat, (tensors, _) in zip(found, given, strict=True):
             scatter_back(flat, tensors)
         self._number += len(given)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,10 +13,19 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
-from lightning_gnn_dist.wire.collectives import own_interface
-from lightning_gnn_dist.wire.elastic import LIGHTHOUSE, RANK, RANKS, check_available, quieten, quorum_of
-from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM, end_of, handling, start, wait_for
-from lightning_gnn_dist.wire.launching.sign import SIGN, is_silent, waits
+from lightning_gnn_dist.wire.addresses import own_interface
+from lightning_gnn_dist.wire.elastic import (
+    LIGHTHOUSE,
+    RANK,
+    RANKS,
+    SIGN,
+    check_available,
+    is_silent,
+    quieten,
+    quorum_of,
+    waits,
+)
+from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM, Command, end_all, end_of, handling, start
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 
@@ -41,7 +49,7 @@ class Launcher:
     heartbeat_seconds: float
     grace_seconds: float
     tell: Callable[[str], None]
-    _running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _running: dict[int, Command] = field(default_factory=dict)
     _finished: set[int] = field(default_factory=set)
     _signs: str = ""
 
@@ -54,9 +62,9 @@ class Launcher:
                 for rank in range(self.ranks):
                     self._start(rank, address)
                 while self._running:
-                    self._look_around(address)
-                    self._end_the_late()
-                    self._end_the_silent()
+                    for rank in [rank for rank, process in self._running.items() if process.exitcode is not None]:
+                        self._hear_of_end(rank, address)
+                    self._end_who_cannot_go_on()
                     time.sleep(_SECONDS_BETWEEN_LOOKS)
             finally:
                 self._end_all()
@@ -85,64 +93,48 @@ class Launcher:
         # A session of its own: Ctrl-C reaches the launcher alone, and the rank's own children end with it.
         self._running[rank] = start(self.command, {**own_interface(), **os.environ, **told}, start_new_session=True)
 
-    def _look_around(self, address: str) -> None:
-        for rank, process in list(self._running.items()):
-            if (code := process.poll()) is None:
-                continue
-            _signal_group(process, signal.SIGKILL)
-            del self._running[rank]
-            if code == 0:
-                self._finished.add(rank)
-                continue
-            self.tell(f"Rank {rank} {_cause(code)}; {self._count()}.")
-            if code != LEFT_BY_SIGTERM and self.restarts and self._running and not self._finished:
-                self.restarts -= 1
-                self.tell(f"Rank {rank} is started again.")
-                self._start(rank, address)
-            elif 0 < len(self._running) < quorum_of(self.ranks) and not self._finished:
-                self.tell(f"They wait for a quorum of {quorum_of(self.ranks)}.")
-
-    def _end_the_late(self) -> None:
-        """End ranks that wait for a quorum, if others have finished and too few are left for one."""
-        if not self._finished or len(self._running) >= quorum_of(self.ranks):
+    def _hear_of_end(self, rank: int, address: str) -> None:
+        process = self._running.pop(rank)
+        _signal_group(process, signal.SIGKILL)  # what it has started
+        code, quorum = process.exitcode or 0, quorum_of(self.ranks)
+        if code == 0:
+            self._finished.add(rank)
             return
-        for rank in [rank for rank in self._running if waits(self._sign(rank))]:
-            process = self._running.pop(rank)
-            _signal_group(process, signal.SIGKILL)
-            process.wait()
-            self.tell(f"Rank {rank} came back too late to take part, and is ended; {self._count()}.")
+        finished = f" and {len(self._finished)} have finished" if self._finished else ""
+        self.tell(f"Rank {rank} {end_of(code)}; {len(self._running)} of {self.ranks} are alive{finished}.")
+        if code != LEFT_BY_SIGTERM and self.restarts and self._running and not self._finished:
+            self.restarts -= 1
+            self.tell(f"Rank {rank} is started again.")
+            self._start(rank, address)
+        elif 0 < len(self._running) < quorum and not self._finished:
+            self.tell(f"They wait for a quorum of {quorum}.")
 
-    def _end_the_silent(self) -> None:
-        """End ranks that stand still, if the others are too few to go on without them."""
-        seconds = self.heartbeat_seconds + self.grace_seconds
-        silent = [rank for rank in self._running if is_silent(self._sign(rank), seconds)]
-        if not silent or len(self._running) - len(silent) >= quorum_of(self.ranks):
-            return
-        for rank in silent:
-            self.tell(f"Rank {rank} stands still for {seconds:g} s, and too few are left without it: it is ended.")
-            self._sign(rank).unlink(missing_ok=True)
+    def _end_who_cannot_go_on(self) -> None:
+        """End ranks that wait for a quorum when others have finished, or stand still, if too few are left for one."""
+        alive, seconds = len(self._running), self.heartbeat_seconds + self.grace_seconds
+        signs = {rank: self._sign(rank) for rank in self._running}
+        late = [rank for rank, sign in signs.items() if self._finished and waits(sign)]
+        silent = [rank for rank, sign in signs.items() if is_silent(sign, seconds)]
+        ended = dict.fromkeys(late, "came back too late to take part") if alive < quorum_of(self.ranks) else {}
+        if alive - len(silent) < quorum_of(self.ranks):
+            ended |= dict.fromkeys(silent, f"stands still for {seconds:g} s, and too few are left without it")
+        for rank, why in ended.items():
+            self.tell(f"Rank {rank} {why}: it is ended.")
+            signs[rank].unlink(missing_ok=True)
             _signal_group(self._running[rank], signal.SIGKILL)
 
     def _sign(self, rank: int) -> Path:
         return Path(self._signs) / f"rank-{rank}"
 
-    def _count(self) -> str:
-        finished = f" and {len(self._finished)} have finished" if self._finished else ""
-        return f"{len(self._running)} of {self.ranks} are alive{finished}"
-
     def _end_all(self) -> None:
         for process in self._running.values():
             _signal_group(process, signal.SIGTERM)
-        wait_for([*self._running.values()], self.grace_seconds)
+        end_all(self._running, self.grace_seconds)
         for process in self._running.values():
             _signal_group(process, signal.SIGKILL)  # what they have started
 
 
-def _cause(code: int) -> str:
-    return "was told to end by SIGTERM" if code == LEFT_BY_SIGTERM else end_of(code)
-
-
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def _signal_group(process: Command, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 

@@ -7,6 +7,7 @@ even while it is stopped, when the thread that started it is gone.
 from __future__ import annotations
 
 import ctypes
+import logging
 import multiprocessing
 import os
 import signal
@@ -15,12 +16,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 LEFT_BY_SIGTERM = 128 + signal.SIGTERM  # the exit code of a process that was told to end, and ended by itself
 GRACE_SECONDS = 10.0  # that ranks have to end by themselves when one has failed, before they are killed
 LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # torch reads it before its first tensor, and takes pages of 2 MB on Linux
+_log = logging.getLogger(__name__)
 _TIES = sys.platform == "linux"
 _SET_SIGNAL_AT_DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2); it outlasts exec
 # Checks the parent after it has asked, as it may be gone by then.
@@ -38,9 +40,23 @@ def tied(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _ASK, str(os.getpid()), *command]
 
 
-def start(command: Sequence[str], variables: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
+class Command(subprocess.Popen[bytes]):
+    """A command that runs, and the names that a process of ``multiprocessing`` has for how it ends."""
+
+    @property
+    def exitcode(self) -> int | None:
+        """The return code, or None while it runs."""
+        return self.poll()
+
+    def join(self, seconds: float | None = None) -> None:
+        """Wait for its end, so many seconds at most."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(seconds)
+
+
+def start(command: Sequence[str], variables: Mapping[str, str], **options: Any) -> Command:
     """Start a fresh process that is to be a rank."""
-    return subprocess.Popen(tied(command), env=asking_for_large_pages(variables), **options)
+    return Command(tied(command), env=asking_for_large_pages(variables), **options)
 
 
 def tie_to_parent() -> None:
@@ -81,20 +97,30 @@ def handling(handler: Callable[..., Any], *numbers: int) -> Iterator[None]:
             signal.signal(number, earlier)
 
 
-def wait_for(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> list[int]:
-    """Wait ``seconds`` for processes to end, and kill the others. Returns the positions of those that were killed."""
-    deadline = time.monotonic() + seconds
-    killed = []
-    for number, process in enumerate(processes):
+def end_all(processes: Mapping[int, Any], seconds: float) -> bool:
+    """Wait ``seconds`` for ranks to end by themselves, kill the others, and say so. Return whether Ctrl-C came.
+
+    After it no more is waited for.
+
+    Args:
+        processes: Each rank's, a :class:`Command` or one of ``multiprocessing``.
+        seconds: For all of them together.
+    """
+    deadline, is_interrupted = time.monotonic() + seconds, False
+    for rank, process in processes.items():
         try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
+            process.join(max(0.0, deadline - time.monotonic()))
+        except KeyboardInterrupt:
+            deadline, is_interrupted = 0.0, True
+        if process.exitcode is None:
             process.kill()
-            process.wait()
-            killed.append(number)
-    return killed
+            process.join()
+            _log.error("Rank %d (process %d) did not end in %g s and was killed.", rank, process.pid, seconds)
+    return is_interrupted
 
 
 def end_of(code: int) -> str:
     """How a process with this return code ended, in words."""
+    if code == LEFT_BY_SIGTERM:
+        return "was told to end by SIGTERM"
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

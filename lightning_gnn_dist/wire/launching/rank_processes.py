@@ -6,37 +6,37 @@ file. An interrupt (Ctrl-C, the stop button of a notebook) ends all ranks, which
 
 from __future__ import annotations
 
-import logging
+import codecs
 import multiprocessing
 import os
 import pickle
 import signal
 import sys
 import tempfile
-import time
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from lightning_gnn_dist.wire.launching import by_value
 from lightning_gnn_dist.wire.launching.processes import (
     GRACE_SECONDS,
     LEFT_BY_SIGTERM,
     asking_for_large_pages,
+    end_all,
     end_of,
     large_pages_in_children,
 )
 from lightning_gnn_dist.wire.launching.rank_life import CODES, Outcome, Surroundings, Work, be_rank, file_of
-from lightning_gnn_dist.wire.launching.shown_output import shown_here
 
 Start = Literal["spawn", "fork", "forkserver"]
 _PACKAGE = __name__.partition(".")[0]
 _SECONDS_BETWEEN_LOOKS = 0.2
-_log = logging.getLogger(__name__)
+_SECONDS_TO_SHOW = 2.0
 
 
 class RankTraceback(Exception):
@@ -70,7 +70,7 @@ class RankProcesses:
 
         After an interrupt of this process or of a rank there is no exception, but ``was_interrupted`` is set.
         """
-        with tempfile.TemporaryDirectory(prefix="ranks-") as folder, shown_here() as streams:
+        with tempfile.TemporaryDirectory(prefix="ranks-") as folder, _shown_here() as streams:
             culprit = None
             try:
                 self._start(Path(folder), streams)
@@ -78,7 +78,9 @@ class RankProcesses:
             except KeyboardInterrupt:
                 self.was_interrupted = True
             finally:
-                self._end()
+                self.kill(signal.SIGINT)
+                started = {rank: process for rank, process in enumerate(self._processes) if process.pid is not None}
+                self.was_interrupted |= end_all(started, GRACE_SECONDS)
             self._hear(Path(folder))
         return None if self.was_interrupted else self._judged(culprit)
 
@@ -120,22 +122,6 @@ class RankProcesses:
                 if code not in (0, LEFT_BY_SIGTERM) or not _has_told(folder, rank):
                     return rank
         return None
-
-    def _end(self) -> None:
-        """Interrupt ranks that live, give them some time, and kill those that do not end; told twice, at once."""
-        self.kill(signal.SIGINT)
-        deadline = time.monotonic() + GRACE_SECONDS
-        for rank, process in enumerate(self._processes):
-            if process.pid is None:
-                continue
-            try:
-                process.join(max(0.0, deadline - time.monotonic()))
-            except KeyboardInterrupt:
-                self.was_interrupted, deadline = True, 0.0
-            if process.is_alive():
-                process.kill()
-                process.join()
-                _log.error("Rank %d (process %d) did not end in %g s and was killed.", rank, process.pid, GRACE_SECONDS)
 
     def _hear(self, folder: Path) -> None:
         for rank in range(self.count):
@@ -190,3 +176,30 @@ def _main_left_out() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+@contextmanager
+def _shown_here() -> Iterator[dict[int, Connection]]:
+    """Yield a pipe for each of stdout and stderr that something has replaced here, as a notebook does."""
+    pipes, threads = {}, []
+    for number, stream, original in ((1, sys.stdout, sys.__stdout__), (2, sys.stderr, sys.__stderr__)):
+        if stream is not None and stream is not original:
+            reader, pipes[number] = multiprocessing.Pipe(duplex=False)
+            threads.append(threading.Thread(target=_show, args=(reader, stream), daemon=True))
+            threads[-1].start()
+    try:
+        yield pipes
+    finally:
+        for writer in pipes.values():
+            writer.close()
+        for thread in threads:
+            thread.join(_SECONDS_TO_SHOW)  # a process that a rank has started may hold the other end
+
+
+def _show(reader: Connection, stream: IO[str]) -> None:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    with reader:
+        while octets := os.read(reader.fileno(), 1 << 16):
+            with suppress(ValueError, OSError):  # a closed stream, but ranks must not wait for a full pipe
+                stream.write(decoder.decode(octets))
+                stream.flush()

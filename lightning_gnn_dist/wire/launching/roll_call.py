@@ -19,6 +19,8 @@ from datetime import timedelta
 from itertools import count
 from typing import Any
 
+import torch.distributed as dist
+
 from lightning_gnn_dist.wire import addresses
 
 RUN = "LIGHTNING_GNN_DIST_RUN"  # the environment variable that holds the key of the run
@@ -26,10 +28,6 @@ _OF_LAUNCHERS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 _NUM_HOSTS = ("GROUP_WORLD_SIZE", "SLURM_NNODES")  # set by torchrun and SLURM
 _calls = count()  # numbers the roll calls, of which all ranks make equally many
 _SECONDS_TO_LEAVE = 5.0  # for all to hear who is missing, before rank 0 takes the store away
-
-
-def _nobody() -> Mapping[int, str]:
-    return {}
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class Roll:
     num_ranks: int
     deadline: timedelta
     num_hosts: int = 1
-    lost: Callable[[], Mapping[int, str]] = _nobody
+    lost: Callable[[], Mapping[int, str]] = dict
 
     @property
     def is_of_launcher(self) -> bool:
@@ -74,10 +72,10 @@ class Roll:
             The store for the process group.
         """
         if self.num_ranks == 1:
-            return addresses.own_store()
+            return dist.HashStore()  # type: ignore[attr-defined]
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        open_to_all = addresses.part_of(self._store(), f"lightning_gnn_dist/{attempt}/{next(_calls)}")
-        store = addresses.part_of(open_to_all, _key())
+        open_to_all = dist.PrefixStore(f"lightning_gnn_dist/{attempt}/{next(_calls)}", self._store())  # type: ignore[attr-defined]
+        store = dist.PrefixStore(_key(), open_to_all)  # type: ignore[attr-defined]
         if store.add(f"count/{self.rank}", 1) > 1:
             raise RuntimeError(
                 f"Rank {self.rank} is already at {self.address}:{self.port}: two processes were given one rank, or two "
@@ -87,7 +85,7 @@ class Roll:
         missing = self._read(store, open_to_all) if self.rank == 0 else self._hear(store, open_to_all)
         if missing:
             self._refuse(store, missing)
-        return addresses.part_of(store, "group")
+        return dist.PrefixStore("group", store)  # type: ignore[attr-defined]
 
     def _store(self) -> Any:
         serves = self.rank == 0 and not self.is_of_launcher

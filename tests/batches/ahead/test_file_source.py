@@ -20,8 +20,7 @@ from lightning_gnn_dist import (
     communities,
     quantize_rows,
 )
-from lightning_gnn_dist.batches.ahead.disk_rows import DiskRows
-from lightning_gnn_dist.batches.ahead.file_source import FileSource
+from lightning_gnn_dist.batches.ahead.files import DiskRows, FileSource
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.pool import Widen
@@ -81,8 +80,8 @@ def test_batches_are_those_of_the_graph(tmp_path: Path, cache_bytes: int, depth:
     rows.close()
     check_same(found, passes(GraphSource(graph, SAMPLER, all_labels=False), 0))
     assert 4 <= source.depth(2) <= 12 if depth == 8 else source.depth(2) == depth, source._bulk_bytes
-    assert (rows.cache.hits > 0) == (cache_bytes > 0) and rows.bytes_read > 0
-    assert sum(array.nbytes for array in rows.cache.rows.values()) <= cache_bytes
+    assert (rows.cache.hits > 0) == (cache_bytes > 0) and rows.fetched_bytes > 0
+    assert rows.cache.num_bytes <= cache_bytes
 
 
 @pytest.mark.parametrize(("widen", "all_labels"), [(False, True), (True, False), (torch.bfloat16, False)])

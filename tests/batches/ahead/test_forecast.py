@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 
 from lightning_gnn_dist import Graph, Loading, NeighborSampler, communities
-from lightning_gnn_dist.batches.ahead.disk_rows import DiskRows
-from lightning_gnn_dist.batches.ahead.file_source import FileSource
+from lightning_gnn_dist.batches.ahead.files import DiskRows, FileSource
 from lightning_gnn_dist.batches.ahead.forecast import forecast
 from lightning_gnn_dist.batches.loader import BatchLoader
 

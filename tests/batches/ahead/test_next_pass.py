@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from lightning_gnn_dist import Loading
-from lightning_gnn_dist.batches.ahead.disk_rows import DiskRows
-from lightning_gnn_dist.batches.ahead.file_source import FileSource
+from lightning_gnn_dist.batches.ahead.files import DiskRows, FileSource
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.source import GraphSource

@@ -15,7 +15,7 @@ import torch
 
 from lightning_gnn_dist import Graph, LinkSplit, RandomPartitioner, save_shards, split_edges
 from lightning_gnn_dist.graph.graph import open_rows
-from lightning_gnn_dist.graph.storage import contents, marks, store
+from lightning_gnn_dist.graph.storage import contents, store
 from lightning_gnn_dist.graph.storage.npy import header_of
 from lightning_gnn_dist.prepare.shard import Shard
 
@@ -223,17 +223,17 @@ def test_a_graph_is_looked_at_once(saved: Path, tmp_path: Path, monkeypatch: pyt
     check_edges = contents.check_edges
     monkeypatch.setattr(contents, "check_edges", lambda *args: (looks.append(1), check_edges(*args)))
     Graph.open(path)
-    assert looks == [1] and not (path / marks.NAME).exists()  # so young a file may change and look the same
-    monkeypatch.setattr(marks, "YOUNG_SECONDS", 0)
+    assert looks == [1] and not (path / contents.MARK).exists()  # so young a file may change and look the same
+    monkeypatch.setattr(contents, "YOUNG_SECONDS", 0)
     Graph.open(path)
     Graph.open(path)
-    assert looks == [1, 1] and (path / marks.NAME).exists()
+    assert looks == [1, 1] and (path / contents.MARK).exists()
     with pytest.raises(ValueError, match="ids lie in"):
         open_rows(path, 3)  # checked for more senders
 
 
 def test_a_mark_of_other_files_counts_for_nothing(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marks, "YOUNG_SECONDS", 0)
+    monkeypatch.setattr(contents, "YOUNG_SECONDS", 0)
     path = tmp_path / "graph"
     shutil.copytree(saved / "mine" / "graph", path)
     Graph.open(path)
@@ -248,7 +248,7 @@ def test_a_mark_of_other_files_counts_for_nothing(saved: Path, tmp_path: Path, m
     shutil.copytree(path, tmp_path / "copy")  # with its mark
     with pytest.raises(ValueError, match=r"edge 7 comes from node 1000000000"):
         Graph.open(tmp_path / "copy")
-    written(b"{")(path / marks.NAME)
+    written(b"{")(path / contents.MARK)
     with pytest.raises(ValueError, match=r"edge 7 comes from node 1000000000"):
         Graph.open(path)
 
@@ -256,11 +256,11 @@ def test_a_mark_of_other_files_counts_for_nothing(saved: Path, tmp_path: Path, m
 def test_where_nobody_writes_the_mark_is_in_the_users_cache(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(marks, "YOUNG_SECONDS", 0)
+    monkeypatch.setattr(contents, "YOUNG_SECONDS", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "graph"
     shutil.copytree(saved / "mine" / "graph", path)
-    (path / marks.NAME).mkdir()  # nothing can be written there, whoever one is
+    (path / contents.MARK).mkdir()  # nothing can be written there, whoever one is
     Graph.open(path)
     assert len(list((tmp_path / "cache" / "lightning_gnn_dist" / "checked").iterdir())) == 1
     monkeypatch.setattr(contents, "check_edges", lambda *_: pytest.fail("it was checked before"))

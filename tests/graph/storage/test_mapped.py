@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.graph.storage import mapped, maps, store
+from lightning_gnn_dist.graph.storage import mapped, store
 from lightning_gnn_dist.graph.storage.mapped import MappedRows
 from tests.memory import give_back_at_once, resident_bytes
 from tests.ranks import run_ranks
 
-pytestmark = pytest.mark.skipif(not maps.MAPS.exists(), reason="reads Linux's /proc")
+pytestmark = pytest.mark.skipif(not mapped.MAPS.exists(), reason="reads Linux's /proc")
 ROWS = torch.tensor([5, 6, 7, 2, 2, 0, 99, 98, 99, 5])
 
 

@@ -8,8 +8,7 @@ from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist import Graph, communities
 from lightning_gnn_dist.graph import rows as rows_module
-from lightning_gnn_dist.graph.graph_report import GraphReport, report_of
-from lightning_gnn_dist.graph.typed.report import TypesReport
+from lightning_gnn_dist.graph.graph_report import GraphReport, TypesReport, report_of
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist import Graph, GraphTypes
 from lightning_gnn_dist.graph import rows as rows_module
-from lightning_gnn_dist.graph.typed import induced as induced_module
+from lightning_gnn_dist.graph.typed import build as build_module
 from lightning_gnn_dist.graph.typed import types as types_module
 from tests.graph.typed.graphs import check_same, small
 
@@ -86,7 +86,7 @@ def test_it_goes_back_to_pyg_and_through_pickle() -> None:
 
 @pytest.mark.parametrize("at_once", [1, 7, 1 << 20])
 def test_the_part_of_some_nodes_is_pygs_subgraph(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (rows_module, types_module, induced_module):
+    for module in (rows_module, types_module, build_module):
         monkeypatch.setattr(module, "EDGES_PER_PIECE", at_once)
     data = small()
     graph = Graph.from_pyg(data, edge_ids=True)

@@ -10,12 +10,12 @@ import pytest
 
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.prepare.files import text_tables
-from lightning_gnn_dist.prepare.files.tables import TablePieces, columns_of
+from lightning_gnn_dist.prepare.files.tables import BYTES_PER_CELL, TablePieces, columns_of
 from lightning_gnn_dist.prepare.files.text_tables import Progress, count_rows
 
 
-def read_table(path: Path, on_progress: Progress = lambda share: None) -> dict[str, Column]:
-    pieces = [piece for _, piece in TablePieces.of(path, columns_of(path), 10**9, on_progress)]
+def read_table(path: Path, on_progress: Progress = lambda share: None, memory_bytes: int = 10**9) -> dict[str, Column]:
+    pieces = [piece for _, piece in TablePieces.of(path, columns_of(path), memory_bytes, on_progress)]
     return {name: np.concatenate([piece[name] for piece in pieces]) for name in columns_of(path)}
 
 
@@ -42,15 +42,26 @@ def test_numbers_without_a_heading_and_gzipped(tmp_path: Path) -> None:
     }
 
 
-def test_a_later_piece_may_widen_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("memory_bytes", [1, 10**9])
+def test_a_later_piece_may_widen_a_column(memory_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_tables, "LINES_AT_ONCE", 2)
     path = write(tmp_path / "t.csv", "a,b,c\n1,1,1\n2,2,2\n3,3.5,x\n\n4,4,4\n")
     shares: list[float] = []
-    table = read_table(path, shares.append)
+    table = read_table(path, shares.append, memory_bytes)
     assert table["a"].tolist() == [1, 2, 3, 4]
     assert table["b"].tolist() == [1.0, 2.0, 3.5, 4.0]
     assert table["c"].tolist() == ["1", "2", "x", "4"]
     assert all(0 < share <= 1 for share in shares) and shares[-1] == 1.0
+
+
+def test_a_table_is_parsed_once_if_it_fits_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_tables, "LINES_AT_ONCE", 2)
+    path, fits = write(tmp_path / "t.csv", "a,b\n" + "1,0.5\n" * 9), 2 * 2 * BYTES_PER_CELL + 9 * 16
+    for memory_bytes, is_kept in ((fits, True), (fits - 1, False)):
+        table = TablePieces.of(path, ["b", "a"], memory_bytes, lambda share: None)
+        assert (table.kept is not None) == is_kept
+        found = [(first, list(piece), len(piece["a"]), piece["b"].sum()) for first, piece in table]
+        assert found == [(at, ["b", "a"], min(2, 9 - at), min(2, 9 - at) / 2) for at in range(0, 9, 2)]
 
 
 def test_quotes_hold_separators(tmp_path: Path) -> None:

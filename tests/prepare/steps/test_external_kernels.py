@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightning_gnn_dist.prepare.steps.external_kernels import deal, unpack
+from lightning_gnn_dist.prepare.steps.external_sort import deal, unpack
 
 BOUNDS = np.array([0, 30, 31, 100])
 BUCKET_OF = np.repeat(np.arange(3, dtype=np.uint16), np.diff(BOUNDS))

@@ -20,13 +20,12 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.data.edges.whole import WholeEdges
-from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
+from lightning_gnn_dist.graph.typed.names import EdgeType
 from tests.batch_contents import contents
 from tests.batch_contents import is_same as is_same
 from tests.data.temporal.test_events import SENT, events
 from tests.placing import placed
-from tests.sharded.graphs import in_order_of_parts, small_graph
-from tests.sharded.typed.graphs import in_order_of_shards
+from tests.sharded.graphs import as_shards_number_it, small_graph
 from tests.typed_sage import typed_graph_of_papers
 
 WRITES: EdgeType = ("author", "writes", "paper")
@@ -114,8 +113,9 @@ def as_shards_have_it(split: LinkSplit, partition: Partition) -> tuple[LinkSplit
             negatives[name] = number[split.negatives[name].long() + first[1]][at] - first[1]
         arrays[name] = {array: rows[at] for array, rows in split.held_arrays.get(name, {}).items()}
     held = {} if split.labels is None and split.time is None else arrays
-    renumber = in_order_of_shards if have_names(types) else in_order_of_parts
-    whole = replace(split, graph=renumber(split.graph, partition), edges=edges, negatives=negatives, held_arrays=held)
+    whole = replace(
+        split, graph=as_shards_number_it(split.graph, partition), edges=edges, negatives=negatives, held_arrays=held
+    )
     return whole, Partition(partition.assignment[order], partition.num_parts)
 
 

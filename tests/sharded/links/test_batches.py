@@ -24,7 +24,7 @@ from lightning_gnn_dist import (
     TemporalSampler,
     save_shards,
 )
-from lightning_gnn_dist.batches.global_batches import OwnSeeds, batches_of
+from lightning_gnn_dist.batches.global_batches import GlobalBatches, OwnSeeds
 from lightning_gnn_dist.graph.typed.names import have_names
 from tests.batch_contents import check_same
 from tests.ranks import run_ranks
@@ -79,7 +79,7 @@ def own_corrections(data: LinkDataModule, rank: int, num_ranks: int) -> Any:
     own = seeds[owner[receivers] == rank]
     settings = OWN.batch_size, data.seed, 1
     dealt = OwnSeeds(own, own, seeds.numel(), rank, num_ranks)
-    return lambda round_idx: batches_of(
+    return lambda round_idx: GlobalBatches(
         data._home.whole_source(data._task.across(data._running.settings.of_corrections())), dealt, *settings
     ).of_round(round_idx, rank, num_ranks, stop=3)
 

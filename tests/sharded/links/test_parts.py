@@ -13,7 +13,7 @@ from lightning_gnn_dist.engine.rng import below, draw, key
 from lightning_gnn_dist.prepare.shard import Bounds, Shard
 from lightning_gnn_dist.sampling.links import FALSE_ENDS
 from lightning_gnn_dist.sampling.negatives import Candidates, draw_receivers
-from lightning_gnn_dist.sampling.targets.home import FalseEnds
+from lightning_gnn_dist.sampling.targets.tables import FalseEnds
 from lightning_gnn_dist.sharded.links import Held, draw_false_ends, held_of_shard, own_share
 from lightning_gnn_dist.sharded.source import ShardedSource
 from tests.batch_contents import is_same

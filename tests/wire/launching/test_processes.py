@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lightning_gnn_dist.wire.launching import processes
-from lightning_gnn_dist.wire.launching.processes import end_of, tied, wait_for
+from lightning_gnn_dist.wire.launching.processes import Command, end_all, end_of, tied
 
 SLEEPS = [sys.executable, "-S", "-c", "import time; print('here', flush=True); time.sleep(600)"]
 # The module alone: a start without torch takes no time.
@@ -63,11 +63,10 @@ def test_a_tied_command_is_what_it_was() -> None:
     assert said == "['a b'] 0\n"
 
 
-def test_who_does_not_end_is_killed() -> None:
-    quick = subprocess.Popen([sys.executable, "-S", "-c", ""])
-    stuck = subprocess.Popen(SLEEPS, stdout=subprocess.DEVNULL)
-    os.kill(stuck.pid, signal.SIGSTOP)
-    quick.wait()
-    assert wait_for([quick, stuck], 0.1) == [1]
-    assert end_of(quick.returncode) == "ended with exit code 0"
-    assert end_of(stuck.returncode) == "was killed by SIGKILL"
+def test_who_does_not_end_is_killed_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    ranks = {3: Command([sys.executable, "-S", "-c", ""]), 4: Command(SLEEPS, stdout=subprocess.DEVNULL)}
+    os.kill(ranks[4].pid, signal.SIGSTOP)
+    ranks[3].wait()
+    assert not end_all(ranks, 0.1)
+    assert [end_of(rank.returncode) for rank in ranks.values()] == ["ended with exit code 0", "was killed by SIGKILL"]
+    assert caplog.messages == [f"Rank 4 (process {ranks[4].pid}) did not end in 0.1 s and was killed."]

@@ -1,0 +1,248 @@
+"""Rows of arrays that lie elsewhere, on other ranks or in files: those here, those in a cache, and those fetched.
+
+samples of a bulk -> the rows that they need, each once -> one request for all types -> batches with their arrays
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.batches.ahead.row_cache import Arrays, RowCache
+from lightning_gnn_dist.batches.assembling import Content, Taken, made_of, pools_of_type
+from lightning_gnn_dist.batches.batch import LABELS, PoolOf, SampledData
+from lightning_gnn_dist.batches.pool import Widen, gather_joined, gather_rows
+from lightning_gnn_dist.engine.apart import Apart, take_apart_of_shards
+from lightning_gnn_dist.engine.sample import Sample
+from lightning_gnn_dist.graph.typed.names import TypeOffsets
+from lightning_gnn_dist.sampling.turns import Steps, together
+
+Types = TypeVar("Types", bound=TypeOffsets)
+
+
+class Sought(NamedTuple):
+    """Rows of a type that are needed.
+
+    Attributes:
+        places: The places of those that are here, among these.
+        is_other: Which of them are elsewhere.
+        distinct: The ids of those, each once, increasing.
+        inverse: Where each of those stands in ``distinct``.
+    """
+
+    places: Tensor
+    is_other: Tensor
+    distinct: Tensor
+    inverse: Tensor
+
+
+class Table:
+    """Rows of a type by their ids in it.
+
+    Args:
+        arrays: The rows that are here of each array, by name; all of them, where the cache has none of that name.
+        first: The id of the first one here, of the arrays that the cache has.
+        num_own: How many there are.
+        cache: Holds rows that are elsewhere.
+        fetch: Asks for the rows of some increasing ids, by name.
+    """
+
+    def __init__(
+        self, arrays: Arrays, first: int, num_own: int, cache: RowCache, fetch: Callable[[Tensor], Steps[Arrays]]
+    ) -> None:
+        self.own, self.cache, self.fetch = arrays, cache, fetch
+        self._first, self._num_own = first, num_own
+
+    def seek(self, ids: Tensor) -> Sought:
+        """Return what is to be known of some rows before they are fetched. Nobody is asked."""
+        places = ids - self._first
+        is_other = (places < 0) | (places >= self._num_own)
+        return Sought(places, is_other, *ids[is_other].unique(return_inverse=True))
+
+    def rows_of_batches(
+        self,
+        wanted: Sought,
+        coming: Sequence[Tensor],
+        ids: Sequence[Tensor],
+        num_labels: Sequence[int | None],
+        pool_of: PoolOf,
+    ) -> Steps[list[Taken]]:
+        """Fetch the rows that are elsewhere, each once, and return those of each batch.
+
+        Args:
+            wanted: What is known of the rows of all batches.
+            coming: The ``distinct`` of what is sought next.
+            ids: The ids of the rows of each batch.
+            num_labels: How many rows of labels each batch has. With None it has all.
+            pool_of: Returns the pool that lends memory for the array of a name, or None.
+        """
+        at, missing = self.cache.look_up(wanted.distinct, coming)
+        fetched = yield from self.fetch(missing)
+        self.cache.offer(missing, fetched)
+        wanted.places[wanted.is_other] = self._num_own + at[wanted.inverse]
+        places = wanted.places.split(list(map(len, ids)))
+        return [Taken(self._gathered(fetched, *of, pool_of)) for of in zip(places, ids, num_labels, strict=True)]
+
+    def take(self, ids: Tensor) -> Steps[Arrays]:
+        """Return the rows of all arrays for some ids, in their order, past the cache."""
+        wanted = self.seek(ids)
+        wanted.places[wanted.is_other] = self._num_own + wanted.inverse
+        fetched = yield from self.fetch(wanted.distinct)
+        return {name: gather_joined(own, own[:0], fetched[name], wanted.places) for name, own in self.own.items()}
+
+    def _gathered(
+        self, fetched: Arrays, places: Tensor, ids: Tensor, num_labels: int | None, pool_of: PoolOf
+    ) -> Arrays:
+        rows = {}
+        for name, array in self.own.items():
+            upto = num_labels if name == LABELS else None
+            if name in fetched:
+                own, held = array[: self._num_own], self.cache.rows[name]
+                rows[name] = gather_joined(own, held, fetched[name], places[:upto], pool_of(name))
+            else:
+                rows[name] = gather_rows(array, ids[:upto], pool_of(name))
+        return rows
+
+
+class Bulk(NamedTuple):
+    """Batches that are drawn, without their arrays.
+
+    Attributes:
+        samples: What was drawn, for each batch.
+        apart: The same by types; a graph without types counts as one of one type.
+        nodes: The rows of each node type that all of them need.
+    """
+
+    samples: list[Sample]
+    apart: list[Apart]
+    nodes: list[Sought]
+
+
+class Caches:
+    """The caches of all node types, as one."""
+
+    def __init__(self, caches: Sequence[RowCache]) -> None:
+        self._caches = caches
+
+    @property
+    def num_rows(self) -> int:
+        return sum(cache.num_rows for cache in self._caches)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the rows that they may hold."""
+        return sum(cache.num_bytes for cache in self._caches)
+
+    @property
+    def asked(self) -> int:
+        return sum(cache.asked for cache in self._caches)
+
+    @property
+    def hits(self) -> int:
+        return sum(cache.hits for cache in self._caches)
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / max(1, self.asked)
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes of the rows that were looked up and not held."""
+        return sum(cache.fetched_bytes for cache in self._caches)
+
+
+class Tables(Generic[Types]):
+    """The arrays of all types of a graph, some rows of which lie elsewhere.
+
+    Args:
+        types: The types; a graph without types counts as one of one type.
+        of_nodes: The arrays of each node type.
+        of_edges: Those of each edge type that has some, by its number. None of their rows is held.
+
+    Attributes:
+        cache: What is held of rows that are elsewhere.
+        making: Held by the thread that makes a bulk from the cache.
+    """
+
+    def __init__(self, types: Types, of_nodes: Sequence[Table], of_edges: dict[int, Table]) -> None:
+        self.types, self.of_nodes, self.of_edges = types, of_nodes, of_edges
+        self.cache, self.making = Caches([table.cache for table in of_nodes]), Lock()
+
+    @property
+    def fetched_bytes(self) -> int:
+        """The bytes that were fetched so far."""
+        return self.cache.fetched_bytes
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Numbers to log: what was fetched, how many rows were asked for, and how many of these were held."""
+        asked, hits = self.cache.asked, self.cache.hits
+        if not asked:
+            return {}
+        cache = {"data/cache_asked": float(asked), "data/cache_hits": float(hits), "data/cache_hit_rate": hits / asked}
+        return {"data/fetched_bytes": float(self.fetched_bytes)} | cache
+
+    def seek(self, samples: list[Sample]) -> Bulk:
+        """Return what is to be known of the rows of a bulk. Nobody is asked."""
+        apart = [take_apart_of_shards(self.types, sample) for sample in samples]
+        nodes = [
+            table.seek(torch.cat([of_batch.nodes[number] for of_batch in apart]))
+            for number, table in enumerate(self.of_nodes)
+        ]
+        return Bulk(samples, apart, nodes)
+
+    def fill(
+        self,
+        bulk: Bulk,
+        coming: Sequence[Bulk] = (),
+        pool_of: PoolOf = lambda _: None,
+        *,
+        widen: Widen = True,
+        all_labels: bool = True,
+    ) -> Steps[list[SampledData]]:
+        """Return the batches of a bulk with their arrays, in one turn. The next bulks say what will be needed again.
+
+        The rows of all types are asked for at once.
+        """
+        with self.making:  # what the cache holds stays until the bulk has it
+            nodes, edges = yield from together(
+                [together(self._nodes(bulk, coming, pool_of, all_labels)), together(self._edges(bulk, pool_of))]
+            )
+        of_edges = dict(zip(self.of_edges, edges, strict=True))
+        made = []
+        for i, (sample, apart) in enumerate(zip(bulk.samples, bulk.apart, strict=True)):
+            edge_rows = [of_edges[kind][i] if kind in of_edges else Taken({}) for kind in range(len(apart.rows))]
+            content = Content.by_types(self.types, apart, sample, [of_type[i] for of_type in nodes], edge_rows)
+            made.append(made_of(content, widen=widen, all_labels=all_labels))
+        return made
+
+    def _nodes(self, bulk: Bulk, coming: Sequence[Bulk], pool_of: PoolOf, all_labels: bool) -> list[Steps[list[Taken]]]:
+        """Fetch the rows of each node type."""
+        return [
+            table.rows_of_batches(
+                wanted,
+                [other.nodes[number].distinct for other in coming],
+                [apart.nodes[number] for apart in bulk.apart],
+                [None if all_labels else apart.num_sampled[number][0] for apart in bulk.apart],
+                pools_of_type(pool_of, self.types.node_types[number]),
+            )
+            for number, (table, wanted) in enumerate(zip(self.of_nodes, bulk.nodes, strict=True))
+        ]
+
+    def _edges(self, bulk: Bulk, pool_of: PoolOf) -> list[Steps[list[Taken]]]:
+        """Fetch the rows of each edge type that has arrays."""
+        of_types = {number: [apart.rows[number].edge_ids for apart in bulk.apart] for number in self.of_edges}
+        return [
+            self.of_edges[number].rows_of_batches(
+                self.of_edges[number].seek(torch.cat(ids)),
+                [],
+                ids,
+                [None] * len(ids),
+                pools_of_type(pool_of, self.types.edge_types[number]),
+            )
+            for number, ids in of_types.items()
+        ]

@@ -1,1 +1,0 @@
-"""The same draws in torch operators, for graphs on a device."""

@@ -1,1 +1,0 @@
-"""Edges drawn in proportion to their weights."""

@@ -1,1 +1,0 @@
-"""The sampler of the nodes that matter most to each seed."""

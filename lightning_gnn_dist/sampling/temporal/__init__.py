@@ -1,1 +1,0 @@
-"""The sampler of graphs whose edges or nodes have a time."""

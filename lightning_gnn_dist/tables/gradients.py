@@ -1,0 +1,223 @@
+r"""The gradients of tables, of which ranks exchange the rows that they have touched: their mean over ranks.
+
+With :math:`g_{p,i}` the gradient of row :math:`i` on rank :math:`p`, and the terms added in the order of ranks,
+
+.. math::
+    g_i = \frac{1}{P} \sum_p g_{p,i}, \qquad\text{in a correction}\qquad g_i = \sum_p \frac{n_p}{\sum_q n_q} g_{p,i}.
+
+Of a table that every rank has, all get it; of an :class:`OwnedEmbedding` the owner of the row, which steps it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from lightning.pytorch.plugins.precision import Precision
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_gnn_dist.tables.exchange import Rows, ids_of, sums_of, to_all, to_owners, weights_of_ranks
+from lightning_gnn_dist.tables.learned_tables import LearnedTables, hidden_from_ddp
+from lightning_gnn_dist.tables.owned_embedding import OwnedEmbedding, refuse_product
+from lightning_gnn_dist.tables.table import Table, coalesced, no_rows, of_rows, stand_ins, touched
+from lightning_gnn_dist.wire import collectives
+
+_CLIPS = "clip_grad_by_norm"  # of Lightning's precision
+
+
+class TableGradients:
+    """Exchanges gradients of tables at every step, beside torch's DDP, which leaves them alone.
+
+    DDP would divide all other gradients by the number of ranks once more. Make it before DDP wraps the module; all
+    ranks take rank 0's tables. Collective.
+
+    Args:
+        tables: The module's.
+        has_others: Whether other parameters train, which DDP needs.
+        strategy: The strategy's name, for errors.
+    """
+
+    def __init__(self, tables: LearnedTables, strategy: str, *, has_others: bool) -> None:
+        if (trained := tables.trained()) and not has_others:
+            others = "" if tables.owned else "use LocalSGDStrategy, or "
+            names = ", ".join(table.name for table in trained)
+            raise ValueError(
+                f"{names} is all that trains, and {strategy} needs a parameter with dense gradients, too: {others}add "
+                "a layer."
+            )
+        self._owners, self._owned = tables.owners, tables.owned
+        self._of_all = [table for table in trained if table.embedding is None]
+        self._module = tables.module
+        collectives.broadcast_([table.weight.data for table in self._of_all])
+
+    def hidden(self) -> AbstractContextManager[None]:
+        """Let DDP, which wraps the module in the block, ignore the tables."""
+        owned = [table.parameter for table in self._owned]
+        return hidden_from_ddp(self._module, [*(table.weight for table in self._of_all), *owned])
+
+    def begin(self, precision: Precision) -> None:
+        """Begin a fit, whose gradients are exchanged and clipped."""
+        if self._owners is not None:
+            self._owners.trains = True
+            clip_owned_gradients(precision, self._owned)
+            for table in self._owned:
+                table.take_gradients()  # of an earlier fit
+
+    def begin_batch(self) -> None:
+        """Note that a batch begins on all ranks."""
+        if self._owners is not None:
+            self._owners.begin_batch()
+
+    @torch.no_grad()
+    def exchange(self, *, steps_next: bool) -> bool:
+        """Replace the gradients by the mean over ranks; where no rank has one, there is none. Collective.
+
+        Args:
+            steps_next: Whether the optimizer steps next, before which rows are not looked up.
+
+        Returns whether those are finite that lie on one rank each.
+        """
+        if (size := collectives.world_size()) == 1:
+            return True
+        gradients = [coalesced(table.weight, table.name) for table in self._of_all]
+        for table, total in zip(self._of_all, _sums(self._of_all, gradients), strict=True):
+            table.weight.grad = None if total is None else _divided(total, size)
+        are_finite = [_hand_to_owners(table) for table in self._owned]  # all of them, whatever is found in the first
+        if self._owners is not None and steps_next:
+            self._owners.begin_step()
+        return all(are_finite)
+
+
+def _sums(tables: Sequence[Table], gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    """Return the sums over ranks of gradients of tables that every rank has; None where no rank has one.
+
+    Collective, if there are any.
+    """
+    if not tables:
+        return []
+    weights = [table.weight for table in tables]
+    found = [no_rows(weight) if each is None else each for weight, each in zip(weights, gradients, strict=True)]
+    own = [Rows(ids, [values]) for ids, values in map(touched, found)]
+    merged, ranks = to_all(weights, own, sums_of, [int(each is not None) for each in gradients])
+    has_any = [any(flags) for flags in zip(*ranks, strict=True)]
+    sums = zip(weights, merged, has_any, strict=True)
+    return [of_rows(weight, touches.ids, total) if has else None for weight, (touches, (total,)), has in sums]
+
+
+def _divided(gradient: Tensor, number: int) -> Tensor:
+    gradient._values().div_(number)
+    return gradient
+
+
+def _at_owner(parameter: Tensor, ranks: Sequence[Rows]) -> Tensor:
+    """Return as a gradient the sums of what ranks have sent for the rows that lie here."""
+    ids = ids_of(ranks)
+    return of_rows(parameter, ids, *sums_of(ids, ranks))
+
+
+def _hand_to_owners(table: OwnedEmbedding) -> bool:
+    """Give a table the gradient of the rows that lie here; return whether all ranks' are finite. Collective."""
+    parameter = table.parameter
+    refuse_product(parameter.grad)
+    ids, rows, has_any = _summed(table)
+    came, ranks = to_owners(table.num_embeddings, Rows(ids, [rows]), [int(has_any), int(bool(rows.isfinite().all()))])
+    if any(has_any for has_any, _ in ranks):
+        gradient = _divided(_at_owner(parameter, came), len(came))
+        # There is one where a backward by hand comes before the step of another.
+        parameter.grad = gradient if parameter.grad is None else (parameter.grad + gradient).coalesce()
+    are_finite = all(is_finite for _, is_finite in ranks)
+    if not are_finite:  # so that mixed precision skips the step on all ranks or on none
+        parameter.grad = _nowhere_finite(parameter, torch.inf)
+    return are_finite
+
+
+def _summed(table: OwnedEmbedding) -> tuple[Tensor, Tensor, bool]:
+    """Return ids, each once and increasing, and the sums of the gradients of their rows here; whether there are any."""
+    taken, like = table.take_gradients(), table.parameter.data
+    if not taken:
+        return torch.empty(0, dtype=torch.int64, device=like.device), like[:0], False
+    if len(taken) == 1:
+        return *taken[0], True
+    ids, places = torch.cat([ids for ids, _ in taken]).unique(return_inverse=True)
+    return ids, like.new_zeros((len(ids), like.shape[1])).index_add_(0, places, torch.cat([g for _, g in taken])), True
+
+
+def _nowhere_finite(like: Tensor, value: float) -> Tensor:
+    """Return a gradient whose one row is infinite or NaN, also on a rank that has no rows."""
+    ids = torch.zeros(1, dtype=torch.int64, device=like.device)
+    return of_rows(like, ids, like.new_full((1, like.shape[1]), value, layout=torch.strided))
+
+
+@torch.no_grad()
+def mean_gradients(tables: Sequence[Table], gradients: Sequence[Tensor], weight: float) -> list[Tensor]:
+    """Return the weighted means over ranks of coalesced gradients: of owned tables those of the rows here. Collective.
+
+    Where a number of the latter is not finite, wherever it lies, all ranks get one that is not.
+    """
+    share = weight / sum(weights_of_ranks(weight, gradients[0].device))
+    sums: list[Tensor | None] = []
+    for each in gradients:
+        ids, values = touched(each)
+        sums.append(of_rows(each, ids, values * share))
+    for is_owned, sum_over_ranks in ((False, _sums), (True, _sums_at_owners)):
+        places = [place for place, table in enumerate(tables) if (table.embedding is not None) is is_owned]
+        found = sum_over_ranks([tables[place] for place in places], [sums[place] for place in places])
+        for place, total in zip(places, found, strict=True):
+            sums[place] = total
+    return [each for each in sums if each is not None]
+
+
+def _sums_at_owners(tables: Sequence[Table], gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    """Return the sums over ranks of gradients of tables whose rows have owners. Collective, if there are any."""
+    if not tables:
+        return []
+    found = []
+    for table, gradient in zip(tables, gradients, strict=True):
+        assert table.embedding is not None and gradient is not None
+        ids, values = touched(gradient)
+        ranks, _ = to_owners(table.embedding.num_embeddings, Rows(ids, [values]))
+        found.append(_at_owner(table.embedding.here, ranks))
+    bad = torch.tensor([float(not all(bool(each._values().isfinite().all()) for each in found))], device=values.device)
+    collectives.sum_(bad)
+    return [_nowhere_finite(each, torch.nan) for each in found] if bad.item() else found
+
+
+def clip_owned_gradients(precision: Precision, tables: Sequence[OwnedEmbedding]) -> None:
+    """Let Lightning clip by a norm that counts each row once, whichever rank has it. Collective when it clips."""
+    owned = {id(table.parameter) for table in tables}
+
+    def clip_by_norm(optimizer: Optimizer, clip_val: float) -> None:
+        held = [each for group in optimizer.param_groups for each in group["params"]]
+        mine, others = ([each for each in held if (id(each) in owned) is which] for which in (True, False))
+        found = [coalesced(each, "an OwnedEmbedding") for each in mine]
+        values = [gradient._values() for gradient in found if gradient is not None]
+        total = nn.utils.clip_grad_norm_([*stand_ins(others), *_norm_of_ranks(mine, values)], clip_val)
+        for each in values:
+            each.mul_((clip_val / (total + 1e-6)).clamp(max=1.0).to(each.dtype))  # as torch clips
+
+    vars(precision)[_CLIPS] = clip_by_norm
+
+
+@contextmanager
+def norms_of_ranks(precision: Precision, tables: Sequence[OwnedEmbedding]) -> Iterator[None]:
+    """Clip so in the block, where all ranks step along one gradient."""
+    if tables:
+        clip_owned_gradients(precision, tables)
+    try:
+        yield
+    finally:
+        vars(precision).pop(_CLIPS, None)
+
+
+def _norm_of_ranks(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> list[nn.Parameter]:
+    """Return what has as its gradient the norm of the rows of all ranks, for torch's clipping. Collective."""
+    if not parameters:
+        return []
+    like = parameters[0].data
+    square = sum((rows.double().square().sum() for rows in values), like.new_zeros((), dtype=torch.float64))
+    norm = collectives.all_gather_rows(square).sum().sqrt()  # the same bits on all ranks
+    stand_in = nn.Parameter(like.new_zeros(1), requires_grad=False)
+    stand_in.grad = norm.to(like.dtype)[None]
+    return [stand_in]

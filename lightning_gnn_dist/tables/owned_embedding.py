@@ -1,0 +1,391 @@
+"""A table of learned rows that no rank holds whole: each has a range of the rows, and asks the others for theirs.
+
+one process:  whole table, made when it is first used, with sparse gradients
+P ranks:      rank p has the rows from N p / P on; a forward asks for those of the batch
+gradients:    wait here until the strategy hands them to the rows' owners; or a replica trains copies of the rows, which
+              go to their owners when ranks meet
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from lightning_gnn_dist.checks import check_at_least, check_positive, check_seed, holds_integers, shown
+from lightning_gnn_dist.tables.row_owners import RowOwners, bounds_of, send_from_first
+from lightning_gnn_dist.wire import collectives
+
+ROWS_OF_BLOCK = 1024  # that are drawn at once, so that any range can be made without the others
+_MIX = 0x9E3779B97F4A7C15  # neighbouring seeds are sent far from each other
+_SEEDS = 1 << 32  # what torch's generator tells apart
+_NOT_MADE, _WHOLE, _OWNED = range(3)  # what a rank has of a table
+_NO_STATE_YET = "Save a checkpoint by the trainer, and load its weights: Module.load_from_checkpoint(path)."
+
+
+class Replica(Protocol):
+    """What a rank that trains copies of rows has of a table."""
+
+    held: nn.Parameter
+
+    @property
+    def is_in_round(self) -> bool: ...
+    def rows(self, ids: Tensor, *, trains: bool) -> Tensor:
+        """Return rows as this rank has trained them; ``trains`` says that it is for a gradient."""
+
+
+class OwnedEmbedding(nn.Module):
+    """An ``nn.Embedding(num_embeddings, embedding_dim, sparse=True)`` of which each rank of a fit holds a part.
+
+    With P ranks each has 1/P of the rows, and of the optimizer's moments of them. A forward asks the owners of the rows
+    for what the batch lacks. With :class:`GrappaStrategy` the gradient of a row goes to its owner at each step. With
+    strategies of rounds a rank trains copies of the rows that it touches in a round, and their owners put them together
+    at the meeting. In one process it is an ``nn.Embedding`` with sparse gradients. Either way its rows are made where
+    they lie when they are first used, and depend on the seed alone, not on the number of ranks.
+
+    ``state_dict()`` has the whole table, which it asks for, and ``load_state_dict()`` takes it. So a checkpoint holds
+    it once, and is loaded on any number of ranks. After a fit ranks may look rows up while all of them run.
+
+    Args:
+        num_embeddings: How many rows there are: one for each node.
+        embedding_dim: How many numbers a row has.
+        std: The standard deviation of the numbers at the start.
+        seed: Decides the rows at the start. None draws one from torch's generator, as layers draw their weights; ranks
+            take rank 0's.
+    """
+
+    sparse, max_norm = True, None  # as an nn.Embedding says it
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, *, std: float = 1.0, seed: int | None = None) -> None:
+        check_at_least(1, num_embeddings=num_embeddings, embedding_dim=embedding_dim)
+        check_positive(std=std)
+        if seed is not None:
+            check_seed(seed)
+        super().__init__()
+        self.num_embeddings, self.embedding_dim, self.std = num_embeddings, embedding_dim, std
+        self.seed = int(torch.randint(2**62, ())) if seed is None else seed
+        self.number = 0  # among the tables of its owners
+        self._kind = _NOT_MADE
+        self._owners: RowOwners | None = None
+        self._replica: Replica | None = None
+        self._gradients: list[tuple[Tensor, Tensor]] = []  # ids, each once, and the gradients of their rows
+        # Of the shape of the whole, in the memory of one row, until there are rows.
+        self._parameters["weight"] = nn.Parameter(torch.zeros(1, embedding_dim).expand(num_embeddings, -1))
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The rows that lie here: all of them in one process, which makes them; a range of them in a fit of ranks."""
+        if self._kind == _NOT_MADE:
+            self._make_all()
+        return self.here
+
+    @property
+    def here(self) -> nn.Parameter:
+        """What has the rows that lie here."""
+        return self.parameter if self._replica is None else self._replica.held
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """The parameter as optimizers see it, whose rows need not be made yet, or be elsewhere."""
+        parameter = self._parameters["weight"]
+        assert parameter is not None
+        return parameter
+
+    @property
+    def owners(self) -> RowOwners | None:
+        """The ranks that own the rows, None where all lie here."""
+        return self._owners
+
+    @property
+    def rows_of_rank(self) -> tuple[int, int]:
+        """Where the rows that lie here begin and end."""
+        return (0, self.num_embeddings) if self._owners is None else self._owners.own(self.number)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the rows of some ids, of shape ``(*ids.shape, embedding_dim)``. Not collective."""
+        if self._owners is None:
+            return functional.embedding(ids, self.weight, sparse=True)
+        if not isinstance(ids, Tensor) or not holds_integers(ids):
+            raise TypeError(f"ids must be a tensor of integers, as batch.n_id is, got {shown(ids)}.")
+        unique, places = ids.unique(return_inverse=True)
+        trains = torch.is_grad_enabled() and self.parameter.requires_grad
+        if self._replica is not None:
+            rows = self._replica.rows(unique.long().cpu(), trains=trains)
+            return _looked_up(self.parameter, rows, places, ids) if trains else functional.embedding(places, rows)
+        rows = ask_owners(self, unique.long().cpu())
+        if trains:
+            rows.requires_grad_()
+            rows.register_post_accumulate_grad_hook(partial(self._keep_gradient, unique.long()))
+        return functional.embedding(places, rows)
+
+    def settled_version(self) -> int | None:
+        """Make the rows, and return how often they have changed, alike on all ranks; None where all lie here."""
+        if self._kind == _NOT_MADE:
+            self._make_all()
+        return None if self._owners is None else self._owners.version
+
+    def take_gradients(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the gradients since the last call: ids, each once and increasing, and a row for each of them."""
+        taken, self._gradients = self._gradients, []
+        return taken
+
+    def gather(self) -> None:
+        """Hold all rows here from now on, and ask nobody any more. Not collective."""
+        if self._owners is not None:
+            self.parameter.data = self._whole().to(self.parameter.device)
+            self._kind, self._owners, self._replica = _WHOLE, None, None
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, std={self.std:g}"
+
+    def _keep_gradient(self, ids: Tensor, rows: Tensor) -> None:
+        assert self._owners is not None and rows.grad is not None
+        if not self._owners.trains:
+            raise RuntimeError(
+                f"The rows of this OwnedEmbedding lie on {self._owners.size} ranks, and outside a fit nobody takes "
+                "their gradients: train with GrappaStrategy or a strategy of rounds, or load the model in one process."
+            )
+        self._gradients.append((ids, rows.grad))
+        rows.grad = None
+
+    def _whole(self) -> Tensor:
+        assert self._owners is not None
+        if not self._owners.is_open:
+            raise RuntimeError(
+                f"Rows of this OwnedEmbedding lie on {self._owners.size} ranks, which have ended or were left. "
+                f"{_NO_STATE_YET}"
+            )
+        return self._owners.whole(self.number, self.here.data)
+
+    def _make_all(self) -> None:
+        self._make(0, self.num_embeddings)
+        self._kind = _WHOLE
+
+    def _make(self, first: int, last: int) -> None:
+        """Make the rows of a range. What an optimizer has of the parameter stays, as it has no rows yet."""
+        with torch.inference_mode(False), torch.no_grad():
+            rows = self.parameter.data.new_empty((last - first, self.embedding_dim))
+            initial_rows_(rows, first, self.seed, self.std)
+            self.parameter.data = rows
+
+    # What torch calls.
+
+    def _apply(self, fn: Any, recurse: bool = True) -> OwnedEmbedding:
+        if self._replica is not None:
+            self._replica.held.data = fn(self._replica.held.data)
+        elif self._kind != _NOT_MADE:
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+            return self
+        with torch.no_grad():  # for the one row in memory, not for each
+            self.parameter.data = fn(self.parameter.data[:1]).expand(self.num_embeddings, -1)
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        if _keeps_here[-1]:
+            destination[f"{prefix}weight"] = self.here.detach()
+        elif self._owners is not None:
+            destination[f"{prefix}weight"] = self._whole()
+        else:
+            destination[f"{prefix}weight"] = self.weight if keep_vars else self.weight.detach()
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, _: Any, strict: bool, missing_keys: list[str], *lists: list[str]
+    ) -> None:
+        name = f"{prefix}weight"
+        if name not in state_dict:
+            if strict:
+                missing_keys.append(name)
+            return
+        found, shape = state_dict[name], (self.num_embeddings, self.embedding_dim)
+        if tuple(found.shape) != shape:
+            lists[-1].append(f"{name} has the shape {tuple(found.shape)} in the state, and {shape} here.")
+            return
+        self._load(found)
+
+    def _load(self, whole: Tensor) -> None:
+        if self._replica is not None and self._replica.is_in_round:
+            raise RuntimeError(
+                "Weights were loaded into an OwnedEmbedding inside a round, of whose rows ranks are training copies: "
+                "load them between rounds, as in on_train_epoch_end or on_validation_end."
+            )
+        first, last = self.rows_of_rank
+        with torch.inference_mode(False), torch.no_grad():
+            if self._kind == _NOT_MADE:
+                self.parameter.data = whole.detach().to(self.parameter.data, copy=True)
+                self._kind = _WHOLE
+            else:
+                self.here.data.copy_(whole[first:last])
+        if self._owners is not None:
+            self._owners.has_changed()
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._owners is not None:
+            raise TypeError(
+                f"An OwnedEmbedding whose rows lie on {self._owners.size} ranks cannot be copied or sent to another "
+                f"process. {_NO_STATE_YET}"
+            )
+        state = {**self.__dict__}
+        if self._kind == _NOT_MADE:
+            row = nn.Parameter(self.parameter.data[:1].clone(), requires_grad=self.parameter.requires_grad)
+            state["_parameters"] = {**self._parameters, "weight": row}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if self._kind == _NOT_MADE:
+            self.parameter.data = self.parameter.data[:1].expand(self.num_embeddings, -1)
+
+    # What strategies call.
+
+    def _divide(self, kinds: list[int], seed: int) -> None:
+        """Keep this rank's rows alone. Collective.
+
+        Args:
+            kinds: What each rank has of the table.
+            seed: Rank 0's.
+        """
+        bounds = bounds_of(self.num_embeddings, collectives.world_size())
+        first, last = bounds[collectives.rank() : collectives.rank() + 2]
+        if _OWNED in kinds:
+            if any(kind != _OWNED for kind in kinds) or len(self.here) != last - first:
+                raise RuntimeError(f"Rows of an OwnedEmbedding lie on other ranks, of an earlier fit. {_NO_STATE_YET}")
+        elif kinds[0] == _NOT_MADE:
+            self.seed = seed
+            self._make(first, last)
+        else:
+            rows = self.parameter.data.new_empty((last - first, self.embedding_dim))
+            send_from_first(self.parameter.data, rows, self.num_embeddings)
+            self.parameter.data = rows
+
+    def show_none(self) -> None:
+        """Let the parameter have the shape of the whole, in the memory of one row."""
+        self.parameter.data = self.here.data.new_zeros(1, self.embedding_dim).expand(self.num_embeddings, -1)
+
+    def keep_together(self) -> None:
+        """Undo :func:`keep_apart`."""
+        if self._replica is not None and self._owners is not None:
+            self.parameter.grad = None
+            self.parameter.data = self._replica.held.data
+            self._owners.answer_from(self.number, self.parameter)
+        self._replica = None
+
+
+def ask_owners(table: OwnedEmbedding, ids: Tensor) -> Tensor:
+    """Return rows as their owners have them; ids are on the CPU, each once and increasing. Not collective."""
+    assert table.owners is not None
+    return table.owners.rows(table.number, ids).to(table.parameter.device)
+
+
+def ask_with_moments(table: OwnedEmbedding, ids: Tensor) -> list[Tensor]:
+    """Return rows as :func:`ask_owners` does, and of each moment that their owners keep."""
+    assert table.owners is not None
+    return [rows.to(table.parameter.device) for rows in table.owners.rows_with_moments(table.number, ids)]
+
+
+def keep_apart(table: OwnedEmbedding, replica: Replica) -> None:
+    """Let ``replica.held`` have the rows that lie here, and the parameter none: the replica has those it trains."""
+    assert table.owners is not None
+    replica.held.data = table.parameter.data
+    table._replica = replica
+    table.owners.answer_from(table.number, replica.held)
+    table.show_none()
+
+
+class _LookedUp(torch.autograd.Function):
+    """An embedding with sparse gradients, whose rows lie elsewhere than its parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: nn.Parameter, rows: Tensor, places: Tensor, ids: Tensor) -> Tensor:
+        ctx.shape = parameter.shape
+        ctx.save_for_backward(ids)
+        return functional.embedding(places, rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (ids,) = ctx.saved_tensors
+        values = gradient.reshape(-1, ctx.shape[1])  # as torch's own: a row for each id, though some may be there twice
+        indices = ids.long().reshape(1, -1)
+        return torch.sparse_coo_tensor(indices, values, ctx.shape, check_invariants=False), None, None, None
+
+
+def _looked_up(parameter: nn.Parameter, rows: Tensor, places: Tensor, ids: Tensor) -> Tensor:
+    """Return ``rows[places]``, which are the rows of ``ids`` in the table that ``parameter`` stands for."""
+    found: Tensor = _LookedUp.apply(parameter, rows, places, ids)  # type: ignore[no-untyped-call]
+    return found
+
+
+_keeps_here = [False]  # whether state_dict() asks nobody
+
+
+@contextmanager
+def rows_here_alone() -> Iterator[None]:
+    """In the block, ``state_dict()`` has the rows of tables that lie here: it asks nobody, and makes none."""
+    _keeps_here.append(True)
+    try:
+        yield
+    finally:
+        _keeps_here.pop()
+
+
+def owned_tables(module: nn.Module) -> dict[str, OwnedEmbedding]:
+    """Return the module's tables of which each rank holds a part, each once, by name, trained or not."""
+    if not any(isinstance(child, OwnedEmbedding) for child in module.modules()):
+        return {}
+    return {name: child for name, child in module.named_modules() if isinstance(child, OwnedEmbedding)}
+
+
+@torch.no_grad()
+def divide(tables: Iterable[OwnedEmbedding], device: torch.device) -> RowOwners | None:
+    """Give each rank its rows of rank 0's tables, unless it has them; return their owners. Collective.
+
+    With one rank, or without tables, there are none.
+    """
+    held = list(tables)
+    if not held or collectives.world_size() == 1:
+        return None
+    owners = held[0].owners
+    is_ready = owners is not None and owners.is_open and all(each.owners is owners for each in held)
+    own = [int(is_ready), *(number for each in held for number in (each._kind, each.seed))]
+    ranks = collectives.gather_numbers([len(own), crc32(repr([*held]).encode())], device)
+    if any(rank != ranks[0] for rank in ranks):
+        raise ValueError(f"Ranks have other tables than rank 0, which has {held}: make the model alike on all ranks.")
+    ranks = collectives.gather_numbers(own, device)
+    if owners is not None and all(is_ready for is_ready, *_ in ranks):
+        return owners
+    for number, each in enumerate(held):
+        kinds, seeds = ([rank[1 + 2 * number + which] for rank in ranks] for which in range(2))
+        each._divide(kinds, seeds[0])
+    owners = RowOwners([each.parameter for each in held], [each.num_embeddings for each in held])
+    for number, each in enumerate(held):
+        each._owners, each.number, each._kind, each._gradients = owners, number, _OWNED, []
+    return owners
+
+
+@torch.no_grad()
+def initial_rows_(out: Tensor, first: int, seed: int, std: float) -> None:
+    """Fill ``out`` with the rows from number ``first`` on: normal numbers that seed and ids alone decide."""
+    stop = first + len(out)
+    for block in range(first // ROWS_OF_BLOCK, -(-stop // ROWS_OF_BLOCK)):
+        begin = block * ROWS_OF_BLOCK
+        generator = torch.Generator().manual_seed(((seed * _MIX >> 32) + block) % _SEEDS)
+        rows = torch.randn(ROWS_OF_BLOCK, out.shape[1], generator=generator, dtype=torch.float32).mul_(std)
+        low, high = max(first, begin), min(stop, begin + ROWS_OF_BLOCK)
+        out[low - first : high - first] = rows[low - begin : high - begin]  # in its own type, on its device
+
+
+def refuse_product(gradient: Tensor | None) -> None:
+    """Refuse a dense gradient of the rows that lie here."""
+    if gradient is not None and not gradient.is_sparse:
+        raise ValueError(
+            "The weight of an OwnedEmbedding has a dense gradient, and a rank has some of its rows alone, so that a "
+            "product with it is not one with the whole table: look rows up by their ids alone."
+        )

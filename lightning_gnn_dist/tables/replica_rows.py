@@ -1,0 +1,302 @@
+"""The rows of a table that no rank holds whole, as one replica trains them in a round.
+
+    lookup:   rows that the replica has are its own; others come from their owners, as of the last meeting, and stay
+    step:     the optimizer is given the rows of the gradient, and their moments, as if they were the whole table
+    meeting:  the rows go back to their owners
+
+An owner's own rows are no exception: it trains copies of them, so that what it answers stays that of the last meeting.
+Between steps the parameter has the shape of the whole table, in the memory of one row, and its sparse gradient the ids
+of nodes. So everything that handles gradients takes it for a table that each rank holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_gnn_dist.tables.exchange import Rows
+from lightning_gnn_dist.tables.growing_rows import GrowingRows
+from lightning_gnn_dist.tables.lazy_adam import LazyAdam
+from lightning_gnn_dist.tables.owned_embedding import (
+    OwnedEmbedding,
+    ask_owners,
+    ask_with_moments,
+    keep_apart,
+    refuse_product,
+)
+from lightning_gnn_dist.tables.table import coalesced, holds, of_rows, touched
+
+_ROW, _STEPS = "the row", "local steps that have touched it"  # beside the names of moments
+
+
+class _Step(NamedTuple):
+    """Where the rows that a step moves are, and the gradient with the ids of nodes."""
+
+    optimizer: Optimizer
+    of_round: Tensor
+    lasting: Tensor
+    gradient: Tensor | None
+
+
+class ReplicaRows:
+    """The rows of one table that this rank's replica trains, from :meth:`begin` to :meth:`end`.
+
+    Args:
+        table: The table, whose rows have owners.
+        optimizers: Those of the fit, of which one at most may hold it.
+        averages: Whether ranks put together the moments of a name. Those go to the owners with the rows; others stay
+            with the rank, of all rows that it has touched in the fit.
+        trains: Whether this rank trains now: from then on, rows that are looked up for a gradient stay here.
+
+    Attributes:
+        held: The rows that lie here, as of the last meeting, while the parameter has none.
+        moments: Those that ranks put together, of the rows that lie here, as of the last meeting.
+    """
+
+    def __init__(
+        self,
+        table: OwnedEmbedding,
+        optimizers: Sequence[Optimizer],
+        averages: Callable[[str], bool],
+        trains: Callable[[], bool],
+    ) -> None:
+        self.table, self._optimizers, self._averages, self._trains = table, optimizers, averages, trains
+        self.held = nn.Parameter(torch.empty(0), requires_grad=table.parameter.requires_grad)
+        self.moments: dict[str, Tensor] = {}
+        self._of_round, self._lasting = GrowingRows(), GrowingRows()
+        self._step = _NO_STEP
+
+    @property
+    def is_in_round(self) -> bool:
+        """Whether this rank trains."""
+        return self._trains()
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """The parameter that optimizers hold."""
+        return self.table.parameter
+
+    @property
+    def averaged(self) -> list[str]:
+        """The names of the moments that ranks put together, in order."""
+        return sorted(self._of_round.starts.keys() - {_ROW, _STEPS} | self.moments.keys())
+
+    def begin(self) -> None:
+        """Begin a fit: take what the optimizer's constructor has made for the rows that lie here."""
+        optimizer = self._holder()
+        keep_apart(self.table, self)
+        like = self.held.data
+        self._of_round.declare(_ROW, like.new_zeros(1, *like.shape[1:]))
+        self._of_round.declare(_STEPS, torch.zeros(1, dtype=torch.int32, device=like.device))
+        for name, moment in self.moments.items():
+            self._of_round.declare(name, torch.zeros_like(moment[:1]))
+        made = {} if optimizer is None else _taken(optimizer.state.get(self.parameter, {}), like.shape)
+        for name, moment in made.items():
+            if self._averages(name):
+                self.moments.setdefault(name, moment)  # one of a checkpoint wins
+            self._store(name).declare(name, moment[:1].clone() if len(moment) else like.new_zeros(1, *like.shape[1:]))
+
+    def end(self) -> None:
+        """End the fit."""
+        self._of_round.clear()
+        self.table.keep_together()
+
+    def rows(self, ids: Tensor, *, trains: bool) -> Tensor:
+        """Return rows as this replica has them. Not collective.
+
+        Args:
+            ids: Which rows: each once, increasing, on the CPU.
+            trains: Whether it is for a gradient.
+        """
+        if self.is_in_round and trains:
+            return self._of_round.take(_ROW, self._kept(ids))
+        slots = self._of_round.slots(ids) if self.is_in_round else torch.full_like(ids, -1)
+        is_here = slots >= 0
+        asked = ask_owners(self.table, ids[~is_here])
+        if not bool(is_here.any()):
+            return asked
+        rows = asked.new_empty((len(ids), *asked.shape[1:]))
+        rows[~is_here], rows[is_here] = asked, self._of_round.take(_ROW, slots[is_here])
+        return rows
+
+    def begin_step(self, optimizer: Optimizer) -> None:
+        """Give the optimizer the rows that it is about to move, and count them."""
+        refuse_product(self.held.grad)
+        if (gradient := coalesced(self.parameter, "an OwnedEmbedding")) is not None:
+            ids, values = touched(gradient)
+            self._lend(optimizer, ids.cpu(), values, gradient)
+            steps = self._of_round.take(_STEPS, self._step.of_round)
+            self._of_round.put(_STEPS, self._step.of_round, steps + 1)
+
+    def end_step(self) -> None:
+        """Take back what the optimizer has been given, moved or not."""
+        step, self._step = self._step, _NO_STEP
+        if step is _NO_STEP:
+            return
+        self._of_round.put(_ROW, step.of_round, self.parameter.data)
+        state = step.optimizer.state.get(self.parameter, {})
+        for name, moment in _taken(state, self.parameter.shape).items():
+            store = self._store(name)
+            store.declare(name, moment.new_zeros(1, *moment.shape[1:]))  # an optimizer's moments begin at zero
+            store.put(name, step.of_round if store is self._of_round else step.lasting, moment)
+        self.parameter.grad = None
+        self.table.show_none()
+        self.parameter.grad = step.gradient
+
+    def begin_state(self) -> None:
+        """Make the state that the first step would find: another rank may have touched rows where this one has none."""
+        if not any(map(self._averages, ("exp_avg", "exp_avg_sq"))):
+            return
+        optimizer = self._holder()
+        if isinstance(optimizer, LazyAdam) and not optimizer.state.get(self.parameter):
+            gradient = self.parameter.grad
+            self._lend(optimizer, torch.empty(0, dtype=torch.int64), self.held.data[:0], gradient)
+            optimizer.begin_state(self.parameter)
+            self.end_step()
+
+    def trained(self) -> Tensor:
+        """Return the rows of this round."""
+        return self._of_round.all_of(_ROW)
+
+    def touched(self, ranges: Sequence[tuple[int, int]]) -> Rows:
+        """Return the rows of some ranges of ids that steps of this round have moved.
+
+        Of each there is how many steps have moved it, itself, and its averaged moments.
+        """
+        for name in self.averaged:
+            self._of_round.declare(name, torch.zeros_like(self.held.data[:1]))
+        ids, slots = self._of_round.in_ranges(ranges)
+        is_touched = self._of_round.take(_STEPS, slots).cpu() > 0
+        slots = slots[is_touched]
+        return Rows(ids[is_touched], [self._of_round.take(name, slots) for name in (_STEPS, _ROW, *self.averaged)])
+
+    def owned_tensors(self) -> list[Tensor]:
+        """Return the rows that lie here, and their averaged moments, which begin here if they are new."""
+        here = self.held.data
+        for name in self.averaged:
+            self.moments.setdefault(name, torch.zeros_like(here))
+        return [here, *(self.moments[name] for name in self.averaged)]
+
+    def forget_round(self) -> None:
+        """Forget the rows of the round, which their owners have."""
+        self._of_round.clear()
+
+    def forget_moments(self) -> None:
+        """Zero lasting moments where one of a name is not finite."""
+        for name in self._lasting.starts:
+            moment = self._lasting.all_of(name)
+            if not bool(moment.isfinite().all()):
+                moment.zero_()
+                self._lasting.starts[name].zero_()
+
+    @contextmanager
+    def in_own_form(self) -> Iterator[None]:
+        """In the block, parameter and optimizer have the rows that lie here, and their averaged moments."""
+        optimizer = self._holder()
+        self.parameter.grad = None
+        self.parameter.data = self.held.data
+        state: dict[str, Any] = {} if optimizer is None else optimizer.state.get(self.parameter, {})
+        state.update(self.moments if state else {})
+        try:
+            yield
+        finally:
+            for name in self.moments:
+                state.pop(name, None)
+            self.parameter.grad = None
+            if self.table.here is self.held:  # else the fit has ended, and the rows stay in the parameter
+                self.table.show_none()
+
+    # What a checkpoint has of this rank.
+
+    def lasting(self) -> dict[str, Any]:
+        """Return the moments that stay with this rank, and the rows that they are of."""
+        ids, slots = self._lasting.by_id()
+        names = self._lasting.starts
+        rows = {name: self._lasting.take(name, slots).cpu() for name in names}
+        return {"ids": ids, "rows": rows, "starts": {name: start.cpu() for name, start in names.items()}}
+
+    def take_lasting(self, state: Mapping[str, Any]) -> None:
+        """Go on with what :meth:`lasting` returned."""
+        if names := [name for name in state["starts"] if self._averages(name)]:
+            raise ValueError(
+                f"The checkpoint has {', '.join(names)} of each rank for the rows of an OwnedEmbedding, and this fit "
+                "averages them: resume with average_optimizer= as it was."
+            )
+        self._lasting, device = GrowingRows(), self.held.device
+        for name, start in state["starts"].items():
+            self._lasting.declare(name, start.to(device, copy=True))
+        self._lasting.add(state["ids"], {name: rows.to(device) for name, rows in state["rows"].items()})
+
+    def take_moments(self, whole: Mapping[str, Tensor]) -> None:
+        """Go on with moments of all rows, of which this rank takes what it needs, in the place of all that it has."""
+        self.moments, self._lasting = {}, GrowingRows()
+        first, last = self.table.rows_of_rank
+        own = {name: rows for name, rows in whole.items() if not self._averages(name)}
+        for name in whole.keys() - own.keys():
+            self.moments[name] = whole[name][first:last].to(self.parameter, copy=True)
+            self._of_round.declare(name, torch.zeros_like(self.held.data[:1]))
+        if own:  # of a table that every rank held
+            moved = torch.stack([(rows != 0).any(1) for rows in own.values()]).any(0)
+            rows = {name: each[moved].to(self.parameter.dtype) for name, each in own.items()}
+            starts = {name: torch.zeros_like(each[:1]) for name, each in own.items()}
+            self.take_lasting({"ids": moved.nonzero().flatten(), "rows": rows, "starts": starts})
+
+    def _kept(self, ids: Tensor) -> Tensor:
+        """Return the slots of rows in this round; ask for those that are not here yet."""
+        slots = self._of_round.slots(ids)
+        if bool((is_new := slots < 0).any()):
+            rows, *moments = ask_with_moments(self.table, ids[is_new])
+            found = dict(zip(sorted(self.moments), moments, strict=True))
+            slots[is_new] = self._of_round.add(ids[is_new], {_ROW: rows, **found})
+        return slots
+
+    def _lend(self, optimizer: Optimizer, ids: Tensor, values: Tensor, gradient: Tensor | None) -> None:
+        """Let the parameter and its state be rows of these ids alone."""
+        self._step = _Step(optimizer, self._kept(ids), self._lasting.slots_with(ids), gradient)
+        self.parameter.grad = None
+        self.parameter.data = self._of_round.take(_ROW, self._step.of_round)
+        places = torch.arange(len(ids), device=values.device)
+        self.parameter.grad = of_rows(self.parameter, places, values)
+        stores = [(self._of_round, self._step.of_round), (self._lasting, self._step.lasting)]
+        lent = {
+            name: store.take(name, slots) for store, slots in stores for name in store.starts.keys() - {_ROW, _STEPS}
+        }
+        if lent:
+            optimizer.state[self.parameter].update(lent)
+
+    def _holder(self) -> Optimizer | None:
+        """Return the optimizer that has the table; refuse a second one."""
+        holders = [each for each in self._optimizers if holds(each, self.parameter)]
+        if len(holders) > 1:
+            raise ValueError(
+                "Two optimizers hold the weight of one OwnedEmbedding, whose moments go with its rows from rank to "
+                "rank: give it to one of them."
+            )
+        return holders[0] if holders else None
+
+    def _store(self, name: str) -> GrowingRows:
+        return self._of_round if self._averages(name) else self._lasting
+
+
+_NO_STEP = _Step(None, torch.empty(0), torch.empty(0), None)  # type: ignore[arg-type]
+
+
+def _taken(state: dict[str, Any], shape: torch.Size) -> dict[str, Tensor]:
+    """Take out of an optimizer's state what has a row for each of a parameter of this shape."""
+    names = [name for name, each in state.items() if isinstance(each, Tensor) and each.shape == shape]
+    return {name: state.pop(name) for name in names}
+
+
+def check_lasting(states: Sequence[object], num_tables: int) -> None:
+    """Refuse what :meth:`ReplicaRows.lasting` returned of another number of tables."""
+    if len(states) != num_tables:
+        raise ValueError(
+            f"The checkpoint has moments of {len(states)} OwnedEmbedding(s) on several ranks, and this fit trains "
+            f"{num_tables}: resume with the tables that it was written with, or start from its weights "
+            "(Module.load_from_checkpoint(path)) and leave ckpt_path out."
+        )

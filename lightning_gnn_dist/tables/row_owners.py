@@ -1,0 +1,296 @@
+"""The ranks that own the rows of tables, each a range of ids, and what they answer when others ask for rows.
+
+    asker: ids -> a question to each owner -> their rows
+    owner: waits until its rows are as old as the question says -> answers
+
+Asking is not collective: ranks look rows up as often as they like. A question says how often the asker has seen the
+tables change: by a step of the optimizer, at a meeting of replicas, or by weights that were loaded, all of which all
+ranks do alike. An owner that has changed its rows less often waits until it has. It cannot be ahead: before its next
+step or meeting it takes part in an exchange that needs the asker, too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import sys
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from threading import Condition, Thread
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire.asking import Asking, Message
+from lightning_gnn_dist.wire.channel import Channel, open_channel, patience
+from lightning_gnn_dist.wire.pieces import exchange_pieces
+
+ROWS, RANGE, WITH_MOMENTS = range(3)  # kinds of questions
+PIECE_BYTES = 1 << 24  # of what is sent in one answer where many rows are wanted
+_MOST_SHORT = 2**31 - 1  # the largest number of four bytes
+
+Moments = Callable[[Tensor], dict[str, Any]]
+
+
+def bounds_of(num_rows: int, num_ranks: int) -> list[int]:
+    """Return where the rows of each rank begin, and at last where they all end: even ranges of ids."""
+    return [num_rows * rank // num_ranks for rank in range(num_ranks + 1)]
+
+
+def short(places: Tensor, num_rows: int) -> Tensor:
+    """Return places of rows of a table with so many as they travel."""
+    return places.int() if num_rows <= _MOST_SHORT else places
+
+
+def pieces_of(start: int, stop: int, row_bytes: int) -> Iterator[tuple[int, int]]:
+    """Divide a range of rows into ranges that are sent at once."""
+    step = max(1, PIECE_BYTES // max(1, row_bytes))
+    for begin in range(start, stop, step):
+        yield begin, min(stop, begin + step)
+
+
+class RowOwners:
+    """The ranks of a run as owners of the rows of some tables. Making one is collective.
+
+    Args:
+        tables: For each table, the rows of this rank, in a parameter whose data may be replaced.
+        num_rows: How many rows each table has on all ranks together.
+
+    Attributes:
+        trains: Whether a strategy hands gradients of rows to their owners.
+    """
+
+    def __init__(self, tables: Sequence[nn.Parameter], num_rows: Sequence[int]) -> None:
+        self.rank, self.size = collectives.rank(), collectives.world_size()
+        self.bounds = [bounds_of(number, self.size) for number in num_rows]
+        self.trains = False
+        self._answers = _Answers(tables)
+        channel = open_channel(self.size)
+        self._asking = Asking(channel, self._answers.answer)
+        self._is_stepping = False
+        self._line = _Line(self._answers, self._asking, channel)
+        weakref.finalize(self, self._line.close_behind).atexit = False
+
+    @property
+    def version(self) -> int:
+        """How often the rows of this rank have changed."""
+        return self._answers.version
+
+    @property
+    def is_open(self) -> bool:
+        """Whether other ranks can be asked."""
+        return self._line.is_open
+
+    def own(self, table: int) -> tuple[int, int]:
+        """Return where the rows of this rank begin and end."""
+        bounds = self.bounds[table]
+        return bounds[self.rank], bounds[self.rank + 1]
+
+    def begin_step(self) -> None:
+        """Note that the optimizer steps next, on some ranks sooner than on others: nobody may ask until it has."""
+        self._is_stepping = True
+
+    def begin_batch(self) -> None:
+        """Note that a batch begins on all ranks, whether or not the optimizer has stepped after the one before."""
+        self._is_stepping = False
+
+    def has_changed(self) -> None:
+        """Note that the rows here have changed, as they have or will on all ranks."""
+        self._is_stepping = False
+        self._answers.has_changed()
+
+    def keep_moments(self, moments: Moments) -> None:
+        """Let other ranks ask for what ``moments`` returns of a parameter: the optimizer's state of it."""
+        self._answers.moments = moments
+
+    def answer_from(self, table: int, parameter: nn.Parameter) -> None:
+        """Let another parameter have the rows of a table that lie here."""
+        self._answers.tables[table] = parameter
+
+    def rows(self, table: int, ids: Tensor) -> Tensor:
+        """Return rows, on the CPU. Not collective.
+
+        Args:
+            table: The number of the table.
+            ids: Which rows: each once, increasing, on the CPU.
+        """
+        return self._rows(ROWS, table, ids)[0]
+
+    def rows_with_moments(self, table: int, ids: Tensor) -> list[Tensor]:
+        """Return rows, and those of all moments that their owners keep, in the order of the moments' names."""
+        return self._rows(WITH_MOMENTS, table, ids)
+
+    def _rows(self, kind: int, table: int, ids: Tensor) -> list[Tensor]:
+        bounds = self.bounds[table]
+        if len(ids) and (int(ids[0]) < 0 or int(ids[-1]) >= bounds[-1]):
+            wrong = int(ids[0]) if int(ids[0]) < 0 else int(ids[-1])
+            raise IndexError(f"Row {wrong} of an OwnedEmbedding with rows 0 to {bounds[-1] - 1}: look up ids of nodes.")
+        cuts = torch.searchsorted(ids, torch.tensor(bounds)).tolist()
+        of_ranks = [ids[cuts[rank] : cuts[rank + 1]] - bounds[rank] for rank in range(self.size)]
+        questions = [[self._head(table), short(of, bounds[-1])] if len(of) else None for of in of_ranks]
+        return self._asked(kind, questions, lambda: self._answers.rows(kind, table, of_ranks[self.rank]))
+
+    def range(self, table: int, start: int, stop: int, moment: str = "") -> Tensor:
+        """Return the rows from ``start`` to ``stop``, which one rank has, on the CPU. Not collective.
+
+        Args:
+            table: The number of the table.
+            start: The first row.
+            stop: The row behind the last.
+            moment: The name of a tensor of the optimizer's state to take in the table's place.
+        """
+        owner = bisect_right(self.bounds[table], start) - 1
+        first = self.bounds[table][owner]
+        what = [torch.tensor([start - first, stop - first]), torch.tensor(list(moment.encode()), dtype=torch.uint8)]
+        questions: list[Message | None] = [None] * self.size
+        questions[owner] = [self._head(table), *what]
+        return self._asked(RANGE, questions, lambda: [self._answers.range(table, *what)])[0]
+
+    def whole(self, table: int, like: Tensor, moment: str = "") -> Tensor:
+        """Return the rows of all ranks, piece by piece, in the type of ``like``, on the CPU. Not collective."""
+        bounds = self.bounds[table]
+        found = torch.empty((bounds[-1], *like.shape[1:]), dtype=like.dtype)
+        row_bytes = like.element_size() * math.prod(like.shape[1:])
+        for first, last in pairwise(bounds):
+            for start, stop in pieces_of(first, last, row_bytes):
+                found[start:stop] = self.range(table, start, stop, moment)
+        return found
+
+    def abort(self) -> None:
+        """End at once what this rank asks and answers, after an error. Not collective."""
+        self._line.abort()
+
+    def close(self) -> None:
+        """Ask nothing more, and answer until the other ranks have closed theirs, too. Not collective."""
+        self._line.close()
+
+    def _head(self, table: int) -> Tensor:
+        return torch.tensor([table, self.version])
+
+    def _asked(self, kind: int, questions: list[Message | None], own: Callable[[], Message]) -> Message:
+        if self._is_stepping:
+            raise RuntimeError(
+                "Rows were looked up between the exchange of gradients and the optimizer's step, where some ranks have "
+                "stepped and others have not: look them up before the backward or after the step."
+            )
+        if all(question is None for question in questions):
+            return own()  # no rows
+        is_mine = questions[self.rank] is not None
+        answers, mine = self._asking.ask(kind, questions, lambda: own() if is_mine else None)
+        answers[self.rank] = mine
+        said = [answer for answer in answers if answer is not None]
+        return said[0] if len(said) == 1 else [torch.cat(rows) for rows in zip(*said, strict=True)]
+
+
+class _Answers:
+    """What a rank answers from its own rows, in any thread. It holds no module, so that threads keep none alive."""
+
+    def __init__(self, tables: Sequence[nn.Parameter]) -> None:
+        self.tables = list(tables)
+        self._seconds = patience().total_seconds()
+        self._change = Condition()
+        self._is_closed = False
+        self.version = 0
+        self.moments: Moments = lambda _: {}
+
+    def answer(self, kind: int, question: Message) -> Message:
+        head, *rest = question
+        table, version = head.tolist()
+        self._wait_for(version)
+        return [self.range(table, *rest)] if kind == RANGE else self.rows(kind, table, *rest)
+
+    def rows(self, kind: int, table: int, places: Tensor) -> Message:
+        parameter = self.tables[table]
+        moments = self.moments(parameter) if kind == WITH_MOMENTS else {}
+        tensors = [parameter.data, *(moments[name] for name in sorted(moments))]
+        return [each.index_select(0, places.to(each.device)).cpu() for each in tensors]
+
+    def range(self, table: int, ends: Tensor, name: Tensor) -> Tensor:
+        start, stop = ends.tolist()
+        parameter, moment = self.tables[table], name.numpy().tobytes().decode()
+        rows = self.moments(parameter)[moment] if moment else parameter.data
+        return rows[start:stop].detach().to("cpu", copy=True)
+
+    def has_changed(self) -> None:
+        with self._change:
+            self.version += 1
+            self._change.notify_all()
+
+    def wake(self) -> None:
+        """Let nobody wait any more."""
+        with self._change:
+            self._is_closed = True
+            self._change.notify_all()
+
+    def _wait_for(self, version: int) -> None:
+        with self._change:
+            came = self._change.wait_for(lambda: self._is_closed or self.version >= version, self._seconds)
+            if self._is_closed and self.version < version:
+                raise RuntimeError("The connections to other ranks were closed.")
+            if not came or self.version > version:
+                raise RuntimeError(
+                    f"The rows here have changed {self.version} times, and those of the rank that asks {version} "
+                    "times: all ranks must step their optimizers, and load weights, equally often."
+                )
+
+
+class _Line:
+    """A rank's connections for questions, which outlive the module: other ranks may still ask."""
+
+    def __init__(self, answers: _Answers, asking: Asking, channel: Channel) -> None:
+        self._answers, self._asking, self._channel = answers, asking, channel
+        self.is_open = True
+        # Here, so that it comes before what waits for the processes of other ranks.
+        atexit.register(self._close_at_exit)
+
+    def abort(self) -> None:
+        self._answers.wake()
+        self._asking.abort()
+        self._end()
+
+    def close(self) -> None:
+        if self.is_open:
+            self._asking.close()
+            self._answers.wake()
+            self._end()
+
+    def close_behind(self) -> None:
+        """Close in the background, once the module is gone."""
+        if self.is_open:
+            Thread(target=self.close, daemon=True, name="lightning_gnn_dist.tables.closing").start()
+
+    def _close_at_exit(self) -> None:
+        """Answer at the end of a script until the other ranks have come to theirs; after an error, end at once."""
+        if hasattr(sys, "last_value"):
+            self.abort()
+        else:
+            self.close()
+
+    def _end(self) -> None:
+        self.is_open = False
+        atexit.unregister(self._close_at_exit)
+        self._channel.close()
+
+
+def send_from_first(source: Tensor, out: Tensor, num_rows: int) -> None:
+    """Give each rank its rows of rank 0's table, piece by piece. Collective.
+
+    Args:
+        source: Rank 0's whole table; elsewhere nothing of it is read.
+        out: Where the rows of this rank go.
+        num_rows: How many rows the whole table has.
+    """
+    rank, size = collectives.rank(), collectives.world_size()
+    ranges = [*pairwise(bounds_of(num_rows, size))]
+    longest = max(last - first for first, last in ranges)
+    for start, stop in pieces_of(0, longest, out.element_size() * out.shape[1]):
+        ends = [(min(first + start, last), min(first + stop, last)) for first, last in ranges]
+        from_first = [[end - begin] for begin, end in ends]
+        lengths = [from_first if sender == 0 else [[0]] * size for sender in range(size)]
+        sent = [[source[begin:end].to(out.device) if rank == 0 else out[:0]] for begin, end in ends]
+        ((came,), *_) = exchange_pieces(sent, lengths)
+        out[start : start + len(came)] = came

@@ -1,0 +1,175 @@
+"""Which parameters of a module are tables, of which a step touches some rows; and what tables cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_gnn_dist.tables.owned_embedding import OwnedEmbedding, owned_tables
+
+_KINDS = (nn.Embedding, nn.EmbeddingBag, OwnedEmbedding)  # that can be tables
+# Optimizers of torch that raise where a gradient is sparse.
+_DENSE = (
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Adadelta,
+    torch.optim.ASGD,
+    torch.optim.Rprop,
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: the weight of an ``nn.Embedding`` or ``nn.EmbeddingBag`` with ``sparse=True``, or of an OwnedEmbedding.
+
+    Attributes:
+        name: The weight's name in the model.
+        weight: The parameter that optimizers hold.
+        embedding: The module, where each rank has some of the rows; None where every rank has all of them.
+    """
+
+    name: str
+    weight: nn.Parameter
+    embedding: OwnedEmbedding | None
+
+
+def tables_of(module: nn.Module) -> list[Table]:
+    """Return the tables of a module, trained or frozen, each once, in the same order on every rank."""
+    found: dict[int, Table] = {}
+    for name, child in module.named_modules():
+        if isinstance(child, _KINDS) and child.sparse:
+            owned = child if isinstance(child, OwnedEmbedding) and child.owners is not None else None
+            weight = child.parameter if isinstance(child, OwnedEmbedding) else child.weight
+            assert isinstance(weight, nn.Parameter)
+            found.setdefault(id(weight), Table(f"{name}.weight" if name else "weight", weight, owned))
+    return [*found.values()]
+
+
+def check_tables(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:
+    """Refuse tables that no exchange of rows keeps equal, and optimizers that do not take their gradients."""
+    for name, child in module.named_modules():
+        if isinstance(child, _KINDS) and child.sparse and child.max_norm is not None:
+            raise ValueError(
+                f"{name} has sparse=True and max_norm={child.max_norm}, which changes rows in every forward, also in "
+                "a validation, where no rank hears of it: leave max_norm out."
+            )
+    tables = {id(table.weight): table.name for table in tables_of(module) if table.weight.requires_grad}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            held = [tables[id(each)] for each in group["params"] if id(each) in tables]
+            if held:
+                _check_group(held[0], optimizer, group)
+
+
+def refuse_average_of_moments(tables: Sequence[Table]) -> None:
+    """Refuse tables for a correction whose optimizer takes means of moments that ranks do not share otherwise."""
+    if tables:
+        raise ValueError(
+            f'Correction(optimizer="averaged") would average all moments of {tables[0].name}: add '
+            'average_optimizer=True, which puts those of touched rows together, or use optimizer="persistent".'
+        )
+
+
+def refuse_elastic(module: nn.Module) -> None:
+    """Refuse tables where ranks may die: a meeting that is held again averages whole parameters."""
+    refuse_owned(module, "TMAStrategy(elastic=True)", "TMAStrategy() without elastic")
+    if tables := [table for table in tables_of(module) if table.weight.requires_grad]:
+        raise ValueError(
+            f"{tables[0].name} has sparse gradients, and with elastic=True ranks average whole parameters: make it "
+            "with sparse=False, or leave elastic out."
+        )
+
+
+def refuse_owned(module: nn.Module, strategy: str, way_out: str = "GrappaStrategy()") -> None:
+    """Refuse tables of which each rank has a part, for a strategy that cannot train them."""
+    if tables := owned_tables(module):
+        raise ValueError(
+            f"{next(iter(tables))} is an OwnedEmbedding, whose rows live with one rank each, and {strategy} trains "
+            f"replicas that hold all: use {way_out}, or nn.Embedding(..., sparse=True) where every rank has the "
+            "memory for it."
+        )
+
+
+def _check_group(name: str, optimizer: Optimizer, group: dict[str, Any]) -> None:
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, _DENSE):
+        raise ValueError(
+            f"{name} has sparse gradients, and torch's {kind} takes none: use "
+            "LazyAdam(self.parameters(), lr=...) of lightning_gnn_dist, torch.optim.SGD without momentum, or "
+            "torch.optim.Adagrad."
+        )
+    own = '{"params": self.rows.parameters(), '
+    if isinstance(optimizer, torch.optim.SGD) and group["momentum"]:
+        raise ValueError(
+            f"{name} has sparse gradients, and SGD with momentum={group['momentum']} would go on moving rows that no "
+            f'step touches: give it a group of its own, {own}"momentum": 0.0}}, or use LazyAdam.'
+        )
+    if group.get("weight_decay"):
+        raise ValueError(
+            f"{name} has sparse gradients, and with weight_decay={group['weight_decay']} rows that no step touches "
+            f'would have to decay, too: give it a group of its own, {own}"weight_decay": 0.0}}.'
+        )
+
+
+def check_sparse(gradient: Tensor, name: str) -> None:
+    """Refuse a dense gradient of a table."""
+    if not gradient.is_sparse:
+        raise ValueError(
+            f"{name} has a dense gradient, though its sparse=True says that a step touches some rows: something uses "
+            "the whole table, as a product with it does. Look rows up by their ids alone, or make it with sparse=False."
+        )
+
+
+def holds(optimizer: Optimizer, parameter: Tensor) -> bool:
+    """Return whether an optimizer steps a parameter."""
+    return any(each is parameter for group in optimizer.param_groups for each in group["params"])
+
+
+def coalesced(table: Tensor, name: str) -> Tensor | None:
+    """Return the gradient of a table with each touched row once, and put it in its place; refuse a dense one."""
+    gradient = table.grad
+    if gradient is None:
+        return None
+    check_sparse(gradient, name)
+    if not gradient.is_coalesced():
+        table.grad = gradient = gradient.coalesce()
+    return gradient
+
+
+def touched(gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the ids and the values of the rows that a coalesced gradient has."""
+    return gradient._indices()[0], gradient._values()
+
+
+def of_rows(table: Tensor, ids: Tensor, values: Tensor) -> Tensor:
+    """Return a gradient of a table that has these rows, each once and by increasing id."""
+    options = {"is_coalesced": True, "check_invariants": False}
+    return torch.sparse_coo_tensor(ids[None], values, table.shape, **options)  # type: ignore[arg-type]
+
+
+def no_rows(table: Tensor) -> Tensor:
+    """Return a gradient of a table that has no rows."""
+    ids = torch.empty(0, dtype=torch.int64, device=table.device)
+    return of_rows(table, ids, torch.empty((0, *table.shape[1:]), dtype=table.dtype, device=table.device))
+
+
+def stand_ins(parameters: Iterable[nn.Parameter]) -> Iterator[nn.Parameter]:
+    """Yield parameters for torch's clipping, which takes no sparse gradients: in their place, what has the values."""
+    for parameter in parameters:
+        if parameter.grad is None or not parameter.grad.is_sparse:
+            yield parameter
+            continue
+        parameter.grad = parameter.grad.coalesce()
+        values = parameter.grad._values()
+        stand_in = nn.Parameter(torch.empty_like(values), requires_grad=False)
+        stand_in.grad = values  # the same memory: what is clipped is the gradient's
+        yield stand_in

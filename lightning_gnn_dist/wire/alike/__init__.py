@@ -1,1 +1,0 @@
-"""What ranks must have alike beside their data: the model that they train together."""

@@ -1,0 +1,27 @@
+"""Where runs compute: on CPUs in float32, or as the environment says, which all ranks of a run share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_NAME = "GOLDEN_{}"
+_DEFAULTS = {"accelerator": "cpu", "precision": "32-true", "sample_on": "cpu"}
+
+
+def chosen(name: str) -> Any:
+    return os.environ.get(_NAME.format(name.upper()), _DEFAULTS[name])
+
+
+@contextmanager
+def computing(**options: str) -> Iterator[None]:
+    """Runs of the block, and the ranks that they start, compute so: on an accelerator, with a precision."""
+    names = {_NAME.format(name.upper()): value for name, value in options.items()}
+    os.environ.update(names)
+    try:
+        yield
+    finally:
+        for name in names:
+            del os.environ[name]

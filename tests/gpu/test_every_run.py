@@ -1,0 +1,86 @@
+"""Fits, tests, predictions and resumed fits on GPUs end as on CPUs: of all strategies, boundaries, samplers and homes.
+
+They are the golden runs: each is done on a CPU and on the device, in float64, and every
+value that it shows is compared. A weight whose gradient is rounding alone, such as a bias before a norm, is compared
+with the largest of its array: Adam makes of such gradients steps of their own.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.golden.device import computing
+from tests.golden.runs import Found, Job, jobs, prepare
+from tests.ranks import run_ranks
+
+CLOSE = 1e-6  # of the largest number of an array
+LEAST = 1e-3  # below it numbers are compared as they are
+TRAINED = ("fits/", "rows/", "resumed/", "evaluation/")
+DRAWN = ("fits/llcg/sampler_", "fits/llcg/links_", "fits/llcg/3_ranks", "fits/grappa/fetch/")
+PLACES = [("cpu", job) for job in jobs(lambda name: name.startswith(TRAINED))]
+PLACES += [("auto", job) for job in jobs(lambda name: name.startswith(DRAWN))]
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("golden")
+    run_ranks(prepare, 1, folder)
+    return folder
+
+
+def name_of(value: Any) -> str:
+    return f"{value.names[0]}-and-{len(value.names) - 1}" if isinstance(value, Job) else f"sample_on-{value}"
+
+
+@pytest.mark.parametrize(("sample_on", "job"), PLACES, ids=name_of)
+def test_a_device_computes_what_a_cpu_does(sample_on: str, job: Job, shared: Path, tmp_path: Path) -> None:
+    if job.num_ranks > torch.cuda.device_count():
+        pytest.skip(f"fewer than {job.num_ranks} CUDA devices")
+    with computing(precision="64-true"):
+        of_cpu = done(job, shared, tmp_path / "cpu")
+        with computing(accelerator="gpu", sample_on=sample_on):
+            of_gpu = done(job, shared, tmp_path / "gpu")
+    raised = {name: text for name, shown in of_gpu.items() for key, text in shown.items() if "raised" in key}
+    assert not raised, "\n".join(raised.values())
+    assert of_cpu.keys() == of_gpu.keys()
+    paths = sorted((tmp_path / "cpu").iterdir())
+    assert len(paths) == len(job.names) * job.num_ranks
+    assert not list(chain.from_iterable(differences(path, tmp_path / "gpu" / path.name) for path in paths))
+
+
+def done(job: Job, shared: Path, keep: Path) -> Found:
+    found = job.done(shared, keep)
+    shutil.rmtree(shared / "own")  # what runs wrote, such as predictions, which may not be there before
+    return found
+
+
+def differences(path: Path, other: Path) -> Iterator[str]:
+    ours, theirs = (torch.load(each, weights_only=False) for each in (path, other))
+    assert ours.keys() == theirs.keys()
+    for name, values in ours.items():
+        assert len(values) == len(theirs[name]), name
+        far = max((distance(*pair) for pair in zip(values, theirs[name], strict=True)), default=0.0)
+        if far > CLOSE:
+            yield f"{path.stem}: {name} differs by {far:.1e}"
+
+
+def distance(ours: Any, theirs: Any) -> float:
+    """How far two values are from each other, in parts of the larger; infinite where they are not alike."""
+    if isinstance(ours, Path):
+        return 0.0
+    if not isinstance(ours, Tensor | float):
+        return 0.0 if ours == theirs else float("inf")
+    ours, theirs = torch.as_tensor(ours), torch.as_tensor(theirs).cpu()
+    if not ours.is_floating_point() or ours.shape != theirs.shape:
+        return 0.0 if ours.equal(theirs) else float("inf")
+    size = float(ours.abs().amax()) if ours.numel() else 0.0
+    return float((ours - theirs).abs().amax()) / max(size, LEAST) if ours.numel() else 0.0

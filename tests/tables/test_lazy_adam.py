@@ -1,0 +1,71 @@
+"""LazyAdam against torch's Adam and SparseAdam."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_gnn_dist import LazyAdam
+from lightning_gnn_dist.tables.table import refuse_elastic
+
+
+def nets() -> tuple[nn.ModuleList, nn.ModuleList]:
+    torch.manual_seed(0)
+    made = nn.ModuleList([nn.Embedding(40, 4, sparse=True), nn.Linear(4, 3)])
+    return made, copy.deepcopy(made)
+
+
+def loss_of(net: nn.ModuleList, ids: Tensor) -> Tensor:
+    loss: Tensor = net[1](net[0](ids)).square().sum()
+    return loss
+
+
+def test_each_kind_of_gradient_steps_as_with_torch() -> None:
+    ours, theirs = nets()
+    groups = [{"params": ours[1].parameters(), "weight_decay": 0.1}, {"params": ours[0].parameters()}]
+    optimizer = LazyAdam(groups, lr=0.02, betas=(0.8, 0.9), eps=1e-6)
+    settings = {"lr": 0.02, "betas": (0.8, 0.9), "eps": 1e-6}
+    adam = torch.optim.Adam(theirs[1].parameters(), weight_decay=0.1, **settings)  # type: ignore[arg-type]
+    sparse = torch.optim.SparseAdam(theirs[0].parameters(), **settings)  # type: ignore[arg-type]
+    for step in range(12):
+        ids = torch.randint(0, 30, (0 if step == 5 else 7,))
+        for net, steppers in ((ours, [optimizer]), (theirs, [adam, sparse])):
+            net.zero_grad()
+            loss_of(net, ids).backward()
+            for stepper in steppers:
+                stepper.step()
+    assert torch.equal(ours[1].weight, theirs[1].weight)
+    assert torch.equal(ours[0].weight, theirs[0].weight)
+    assert torch.equal(ours[0].weight[30:], nets()[0][0].weight[30:])
+    state = optimizer.state[ours[0].weight]
+    assert sorted(state) == ["exp_avg", "exp_avg_sq", "step"] and int(state["step"]) == 12
+
+
+def test_its_state_is_saved_and_restored() -> None:
+    ours, others = nets()
+    first, second = LazyAdam(ours.parameters()), LazyAdam(others.parameters())
+    for _ in range(2):
+        first.zero_grad()
+        loss_of(ours, torch.tensor([1, 1, 3])).backward()
+        first.step()
+        second.load_state_dict(copy.deepcopy(first.state_dict()))
+        others.load_state_dict(ours.state_dict())
+    for net, stepper in ((ours, first), (others, second)):
+        net.zero_grad()
+        stepper.step(lambda net=net: loss_of(net, torch.tensor([2])).backward())  # type: ignore[misc]
+    assert all(torch.equal(one, other) for one, other in zip(ours.parameters(), others.parameters(), strict=True))
+
+
+def test_decay_of_rows_is_refused() -> None:
+    net, _ = nets()
+    loss_of(net, torch.tensor([1])).backward()
+    with pytest.raises(ValueError, match=r"weight_decay=0\.1 with sparse gradients: .* a group of their own"):
+        LazyAdam(net.parameters(), weight_decay=0.1).step()
+
+
+def test_elastic_ranks_refuse_tables() -> None:
+    with pytest.raises(ValueError, match=r"0\.weight has sparse gradients, and with elastic=True .*sparse=False"):
+        refuse_elastic(nets()[0])

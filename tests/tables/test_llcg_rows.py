@@ -1,0 +1,198 @@
+"""Tables under LLCG: corrections move rows on all ranks alike, and drift correction leaves them out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from lightning_gnn_dist import Correction, Drift, EverySteps, LLCGStrategy
+from tests.data_fitting import trainer
+from tests.every_strategy import PATIENCE
+from tests.ranks import RankError, run_ranks
+from tests.strategies.fitting import differs
+from tests.tables.fitting import NUM_ROWS, Made, batches_of, optimizer_of, rows_by_hand, state_of
+from tests.tables.test_table_gradients import Loader, OfData
+
+STEPS, ROUNDS, BATCHES, CORRECTIONS = 3, 3, 4, 2
+PLAIN: dict[str, Any] = {
+    "drift": None,
+    "weights": "uniform",
+    "average_optimizer": False,
+    "outer": None,
+    "correction": Correction.as_published(CORRECTIONS),
+}
+BY_SGD = Correction(CORRECTIONS, optimizer="sgd", lr="local")
+ON_RANK_0 = Correction.as_published(CORRECTIONS, "rank0")
+
+
+def of_graph(rank: int, number: int) -> Data:
+    """A rank's slice of a batch of the whole graph."""
+    x, ids, y = batches_of(rank, 40)[BATCHES + number]
+    return Data(x=x, ids=ids, y=y, batch_size=len(x))
+
+
+def joined(slices: list[Data]) -> Data:
+    x, ids, y = (torch.cat([each[name] for each in slices]) for name in ("x", "ids", "y"))
+    return Data(x=x, ids=ids, y=y, batch_size=len(x))
+
+
+class Batches(pl.LightningDataModule):
+    """Other batches on each rank, and slices of a global one."""
+
+    def train_dataloader(self) -> Any:
+        return Loader(self.trainer.global_rank)
+
+    def correction_batches(
+        self, round_idx: int, *, sliced: bool = True, start: int = 0, stop: int | None = None
+    ) -> Iterator[Data]:
+        for number in range(start, 20 if stop is None else stop):
+            ranks = [self.trainer.global_rank] if sliced else range(self.trainer.world_size)
+            yield joined([of_graph(rank, 4 * round_idx + number) for rank in ranks])
+
+    def anchor_batches(self, round_idx: int, *, of: str = "part", start: int | None = None) -> Iterator[Data]:
+        yield of_graph(self.trainer.global_rank, round_idx)
+
+
+def train(strategy: Any, module: Any, world_size: int, ckpt_path: str | None = None, rounds: int = ROUNDS) -> Any:
+    fitted = trainer(world_size, strategy, max_epochs=rounds)
+    fitted.fit(module, datamodule=Batches(), ckpt_path=ckpt_path)
+    return fitted
+
+
+def corrected(rank: int, world_size: int, optimizer: str, options: dict[str, Any]) -> Made:
+    module = OfData(optimizer)
+    train(LLCGStrategy(EverySteps(STEPS), **PLAIN | options, **PATIENCE), module, world_size)
+    return state_of(module)
+
+
+def by_hand(world_size: int, optimizer: str) -> Made:
+    """Means, then steps of an optimizer that stays, along the gradient of the whole batch."""
+    nets = [OfData(optimizer) for _ in range(world_size)]
+    steppers = [optimizer_of(optimizer, net.parameters()) for net in nets]
+    server = OfData(optimizer)
+    correct = optimizer_of(optimizer, server.parameters())
+    for round_idx in range(ROUNDS):
+        steps = torch.zeros(world_size, NUM_ROWS)
+        for step in range(STEPS):
+            for rank, (net, stepper) in enumerate(zip(nets, steppers, strict=True)):
+                batch = list(Loader(rank))[(STEPS * round_idx + step) % BATCHES]
+                advance(net, stepper, [batch])
+                steps[rank, batch.ids.unique()] += 1
+        server.load_state_dict(
+            {name: torch.stack([net.state_dict()[name] for net in nets]).mean(0) for name in server.state_dict()}
+            | {"rows.weight": rows_by_hand([net.rows.weight.data for net in nets], steps, [1.0] * world_size)}
+        )
+        for number in range(CORRECTIONS):
+            advance(server, correct, [of_graph(rank, 4 * round_idx + number) for rank in range(world_size)])
+        for net in nets:
+            net.load_state_dict(server.state_dict())
+    return state_of(server)
+
+
+def advance(net: Any, stepper: Any, slices: list[Data]) -> None:
+    stepper.zero_grad()
+    seeds = sum(each.batch_size for each in slices)
+    for each in slices:
+        (net.training_step(each) * each.batch_size / seeds).backward()
+    stepper.step()
+
+
+@pytest.mark.parametrize(
+    ("world_size", "optimizer", "options"),
+    [
+        (3, "LazyAdam", {}),
+        pytest.param(2, "SGD", {"correction": BY_SGD}, marks=pytest.mark.slow),
+        pytest.param(2, "LazyAdam", {"correction": ON_RANK_0}, marks=pytest.mark.slow),
+    ],
+)
+def test_corrections_are_those_by_hand(world_size: int, optimizer: str, options: dict[str, Any]) -> None:
+    first, *others = run_ranks(corrected, world_size, optimizer, options)
+    assert all(differs(first, other) == 0.0 for other in others)
+    assert differs(first, by_hand(world_size, optimizer)) < 1e-12
+
+
+def resumed(rank: int, world_size: int, folder: str) -> tuple[Made, Made]:
+    whole = OfData()
+    train(LLCGStrategy(EverySteps(STEPS), **PATIENCE), whole, world_size)
+    half, path = OfData(), str(Path(folder, "half.ckpt"))
+    train(LLCGStrategy(EverySteps(STEPS), **PATIENCE), half, world_size, rounds=2).save_checkpoint(path)
+    train(LLCGStrategy(EverySteps(STEPS), **PATIENCE), half, world_size, path)
+    return state_of(whole), state_of(half)
+
+
+def test_the_defaults_keep_replicas_equal_and_resume_to_the_bit(tmp_path: Path) -> None:
+    (first, half), (second, _) = run_ranks(resumed, 2, str(tmp_path))
+    assert differs(first, second) == 0.0
+    assert differs(first, half) == 0.0
+
+
+class Watched(OfData):
+    """Notes the gradients that its optimizer is about to use."""
+
+    def __init__(self) -> None:
+        super().__init__("SGD")
+        self.seen: list[tuple[Tensor, Tensor]] = []
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        assert self.rows.weight.grad is not None and self.head.weight.grad is not None
+        self.seen.append((self.rows.weight.grad.to_dense(), self.head.weight.grad.clone()))
+
+
+def shifted(rank: int, world_size: int) -> tuple[float, float]:
+    """How far the first gradients of rows and of the head are from those without a correction of drift."""
+    module = Watched()
+    train(LLCGStrategy(EverySteps(1), drift=Drift("ranks"), **PATIENCE), module, world_size, rounds=1)
+    net = OfData()
+    net.training_step(next(iter(Loader(rank)))).backward()
+    ((rows, head),) = module.seen
+    return float((rows - net.rows.weight.grad.to_dense()).abs().max()), float((head - net.head.weight.grad).abs().max())
+
+
+@pytest.mark.slow
+def test_drift_correction_shifts_all_but_rows() -> None:
+    for rows, head in run_ranks(shifted, 2):
+        assert rows == 0.0
+        assert head > 0.0
+
+
+def averaged(rank: int, world_size: int) -> None:
+    options = PLAIN | {"correction": Correction(CORRECTIONS)}
+    train(LLCGStrategy(EverySteps(STEPS), **options, **PATIENCE), OfData(), world_size)
+
+
+@pytest.mark.slow
+def test_moments_that_differ_are_refused() -> None:
+    with pytest.raises(RankError, match=r"would average all moments of rows\.weight"):
+        run_ranks(averaged, 2, timeout=60)
+
+
+def sgd_with_momentum(parameters: list[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, 0.1, momentum=0.9)
+
+
+def adam(parameters: list[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [(sgd_with_momentum, "SGD with momentum=0.9 would go on moving"), (adam, "torch's Adam takes none: use LazyAdam")],
+)
+def test_corrections_take_optimizers_for_rows(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(LLCGStrategy(EverySteps(STEPS), correction=Correction(optimizer=make), **PATIENCE), OfData(), 1)
+
+
+def test_a_table_alone_has_no_drift_to_correct() -> None:
+    module = OfData()
+    module.head.requires_grad_(False)
+    strategy = LLCGStrategy(EverySteps(STEPS), correction=None, drift=Drift("ranks"), **PATIENCE)
+    with pytest.raises(ValueError, match=r"rows\.weight is all that trains, and drift .*: use drift=None"):
+        train(strategy, module, 1)

@@ -1,0 +1,199 @@
+"""Graphs without features, with rows that live with one rank each: from end to end as with rows that all ranks hold."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist import (
+    EverySteps,
+    GrappaStrategy,
+    LLCGStrategy,
+    NeighborSampler,
+    Outer,
+    OwnedEmbedding,
+    Partition,
+    PartitionedDataModule,
+    RandomPartitioner,
+    citations,
+    save_shards,
+)
+from tests.data_fitting import trainer
+from tests.every_strategy import PATIENCE
+from tests.ranks import run_ranks
+from tests.strategies.fitting import differs
+from tests.tables.fitting import Made, state_of
+from tests.tables.test_without_features import ByLayer, OfPyG, Rows, Typed, bare_graph, errors_of_rows
+
+OPTIONS: dict[str, Any] = {"max_epochs": 4, "accumulate_grad_batches": 2, "gradient_clip_val": 0.05}
+
+
+def owned(kind: type[Rows]) -> Rows:
+    """A model whose table begins as that of ``kind``, and is one of those that no rank holds whole."""
+    module = kind()
+    table = OwnedEmbedding(*module.table.weight.shape).double()
+    table.load_state_dict(module.table.state_dict())
+    module.table = table  # type: ignore[assignment]
+    return module
+
+
+def uneven_parts(num_ranks: int) -> Partition:
+    """The last of several ranks has few nodes."""
+    shares = torch.arange(bare_graph().num_nodes) % 12
+    return Partition(((shares > 7).int() + (shares > 10).int()).clamp(max=num_ranks - 1).int(), num_ranks)
+
+
+def data_module(num_ranks: int) -> PartitionedDataModule:
+    return PartitionedDataModule(
+        bare_graph(), partitioner=uneven_parts(num_ranks), sampler=NeighborSampler([3, 3]), batch_size=7
+    )
+
+
+class Keeps(pl.Callback):
+    """Writes a checkpoint at the end of the second epoch, and notes what validations find."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.found: list[float] = []
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.found.append(float(trainer.callback_metrics["accuracy"]))
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.current_epoch == 1:
+            trainer.save_checkpoint(self.path)
+
+
+def trained(module: Any, world_size: int, path: str, ckpt_path: str | None = None) -> tuple[Made, list[float], Made]:
+    """Fit and test; return the state, what validations have found, and rows of the last layer by node."""
+    keeps = Keeps(path)
+    fitted = trainer(world_size, GrappaStrategy(**PATIENCE), callbacks=[keeps], **OPTIONS)
+    fitted.fit(module, data_module(world_size), ckpt_path=ckpt_path)
+    fitted.save_checkpoint(f"{path}.end")
+    module.rows = {}
+    fitted.test(module, data_module(world_size), verbose=False)
+    return state_of(module), keeps.found, {str(node): row for node, row in module.rows.items()}
+
+
+def both(rank: int, world_size: int, folder: str) -> list[Any]:
+    warnings.filterwarnings("ignore", "The checkpoint was written by")
+    found = [trained(Rows(), world_size, f"{folder}/replicated.ckpt")]
+    found.append(trained(owned(Rows), world_size, f"{folder}/owned.ckpt"))
+    found.append(trained(owned(Rows), world_size, f"{folder}/again.ckpt", f"{folder}/owned.ckpt"))
+    return found
+
+
+def resumed(rank: int, world_size: int, folder: str) -> list[Any]:
+    """On another number of ranks, from what each kind has written."""
+    warnings.filterwarnings("ignore", "The checkpoint was written by")
+    kinds = {"replicated": Rows(), "owned": owned(Rows)}
+    return [trained(kind, world_size, f"{folder}/x.ckpt", f"{folder}/{name}.ckpt") for name, kind in kinds.items()]
+
+
+def agree(one: Any, other: Any) -> None:
+    """The same weights, and the same rows of nodes; the same validations, as far as both have seen them."""
+    assert differs(one[0], other[0]) < 1e-12
+    length = min(len(one[1]), len(other[1]))
+    assert one[1][-length:] == other[1][-length:]
+    assert differs(one[2], other[2]) < 1e-12
+
+
+@pytest.mark.parametrize("world_size", [3, pytest.param(2, marks=pytest.mark.slow), 1])
+def test_a_fit_is_that_of_rows_that_all_ranks_hold(world_size: int, tmp_path: Path) -> None:
+    ranks = run_ranks(both, world_size, str(tmp_path))
+    for replicated, whole, again in ranks:
+        agree(whole, replicated)
+        agree(again, whole)
+    files = [tmp_path / f"{name}.ckpt.end" for name in ("replicated", "owned", "again")]
+    written = [torch.load(file, weights_only=True) for file in files]
+    for one in written[1:]:
+        assert differs(one["state_dict"], written[0]["state_dict"]) < 1e-12
+        states = [each["optimizer_states"][0]["state"][0] for each in (one, written[0])]
+        assert differs(*states) < 1e-12
+    for size in {1: (2,), 2: (3,), 3: (1, 2)}[world_size]:
+        for replicated, whole in run_ranks(resumed, size, str(tmp_path)):
+            agree(whole, replicated)
+
+
+def whole_of(kind: type[Rows], module: Rows) -> Tensor:
+    """The rows of all nodes by a model that has the whole table."""
+    alone = kind()
+    alone.load_state_dict(module.state_dict())
+    return alone.whole()
+
+
+def evaluated(rank: int, world_size: int) -> list[Any]:
+    """For each kind of model the largest error of a row in validation, test and prediction, and what batches were."""
+    found = []
+    for kind in (Rows, ByLayer, OfPyG):
+        module, data = owned(kind), data_module(world_size)
+        fitted = trainer(world_size, GrappaStrategy(**PATIENCE))
+        fitted.fit(module, data)
+        errors = errors_of_rows(fitted, module, data, partial(whole_of, kind, module))
+        found.append((max(errors), len(errors), module.kinds))
+    return found
+
+
+def test_evaluation_and_prediction_are_exact() -> None:
+    of_first, of_second = run_ranks(evaluated, 2)
+    for first, second in zip(of_first, of_second, strict=True):
+        assert max(first[0], second[0]) < 1e-12
+        assert first[1] + second[1] > bare_graph().num_nodes
+    assert of_first[1][2] == {"SeedBatch"}  # layer by layer
+
+
+def on_shards(rank: int, world_size: int, where: str, in_rounds: bool) -> list[Made]:
+    warnings.filterwarnings("ignore", "You defined a `validation_step`")
+    found = []
+    for module in (Rows(), owned(Rows)):
+        data = PartitionedDataModule(where, sampler=NeighborSampler([3, 3]), batch_size=7)
+        strategy = LLCGStrategy(EverySteps(3), **PATIENCE) if in_rounds else GrappaStrategy(**PATIENCE)
+        trainer(world_size, strategy).fit(module, data)
+        found.append(state_of(module))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_rounds", [False, True])
+def test_shards_train_rows(in_rounds: bool, tmp_path: Path) -> None:
+    save_shards(bare_graph(), RandomPartitioner()(bare_graph(), 2, 0), tmp_path / "shards")
+    for replicated, whole in run_ranks(on_shards, 2, str(tmp_path / "shards"), in_rounds):
+        assert differs(whole, replicated) < 1e-12
+
+
+class OwnedTyped(Typed):
+    """With a table for each of two types, of which the second is never looked up."""
+
+    def __init__(self, num_venues: int, width: int) -> None:
+        super().__init__(num_venues, width)
+        venues = OwnedEmbedding(num_venues, width)
+        venues.load_state_dict(self.tables["venue"].state_dict())
+        self.tables = torch.nn.ModuleDict({"author": OwnedEmbedding(5, width), "venue": venues})
+
+
+def typed(rank: int, world_size: int, in_rounds: bool) -> list[Made]:
+    graph, found = citations(600), []
+    sizes = graph.types.num_nodes["venue"], graph.types.node_arrays["paper"]["x"].shape[1]
+    for kind in (Typed, OwnedTyped):
+        module = kind(*sizes).double()
+        data = PartitionedDataModule(graph, sampler=NeighborSampler([5, 5]), batch_size=32)
+        options: dict[str, Any] = {"limit_val_batches": 0, "precision": "64-true"}
+        rounds = LLCGStrategy(EverySteps(3), outer=Outer.diloco(), **PATIENCE)
+        trainer(world_size, rounds if in_rounds else GrappaStrategy(**PATIENCE), **options).fit(module, data)
+        found.append({name: each for name, each in state_of(module).items() if "author" not in name})
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+@pytest.mark.parametrize("in_rounds", [False, True])
+def test_a_type_may_have_learned_rows(in_rounds: bool) -> None:
+    for replicated, whole in run_ranks(typed, 2, in_rounds):
+        assert differs(whole, replicated) < 1e-12

@@ -1,0 +1,208 @@
+"""Tables that live with one rank each: what cannot be trained so, and what becomes of the others after a fault."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.tuner import Tuner
+from torch import Tensor
+
+from lightning_gnn_dist import Correction, EverySteps, GrappaStrategy, LLCGStrategy, LocalSGDStrategy, OwnedEmbedding
+from lightning_gnn_dist.tables.table import refuse_elastic
+from lightning_gnn_dist.wire.asking import THREAD_NAME
+from tests.data_fitting import trainer
+from tests.every_strategy import PATIENCE
+from tests.ranks import RankError, run_ranks
+from tests.strategies.fitting import fit
+from tests.tables.test_owned_embedding import Owned
+from tests.tables.test_owned_fits import data_module, owned
+from tests.tables.test_table_gradients import Loader
+from tests.tables.test_without_features import Rows
+
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+
+
+class Faulty(Owned):
+    """Rank 1 raises in its third step, while others ask it for rows."""
+
+    def training_step(self, batch: Any) -> Tensor:
+        if self.global_rank == 1 and self.global_step == 2:
+            raise KeyError("a fault")
+        return super().training_step(batch)
+
+
+def faulty(rank: int, world_size: int, rounds: bool) -> None:
+    start = time.monotonic()
+    strategy = LocalSGDStrategy(EverySteps(5), **PATIENCE) if rounds else GrappaStrategy(**PATIENCE)
+    try:
+        fit(rank, strategy, Faulty(), devices=world_size, train=Loader(rank), max_epochs=2)
+    finally:
+        left = [each.name for each in threading.enumerate() if each.name.startswith(THREAD_NAME)]
+        assert not left, f"threads are left: {left}"
+        assert time.monotonic() - start < 25, "threads are left waiting"
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_a_rank_that_raises_ends_all_with_its_own_error(rounds: bool) -> None:
+    with pytest.raises(RankError) as caught:
+        run_ranks(faulty, 3, rounds, timeout=60)
+    assert len(caught.value.failures) == 3
+    assert caught.value.failures[1].endswith("KeyError: 'a fault'\n")  # others may see it gone before it has ended
+    assert "threads are left" not in str(caught.value)
+
+
+def searched() -> Rows:
+    """Has a learning rate to search for."""
+    module = owned(Rows)
+    module.lr = 0.1
+    return module
+
+
+def refusals(rank: int, world_size: int) -> dict[str, str]:
+    """What each strategy says, by its name."""
+    strategies: dict[str, Any] = {
+        "LLCGStrategy": LLCGStrategy(EverySteps(3), correction=Correction(way="rank0"), **PATIENCE),
+        "DDP": "ddp",
+    }
+    said, module = {}, owned(Rows)
+    module.table = OwnedEmbedding(*module.table.weight.shape).double()  # its rows are not made
+    for name, strategy in strategies.items():
+        with pytest.raises(ValueError, match="table") as caught:
+            trainer(world_size, strategy).fit(module, data_module(world_size))
+        said[name] = str(caught.value)
+    for strategy in (GrappaStrategy(**PATIENCE), LocalSGDStrategy(**PATIENCE)):
+        averaging = trainer(world_size, strategy, callbacks=[AveragesByRound()])
+        with pytest.raises(ValueError, match="table") as caught:
+            averaging.fit(owned(Rows), data_module(world_size))
+        said[f"WeightAveraging {type(strategy).__name__}"] = str(caught.value)
+    searching = trainer(world_size, LocalSGDStrategy(**PATIENCE), enable_checkpointing=False)
+    with pytest.raises(ValueError, match="for the search") as caught:
+        Tuner(searching).lr_find(searched(), data_module(world_size), num_training=3)
+    said["Tuner"] = str(caught.value)
+    return said
+
+
+class AveragesByRound(WeightAveraging):
+    """Averages weights where strategies of rounds let it."""
+
+    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+        return epoch_idx is not None
+
+
+def test_other_strategies_refuse_the_table_by_name() -> None:
+    for said in run_ranks(refusals, 2):
+        for name, text in said.items():
+            assert name.split()[0] in text or "AveragesByRound" in text
+            assert "use " in text
+            assert text.count(". ") == 0
+
+
+def wrong_ids(rank: int, world_size: int) -> dict[str, str]:
+    module, said = owned(Rows), {}
+    fitted = trainer(world_size, GrappaStrategy(**PATIENCE), limit_val_batches=0)
+    fitted.fit(module, data_module(world_size))
+    wrong: dict[str, Any] = {
+        "Row 90 ": lambda: module.table(torch.tensor([3, 90])),
+        "Row -1 ": lambda: module.table(torch.tensor([-1])),
+        "must be a tensor of integers": lambda: module.table(torch.tensor([0.5])),
+        "cannot be copied": lambda: copy.deepcopy(module),
+        "sent to another process": lambda: pickle.dumps(module.table),
+        "outside a fit nobody takes": lambda: module.table(torch.tensor([3])).sum().backward(),
+    }
+    for name, call in wrong.items():
+        with pytest.raises((IndexError, TypeError, RuntimeError)) as caught:
+            call()
+        said[name] = str(caught.value)
+    assert module.table(torch.empty(0, 2, dtype=torch.int32)).shape == (0, 2, 4)
+    fitted.strategy.barrier()
+    return said
+
+
+def test_wrong_ids_are_named() -> None:
+    for said in run_ranks(wrong_ids, 2):
+        for expected, text in said.items():
+            assert expected in text
+
+
+class Late(Owned):
+    """Looks rows up when others may have stepped."""
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.rows(torch.tensor([0, 11]))
+
+
+class Tied(Owned):
+    """Multiplies by the rows that lie here."""
+
+    def training_step(self, batch: Any) -> Tensor:
+        return super().training_step(batch) + self.rows.weight.square().mean()
+
+
+class Alone(Owned):
+    """Trains rows alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.requires_grad_(False)
+
+
+def fits(rank: int, world_size: int, kind: type[Owned]) -> None:
+    fit(rank, GrappaStrategy(**PATIENCE), kind(), devices=world_size, train=Loader(rank))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Tied, "product with it is not one with the whole table: look rows up"),
+        (Alone, r"rows\.weight is all that trains, .* too: add a layer"),
+        (Late, "look them up before the backward or after the step"),
+    ],
+)
+def test_what_rows_cannot_have_is_refused(kind: type[Owned], message: str) -> None:
+    with pytest.raises(RankError, match=message):
+        run_ranks(fits, 2, kind, timeout=60)
+
+
+class Other(Owned):
+    """Has another table on rank 1."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rows = OwnedEmbedding(12 + rank, 3).double()  # type: ignore[assignment]
+
+
+def other(rank: int, world_size: int) -> None:
+    fit(rank, GrappaStrategy(**PATIENCE), Other(rank), devices=world_size, train=Loader(rank))
+
+
+class Infinite(Owned):
+    """The loss of rank 1 is infinite."""
+
+    def training_step(self, batch: Any) -> Tensor:
+        return super().training_step(batch) / (self.global_rank == 0)
+
+
+def infinite(rank: int, world_size: int) -> None:
+    fit(rank, GrappaStrategy(**PATIENCE), Infinite(), devices=world_size, train=Loader(rank))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "message"), [(other, "Ranks have other tables than rank 0"), (infinite, "loss of rank 1 is NaN")]
+)
+def test_ranks_that_differ_are_named(function: Any, message: str) -> None:
+    with pytest.raises(RankError, match=message):
+        run_ranks(function, 2, timeout=60)
+
+
+def test_ranks_that_may_die_refuse_the_table() -> None:
+    with pytest.raises(ValueError, match=r"table is an OwnedEmbedding, .*elastic=True\).*use TMAStrategy\(\) without"):
+        refuse_elastic(owned(Rows))

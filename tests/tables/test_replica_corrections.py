@@ -1,0 +1,109 @@
+"""Rows that live with one rank each, under LLCG: corrections are those of tables that all ranks hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from lightning_gnn_dist import Correction, EverySteps, LazyAdam, LLCGStrategy
+from tests.every_strategy import PATIENCE
+from tests.ranks import RankError, run_ranks
+from tests.strategies.fitting import differs
+from tests.tables import test_llcg_rows
+from tests.tables.fitting import Made, state_of
+from tests.tables.test_replica_rows import owned
+from tests.tables.test_table_gradients import OfData
+
+PLAIN: dict[str, Any] = {
+    "drift": None,
+    "weights": "uniform",
+    "average_optimizer": False,
+    "outer": None,
+    "correction": Correction.as_published(2),
+}
+
+
+def lazy(parameters: list[Tensor]) -> LazyAdam:
+    return LazyAdam(parameters, lr=0.02)
+
+
+CORRECTIONS: dict[str, dict[str, Any]] = {
+    "by default": {},
+    "plain": PLAIN,
+    "of a function": PLAIN | {"correction": Correction(0.5, optimizer=lazy)},
+    "averaged": PLAIN | {"average_optimizer": True, "correction": Correction(2, lr="local")},
+    "reset": PLAIN | {"correction": Correction(2, optimizer="reset", lr="local"), "average_optimizer": "variance"},
+    "by the anchor": {"correction": Correction(1, "anchor")},
+    "sgd": PLAIN
+    | {"correction": Correction(2, "sliced", "sgd", "local"), "nonfinite": "leave_out", "buffers": "global"},
+}
+
+
+def corrected(rank: int, world_size: int, names: list[str], optimizer: str) -> dict[str, list[Made]]:
+    """For each setting the end of a fit of a table that every rank holds, and of one whose rows have owners."""
+    found: dict[str, list[Made]] = {}
+    for name in names:
+        for module in (OfData(optimizer), owned(OfData(optimizer))):
+            strategy = LLCGStrategy(EverySteps(3), **CORRECTIONS[name], **PATIENCE)
+            test_llcg_rows.train(strategy, module, world_size)
+            found.setdefault(name, []).append(state_of(module))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch's Adagrad
+@pytest.mark.parametrize(
+    ("names", "optimizer"),
+    [
+        (["by default", "plain"], "LazyAdam"),
+        pytest.param([*CORRECTIONS][2:], "LazyAdam", marks=pytest.mark.slow),
+        pytest.param(["by default", "plain", "sgd"], "Adagrad", marks=pytest.mark.slow),
+    ],
+)
+def test_corrections_are_those_of_a_table_that_all_ranks_hold(names: list[str], optimizer: str) -> None:
+    for found in run_ranks(corrected, 3, names, optimizer):
+        for name, (whole, other) in found.items():
+            assert differs(whole, other) == 0.0, name
+
+
+@pytest.mark.slow
+def test_corrections_are_those_by_hand() -> None:
+    first, *_ = run_ranks(corrected, 3, ["plain"], "LazyAdam")
+    assert differs(first["plain"][1], test_llcg_rows.by_hand(3, "LazyAdam")) < 1e-12
+
+
+def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> list[Made]:
+    whole, half, path = owned(OfData()), owned(OfData()), str(Path(folder, "half.ckpt"))
+
+    def strategy() -> LLCGStrategy:
+        return LLCGStrategy(EverySteps(3), **options, **PATIENCE)
+
+    test_llcg_rows.train(strategy(), whole, world_size)
+    test_llcg_rows.train(strategy(), half, world_size, rounds=2).save_checkpoint(path)
+    again = owned(OfData())
+    test_llcg_rows.train(strategy(), again, world_size, path)
+    return [state_of(whole), state_of(again)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, PLAIN], ids=["default", "plain"])
+def test_corrected_runs_go_on_to_the_bit(tmp_path: Path, options: dict[str, Any]) -> None:
+    for whole, again in run_ranks(resumed, 2, str(tmp_path), options):
+        assert differs(whole, again) == 0.0
+
+
+def of_another_kind(rank: int, world_size: int, folder: str) -> None:
+    path = str(Path(folder, "half.ckpt"))
+    options = PLAIN | {"average_optimizer": True}
+    strategy = LLCGStrategy(EverySteps(3), **options, **PATIENCE)
+    test_llcg_rows.train(strategy, owned(OfData()), world_size, rounds=1).save_checkpoint(path)
+    strategy = LLCGStrategy(EverySteps(3), **options, **PATIENCE)
+    test_llcg_rows.train(strategy, OfData(), world_size, path)
+
+
+@pytest.mark.slow
+def test_moments_of_corrections_are_of_one_kind_of_table(tmp_path: Path) -> None:
+    with pytest.raises(RankError, match=r"correction optimizer has numbers of shape .* resume with the kind of table"):
+        run_ranks(of_another_kind, 2, str(tmp_path), timeout=60)

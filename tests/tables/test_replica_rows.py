@@ -1,0 +1,253 @@
+"""Tables that live with one rank each, in rounds: fits of them are those of tables that all ranks hold."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from lightning_gnn_dist import EverySteps, LocalSGDStrategy, OwnedEmbedding, RoundProgress, TMAStrategy
+from lightning_gnn_dist.wire import collectives
+from tests.every_strategy import PATIENCE
+from tests.ranks import RankError, run_ranks
+from tests.strategies.fitting import differs, fit
+from tests.tables.fitting import NUM_ROWS, WIDTH, Made, Table, batches_of, loader_of, state_of
+from tests.tables.test_touched_rows import BATCHES, ROUNDS, STEPS, by_hand
+
+
+def owned(module: Any) -> Any:
+    """The model with a table whose rows live with one rank each, and begin as they are."""
+    rows = OwnedEmbedding(NUM_ROWS, WIDTH).double()
+    rows.load_state_dict(module.rows.state_dict())
+    module.rows = rows
+    return module
+
+
+class Keeps(pl.Callback):
+    """The state behind each meeting."""
+
+    def __init__(self) -> None:
+        self.states: list[Made] = []
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        self.states.append(state_of(module))
+
+
+def train(rank: int, strategy: Any, module: Table, world_size: int, **options: Any) -> list[Made]:
+    keeps = Keeps()
+    options = {"max_epochs": ROUNDS, "callbacks": []} | options
+    options["callbacks"] = [*options["callbacks"], keeps]
+    fit(rank, strategy, module, devices=world_size, train=loader_of(rank, BATCHES), **options)
+    return keeps.states
+
+
+def local_sgd(rank: int, world_size: int, optimizer: str, options: dict[str, Any]) -> list[Made]:
+    strategy = LocalSGDStrategy(EverySteps(STEPS), **options, **PATIENCE)
+    return train(rank, strategy, owned(Table(optimizer)), world_size)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch's Adagrad
+@pytest.mark.parametrize(
+    ("world_size", "optimizer", "options"),
+    [
+        (3, "LazyAdam", {"average_optimizer": True}),
+        pytest.param(3, "LazyAdam", {}, marks=pytest.mark.slow),
+        pytest.param(2, "SGD", {}, marks=pytest.mark.slow),
+        pytest.param(2, "Adagrad", {}, marks=pytest.mark.slow),
+        pytest.param(3, "Adagrad", {"average_optimizer": True}, marks=pytest.mark.slow),
+        pytest.param(1, "LazyAdam", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_meetings_are_those_by_hand(world_size: int, optimizer: str, options: dict[str, Any]) -> None:
+    first, *others = run_ranks(local_sgd, world_size, optimizer, options)
+    expected = by_hand(world_size, optimizer, moments=bool(options))
+    for number, state in enumerate(expected):
+        assert all(differs(first[number], other[number]) == 0.0 for other in others)
+        assert differs(first[number], state) < 1e-12
+
+
+class UnequalSteps:
+    """Each rank ends its rounds after a number of steps of its own."""
+
+    def is_over(self, progress: RoundProgress) -> bool:
+        return progress.local_steps >= 1 + 2 * collectives.rank()
+
+
+class Waits(pl.Callback):
+    """Rank 0 begins a round when rank 1, which owns rows that it asks for, has trained them in two steps."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        end = time.monotonic() + 25
+        while trainer.global_rank == 0 and not (self.folder / f"{trainer.current_epoch}").exists():
+            assert time.monotonic() < end
+            time.sleep(0.002)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_rank == 1 and batch_idx == 1:
+            (self.folder / f"{trainer.current_epoch}").touch()
+
+
+def unequal(rank: int, world_size: int, folder: str) -> Made:
+    """The end of a fit whose ranks take unequal steps, resumed half-way."""
+    path = str(Path(folder, "half.ckpt"))
+    for rounds, ckpt_path in ((ROUNDS // 2, None), (ROUNDS, path)):
+        strategy, module = TMAStrategy(UnequalSteps(), weights="steps", **PATIENCE), owned(Table())
+        options: dict[str, Any] = {"train": loader_of(rank, BATCHES), "max_epochs": rounds, "ckpt_path": ckpt_path}
+        fitted = fit(rank, strategy, module, devices=world_size, callbacks=[Waits(folder)], **options)
+        fitted.save_checkpoint(path)
+    return state_of(module)
+
+
+def by_torch_alone(world_size: int) -> Made:
+    """The same with optimizers of torch, row after row."""
+    nets = [Table() for _ in range(world_size)]
+    steppers = [
+        (torch.optim.SparseAdam([net.rows.weight], lr=0.05), torch.optim.Adam(net.head.parameters(), lr=0.05))
+        for net in nets
+    ]
+    steps = [1 + 2 * rank for rank in range(world_size)]
+    for round_idx in range(ROUNDS):
+        counts = torch.zeros(world_size, NUM_ROWS, dtype=torch.float64)
+        for rank, net in enumerate(nets):
+            for step in range(steps[rank]):
+                batch = batches_of(rank, BATCHES)[(round_idx * steps[rank] + step) % BATCHES]
+                net.zero_grad()
+                net.training_step(batch).backward()
+                for stepper in steppers[rank]:
+                    stepper.step()
+                counts[rank, batch[1].unique()] += 1
+        with torch.no_grad():
+            for name, start in nets[0].state_dict().items():
+                stacked = torch.stack([net.state_dict()[name] for net in nets])
+                if name == "rows.weight":
+                    total = counts.sum(0)[:, None]
+                    mean = torch.where(total > 0, (counts[..., None] * stacked).sum(0) / total.clamp(min=1), start)
+                else:
+                    mean = torch.einsum("p,p...->...", torch.tensor(steps).double() / sum(steps), stacked)
+                for net in nets:
+                    net.state_dict()[name].copy_(mean)
+    return state_of(nets[0])
+
+
+def test_unequal_rounds_resumed_half_way_are_those_of_torch_alone(tmp_path: Path) -> None:
+    first, *others = run_ranks(unequal, 3, str(tmp_path))
+    assert all(differs(first, other) == 0.0 for other in others)
+    assert differs(first, by_torch_alone(3)) < 1e-12
+
+
+class Freezes(pl.Callback):
+    """The table trains in the first two rounds alone."""
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        pl_module.rows.requires_grad_(trainer.current_epoch < 2)
+
+
+class Breaks(pl.Callback):
+    """What rank 1 has trained becomes NaN in the second round."""
+
+    def on_before_zero_grad(self, trainer: pl.Trainer, module: Any, optimizer: Any) -> None:
+        if trainer.global_rank == 1 and trainer.current_epoch == 1:
+            module.head.weight.data.fill_(torch.nan)
+
+
+SETTINGS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "unequal": (lambda: TMAStrategy(UnequalSteps(), weights="steps", **PATIENCE), {}),
+    "accumulates": (
+        lambda: LocalSGDStrategy(EverySteps(4), average_optimizer="momentum", **PATIENCE),
+        {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05},
+    ),
+    "variance": (lambda: LocalSGDStrategy(EverySteps(2), average_optimizer="variance", **PATIENCE), {}),
+    "failed": (
+        lambda: TMAStrategy(EverySteps(3), failed_ranks=[1], average_optimizer=True, **PATIENCE),
+        {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+    ),
+    "frozen": (lambda: LocalSGDStrategy(EverySteps(2), **PATIENCE), {"callbacks": [Freezes()]}),
+    "left out": (
+        lambda: LocalSGDStrategy(EverySteps(2), nonfinite="leave_out", **PATIENCE),
+        {"callbacks": [Breaks()]},
+    ),
+}
+
+
+def settings(rank: int, world_size: int, names: list[str]) -> dict[str, list[list[Made]]]:
+    """For each setting the states of a table that every rank holds, and of one whose rows have owners."""
+    return {
+        name: [
+            train(rank, SETTINGS[name][0](), module, world_size, **SETTINGS[name][1])
+            for module in (Table(), owned(Table()))
+        ]
+        for name in names
+    }
+
+
+@pytest.mark.slow
+def test_all_settings_are_those_of_a_table_that_all_ranks_hold() -> None:
+    for found in run_ranks(settings, 3, [*SETTINGS]):
+        for name, (whole, others) in found.items():
+            assert len(whole) == ROUNDS
+            for one, other in zip(whole, others, strict=True):
+                assert differs(one, other) == 0.0, name
+
+
+def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> dict[str, Made]:
+    """The ends of runs that never stopped, and of those that went on from the second meeting of each kind."""
+
+    def strategy() -> LocalSGDStrategy:
+        return LocalSGDStrategy(EverySteps(STEPS), **options, **PATIENCE)
+
+    found = {"whole": train(rank, strategy(), owned(Table()), world_size)[-1]}
+    for name, module in {"owned": owned(Table()), "replicated": Table()}.items():
+        path, loader = str(Path(folder, f"{name}.ckpt")), loader_of(rank, BATCHES)
+        fit(rank, strategy(), module, devices=world_size, train=loader, max_epochs=2).save_checkpoint(path)
+        found[name] = train(rank, strategy(), owned(Table()), world_size, ckpt_path=path)[-1]
+    if options:  # moments of one rank alone have no place in a table that all ranks hold
+        path = str(Path(folder, "owned.ckpt"))
+        found["back"] = train(rank, strategy(), Table(), world_size, ckpt_path=path)[-1]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"average_optimizer": True}])
+def test_a_run_that_goes_on_ends_as_one_that_never_stopped(tmp_path: Path, options: dict[str, Any]) -> None:
+    for found in run_ranks(resumed, 2, str(tmp_path), options):
+        for name, state in found.items():
+            assert differs(found["whole"], state) == 0.0, name
+    for name in ("owned", "replicated"):
+        checkpoint = torch.load(tmp_path / f"{name}.ckpt", weights_only=True)
+        assert checkpoint["state_dict"]["rows.weight"].shape == (NUM_ROWS, WIDTH)
+        alone = Table()
+        alone.load_state_dict(checkpoint["state_dict"])
+
+
+def of_another_kind(rank: int, world_size: int, folder: str, options: dict[str, Any], again: dict[str, Any]) -> None:
+    path, loader = str(Path(folder, "half.ckpt")), loader_of(rank, BATCHES)
+    for module, settings, ckpt_path in ((owned(Table()), options, None), (again["kind"](Table()), again, path)):
+        settings = {name: value for name, value in settings.items() if name != "kind"}
+        strategy = LocalSGDStrategy(EverySteps(STEPS), **settings, **PATIENCE)
+        rounds = {"max_epochs": 1 if ckpt_path is None else 2, "ckpt_path": ckpt_path}
+        fit(rank, strategy, module, devices=world_size, train=loader, **rounds).save_checkpoint(path)
+
+
+def same(module: Table) -> Table:
+    return module
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("again", "message"),
+    [
+        ({"kind": same}, r"moments of 1 OwnedEmbedding\(s\) on several ranks, and this fit trains 0: resume with"),
+        ({"kind": owned, "average_optimizer": True}, "averages them: resume with average_optimizer= as it was"),
+    ],
+)
+def test_moments_that_stay_with_ranks_go_on_as_they_were(tmp_path: Path, again: dict[str, Any], message: str) -> None:
+    with pytest.raises(RankError, match=message):
+        run_ranks(of_another_kind, 2, str(tmp_path), {}, again, timeout=60)

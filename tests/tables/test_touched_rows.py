@@ -1,0 +1,265 @@
+"""Tables under strategies of rounds: their rows against means by hand, replicas to the bit, bytes to the number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lightning_gnn_dist import EverySteps, LocalSGDStrategy, Outer, TMAStrategy
+from lightning_gnn_dist.rounds.learned_rows import LearnedRows
+from lightning_gnn_dist.wire import collectives
+from tests.every_strategy import PATIENCE
+from tests.ranks import run_ranks
+from tests.strategies.fitting import differs, fit
+from tests.tables.fitting import (
+    NUM_ROWS,
+    WIDTH,
+    Made,
+    Table,
+    batches_of,
+    loader_of,
+    optimizer_of,
+    rows_by_hand,
+    state_of,
+)
+
+STEPS, ROUNDS, BATCHES = 3, 4, 5
+
+
+class Keeps(pl.Callback):
+    """The state behind each meeting, and the moments of the table."""
+
+    def __init__(self) -> None:
+        self.states: list[Made] = []
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        moments = trainer.optimizers[0].state[module.rows.weight]
+        named = {name: value.clone() for name, value in moments.items() if value.dim()}
+        self.states.append(state_of(module) | named)
+
+
+def train(rank: int, strategy: Any, module: Table, world_size: int, **options: Any) -> list[Made]:
+    keeps = Keeps()
+    options = {"callbacks": [keeps], "max_epochs": ROUNDS} | options
+    fit(rank, strategy, module, devices=world_size, train=loader_of(rank, BATCHES), **options)
+    return keeps.states
+
+
+def local_sgd(rank: int, world_size: int, optimizer: str, options: dict[str, Any]) -> list[Made]:
+    strategy = LocalSGDStrategy(EverySteps(STEPS), **options, **PATIENCE)
+    return train(rank, strategy, Table(optimizer), world_size)
+
+
+def by_hand(world_size: int, optimizer: str, *, moments: bool) -> list[Made]:
+    """Replicas with a table of dense numbers, row after row."""
+    nets = [Table(optimizer) for _ in range(world_size)]
+    steppers = [optimizer_of(optimizer, net.parameters()) for net in nets]
+    states, number = [], 0
+    for _ in range(ROUNDS):
+        steps = torch.zeros(world_size, NUM_ROWS)
+        for step in range(STEPS):
+            for rank, (net, stepper) in enumerate(zip(nets, steppers, strict=True)):
+                batch = batches_of(rank, BATCHES)[(number + step) % BATCHES]
+                stepper.zero_grad()
+                net.training_step(batch).backward()
+                stepper.step()
+                steps[rank, batch[1].unique()] += 1
+        number += STEPS
+        with torch.no_grad():
+            meet(nets, steppers, steps, moments=moments)
+        states.append(state_of(nets[0]))
+    return states
+
+
+def meet(nets: list[Table], steppers: list[Any], steps: Tensor, *, moments: bool) -> None:
+    ones = [1.0] * len(nets)
+    names = [name for name, value in steppers[0].state[nets[0].rows.weight].items() if value.dim()] if moments else []
+    tables = [[net.rows.weight for net in nets]]
+    tables += [[each.state[net.rows.weight][name] for each, net in zip(steppers, nets, strict=True)] for name in names]
+    for tensors in tables:
+        mean = rows_by_hand(tensors, steps, ones)
+        for tensor in tensors:
+            tensor.copy_(mean)
+    dense = [list(net.head.parameters()) for net in nets]
+    if moments:
+        dense = [
+            [*own, *(value for p in own for value in each.state[p].values()), each.state[net.rows.weight]["step"]]
+            for own, each, net in zip(dense, steppers, nets, strict=True)
+        ]
+    for tensors in zip(*dense, strict=True):
+        mean = torch.stack([tensor.detach().clone() for tensor in tensors]).mean(0)
+        for tensor in tensors:
+            tensor.copy_(mean)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch's Adagrad
+@pytest.mark.parametrize(
+    ("world_size", "optimizer", "options"),
+    [
+        (3, "LazyAdam", {"average_optimizer": True}),
+        pytest.param(2, "LazyAdam", {}, marks=pytest.mark.slow),
+        pytest.param(3, "SGD", {}, marks=pytest.mark.slow),
+        pytest.param(2, "Adagrad", {"average_optimizer": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_rounds_are_those_by_hand(world_size: int, optimizer: str, options: dict[str, Any]) -> None:
+    ranks = run_ranks(local_sgd, world_size, optimizer, options)
+    moments = bool(options)
+    for states in zip(*ranks, by_hand(world_size, optimizer, moments=moments), strict=True):
+        *replicas, expected = states
+        shared = replicas[0].keys() if moments else expected.keys()
+        for other in replicas[1:]:
+            assert all(torch.equal(replicas[0][name], other[name]) for name in shared)
+        assert differs({name: replicas[0][name] for name in expected}, expected) < 1e-12
+    start = Table().rows.weight[-1]
+    assert torch.equal(ranks[0][-1]["rows.weight"][-1], start)  # nobody has it
+
+
+class Counted(LocalSGDStrategy):
+    """Notes what a meeting sends for rows, and which rows each rank has touched."""
+
+    def average_replicas(self) -> None:
+        (rows,) = (part for part in self.meeting.parts if isinstance(part, LearnedRows))
+        before = collectives.traffic.bytes_sent
+        rows.contribute()
+        self.sent = collectives.traffic.bytes_sent - before
+        (table,) = rows._counted
+        self.touched = table.steps.nonzero().flatten().tolist()
+        super().average_replicas()
+
+
+def bytes_of_rows(rank: int, world_size: int, moments: bool) -> tuple[float, list[int]]:
+    strategy = Counted(EverySteps(STEPS), average_optimizer=moments, **PATIENCE)
+    train(rank, strategy, Table(), world_size, max_epochs=1)
+    return strategy.sent, strategy.touched
+
+
+@pytest.mark.parametrize("moments", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_ledger_counts_the_bytes_of_touched_rows(moments: bool) -> None:
+    """Ids go to all; of a row of several ranks the others send theirs to one of them, and that one its mean to all."""
+    ranks = run_ranks(bytes_of_rows, 3, moments)
+    touched = [ids for _, ids in ranks]
+    union = sorted(set().union(*touched))
+    assert 0 < len(union) < sum(map(len, touched)) < 3 * NUM_ROWS
+    homes = {row: [rank for rank, ids in enumerate(touched) if row in ids] for row in union}
+    numbers = 8 * WIDTH * (3 if moments else 1)  # of float64
+    to_all = 4 * sum(map(len, touched)) + numbers * len(union)
+    lengths = 2 * 8 * (1 + 2)  # of flags, of which there are none, and of ids; and the weight
+    for rank, (sent, own) in enumerate(ranks):
+        away = [row for row in own if homes[row][row % len(homes[row])] != rank]
+        assert sent == pytest.approx(to_all * 2 / 3 + lengths + (4 + numbers) * len(away))
+
+
+def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> tuple[Made, Made]:
+    """The end of a run that never stopped, and of one that went on from the second meeting."""
+    whole = train(rank, LocalSGDStrategy(EverySteps(STEPS), **options, **PATIENCE), Table(), world_size)
+    path = Path(folder, "half.ckpt")
+    strategy = LocalSGDStrategy(EverySteps(STEPS), **options, **PATIENCE)
+    loader = loader_of(rank, BATCHES)
+    fit(rank, strategy, Table(), devices=world_size, train=loader, max_epochs=2).save_checkpoint(path)
+    strategy = LocalSGDStrategy(EverySteps(STEPS), **options, **PATIENCE)
+    return whole[-1], train(rank, strategy, Table(), world_size, ckpt_path=str(path))[-1]
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param({"average_optimizer": True}, marks=pytest.mark.slow)])
+def test_a_run_that_goes_on_ends_as_one_that_never_stopped(tmp_path: Path, options: dict[str, Any]) -> None:
+    for whole, half in run_ranks(resumed, 2, str(tmp_path), options):
+        assert all(torch.equal(whole[name], half[name]) for name in whole)
+
+
+def failed(rank: int, world_size: int) -> tuple[Made, Made]:
+    """A rank that counts for nothing, and the others without it."""
+    strategy = TMAStrategy(EverySteps(STEPS), failed_ranks=[1], weights="steps", average_optimizer=True, **PATIENCE)
+    both = train(rank, strategy, Table(), world_size)[-1]
+    alone = LocalSGDStrategy(EverySteps(STEPS), average_optimizer=True, **PATIENCE)
+    return both, train(0, alone, Table(), world_size)[-1]  # each with the batches of rank 0
+
+
+def test_a_rank_without_weight_takes_the_rows_of_others() -> None:
+    (first, alone), (second, _) = run_ranks(failed, 2)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert differs(first, alone) < 1e-12
+
+
+class Breaks(pl.Callback):
+    """Rank 1's weights become NaN in the second round."""
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_rank == 1 and trainer.current_epoch == 1:
+            module.rows.weight.data[batch[1].unique()] = torch.nan
+
+
+def left_out(rank: int, world_size: int) -> Made:
+    strategy = LocalSGDStrategy(
+        EverySteps(STEPS), nonfinite="leave_out", outer=Outer.diloco(), average_optimizer=True, **PATIENCE
+    )
+    keeps = Keeps()
+    train(rank, strategy, Table(), world_size, callbacks=[Breaks(), keeps])
+    return keeps.states[-1]
+
+
+@pytest.mark.slow
+def test_a_rank_with_nan_takes_the_rows_of_others() -> None:
+    first, second, _ = run_ranks(left_out, 3)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert all(bool(value.isfinite().all()) for value in first.values())
+
+
+def clipped(rank: int, world_size: int, sparse: bool, options: dict[str, Any]) -> Made:
+    strategy = LocalSGDStrategy(EverySteps(4), **PATIENCE)
+    return train(rank, strategy, Table("SGD", sparse=sparse), world_size, max_epochs=1, **options)[-1]
+
+
+CLIPS: list[dict[str, Any]] = [
+    {"gradient_clip_val": 0.05},
+    {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value", "accumulate_grad_batches": 2},
+]
+
+
+@pytest.mark.parametrize("options", CLIPS)
+def test_sparse_gradients_are_clipped_and_added_up_as_dense_ones(options: dict[str, Any]) -> None:
+    sparse, dense = (run_ranks(clipped, 1, flag, options)[0] for flag in (True, False))
+    assert differs(sparse, dense) < 1e-14
+
+
+def in_half(rank: int, world_size: int, precision: str) -> Made:
+    module = Table().float()
+    options: dict[str, Any] = {"precision": precision, "callbacks": [], "max_epochs": 2, "gradient_clip_val": 0.5}
+    loader = [[each.float() if each.is_floating_point() else each for each in batch] for batch in batches_of(rank, 5)]
+    strategy = LocalSGDStrategy(EverySteps(STEPS), average_optimizer=True, **PATIENCE)
+    fit(rank, strategy, module, devices=world_size, train=DataLoader(loader, batch_size=None), **options)
+    return state_of(module)
+
+
+@pytest.mark.slow
+def test_mixed_precision_keeps_replicas_equal() -> None:
+    first, second = run_ranks(in_half, 2, "bf16-mixed")
+    assert differs(first, second) == 0.0
+    assert bool((first["rows.weight"] != Table().float().rows.weight).any())
+
+
+class Freezes(pl.Callback):
+    """The table trains in the second round alone."""
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        pl_module.rows.requires_grad_(trainer.current_epoch == 1)
+
+
+def freezing(rank: int, world_size: int) -> list[Made]:
+    strategy, keeps = LocalSGDStrategy(EverySteps(STEPS), outer=Outer.diloco(), **PATIENCE), Keeps()
+    train(rank, strategy, Table("SGD"), world_size, max_epochs=3, callbacks=[Freezes(), keeps])
+    return keeps.states
+
+
+@pytest.mark.slow
+def test_a_table_may_be_frozen_and_freed() -> None:
+    first, second = run_ranks(freezing, 2)
+    assert all(differs(one, other) == 0.0 for one, other in zip(first, second, strict=True))
+    start, rows = Table().rows.weight, [state["rows.weight"] for state in first]
+    assert torch.equal(start, rows[0]) and not torch.equal(rows[0], rows[1]) and torch.equal(rows[1], rows[2])
