@@ -127,17 +127,7 @@ NO_CONSTRUCTORS = {
 # Methods that Lightning or the package calls, never a user.
 NOT_FOR_USERS = {
     *("weigh", "weight_of_rows", "begin_state", "meet", "restore_extra_state", "stages", "steps_of_round"),
-    *(
-        "steps_after",
-        "importance",
-        "scales",
-        "check_fits",
-        "around",
-        "extra",
-        "refresh_rows",
-        "of_types",
-        "check_graph",
-    ),
+    *("importance", "scales", "check_fits", "around", "extra", "refresh_rows", "of_types", "check_graph"),
 }
 
 

@@ -173,16 +173,6 @@ class AdaptiveSteps:
         _check_progress(progress)
         return progress.local_steps >= max(self.shortest, progress.planned_steps)
 
-    def steps_after(self, steps: int, distance: float, first: float) -> int:
-        """Return the steps of the next round.
-
-        Args:
-            steps: The steps of the round that has ended.
-            distance: How far it has taken replicas from their mean, more than 0.
-            first: How far the first round has.
-        """
-        return int(min(self.longest, 2 * steps, max(self.shortest, steps * first / distance)))
-
 
 @dataclass(frozen=True)
 class EverySeconds:

@@ -59,7 +59,7 @@ class Drift:
         towards: The mean gradient of the ``"ranks"``, which misses cut edges, or the ``"global"`` gradient of the whole
             graph. Default: ``"global"`` in :class:`LLCGStrategy`, else ``"ranks"``.
         decay: :math:`d` in [0, 1], the factor by which the shift fades with each local step. 1 keeps it. Default: 0.8,
-            and with ``Outer(adaptive=True)`` nearer to 1 while rounds go on in one direction.
+            and with ``Outer(momentum=0.8, adaptive=True)`` nearer to 1 while rounds go on in one direction.
         anchor_steps: Batches of an anchor gradient, at most; it takes no more than one pass.
     """
 

@@ -74,9 +74,11 @@ class Pace:
 
     def plan(self, distance: float) -> None:
         """Choose the steps of the next round, for a clock that does, by how far replicas were from their mean."""
-        if isinstance(self._clock, AdaptiveSteps) and distance > 0:
+        clock = self._clock
+        if isinstance(clock, AdaptiveSteps) and distance > 0:
             self._first_distance = self._first_distance or distance
-            self._planned = self._clock.steps_after(self._planned, distance, self._first_distance)
+            as_far = max(clock.shortest, self._planned * self._first_distance / distance)
+            self._planned = int(min(clock.longest, 2 * self._planned, as_far))
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold, of a clock that chooses the steps of a round."""
