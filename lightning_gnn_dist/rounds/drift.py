@@ -12,8 +12,8 @@ The further a replica walks from the anchor, the less the difference says. So th
 :math:`k` of the round it is multiplied by :math:`d^k`. Without that, rounds of fifty steps diverge.
 
 Where rounds go on in one direction, what an anchor said is still true at the next, and the shift may stay. With
-:math:`c` the share of the round before that the last round did once more
-(:mod:`~lightning_gnn_dist.rounds.means.momentum`), the default is
+:math:`c` the projection of the last round's pseudo-gradient on the one before, in [0, 1]
+(:mod:`~lightning_gnn_dist.rounds.means.outer`), the default is
 
 .. math:: d = 1 - 0.2\,(1 - c^4).
 
@@ -43,7 +43,7 @@ from lightning_gnn_dist.rounds.correction_gradients import (
 )
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.means import length_of
-from lightning_gnn_dist.rounds.means.momentum import share_to_keep
+from lightning_gnn_dist.rounds.means.outer import share_to_keep
 from lightning_gnn_dist.rounds.part import Fit, Part
 from lightning_gnn_dist.rules import Count, check_fields, within
 
@@ -88,7 +88,7 @@ class DriftCorrection(Part):
 
     Args:
         drift: The settings, with ``towards``.
-        agreement: Says how much of the round before the last round did once more, the same on all ranks.
+        agreement: Returns the projection of the last pseudo-gradient on the one before, the same on all ranks.
     """
 
     looks_beyond_parts = True
@@ -186,7 +186,7 @@ class DriftCorrection(Part):
 
 
 def decay_after(agreement: float) -> float:
-    """The default decay of a round; ``agreement`` is the share of the round before that the last did once more."""
+    """Return the default decay of a round after rounds that agreed so much."""
     return 1.0 - (1.0 - DECAY) * (1.0 - share_to_keep(agreement))
 
 

@@ -223,7 +223,7 @@ class LivingPeers(Peers):
         self._share = share = contributed(self._rounds.meeting.parts)
         self._moments = []
         if self._rounds.means.bits is None:
-            return [*share.ways, *share.whole, *share.moments]
+            return [*share.pseudo_gradients, *share.whole, *share.moments]
         return [*share.whole, *(each for each in share.moments if not is_rounded(each))]
 
     def _average_rounded(self, channel: Channel, weight: float) -> None:
@@ -232,7 +232,7 @@ class LivingPeers(Peers):
         means.move(channel)
         means.begin_meeting(self._rounds.state.round_idx)
         self._moments = [each.clone() for each in self._share.moments if is_rounded(each)]
-        means.average_rounded_(self._share.ways, self._moments, weight)
+        means.average_rounded_(self._share.pseudo_gradients, self._moments, weight)
 
     @torch.no_grad()
     def _take_means(self) -> None:

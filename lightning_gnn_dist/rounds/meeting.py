@@ -74,8 +74,8 @@ class Meeting:
         for stage in stages:
             share, weight = contributed(stage), self.fit.weight()
             if self.fit.round.is_left_out:
-                weight = finite.leave_out_([*share.ways, *share.whole, *share.moments])
-            self.fit.means.average_(share.ways, share.whole, share.moments, weight)
+                weight = finite.leave_out_([*share.pseudo_gradients, *share.whole, *share.moments])
+            self.fit.means.average_(share.pseudo_gradients, share.whole, share.moments, weight)
             for part in stage:
                 part.apply()
 

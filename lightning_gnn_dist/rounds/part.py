@@ -113,12 +113,13 @@ class Share(NamedTuple):
 
     Attributes:
         whole: Goes as it is. Of integers it is the largest.
-        ways: How far this replica has come; goes in as few bits as asked for.
-        moments: Of optimizers; go in 16 bits, where ways go in fewer than 32.
+        pseudo_gradients: From where this replica is back to the model that the round began with; go in as few bits as
+            asked for.
+        moments: Of optimizers; go in 16 bits, where pseudo-gradients go in fewer than 32.
     """
 
     whole: Sequence[Tensor]
-    ways: Sequence[Tensor] = ()
+    pseudo_gradients: Sequence[Tensor] = ()
     moments: Sequence[Tensor] = ()
 
 

@@ -33,10 +33,9 @@ from lightning_gnn_dist.rounds.means.finite import Nonfinite
 from lightning_gnn_dist.rounds.means.means import Means
 from lightning_gnn_dist.rounds.means.outer import Outer, OuterStep, check_outer
 from lightning_gnn_dist.rounds.meeting import Meeting, MeetingCallback, Peers, Votes
-from lightning_gnn_dist.rounds.pace import Pace
+from lightning_gnn_dist.rounds.pace import Pace, RoundLoader
 from lightning_gnn_dist.rounds.part import Fit, KeptRows, Part, RoundState
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
-from lightning_gnn_dist.rounds.round_loader import RoundLoader
 from lightning_gnn_dist.tables.replica_rows import check_lasting
 from lightning_gnn_dist.wire import collectives
 

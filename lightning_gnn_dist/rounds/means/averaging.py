@@ -51,7 +51,7 @@ class Parameters(Part):
     """The mean of the replicas becomes the model.
 
     Args:
-        trained: Whether trained parameters go as they are. Else the optimizer of the meetings has their ways.
+        trained: Whether trained parameters go as they are. Else their pseudo-gradients go.
     """
 
     def __init__(self, *, trained: bool) -> None:
