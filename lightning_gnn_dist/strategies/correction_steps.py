@@ -6,6 +6,8 @@ r"""The correction of LLCG: steps on batches of the whole graph, behind the mean
 sliced      each rank computes a slice of each batch, and the mean of their gradients moves all
 rank0       rank 0 computes whole batches while the others wait, and sends them its model
 anchor      all step along the anchor gradient of the next round, which is of the whole graph, too
+
+With ``buffers="global"``, the statistics of batch normalisation are taken anew on the whole graph as well.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.joint import KeepsRows
@@ -24,7 +28,9 @@ from lightning_gnn_dist.rounds.correction_gradients import (
     average_gradient_,
     mean_gradient,
     require_seeds,
+    step_of,
     unrecorded,
+    without_noise,
 )
 from lightning_gnn_dist.rounds.drift import DriftCorrection
 from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
@@ -188,3 +194,47 @@ class StepAlongAnchor(CorrectionSteps):
 
 
 WAYS = {"sliced": CorrectionSteps, "rank0": StepsOnRank0, "anchor": StepAlongAnchor}
+
+
+class GlobalStatistics(Part):
+    """Replaces running means and variances by their mean over batches of the whole graph, then over ranks by seeds.
+
+    Layers in evaluation mode keep theirs: they are frozen.
+
+    Statistics that ranks saw on their own parts do not fit the whole graph, which the model is evaluated on: parts
+    differ, and neighbours are missing.
+
+    Args:
+        num_batches: How many batches it takes.
+    """
+
+    def __init__(self, num_batches: int) -> None:
+        self._num_batches = num_batches
+
+    def begin(self, fit: Fit) -> None:
+        super().begin(fit)
+        self._data = refusals.require_corrections(fit.lightning_module.trainer, 'buffers="global"')
+        refusals.require_step(fit.lightning_module)
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        fit, module = self.fit, self.fit.lightning_module
+        norms = [child for child in module.modules() if _learns_statistics(child)]
+        momenta = [norm.momentum for norm in norms]
+        with unrecorded(module), without_noise(module, moving=norms):
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.momentum = None  # a plain mean over batches
+            step, seeds = step_of(module), 0
+            for batch in self._data.correction_batches(fit.round.round_idx, stop=self._num_batches):
+                if batch.batch_size:
+                    seeds += batch.batch_size
+                    with fit.precision_plugin.train_step_context():
+                        step(fit.batch_to_device(batch))
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        collectives.average_((buffer for norm in norms for buffer in norm.buffers()), float(seeds))
+
+
+def _learns_statistics(module: nn.Module) -> TypeGuard[_BatchNorm]:
+    return isinstance(module, _BatchNorm) and module.track_running_stats and module.training

@@ -18,12 +18,11 @@ from lightning_gnn_dist.rounds.drift import Drift, Towards
 from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.means.averaging import Moments
 from lightning_gnn_dist.rounds.means.finite import Nonfinite
-from lightning_gnn_dist.rounds.means.norm_statistics import GlobalStatistics
 from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.rounds.part import Fit, Part
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy, Weights
 from lightning_gnn_dist.strategies.correction import Correction
-from lightning_gnn_dist.strategies.correction_steps import WAYS
+from lightning_gnn_dist.strategies.correction_steps import WAYS, GlobalStatistics
 
 GlobalBuffers = Literal["average", "local", "global"]
 
