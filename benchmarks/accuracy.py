@@ -68,15 +68,15 @@ from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.wire.collectives import traffic
 
 NO_KEY = BatchKey(0, 0, 0)  # nothing is drawn
-SLOWMO = Outer(lr=1.0, momentum=0.5, nesterov=False)
+SLOWMO = Outer(momentum=0.5)
 
 MEANS: dict[str, dict[str, Any]] = {
     "slowmo": {"outer": SLOWMO},
-    "outer": {"outer": Outer()},
-    "outer-8": {"outer": Outer(bits=8)},
+    "outer": {"outer": Outer.diloco()},
+    "outer-8": {"outer": Outer.diloco(bits=8)},
     "moments": {"average_optimizer": True},
     "slowmo-moments": {"outer": SLOWMO, "average_optimizer": True},
-    "outer-moments": {"outer": Outer(), "average_optimizer": True},
+    "outer-moments": {"outer": Outer.diloco(), "average_optimizer": True},
 }
 
 

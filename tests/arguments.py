@@ -127,7 +127,7 @@ NO_CONSTRUCTORS = {
 }
 # Methods that Lightning or the package calls, never a user.
 NOT_FOR_USERS = {
-    *("weigh", "weight_of_rows", "begin_state", "meet", "restore_extra_state", "stages"),
+    *("weigh", "weight_of_rows", "begin_state", "meet", "restore_extra_state", "stages", "steps_of_round"),
     *("importance", "scales", "check_fits", "around", "extra", "refresh_rows", "of_types", "check_graph"),
 }
 
@@ -375,6 +375,7 @@ def _of_methods(world: World) -> Calls:
     chunked = Graph(graph.indptr, graph.indices, graph.node_arrays | {"chunk": world.partition.assignment})
     return {
         "as_published": dict,
+        "diloco": dict,
         "__call__": lambda: {"graph": graph, "num_parts": 2, "seed": 0},
         "anchor_batches": lambda: {"round_idx": 0},
         "correction_batches": lambda: {"round_idx": 0},

@@ -39,7 +39,7 @@ from tests.strategies.fitting import Net, State, differs, fit, state_of
 
 torchft = pytest.importorskip("torchft", reason="torchft is not installed: pip install lightning-gnn-dist[elastic]")
 
-BITS = Outer(lr=1.0, momentum=0.8, nesterov=False, adaptive=True, bits=8)
+BITS = Outer(momentum=0.8, adaptive=True, bits=8)
 
 
 class RoundEMA(WeightAveraging):
@@ -88,7 +88,7 @@ def test_when_a_rank_is_killed_the_others_go_on(tmp_path: Path, fate: Fate, oute
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("lighthouse")
-@pytest.mark.parametrize("outer", [None, Outer(lr=1.0, momentum=0.5), BITS], ids=["None", "momentum", "bits"])
+@pytest.mark.parametrize("outer", [None, Outer(momentum=0.5, nesterov=True), BITS], ids=["None", "momentum", "bits"])
 def test_a_rank_that_stood_still_catches_up(tmp_path: Path, outer: Outer | None) -> None:
     first, second, third = run_ranks(train, 3, str(tmp_path), 14, Fate(1, "step", signal.SIGSTOP), None, outer)
     assert differs(first.state, second.state) == differs(first.state, third.state) == 0.0
@@ -98,7 +98,7 @@ def test_a_rank_that_stood_still_catches_up(tmp_path: Path, outer: Outer | None)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("lighthouse")
-@pytest.mark.parametrize(("from_file", "outer"), [(False, BITS), (True, Outer(lr=1.0, momentum=0.5))])
+@pytest.mark.parametrize(("from_file", "outer"), [(False, BITS), (True, Outer(momentum=0.5, nesterov=True))])
 def test_a_rank_that_comes_back_is_healed_and_takes_part(tmp_path: Path, from_file: bool, outer: Outer | None) -> None:
     rounds = 32
     (tmp_path / AWAITED).touch()

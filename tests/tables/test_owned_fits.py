@@ -192,7 +192,7 @@ def typed(rank: int, world_size: int, in_rounds: bool) -> list[Made]:
         module = kind(*sizes).double()
         data = PartitionedDataModule(graph, sampler=NeighborSampler([5, 5]), batch_size=32)
         options: dict[str, Any] = {"limit_val_batches": 0, "precision": "64-true"}
-        rounds = LLCGStrategy(EverySteps(3), outer=Outer(), **PATIENCE)
+        rounds = LLCGStrategy(EverySteps(3), outer=Outer.diloco(), **PATIENCE)
         trainer(world_size, rounds if in_rounds else GrappaStrategy(**PATIENCE), **options).fit(module, data)
         found.append({name: each for name, each in state_of(module).items() if "author" not in name})
     return found

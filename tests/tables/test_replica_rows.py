@@ -123,7 +123,7 @@ SETTINGS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "frozen": (lambda: LocalSGDStrategy(EverySteps(2), **PATIENCE), {"callbacks": [Freezes()]}),
     "left out": (
         lambda: LocalSGDStrategy(
-            EverySteps(2), nonfinite="leave_out", outer=Outer(), average_optimizer=True, **PATIENCE
+            EverySteps(2), nonfinite="leave_out", outer=Outer.diloco(), average_optimizer=True, **PATIENCE
         ),
         {"callbacks": [Breaks()]},
     ),
