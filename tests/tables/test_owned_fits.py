@@ -35,7 +35,7 @@ from tests.tables.test_without_features import Rows, Typed, bare_graph
 
 STRATEGIES: dict[str, Callable[[], Any]] = {
     "grappa": lambda: GrappaStrategy(**PATIENCE),
-    "llcg": lambda: LLCGStrategy(EverySteps(3), outer=Outer(), **PATIENCE),
+    "llcg": lambda: LLCGStrategy(EverySteps(3), outer=Outer.diloco(), **PATIENCE),
     "local_sgd": lambda: LocalSGDStrategy(**PATIENCE),
     "tma": lambda: TMAStrategy(EverySteps(2), average_optimizer=True, **PATIENCE),
 }
