@@ -26,6 +26,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from harness import keep
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor
 from torch.nn import functional
@@ -54,7 +55,6 @@ from lightning_gnn_dist import (
     Outer,
     Partition,
     PartitionedDataModule,
-    Partitioner,
     RandomPartitioner,
     Rotate,
     SuperNodePartitioner,
@@ -64,18 +64,19 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.wire.collectives import traffic
 
 NO_KEY = BatchKey(0, 0, 0)  # nothing is drawn
-SLOWMO = Outer(lr=1.0, momentum=0.5, nesterov=False)
+SLOWMO = Outer(momentum=0.5)
 
 MEANS: dict[str, dict[str, Any]] = {
     "slowmo": {"outer": SLOWMO},
-    "outer": {"outer": Outer()},
-    "outer-8": {"outer": Outer(bits=8)},
+    "outer": {"outer": Outer.diloco()},
+    "outer-8": {"outer": Outer.diloco(bits=8)},
     "moments": {"average_optimizer": True},
     "slowmo-moments": {"outer": SLOWMO, "average_optimizer": True},
-    "outer-moments": {"outer": Outer(), "average_optimizer": True},
+    "outer-moments": {"outer": Outer.diloco(), "average_optimizer": True},
 }
 
 
@@ -367,8 +368,7 @@ def one(options: argparse.Namespace, name: str, method: str, seed: int) -> dict[
             "model": options.model,
             "layers": options.layers,
         }
-        with options.out.open("a") as file:
-            file.write(json.dumps(settings | outcome) + "\n")
+        keep(options.out, settings | outcome)
     return outcome
 
 

@@ -25,7 +25,6 @@ from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import (
-    Boundary,
     Exchange,
     Graph,
     GrappaStrategy,
@@ -35,6 +34,7 @@ from lightning_gnn_dist import (
     WholePartSampler,
     through_layers,
 )
+from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.wire.collectives import traffic
 
 WAYS: list[Boundary] = [

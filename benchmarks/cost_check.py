@@ -40,12 +40,12 @@ from lightning_gnn_dist import (
     MetisPartitioner,
     NeighborSampler,
     PartitionedDataModule,
-    Partitioner,
     RandomPartitioner,
     TMAStrategy,
     save_shards,
 )
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.source import ShardedSource

@@ -20,6 +20,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from accuracy import load
+from harness import machine
 from torch import Tensor
 from torch_geometric.nn import GraphSAGE
 from torchmetrics.classification import MulticlassAccuracy
@@ -59,6 +60,7 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("graphs", nargs="*", default=GRAPHS)
     options = parser.parse_args()
+    print(machine())
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     print("| graph | test nodes |", " | ".join(COLUMNS), "|")

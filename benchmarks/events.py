@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import logging
 import statistics
 import tempfile
@@ -24,6 +23,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from harness import keep
 from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from torch import Tensor, nn
 from torch.nn import functional
@@ -199,12 +199,8 @@ def main() -> None:
         graph, kind = events_of(options.directory, name)
         for arm in options.arms:
             found = [run(graph, kind, arm, seed, options) for seed in range(options.seeds)]
-            if options.out is not None:
-                with options.out.open("a") as file:
-                    file.writelines(
-                        json.dumps({"graph": name, "arm": arm, "seed": seed} | outcome) + "\n"
-                        for seed, outcome in enumerate(found)
-                    )
+            for seed, outcome in enumerate(found):
+                keep(options.out, {"graph": name, "arm": arm, "seed": seed} | outcome)
             cells = [spread([outcome[metric] for outcome in found]) for metric in ("precision", "mrr")]
             print(f"| {name} | {arm} | {' | '.join(cells)} |", flush=True)
 

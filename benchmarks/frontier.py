@@ -52,11 +52,11 @@ from lightning_gnn_dist.pictures.svg import drawn
 
 RANKS, STEPS = 8, 200
 METIS, SUPER = MetisPartitioner(), SuperNodePartitioner()
-OUTER: dict[str, Any] = {"outer": Outer(bits=8), "average_optimizer": "variance"}
+OUTER: dict[str, Any] = {"outer": Outer.diloco(bits=8), "average_optimizer": "variance"}
 PAPER: dict[str, Any] = {"drift": None, "weights": "uniform"}
 EARLIER: dict[str, Any] = {"drift": Drift("global", decay=0.8), "correction": Correction(1)}
-FIXED: dict[str, Any] = {"outer": Outer(lr=1.0, momentum=0.3, nesterov=False, bits=8), **EARLIER}
-EXACT: dict[str, Any] = {"outer": Outer(lr=1.0, momentum=0.0), "average_optimizer": True, **EARLIER}
+FIXED: dict[str, Any] = {"outer": Outer(momentum=0.3, bits=8), **EARLIER}
+EXACT: dict[str, Any] = {"outer": Outer(), "average_optimizer": True, **EARLIER}
 
 
 def tma(steps: int, **settings: Any) -> Strategy:

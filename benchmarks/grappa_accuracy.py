@@ -10,7 +10,6 @@ come from the data module. Same models, splits and reading of the curve as ``acc
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import warnings
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from accuracy import MODELS, NO_KEY, Model, load
+from harness import keep
 from torch_geometric.transforms import GCNNorm
 
 from lightning_gnn_dist import (
@@ -155,8 +155,7 @@ def show(name: str, cut: str, arm: str, options: argparse.Namespace) -> None:
                 "layers": options.layers,
                 "model": options.model,
             }
-            with options.out.open("a") as file:
-                file.write(json.dumps(run | {"val": val, "test": test}) + "\n")
+            keep(options.out, run | {"val": val, "test": test})
     spread = statistics.stdev(tests) if len(tests) > 1 else 0.0
     print(f"{name:18} {cut:11} {arm:17} {options.layers} {statistics.mean(tests):.3f} +- {spread:.3f}", flush=True)
 

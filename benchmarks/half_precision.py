@@ -15,6 +15,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
+from harness import machine
 from sampling import batches_of_seeds, parser_of, power_law_communities
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
@@ -75,6 +76,7 @@ def apart(got: Tensor, expected: Tensor) -> float:
 
 def main() -> None:
     options = parser_of(__doc__, repeats=7).parse_args()
+    print(machine())
     torch.set_num_threads(1)
     graph = power_law_communities(options.num_nodes, options.num_edges)
     seeds = batches_of_seeds(graph, options.batch_size, 1)

@@ -20,6 +20,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from harness import machine
 from sampling import power_law_communities
 from torch import Tensor, nn
 from torch.nn import functional
@@ -77,6 +78,7 @@ def main() -> None:
     if options.one:
         print(fit(options.num_nodes, options.num_edges, options.steps))
         return
+    print(machine())
     found: dict[str, list[float]] = {"4 kB": [], "2 MB": []}
     for _ in range(options.pairs):
         for name, times in found.items():

@@ -27,6 +27,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from accuracy import NO_KEY, load
+from harness import keep
 from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from torch import Tensor
 from torch.nn import functional
@@ -47,7 +48,6 @@ from lightning_gnn_dist import (
     Loading,
     MetisPartitioner,
     NeighborSampler,
-    Partitioner,
     RandomPartitioner,
     SuperNodePartitioner,
     TMAStrategy,
@@ -56,6 +56,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.homes.running import Running
+from lightning_gnn_dist.partition.base import Partitioner
 
 PAIRS_AT_ONCE = 1 << 18
 
@@ -239,16 +240,10 @@ def main() -> None:
             split = split_of(options.directory, name, options.features, seed)
             for method in options.methods:
                 outcomes[method].append(run(split, method, options, seed))
-                if options.out:
-                    keep(options.out, {"graph": name, "method": method, "seed": seed} | outcomes[method][-1])
+                keep(options.out, {"graph": name, "method": method, "seed": seed} | outcomes[method][-1])
         for method in options.methods:
             show(name, method, outcomes[method], outcomes.get("full", []))
     options.scratch.unlink(missing_ok=True)
-
-
-def keep(file: Path, outcome: dict[str, Any]) -> None:
-    with file.open("a") as lines:
-        lines.write(json.dumps(outcome) + "\n")
 
 
 def show(name: str, method: str, outcomes: list[dict[str, Any]], full: list[dict[str, Any]]) -> None:

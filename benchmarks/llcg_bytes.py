@@ -9,7 +9,7 @@ points, seed by seed.
 
     second moments    average_optimizer="variance"; the correction's own live on
     every fourth      moments are averaged in every fourth round, which is no setting; the correction's own live on
-    one gradient      drift=Drift(corrects=True), correction=Correction(1)
+    one gradient      correction=Correction(1, "anchor")
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from frontier import GENERATED, METIS, RANKS, STEPS, Enough, around, graph_of, r
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor
 
-from lightning_gnn_dist import Correction, Drift, EverySteps, Launch, LLCGStrategy
+from lightning_gnn_dist import Correction, EverySteps, Launch, LLCGStrategy
 from lightning_gnn_dist.rounds.means.averaging import AveragedMoments
 from lightning_gnn_dist.rounds.part import Fit, Part
 
@@ -58,7 +58,7 @@ WAYS: dict[str, Any] = {
     "default": partial(strategy, LLCGStrategy, {}),
     "second moments": partial(strategy, LLCGStrategy, {"average_optimizer": "variance", "correction": LASTING}),
     "every fourth": partial(strategy, EveryFourth, {"correction": LASTING}),
-    "one gradient": partial(strategy, LLCGStrategy, {"drift": Drift(corrects=True), "correction": Correction(1)}),
+    "one gradient": partial(strategy, LLCGStrategy, {"correction": Correction(1, "anchor")}),
 }
 
 

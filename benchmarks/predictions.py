@@ -19,7 +19,7 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from memory import Peak
+from harness import Peak
 from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import (

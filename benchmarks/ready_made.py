@@ -12,16 +12,17 @@ import time
 from collections.abc import Callable
 
 import torch
+from harness import machine
 from sampling import batches_of_seeds, parser_of, power_law_communities
 from torch import Tensor
 from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from lightning_gnn_dist import on_blocks
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.layers.ready_made import on_blocks
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 
@@ -55,6 +56,7 @@ def step_ms(forward: Callable[[], Tensor], batch_size: int) -> float:
 
 def main() -> None:
     options = parser_of(__doc__, repeats=7).parse_args()
+    print(machine())
     torch.set_num_threads(1)
     graph = power_law_communities(options.num_nodes, options.num_edges)
     graph = Graph(graph.indptr, graph.indices, {"x": torch.randn(graph.num_nodes, 128)})

@@ -24,6 +24,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from accuracy import SAGE, Curve, load
+from harness import keep
 from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from torch import Tensor
 from torch.nn import functional
@@ -151,9 +152,8 @@ def main() -> None:
             for arm, ranks in arms:
                 settings = {"graph": name, "arm": arm, "ranks": ranks, "seed": seed, "passes": options.passes}
                 found[arm, ranks].append(kept(options.out, settings) or run(graph, arm, ranks, seed, options))
-                if options.out and not kept(options.out, settings):
-                    with options.out.open("a") as file:
-                        file.write(json.dumps(settings | found[arm, ranks][-1]) + "\n")
+                if not kept(options.out, settings):
+                    keep(options.out, settings | found[arm, ranks][-1])
         cells = [cell(outcomes, found[ALONE, 1]) for outcomes in found.values()]
         print(f"| {' | '.join([name, str(options.passes), str(options.seeds), *cells])} |", flush=True)
     options.scratch.unlink(missing_ok=True)

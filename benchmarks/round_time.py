@@ -24,6 +24,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from accuracy import SAGE
+from harness import machine
 from lightning.pytorch.strategies import Strategy
 
 from lightning_gnn_dist import (
@@ -97,6 +98,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
+    print(machine())
     warnings.filterwarnings("ignore")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -33,6 +33,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from accuracy import load
+from harness import keep
 from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from torch import Tensor
 from torch.nn import functional
@@ -260,10 +261,8 @@ def show(name: str, arm: str, table: str, options: argparse.Namespace) -> None:
         del data.x
         ranks = 1 if arm == "one process" else options.ranks
         found.append(run(Graph.from_pyg(data), arm, table, ranks, seed, options))
-        if options.out:
-            settings = {"graph": name, "arm": arm, "table": table, "seed": seed, "passes": options.passes}
-            with options.out.open("a") as file:
-                file.write(json.dumps(settings | found[-1]) + "\n")
+        settings = {"graph": name, "arm": arm, "table": table, "seed": seed, "passes": options.passes}
+        keep(options.out, settings | found[-1])
     tests = [each["test"] for each in found]
     spread = statistics.stdev(tests) if len(tests) > 1 else 0.0
     accuracy = f"{statistics.mean(tests):.3f} ± {spread:.3f}"

@@ -12,7 +12,6 @@ with PyG and DGL.
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import scipy.sparse
 import torch
+from harness import machine
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import trim_to_layer
@@ -31,9 +31,9 @@ from lightning_gnn_dist.batches.pool import BufferPool, gather_rows
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.large_pages import enlarge_pages
-from lightning_gnn_dist.graph.quantize import quantize_rows
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler, LadiesSampler
@@ -367,7 +367,7 @@ def main() -> None:
     torch.set_num_threads(1)
 
     graph = power_law_communities(options.num_nodes, options.num_edges)
-    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(machine())
     print(f"{graph.num_nodes:,} nodes, {graph.num_edges:,} edges, largest in-degree {graph.degrees().max():,}")
     size, repeats = options.batch_size, options.repeats
     for lines in (

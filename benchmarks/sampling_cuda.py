@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import torch
+from harness import machine
 from sampling import Net, batches_of_seeds, consume, parser_of, power_law_communities, receivers_of, with_extras
 from torch import Tensor
 from torch_geometric.data import Data
@@ -223,6 +224,7 @@ def main() -> None:
     parser = parser_of(__doc__, repeats=5)
     parser.add_argument("--device", default="cuda:0")
     options = parser.parse_args()
+    print(machine())
     graph = power_law_communities(options.num_nodes, options.num_edges)
     print("# Sampling on a device\n\n`python benchmarks/sampling_cuda.py`\n\n```text")
     for line in lines(graph, torch.device(options.device), options.batch_size, options.repeats):

@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 import torch_geometric
+from harness import machine
 from peers.dgl_core import dgl_and_graphbolt
 from sampling import consume, parser_of, power_law_communities, receivers_of
 from torch import Tensor
@@ -208,7 +209,7 @@ def main() -> None:
     graph = power_law_communities(options.num_nodes, options.num_edges)
     pages = "2 MB" if os.environ.get("THP_MEM_ALLOC_ENABLE") == "1" else "4 kB"
     print(f"torch {torch.__version__}, PyG {torch_geometric.__version__}, pages of {pages}")
-    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(machine())
     for line in bench_peers(graph, options.batch_size, options.repeats):
         print(line, flush=True)
 

@@ -24,7 +24,7 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 from accuracy import SAGE
-from memory import Peak, held
+from harness import Peak, held
 from numpy.typing import NDArray
 from torch_geometric.utils import to_undirected
 
@@ -38,10 +38,10 @@ from lightning_gnn_dist import (
     NeighborSampler,
     Partition,
     PartitionedDataModule,
-    Partitioner,
     RandomPartitioner,
     StreamingPartitioner,
 )
+from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation
 

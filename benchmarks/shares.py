@@ -52,7 +52,6 @@ from lightning_gnn_dist import (
     Loading,
     MetisPartitioner,
     NeighborSampler,
-    Partitioner,
     RandomPartitioner,
     communities,
     save_shards,
@@ -61,6 +60,7 @@ from lightning_gnn_dist.batches.ahead.row_cache import RowCache
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.layers.prediction import Work
+from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.owner import Message, Question
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from harness import machine
 
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.sample import BatchKey
@@ -75,6 +76,7 @@ def main() -> None:
     parser.add_argument("--num-edges", type=int, default=10_000_000)
     parser.add_argument("--turns", type=int, default=60)
     options = parser.parse_args()
+    print(machine())
     torch.set_num_threads(1)
     graph = random_graph(options.num_edges)
     while enlarge_pages(graph):

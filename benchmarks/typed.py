@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
+from harness import machine
 from torch_geometric.loader import NeighborLoader
 
 from lightning_gnn_dist.batches.source import GraphSource
@@ -114,6 +115,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=60)
     parser.add_argument("--pyg", action="store_true", help="compare a whole batch with one of PyG's loader")
     options = parser.parse_args()
+    print(machine())
     torch.set_num_threads(1)
     graph = random_graph(options.num_types, options.num_edges)
     rows = torch.cat([arrays["x"] for arrays in graph.types.node_arrays.values()])

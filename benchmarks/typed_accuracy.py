@@ -11,7 +11,6 @@ ranks together, 240 local steps. The accuracy is that of the weights of the best
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import warnings
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from events import hetero_of, spread
+from harness import keep
 from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from rows import FORK, Outcome
 from torch import Tensor, nn
@@ -168,10 +168,8 @@ def main() -> None:
         for arm in options.arms:
             found = [run(graph, arm, seed, options)["test"] for seed in range(options.seeds)]
             alone = found if arm == "one process" else alone
-            if options.out is not None:
-                with options.out.open("a") as file:
-                    for seed, test in enumerate(found):
-                        file.write(json.dumps({"graph": name, "arm": arm, "seed": seed, "test": test}) + "\n")
+            for seed, test in enumerate(found):
+                keep(options.out, {"graph": name, "arm": arm, "seed": seed, "test": test})
             apart = [one - other for one, other in zip(found, alone, strict=True)]
             print(f"| {name} | {arm} | {spread(found)} | {spread(apart)} |", flush=True)
 

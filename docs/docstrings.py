@@ -9,10 +9,11 @@ from typing import Any
 import griffe
 from latex2mathml.converter import convert
 
-# The names that have a place to link to. The package itself is not imported: torch takes seconds.
-_PUBLIC = set(
-    re.findall(r"^::: lightning_gnn_dist\.(\w+)$", (Path(__file__).parent / "api.md").read_text(), re.MULTILINE)
-)
+# The names that have a place to link to, with it. The package itself is not imported: torch takes seconds.
+_PLACES = {
+    path.rpartition(".")[2]: path
+    for path in re.findall(r"^::: (\S+)$", (Path(__file__).parent / "api.md").read_text(), re.MULTILINE)
+}
 _ROLE = re.compile(r":(?:class|meth|func|mod|attr):`~?([\w.]+)`")
 _FORMULA = re.compile(r":math:`([^`]+)`")
 _FORMULAS = re.compile(r"^\.\. math::\n((?:\n| +.*\n?)+)", re.MULTILINE)
@@ -40,6 +41,7 @@ def _mathml(formula: str, display: str) -> str:
 def _link(name: str) -> str:
     """A link to a public name, also when it is told by where it is defined; other names as they are."""
     short = name.rsplit(".", 1)[-1] if name.startswith("lightning_gnn_dist.") else name
-    if short.split(".")[0] in _PUBLIC:
-        return f"[`{short}`][lightning_gnn_dist.{short}]"
+    first, _, rest = short.partition(".")
+    if first in _PLACES:
+        return f"[`{short}`][{'.'.join(filter(None, (_PLACES[first], rest)))}]"
     return f"`{name}`"

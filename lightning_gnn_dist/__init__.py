@@ -38,7 +38,6 @@ from lightning_gnn_dist.strategies.names import tell_lightning
 if TYPE_CHECKING:
     from lightning_gnn_dist.batches.loading import Loading as Loading
     from lightning_gnn_dist.boundary.auto import Auto as Auto
-    from lightning_gnn_dist.boundary.boundary import Boundary as Boundary
     from lightning_gnn_dist.boundary.boundary import Exchange as Exchange
     from lightning_gnn_dist.boundary.boundary import Fetch as Fetch
     from lightning_gnn_dist.boundary.boundary import Halo as Halo
@@ -48,58 +47,42 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.boundary.coverage import coverage_mean as coverage_mean
     from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe as DiscrepancyProbe
     from lightning_gnn_dist.callbacks.predictions import PredictionWriter as PredictionWriter
-    from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint as PreemptionCheckpoint
     from lightning_gnn_dist.callbacks.run_report import RunReport as RunReport
     from lightning_gnn_dist.data.datamodule import PartitionedDataModule as PartitionedDataModule
     from lightning_gnn_dist.data.link_datamodule import LinkDataModule as LinkDataModule
     from lightning_gnn_dist.data.link_ranking import LinkRanking as LinkRanking
     from lightning_gnn_dist.data.links import LinkSplit as LinkSplit
     from lightning_gnn_dist.data.links import split_edges as split_edges
-    from lightning_gnn_dist.data.temporal.split import split_by_time as split_by_time
-    from lightning_gnn_dist.engine.sample import BatchKey as BatchKey
-    from lightning_gnn_dist.engine.sample import Sample as Sample
+    from lightning_gnn_dist.data.time_split import split_by_time as split_by_time
     from lightning_gnn_dist.graph.graph import Graph as Graph
-    from lightning_gnn_dist.graph.quantize import quantize_rows as quantize_rows
     from lightning_gnn_dist.graph.synthetic import citations as citations
     from lightning_gnn_dist.graph.synthetic import communities as communities
-    from lightning_gnn_dist.graph.typed.types import GraphTypes as GraphTypes
     from lightning_gnn_dist.homes.residency import Fixed as Fixed
-    from lightning_gnn_dist.homes.residency import Held as Held
     from lightning_gnn_dist.homes.residency import Holding as Holding
     from lightning_gnn_dist.homes.residency import Redeal as Redeal
-    from lightning_gnn_dist.homes.residency import Residency as Residency
     from lightning_gnn_dist.homes.residency import Rotate as Rotate
     from lightning_gnn_dist.homes.settings import Evaluation as Evaluation
     from lightning_gnn_dist.homes.settings import GlobalBatching as GlobalBatching
     from lightning_gnn_dist.layers.prediction import predict_by_layer as predict_by_layer
     from lightning_gnn_dist.layers.ready_made import layers_of as layers_of
-    from lightning_gnn_dist.layers.ready_made import on_blocks as on_blocks
     from lightning_gnn_dist.layers.through_layers import through_layers as through_layers
     from lightning_gnn_dist.partition.base import Partition as Partition
-    from lightning_gnn_dist.partition.base import Partitioner as Partitioner
     from lightning_gnn_dist.partition.metis import MetisPartitioner as MetisPartitioner
     from lightning_gnn_dist.partition.random import RandomPartitioner as RandomPartitioner
     from lightning_gnn_dist.partition.streaming import StreamingPartitioner as StreamingPartitioner
     from lightning_gnn_dist.partition.supernode import SuperNodePartitioner as SuperNodePartitioner
     from lightning_gnn_dist.prepare.divide import save_shards as save_shards
-    from lightning_gnn_dist.prepare.one_shard import OneShard as OneShard
     from lightning_gnn_dist.prepare.prepare_graph import prepare_graph as prepare_graph
     from lightning_gnn_dist.rounds.clock import AdaptiveSteps as AdaptiveSteps
     from lightning_gnn_dist.rounds.clock import EveryPass as EveryPass
     from lightning_gnn_dist.rounds.clock import EverySeconds as EverySeconds
     from lightning_gnn_dist.rounds.clock import EverySteps as EverySteps
-    from lightning_gnn_dist.rounds.clock import RoundClock as RoundClock
-    from lightning_gnn_dist.rounds.clock import RoundProgress as RoundProgress
     from lightning_gnn_dist.rounds.drift import Drift as Drift
     from lightning_gnn_dist.rounds.launching.launch import Launch as Launch
     from lightning_gnn_dist.rounds.means.outer import Outer as Outer
-    from lightning_gnn_dist.rounds.round_strategy import RoundStrategy as RoundStrategy
-    from lightning_gnn_dist.sampling.base import Sampler as Sampler
     from lightning_gnn_dist.sampling.cluster import ClusterSampler as ClusterSampler
-    from lightning_gnn_dist.sampling.device import DeviceSampler as DeviceSampler
     from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler as FastGCNSampler
     from lightning_gnn_dist.sampling.layer_wise import LadiesSampler as LadiesSampler
-    from lightning_gnn_dist.sampling.matrix import MatrixSampler as MatrixSampler
     from lightning_gnn_dist.sampling.neighbor import NeighborSampler as NeighborSampler
     from lightning_gnn_dist.sampling.pagerank import PageRankSampler as PageRankSampler
     from lightning_gnn_dist.sampling.shadow import ShadowSampler as ShadowSampler

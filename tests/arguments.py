@@ -20,19 +20,20 @@ from torch_geometric.nn import GCN
 
 import lightning_gnn_dist as package
 from lightning_gnn_dist import (
-    BatchKey,
     Graph,
     LinkDataModule,
     Loading,
     NeighborSampler,
     PartitionedDataModule,
     RandomPartitioner,
-    RoundProgress,
     citations,
     communities,
     split_edges,
 )
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.rounds.clock import RoundProgress
 from lightning_gnn_dist.rules import Rule
+from tests.pages import public
 
 OF_PYG = {kind.__name__: kind for kind in (Data, FeatureStore, GraphStore, HeteroData)}  # loaded late
 HUGE = 10**5000  # too long for str() and repr()
@@ -126,7 +127,7 @@ NO_CONSTRUCTORS = {
 }
 # Methods that Lightning or the package calls, never a user.
 NOT_FOR_USERS = {
-    *("weigh", "weight_of_rows", "begin_state", "meet", "restore_extra_state", "stages"),
+    *("weigh", "weight_of_rows", "begin_state", "meet", "restore_extra_state", "stages", "steps_of_round"),
     *("importance", "scales", "check_fits", "around", "extra", "refresh_rows", "of_types", "check_graph"),
 }
 
@@ -232,8 +233,7 @@ def cases(world: World) -> Iterator[Case]:
     """Everything public: constructors, functions and methods."""
     valid = valid_calls(world)
     instances = instances_of(world)
-    for name in package.__all__:
-        thing = getattr(package, name)
+    for name, thing in public().items():
         if not inspect.isclass(thing):
             yield Case(name, thing, valid[name], get_type_hints(thing))
             continue
@@ -276,7 +276,7 @@ def instances_of(world: World) -> dict[str, Callable[[], Any]]:
     """An object of each class that has methods: what its constructor makes of a valid call, unless it is listed."""
     valid = valid_calls(world)
     made: dict[str, Callable[[], Any]] = {
-        name: (lambda name=name: getattr(package, name)(**valid.get(name, dict)())) for name in package.__all__
+        name: (lambda name=name, thing=thing: thing(**valid.get(name, dict)())) for name, thing in public().items()
     }
     return made | {
         "Graph": lambda: world.graph,
@@ -375,6 +375,7 @@ def _of_methods(world: World) -> Calls:
     chunked = Graph(graph.indptr, graph.indices, graph.node_arrays | {"chunk": world.partition.assignment})
     return {
         "as_published": dict,
+        "diloco": dict,
         "__call__": lambda: {"graph": graph, "num_parts": 2, "seed": 0},
         "anchor_batches": lambda: {"round_idx": 0},
         "correction_batches": lambda: {"round_idx": 0},

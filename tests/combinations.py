@@ -17,7 +17,6 @@ from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import (
     Auto,
-    Boundary,
     Exchange,
     Fetch,
     Fixed,
@@ -31,15 +30,16 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     RandomPartitioner,
     Redeal,
-    Residency,
     Rotate,
-    Sampler,
     ShadowSampler,
     TemporalSampler,
     WholePartSampler,
     save_shards,
 )
+from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.prices import short_name
+from lightning_gnn_dist.homes.residency import Residency
+from lightning_gnn_dist.sampling.base import Sampler
 from tests.boundary.models import Model, weighted_data
 from tests.data_fitting import trainer
 from tests.every_strategy import every_strategy

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import BatchKey, Graph, NeighborSampler, Sample
+from lightning_gnn_dist import Graph, NeighborSampler
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.loader import THREAD_NAME, BatchLoader
 from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from tests.sampling.reference import random_graph
 
 GRAPH = random_graph(300, 3000, seed=1)

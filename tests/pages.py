@@ -6,12 +6,19 @@ import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from pkgutil import resolve_name
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TUTORIALS = sorted((ROOT / "docs").glob("*.ipynb"))
 _FENCE = re.compile(r"^ *```(\w*)$")
+
+
+def public() -> dict[str, Any]:
+    """Everything on the page of the API by its name: all that the package exports, and more from modules."""
+    places = re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    return {place.rpartition(".")[2]: resolve_name(place) for place in places}
 
 
 class Block(NamedTuple):

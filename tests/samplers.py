@@ -9,16 +9,16 @@ from lightning_gnn_dist import (
     FastGCNSampler,
     Graph,
     LadiesSampler,
-    MatrixSampler,
     NeighborSampler,
     PageRankSampler,
     RandomWalkSampler,
-    Sampler,
     ShadowSampler,
     TemporalSampler,
     WholePartSampler,
     communities,
 )
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.matrix import MatrixSampler
 
 SAMPLERS: dict[str, Sampler] = {
     "neighbor": NeighborSampler([4, 3]),

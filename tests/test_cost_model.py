@@ -11,7 +11,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from lightning_gnn_dist import BatchKey, Graph, NeighborSampler
+from lightning_gnn_dist import Graph, NeighborSampler
+from lightning_gnn_dist.engine.sample import BatchKey
 
 
 def load() -> ModuleType:

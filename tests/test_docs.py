@@ -55,6 +55,7 @@ def test_the_site_has_every_page_and_every_public_name(site: Path) -> None:
     assert (site / "assets" / "accuracy-over-bytes.svg").is_file()
     api = (site / "api.html").read_text()
     assert all(f'id="lightning_gnn_dist.{name}"' in api for name in lightning_gnn_dist.__all__)
+    assert 'href="#lightning_gnn_dist.engine.sample.Sample"' in api  # of what is imported from its module, too
 
 
 @pytest.mark.slow
@@ -114,6 +115,12 @@ def test_a_reader_needs_no_network(site: Path) -> None:
     for path in site.glob("*.html"):
         assert not re.findall(r'<(?:script|img|iframe)[^>]*src="(?:https?:)?//', path.read_text()), path.name
         assert not re.findall(r'<link[^>]*rel="(?:stylesheet|preconnect)"[^>]*href="(?:https?:)?//', path.read_text())
+
+
+def test_every_script_that_measures_is_listed() -> None:
+    scripts = {path.name for path in (ROOT / "benchmarks").glob("*.py")} - {"harness.py"}
+    listed = re.findall(r"^\| `([^`]*)` \|", (ROOT / "benchmarks" / "scripts.md").read_text(), re.M)
+    assert set(listed) == scripts | {"peers/run.py"}
 
 
 def test_the_wire_is_worked_out_right() -> None:

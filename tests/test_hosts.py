@@ -186,7 +186,8 @@ def test_the_command_of_a_pod_is_accepted(
     check_accepted(tmp_path / "torchrun.1", 1, monkeypatch)
     printed = yaml.safe_load(capsys.readouterr().out)
     (saver,) = printed["trainer"]["callbacks"]
-    assert saver == {"class_path": "lightning_gnn_dist.PreemptionCheckpoint", "init_args": {"dirpath": str(tmp_path)}}
+    kind = "lightning_gnn_dist.callbacks.preemption.PreemptionCheckpoint"
+    assert saver == {"class_path": kind, "init_args": {"dirpath": str(tmp_path)}}
     assert printed["ckpt_path"] == (f"{tmp_path}/preempted.ckpt" if resumed else None)
 
 

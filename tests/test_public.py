@@ -18,13 +18,14 @@ import lightning_gnn_dist
 from lightning_gnn_dist import Drift, GrappaStrategy, LLCGStrategy, LocalSGDStrategy
 from lightning_gnn_dist.strategies.names import tell_lightning
 from tests.every_strategy import every_strategy
+from tests.pages import public
 
 
 def test_every_public_name_exists_and_is_documented() -> None:
-    names = lightning_gnn_dist.__all__
-    assert names == sorted(names)
-    for name in names:
-        assert inspect.getdoc(getattr(lightning_gnn_dist, name)), name
+    names, documented = lightning_gnn_dist.__all__, public()
+    assert names == sorted(names) and len(names) <= 61
+    assert all(getattr(lightning_gnn_dist, name) is documented[name] for name in names)
+    assert all(map(inspect.getdoc, documented.values()))
 
 
 @pytest.mark.parametrize(

@@ -9,19 +9,18 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
 
-import lightning_gnn_dist as package
 from lightning_gnn_dist import Halo
 from lightning_gnn_dist.rules import Rule, rules_of
+from tests.pages import public
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 HEAD = "\n## What arguments may be\n\n| of | argument | may be |\n| --- | --- | --- |\n"
 
 
 def table() -> str:
-    kinds = {name: getattr(package, name) for name in package.__all__}
     rows = {
         f"| `{name}` | `{argument}` | {said} |\n"
-        for name, kind in kinds.items()
+        for name, kind in public().items()
         if isinstance(kind, type) and is_dataclass(kind)
         for argument, hint in rules_of(kind).items()
         if hint is not bool and (said := words(hint))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple, Protocol
 
@@ -33,25 +32,23 @@ class RoundProgress(NamedTuple):
 
 def schedule(clock: RoundClock, num_rounds: int | None, steps_per_pass: int) -> str:
     """Return a sentence for the log that says how long the rounds of a fit are."""
+    rounds = -1 if num_rounds is None else num_rounds
     if isinstance(clock, EverySeconds):
-        return _schedule_by_time(clock.seconds, num_rounds)
+        if rounds < 0:
+            return f"Rounds without end, of {clock.seconds:g} seconds."
+        total = rounds * clock.seconds
+        return f"{rounds} rounds of {clock.seconds:g} seconds, {total:g} seconds in all, and the meetings."
     if isinstance(clock, AdaptiveSteps):
         return (
             f"Rounds of {clock.shortest} to {clock.longest} local steps, the longer the closer replicas stay together."
         )
-    if not says_steps(clock):
+    if not isinstance(clock, KnownSteps):
         return f"Rounds end when {clock} says so."
-    if num_rounds is None or num_rounds < 0:
-        return f"Rounds without end, the first of {steps_of_round(clock, 0, steps_per_pass)} local steps."
-    steps = [steps_of_round(clock, round_idx, steps_per_pass) for round_idx in range(num_rounds)]
+    if rounds < 0:
+        return f"Rounds without end, the first of {clock.steps_of_round(0, steps_per_pass)} local steps."
+    steps = [clock.steps_of_round(round_idx, steps_per_pass) for round_idx in range(rounds)]
     lengths = " to ".join(dict.fromkeys([f"{steps[0]}", f"{steps[-1]}"])) if steps else "0"
-    return f"{num_rounds} rounds of {lengths} local steps, {sum(steps)} steps in all on each rank."
-
-
-def _schedule_by_time(seconds: float, num_rounds: int | None) -> str:
-    if num_rounds is None or num_rounds < 0:
-        return f"Rounds without end, of {seconds:g} seconds."
-    return f"{num_rounds} rounds of {seconds:g} seconds, {num_rounds * seconds:g} seconds in all, and the meetings."
+    return f"{rounds} rounds of {lengths} local steps, {sum(steps)} steps in all on each rank."
 
 
 class RoundClock(Protocol):
@@ -68,40 +65,28 @@ class RoundClock(Protocol):
 
 def takes_equal_steps(clock: RoundClock) -> bool:
     """Return whether all ranks take the same number of steps in a round."""
-    return says_steps(clock) or isinstance(clock, AdaptiveSteps)
+    return isinstance(clock, KnownSteps | AdaptiveSteps)
 
 
-def steps_after(clock: AdaptiveSteps, steps: int, distance: float, first: float) -> int:
-    """Return the steps of the next round.
+class KnownSteps:
+    """A clock whose rounds have the same number of steps on all ranks, which is known before the fit."""
 
-    Args:
-        clock: Its bounds.
-        steps: The steps of the round that has ended.
-        distance: How far it has taken replicas from their mean, more than 0.
-        first: How far the first round has.
-    """
-    return int(min(clock.longest, 2 * steps, max(clock.shortest, steps * first / distance)))
+    def steps_of_round(self, round_idx: int, steps_per_pass: int) -> int:
+        """Return the local steps of a round."""
+        raise NotImplementedError
 
-
-def says_steps(clock: RoundClock) -> bool:
-    """Return whether the steps of a round are known before the fit begins."""
-    return isinstance(clock, EverySteps | EveryPass)
+    def is_over(self, progress: RoundProgress) -> bool:
+        """Return whether the round ends with the steps of ``progress``."""
+        _check_progress(progress)
+        return progress.local_steps >= self.steps_of_round(progress.round_idx, progress.steps_per_pass)
 
 
 def _check_progress(progress: RoundProgress) -> None:
     check_instance("progress", progress, RoundProgress, "a RoundProgress")
 
 
-def steps_of_round(clock: RoundClock, round_idx: int, steps_per_pass: int) -> int:
-    """Return the local steps of a round, for a clock that :func:`says_steps`."""
-    if isinstance(clock, EverySteps):
-        return clock.local_steps(round_idx)
-    assert isinstance(clock, EveryPass)
-    return clock.passes * steps_per_pass
-
-
 @dataclass(frozen=True)
-class EverySteps:
+class EverySteps(KnownSteps):
     r"""A round of :math:`K_r = \min(K_\mathrm{max}, \lceil K \rho^r \rceil)` local steps.
 
     Args:
@@ -135,13 +120,12 @@ class EverySteps:
         # Rounded first: 100 * 1.1 is 110.00000000000001.
         return min(self.limit, math.ceil(round(self.steps * self.growth**round_idx, 9)))
 
-    def is_over(self, progress: RoundProgress) -> bool:
-        _check_progress(progress)
-        return progress.local_steps >= self.local_steps(progress.round_idx)
+    def steps_of_round(self, round_idx: int, steps_per_pass: int) -> int:
+        return self.local_steps(round_idx)
 
 
 @dataclass(frozen=True)
-class EveryPass:
+class EveryPass(KnownSteps):
     """A round of whole passes over the training nodes.
 
     Args:
@@ -153,9 +137,8 @@ class EveryPass:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def is_over(self, progress: RoundProgress) -> bool:
-        _check_progress(progress)
-        return progress.local_steps >= self.passes * progress.steps_per_pass
+    def steps_of_round(self, round_idx: int, steps_per_pass: int) -> int:
+        return self.passes * steps_per_pass
 
 
 @dataclass(frozen=True)
@@ -210,35 +193,3 @@ class EverySeconds:
     def is_over(self, progress: RoundProgress) -> bool:
         _check_progress(progress)
         return progress.seconds >= self.seconds
-
-
-class RoundTimer:
-    """Estimates how long a round will have lasted at the end of a batch that is yet to be trained on.
-
-    Lightning asks whether a batch is the last one before it trains on it. So the estimate is the time of the batches
-    before, and one more of their mean length.
-    """
-
-    def __init__(self) -> None:
-        self.seconds_per_batch = 0.0  # in the round before
-        self._start: float | None = None
-
-    def begin(self) -> None:
-        """Start the timer at the first batch of a round. Later calls in the round change nothing."""
-        if self._start is None:
-            self._start = time.monotonic()
-
-    def expected(self, batches: int) -> float:
-        """Return the seconds from the start of the round to the end of ``batches``, the last of them to come."""
-        if self._start is None or batches == 1:
-            return self.seconds_per_batch * batches
-        return self._elapsed() * batches / (batches - 1)
-
-    def end(self, batches: int) -> float:
-        """Stop the timer after the last batch, and return the seconds of the round."""
-        seconds = self._elapsed()
-        self.seconds_per_batch, self._start = seconds / batches, None
-        return seconds
-
-    def _elapsed(self) -> float:
-        return 0.0 if self._start is None else time.monotonic() - self._start

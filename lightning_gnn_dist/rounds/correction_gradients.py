@@ -16,7 +16,6 @@ from torchmetrics import Metric
 from lightning_gnn_dist.rounds.lightning_internals.trainer import takes_batch_idx
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.part import Fit
-from lightning_gnn_dist.rounds.walking import modules_of, parameters_of
 from lightning_gnn_dist.tables.gradients import mean_gradients
 from lightning_gnn_dist.tables.table import check_sparse, no_rows
 from lightning_gnn_dist.wire import collectives
@@ -114,7 +113,7 @@ def step_of(module: LightningModule) -> Step:
 @contextmanager
 def unrecorded(module: LightningModule) -> Iterator[None]:
     """Run steps outside the loop: what they log and what the module's metrics count is forgotten."""
-    metrics = [metric for metric in modules_of(module) if isinstance(metric, Metric)]
+    metrics = [metric for metric in module.modules() if isinstance(metric, Metric)]
     states = [_metric_state(metric) for metric in metrics]
     module.log = module.log_dict = lambda *args, **kwargs: None  # type: ignore[method-assign,assignment]
     try:
@@ -138,12 +137,12 @@ def without_noise(module: nn.Module, moving: Collection[nn.Module] = ()) -> Iter
     list of classes would find it all, as ``functional.dropout(x, training=self.training)`` may stand in any module. A
     module that is in evaluation mode already, such as a frozen norm, stays there.
     """
-    training = [child for child in modules_of(module) if child.training]
+    training = [child for child in module.modules() if child.training]
     moves, silent = {id(child) for child in moving}, [each for each in training if not _keeps_what_batches_show(each)]
     for child in silent:
         child.training = False
     try:
-        with _unmoved(child for child in modules_of(module) if id(child) not in moves):
+        with _unmoved(child for child in module.modules() if id(child) not in moves):
             yield
     finally:
         for child in silent:
@@ -153,7 +152,7 @@ def without_noise(module: nn.Module, moving: Collection[nn.Module] = ()) -> Iter
 def _keeps_what_batches_show(module: nn.Module) -> bool:
     """Return whether it has buffers, and its children no parameters; a network with class weights does not count."""
     has_buffers = any(buffer is not None for buffer in module._buffers.values())
-    return has_buffers and not any(parameters_of(child) for child in module.children())
+    return has_buffers and not any(list(child.parameters()) for child in module.children())
 
 
 def loss_scale(fit: Fit) -> float:
@@ -218,7 +217,7 @@ def _of_any_size(step: Step, batch: Any, module: nn.Module) -> Tensor | None:
     except ValueError as error:
         if "more than 1 value per channel" not in str(error) and "more than 1 spatial element" not in str(error):
             raise
-    norms = [child for child in modules_of(module) if isinstance(child, _NormBase) and child.training]
+    norms = [child for child in module.modules() if isinstance(child, _NormBase) and child.training]
     for norm in norms:
         norm.training = not norm.track_running_stats
     try:

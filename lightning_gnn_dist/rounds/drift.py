@@ -12,8 +12,8 @@ The further a replica walks from the anchor, the less the difference says. So th
 :math:`k` of the round it is multiplied by :math:`d^k`. Without that, rounds of fifty steps diverge.
 
 Where rounds go on in one direction, what an anchor said is still true at the next, and the shift may stay. With
-:math:`c` the share of the round before that the last round did once more
-(:mod:`~lightning_gnn_dist.rounds.means.momentum`), the default is
+:math:`c` the projection of the last round's pseudo-gradient on the one before, in [0, 1]
+(:mod:`~lightning_gnn_dist.rounds.means.outer`), the default is
 
 .. math:: d = 1 - 0.2\,(1 - c^4).
 
@@ -43,7 +43,7 @@ from lightning_gnn_dist.rounds.correction_gradients import (
 )
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.means import length_of
-from lightning_gnn_dist.rounds.means.momentum import share_to_keep
+from lightning_gnn_dist.rounds.means.outer import share_to_keep
 from lightning_gnn_dist.rounds.part import Fit, Part
 from lightning_gnn_dist.rules import Count, check_fields, within
 
@@ -59,17 +59,13 @@ class Drift:
         towards: The mean gradient of the ``"ranks"``, which misses cut edges, or the ``"global"`` gradient of the whole
             graph. Default: ``"global"`` in :class:`LLCGStrategy`, else ``"ranks"``.
         decay: :math:`d` in [0, 1], the factor by which the shift fades with each local step. 1 keeps it. Default: 0.8,
-            and with ``Outer(adaptive=True)`` nearer to 1 while rounds go on in one direction.
+            and with ``Outer(momentum=0.8, adaptive=True)`` nearer to 1 while rounds go on in one direction.
         anchor_steps: Batches of an anchor gradient, at most; it takes no more than one pass.
-        corrects: Whether the correction of :class:`LLCGStrategy` steps along the anchor's gradient of the whole graph.
-            The anchor is then the mean of the replicas before the correction, not after it. It saves an exchange and a
-            batch of the whole graph in a round.
     """
 
     towards: Towards | None = None
     decay: Annotated[float, within(0, 1, "with 1 the shift does not fade")] | None = None
     anchor_steps: Count = 4
-    corrects: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -84,8 +80,6 @@ def resolved(drift: Drift, modes: Sequence[Towards], strategy: str) -> Drift:
             f"{strategy} knows no gradient of the whole graph, so drift must not be {drift}: use "
             'Drift("ranks"), or LLCGStrategy.'
         )
-    if drift.corrects and drift.towards != "global":
-        raise ValueError(f'drift={drift} corrects along the gradient of the whole graph: use towards="global".')
     return drift
 
 
@@ -94,8 +88,10 @@ class DriftCorrection(Part):
 
     Args:
         drift: The settings, with ``towards``.
-        agreement: Says how much of the round before the last round did once more, the same on all ranks.
+        agreement: Returns the projection of the last pseudo-gradient on the one before, the same on all ranks.
     """
+
+    looks_beyond_parts = True
 
     def __init__(self, drift: Drift, agreement: Callable[[], float] = float) -> None:
         self.drift, self._agreement = drift, agreement
@@ -163,6 +159,11 @@ class DriftCorrection(Part):
                 parameter.grad.add_(shift, alpha=weight)
         self._taken[id(optimizer)] += 1
 
+    @property
+    def batches_of_graph(self) -> int:
+        """How many batches of the whole graph the anchor of a round may take."""
+        return self.drift.anchor_steps if self.drift.towards == "global" else 0
+
     def sizes(self) -> list[int]:
         return [length_of(self.fit.trained_parameters())]
 
@@ -185,7 +186,7 @@ class DriftCorrection(Part):
 
 
 def decay_after(agreement: float) -> float:
-    """The default decay of a round; ``agreement`` is the share of the round before that the last did once more."""
+    """Return the default decay of a round after rounds that agreed so much."""
     return 1.0 - (1.0 - DECAY) * (1.0 - share_to_keep(agreement))
 
 

@@ -26,7 +26,8 @@ from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.means import is_rounded
 from lightning_gnn_dist.rounds.means.outer import OuterStep
 from lightning_gnn_dist.rounds.meeting import Meeting, Peers, Votes, contributed
-from lightning_gnn_dist.rounds.part import Share
+from lightning_gnn_dist.rounds.part import Share, part_of
+from lightning_gnn_dist.rounds.premises import Premises, check_same_premises, premises_of
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.tables.table import refuse_elastic
 from lightning_gnn_dist.wire.addresses import HERE
@@ -45,10 +46,10 @@ class Row(NamedTuple):
     global_step: int
     waits: int
     dealt_among: int
-    premises: refusals.Premises
+    premises: Premises
 
 
-_NUM_NUMBERS = len(Row._fields) - 1 + len(refusals.Premises._fields)
+_NUM_NUMBERS = len(Row._fields) - 1 + len(Premises._fields)
 
 
 def _numbers(row: Row) -> list[int]:
@@ -58,7 +59,7 @@ def _numbers(row: Row) -> list[int]:
 def _read(numbers: list[int]) -> Row:
     """Return the row that :func:`_numbers` was given; further numbers are ignored."""
     batches, stop, global_step, waits, dealt_among, *premises = numbers[:_NUM_NUMBERS]
-    return Row(batches, stop, global_step, waits, dealt_among, refusals.Premises(*premises))
+    return Row(batches, stop, global_step, waits, dealt_among, Premises(*premises))
 
 
 class SoloEnvironment(LightningEnvironment):
@@ -105,11 +106,12 @@ class LivingPeers(Peers):
 
     def __init__(self, strategy: RoundStrategy, elastic: Elastic) -> None:
         check_available()
+        refusals.check_elastic_rounds(strategy.clock, strategy.nonfinite)
         self._rounds, self._elastic = strategy, elastic
         self._world = SoloEnvironment()
         strategy.cluster_environment = self._world
         self._member: Membership | None = None
-        self._premises: refusals.Premises | None = None  # of the parts that were dealt last, among _dealt_among ranks
+        self._premises: Premises | None = None  # of the parts that were dealt last, among _dealt_among ranks
         self._dealt_among = self._place = self._told = 0
         self._share, self._moments = Share([]), list[Tensor]()  # what goes into the mean; means of moments in few bits
 
@@ -189,7 +191,7 @@ class LivingPeers(Peers):
             trainer.global_step,
             int(waits),
             self._dealt_among,
-            self._premises or refusals.premises_of(trainer),
+            self._premises or premises_of(trainer),
         )
         said = self._member.meet(
             self._tensors_to_average,
@@ -222,7 +224,7 @@ class LivingPeers(Peers):
         self._share = share = contributed(self._rounds.meeting.parts)
         self._moments = []
         if self._rounds.means.bits is None:
-            return [*share.ways, *share.whole, *share.moments]
+            return [*share.pseudo_gradients, *share.whole, *share.moments]
         return [*share.whole, *(each for each in share.moments if not is_rounded(each))]
 
     def _average_rounded(self, channel: Channel, weight: float) -> None:
@@ -231,7 +233,7 @@ class LivingPeers(Peers):
         means.move(channel)
         means.begin_meeting(self._rounds.state.round_idx)
         self._moments = [each.clone() for each in self._share.moments if is_rounded(each)]
-        means.average_rounded_(self._share.ways, self._moments, weight)
+        means.average_rounded_(self._share.pseudo_gradients, self._moments, weight)
 
     @torch.no_grad()
     def _take_means(self) -> None:
@@ -244,7 +246,7 @@ class LivingPeers(Peers):
         self._rounds.means.keep()
 
     def _outer(self) -> OuterStep | None:
-        return self._rounds.meeting.part(OuterStep)
+        return part_of(self._rounds.meeting.parts, OuterStep)
 
     def _dealt(self, loader: Any) -> Any:
         """Return the training loader of this rank's part among the ranks that take part now."""
@@ -254,7 +256,7 @@ class LivingPeers(Peers):
         datamodule.teardown("fit")
         datamodule.setup("fit")
         assert self._member is not None
-        self._premises, self._dealt_among = refusals.premises_of(module_of(self._rounds).trainer), self._member.seat.of
+        self._premises, self._dealt_among = premises_of(module_of(self._rounds).trainer), self._member.seat.of
         return datamodule.train_dataloader()
 
     @contextmanager
@@ -298,7 +300,7 @@ class LivingPeers(Peers):
 def _check_premises(rows: list[Row]) -> None:
     """Refuse ranks with other data. Parts of another deal are not compared: their rank is about to get new ones."""
     first = rows[0]
-    refusals.check_same_premises(
+    check_same_premises(
         [
             row.premises._replace(parts=first.premises.parts) if row.dealt_among != first.dealt_among else row.premises
             for row in rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -19,7 +19,6 @@ from lightning_gnn_dist.rounds.lightning_internals.trainer import announce_sigte
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.averaging import Parameters, summary
 from lightning_gnn_dist.rounds.part import Fit, Part, RoundState, Share
-from lightning_gnn_dist.rounds.walking import parameters_of, unchanged
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.octets import checksum
 
@@ -32,9 +31,6 @@ class Votes(NamedTuple):
     sigterm: bool
     checksum: int
     global_step: int
-
-
-Kind = TypeVar("Kind", bound=Part)
 
 
 class Meeting:
@@ -53,10 +49,6 @@ class Meeting:
         for part in self.parts:
             part.begin(fit)
 
-    def part(self, kind: type[Kind]) -> Kind | None:
-        """Return the part of a class, None where it is off."""
-        return next((part for part in self.parts if isinstance(part, kind)), None)
-
     def begin_round(self) -> None:
         """Begin a round, the first or the next. Collective."""
         for part in self.parts:
@@ -68,7 +60,7 @@ class Meeting:
         sizes = [size for part in self.parts for size in part.sizes()]
         sums = self.parameters.checksums() if several else []
         told = finite.tell(batches, [each for part in self.parts for each in part.trained()])
-        numbers = [told, sum(sizes), len(parameters_of(fit.lightning_module)), summary([*sizes, *sums])]
+        numbers = [told, sum(sizes), len(list(fit.lightning_module.parameters())), summary([*sizes, *sums])]
         rows = collectives.gather_numbers(numbers, fit.device)
         for of_ranks in ([row[1] for row in rows], [row[2] for row in rows]):
             refusals.check_sizes(of_ranks)
@@ -82,8 +74,8 @@ class Meeting:
         for stage in stages:
             share, weight = contributed(stage), self.fit.weight()
             if self.fit.round.is_left_out:
-                weight = finite.leave_out_([*share.ways, *share.whole, *share.moments])
-            self.fit.means.average_(share.ways, share.whole, share.moments, weight)
+                weight = finite.leave_out_([*share.pseudo_gradients, *share.whole, *share.moments])
+            self.fit.means.average_(share.pseudo_gradients, share.whole, share.moments, weight)
             for part in stage:
                 part.apply()
 
@@ -220,8 +212,7 @@ class MeetingCallback(Callback):
             return
         state = self.strategy.state
         state.stop_requested |= trainer.should_stop
-        with unchanged(pl_module):
-            votes = self.strategy.meet(trainer.fit_loop.epoch_loop.batch_progress.current.ready)
+        votes = self.strategy.meet(trainer.fit_loop.epoch_loop.batch_progress.current.ready)
         # ModelCheckpoint names files by it and decides by it whether to save; ranks may have taken unequal steps.
         set_global_step(trainer, max(vote.global_step for vote in votes))
         if any(vote.stop for vote in votes):

@@ -1,32 +1,116 @@
-"""Reads the clock: when this rank's round is over, and how many steps a fit takes."""
+"""Reads the clock: when this rank's round is over, how many steps a fit takes, and the batches of one round."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 
 from lightning_gnn_dist.rounds import refusals
-from lightning_gnn_dist.rounds.clock import (
-    AdaptiveSteps,
-    EveryPass,
-    RoundClock,
-    RoundProgress,
-    RoundTimer,
-    says_steps,
-    schedule,
-    steps_after,
-    steps_of_round,
-)
+from lightning_gnn_dist.rounds.clock import AdaptiveSteps, EveryPass, KnownSteps, RoundClock, RoundProgress, schedule
 from lightning_gnn_dist.rounds.lightning_internals.loops import accumulated_batches
 from lightning_gnn_dist.rounds.lightning_internals.trainer import module_of
-from lightning_gnn_dist.rounds.round_loader import RoundLoader
 
 _LOOKED_AT = 100_000  # rounds whose ends are compared with changes of parts
+
+
+class RoundTimer:
+    """Estimates how long a round will have lasted at the end of a batch that is yet to be trained on.
+
+    Lightning asks whether a batch is the last one before it trains on it. So the estimate is the time of the batches
+    before, and one more of their mean length.
+    """
+
+    def __init__(self) -> None:
+        self.seconds_per_batch = 0.0  # in the round before
+        self._start: float | None = None
+
+    def begin(self) -> None:
+        """Start the timer at the first batch of a round. Later calls in the round change nothing."""
+        if self._start is None:
+            self._start = time.monotonic()
+
+    def expected(self, batches: int) -> float:
+        """Return the seconds from the start of the round to the end of ``batches``, the last of them to come."""
+        if self._start is None or batches == 1:
+            return self.seconds_per_batch * batches
+        return self._elapsed() * batches / (batches - 1)
+
+    def end(self, batches: int) -> float:
+        """Stop the timer after the last batch, and return the seconds of the round."""
+        seconds = self._elapsed()
+        self.seconds_per_batch, self._start = seconds / batches, None
+        return seconds
+
+    def _elapsed(self) -> float:
+        return 0.0 if self._start is None else time.monotonic() - self._start
+
+
+class RoundLoader:
+    """Hands out the batches of one round per iteration, from an endless stream over ``loader``.
+
+    It has no length on purpose: Lightning then ends the epoch when the iteration stops, and asks no other rank
+    how long its loader is. An iteration starts at the batch that ``position()`` names, so a round that was cut
+    short, or a run that was resumed, goes on where it stopped.
+
+    Args:
+        loader: The loader of one pass. If it has ``stream(start)``, as the data module's has, that is read; any other
+            loader with a length is cycled.
+        position: Returns how many batches this rank has trained on since the start of the run.
+        is_over: Returns whether the round ends after that many batches of it.
+    """
+
+    def __init__(self, loader: Any, position: Callable[[], int], is_over: Callable[[int], bool]) -> None:
+        self.loader = loader
+        self._position = position
+        self._is_over = is_over
+        self._stream: Iterator[Any] | None = None
+        self._at = -1
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._stream is None or self._at != self._position():
+            self.close()
+            self._at = self._position()
+            self._stream = _stream(self.loader, self._at)
+        batches = 0
+        while True:
+            batch = next(self._stream)
+            self._at += 1
+            batches += 1
+            yield batch
+            if self._is_over(batches):
+                return
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        close = getattr(self._stream, "close", None)
+        if close is not None:
+            close()
+        self._stream = None
+
+
+def _stream(loader: Any, start: int) -> Iterator[Any]:
+    if hasattr(loader, "stream"):
+        return iter(loader.stream(start))
+    return _cycle(loader, start)
+
+
+def _cycle(loader: Any, start: int) -> Iterator[Any]:
+    """Yield pass after pass of a usual loader, whose sampler shuffles by the number of the pass."""
+    number, skip = divmod(start, len(loader))
+    while True:
+        set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(number)
+        for index, batch in enumerate(loader):
+            if index >= skip:
+                yield batch
+        number, skip = number + 1, 0
 
 
 class Pace:
@@ -51,9 +135,11 @@ class Pace:
 
     def plan(self, distance: float) -> None:
         """Choose the steps of the next round, for a clock that does, by how far replicas were from their mean."""
-        if isinstance(self._clock, AdaptiveSteps) and distance > 0:
+        clock = self._clock
+        if isinstance(clock, AdaptiveSteps) and distance > 0:
             self._first_distance = self._first_distance or distance
-            self._planned = steps_after(self._clock, self._planned, distance, self._first_distance)
+            as_far = max(clock.shortest, self._planned * self._first_distance / distance)
+            self._planned = int(min(clock.longest, 2 * self._planned, as_far))
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold, of a clock that chooses the steps of a round."""
@@ -75,8 +161,8 @@ class Pace:
         """Return the batches of this rank in a round, infinity where the clock does not say before."""
         if isinstance(self._clock, AdaptiveSteps):
             steps = self._planned
-        elif says_steps(self._clock):
-            steps = steps_of_round(self._clock, round_idx, self.steps_per_pass())
+        elif isinstance(self._clock, KnownSteps):
+            steps = self._clock.steps_of_round(round_idx, self.steps_per_pass())
         else:
             return math.inf
         return steps * self._trainer().accumulate_grad_batches
@@ -91,12 +177,12 @@ class Pace:
         """
         if batches_of_part is None:
             return
-        if not says_steps(self._clock):
+        if not isinstance(self._clock, KnownSteps):
             _refuse_changes(f"with {self._clock} nobody knows before when that is. Use EverySteps or EveryPass")
         last, num_batches = self._trainer().max_epochs, self._batches_per_pass()
         for idx in range(round_idx, _LOOKED_AT if last is None or last < 0 else min(last, _LOOKED_AT)):
             per_step = accumulated_batches(self._trainer(), idx)
-            stop = batches_done + per_step * steps_of_round(self._clock, idx, -(-num_batches // per_step))
+            stop = batches_done + per_step * self._clock.steps_of_round(idx, -(-num_batches // per_step))
             if batches_done // batches_of_part != (stop - 1) // batches_of_part:
                 _refuse_changes(
                     f"round {idx} is of batches {batches_done} to {stop - 1}, and parts change every "
@@ -113,11 +199,11 @@ class Pace:
         trainer, clock = self._trainer(), self._clock
         if trainer.max_epochs == -1:
             return math.inf
-        if not says_steps(clock):
+        if not isinstance(clock, KnownSteps):
             refusals.refuse_estimate(clock, "it does not say before how many steps a rank takes in a round")
         num_batches = self._batches_per_pass() if isinstance(clock, EveryPass) else 0
         batches_per_step = [accumulated_batches(trainer, epoch) for epoch in range(max(trainer.max_epochs or 0, 1))]
-        steps = (steps_of_round(clock, r, -(-num_batches // batches)) for r, batches in enumerate(batches_per_step))
+        steps = (clock.steps_of_round(r, -(-num_batches // batches)) for r, batches in enumerate(batches_per_step))
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return min(next(steps), -(-int(trainer.limit_train_batches) // batches_per_step[0]))
         return sum(steps)
@@ -132,7 +218,7 @@ class Pace:
         return module_of(self._strategy).trainer
 
 
-def _refuse_changes(why: str) -> None:
+def _refuse_changes(why: str) -> NoReturn:
     raise ValueError(
         "boundary=History() has ranks compute rows for their parts at meetings, so parts may change only there, and "
         f"{why}, or keep parts, with Holding(Fixed()), or use boundary=Halo()."

@@ -12,9 +12,9 @@ A strategy says which parts meet, and in which order. What is off is not among t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from lightning.pytorch import LightningModule
@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 from lightning_gnn_dist.joint import KeepsRows
 from lightning_gnn_dist.rounds.means.means import Means
-from lightning_gnn_dist.rounds.walking import parameters_of, trained_parameters
+from lightning_gnn_dist.rounds.walking import trained_parameters
 from lightning_gnn_dist.tables.learned_tables import LearnedTables
 from lightning_gnn_dist.wire import collectives
 
@@ -37,6 +37,7 @@ class RoundState:
     batches_done: int = 0
     in_round: bool = False
     is_training: bool = False  # from the first batch of a round to its meeting
+    others_wait: bool = False  # for what this rank computes alone
     stop_requested: bool = False  # by this rank, since the last meeting
     seconds: float = 0.0
     distance: float = 0.0  # of replicas from their mean, if it was measured
@@ -95,7 +96,7 @@ class Fit:
 
     def dense_parameters(self, *, frozen: bool = False) -> list[Tensor]:
         """Return the parameters that are trained, or also ``frozen`` ones, and are no tables: alike on all ranks."""
-        tables, all_of_them = self.ids_of_tables(), parameters_of(self.lightning_module)
+        tables, all_of_them = self.ids_of_tables(), self.lightning_module.parameters()
         return [each for each in all_of_them if (frozen or each.requires_grad) and id(each) not in tables]
 
     def ids_of_tables(self) -> set[int]:
@@ -112,12 +113,13 @@ class Share(NamedTuple):
 
     Attributes:
         whole: Goes as it is. Of integers it is the largest.
-        ways: How far this replica has come; goes in as few bits as asked for.
-        moments: Of optimizers; go in 16 bits, where ways go in fewer than 32.
+        pseudo_gradients: From where this replica is back to the model that the round began with; go in as few bits as
+            asked for.
+        moments: Of optimizers; go in 16 bits, where pseudo-gradients go in fewer than 32.
     """
 
     whole: Sequence[Tensor]
-    ways: Sequence[Tensor] = ()
+    pseudo_gradients: Sequence[Tensor] = ()
     moments: Sequence[Tensor] = ()
 
 
@@ -128,6 +130,7 @@ class Part:
     """
 
     fit: Fit
+    looks_beyond_parts = False  # whether it puts right what averages of unlike parts lose
 
     def begin(self, fit: Fit) -> None:
         """Begin a fit, whose module and optimizers are made; refuse one that does not go with it. Collective."""
@@ -189,3 +192,11 @@ class KeptRows(Part):
 
     def begin_round(self) -> None:
         self._data.refresh_rows(self.fit.round.batches_done)
+
+
+Kind = TypeVar("Kind", bound=Part)
+
+
+def part_of(parts: Iterable[Part], kind: type[Kind]) -> Kind | None:
+    """Return the part of a class, None where it is off."""
+    return next((part for part in parts if isinstance(part, kind)), None)

@@ -33,6 +33,7 @@ from lightning_gnn_dist.rounds.lightning_internals.trainer import (
     module_of,
     take_over_sigterm,
 )
+from lightning_gnn_dist.rounds.premises import check_ranks
 from lightning_gnn_dist.rounds.walking import has_tables
 from lightning_gnn_dist.tables.learned_tables import LearnedTables, hidden_from_ddp, refuse_copies
 from lightning_gnn_dist.tables.owned_embedding import owned_tables
@@ -152,7 +153,7 @@ class PartitionedStrategy(DDPStrategy):
             self._begin_fit(trainer)
             self.sigterm_received = False
             take_over_sigterm(trainer, self._on_sigterm)
-            self.processors_differ = refusals.check_ranks(trainer, self.root_device)
+            self.processors_differ = check_ranks(trainer, self.root_device)
         owned = [] if tables is None or is_fit else [*owned_tables(self._module()).values()]
         with hidden_from_ddp(self._module(), [each.parameter for each in owned]) if owned else nullcontext():
             super().setup(trainer)

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import inspect
-import zlib
 from collections.abc import Iterable
 from contextlib import suppress
 from difflib import get_close_matches
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NoReturn
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Timer, WeightAveraging
 from torch_geometric.loader import LinkLoader, NodeLoader
 
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.joint import CountsSeeds, GivesAnchors, GivesCorrections, HasDigests
+from lightning_gnn_dist.joint import CountsSeeds, GivesAnchors, GivesCorrections
+from lightning_gnn_dist.rounds.clock import AdaptiveSteps
 from lightning_gnn_dist.rounds.correction_gradients import has_own_step
 from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
-from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.rounds.premises import odd_ones
 
 _PYG = NodeLoader, LinkLoader
-_ACCURACY = 1e-4  # to which ranks compare sums of features
+_MAY_DIE = "With elastic=True ranks may die at any time."
 OTHER_SPARSE = (
     "A parameter{} has a sparse gradient, and is no table that ranks know: look rows up in an "
     "nn.Embedding(..., sparse=True), or with sparse=False."
-)
-_RUN_ONCE_PER_RANK = (
-    "Lightning runs the script once per rank, so what is drawn without a seed (a split, a graph, features) differs "
-    "from rank to rank: call lightning.seed_everything(0) first, or save the graph once and give its path."
 )
 
 
@@ -42,11 +36,16 @@ def check_clock(clock: Any) -> None:
 
 def check_trainer(strategy: str, trainer: Trainer, *, has_layer_sync: bool) -> None:
     """Refuse settings of the Trainer that act inside a round, where every rank is alone."""
-    found = [reason for applies, reason in _conflicts(trainer, has_layer_sync) if applies]
-    if found:
-        raise ValueError(
-            f"{strategy} trains in rounds, one epoch each, and ranks are alone between meetings. " + " ".join(found)
-        )
+    _refuse(
+        f"{strategy} trains in rounds, one epoch each, and ranks are alone between meetings.",
+        _conflicts(trainer, has_layer_sync),
+    )
+
+
+def _refuse(premise: str, conflicts: Iterable[tuple[bool, str]]) -> None:
+    """Refuse all that applies, in one sentence each."""
+    if found := [reason for applies, reason in conflicts if applies]:
+        raise ValueError(f"{premise} " + " ".join(found))
 
 
 def check_loaders(trainer: Any) -> None:
@@ -80,7 +79,7 @@ def check_schedulers(strategy: str, configs: Iterable[Any]) -> None:
         )
 
 
-def refuse_estimate(clock: Any, why: str) -> None:
+def refuse_estimate(clock: Any, why: str) -> NoReturn:
     """Refuse to estimate a number of steps that cannot be known, for the reason ``why``."""
     raise ValueError(
         f"trainer.estimated_stepping_batches cannot be known with {clock}: {why}. Schedule by rounds, whose number is "
@@ -98,23 +97,34 @@ def check_elastic(trainer: Any, drift: object) -> None:
             "start as many processes as ranks (lightning-gnn-dist elastic --ranks 4 -- python train.py).",
         ),
         (drift is not None, f"drift={drift} exchanges between meetings: leave it out."),
+    ]
+    for callback in trainer.callbacks:
+        if isinstance(callback, WeightAveraging):
+            conflicts.append(
+                (True, "WeightAveraging keeps weights that a rank which comes back cannot get: leave it out.")
+            )
+        if isinstance(callback, ModelCheckpoint):
+            reason = (
+                "ModelCheckpoint must name files alike on all ranks, whoever writes them: use "
+                "ModelCheckpoint(dirpath=..., enable_version_counter=False), or enable_checkpointing=False."
+            )
+            conflicts.append((callback.dirpath is None or callback._enable_version_counter, reason))
+    _refuse(_MAY_DIE, conflicts)
+
+
+def check_elastic_rounds(clock: object, nonfinite: str) -> None:
+    """Refuse rounds that need all ranks, where ranks may die."""
+    conflicts = [
         (
-            any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks),
-            "WeightAveraging keeps weights that a rank which comes back cannot get: leave it out.",
+            isinstance(clock, AdaptiveSteps),
+            f"{clock} compares the replicas of all ranks: use EverySteps(16), or EverySeconds(60).",
         ),
         (
-            any(_names_files_alone(callback) for callback in trainer.callbacks),
-            "ModelCheckpoint must name files alike on all ranks, whoever writes them: use "
-            "ModelCheckpoint(dirpath=..., enable_version_counter=False), or enable_checkpointing=False.",
+            nonfinite != "refuse",
+            f"nonfinite={nonfinite!r} keeps a rank that has NaN, which here ends and comes back: leave it out.",
         ),
     ]
-    found = [reason for applies, reason in conflicts if applies]
-    if found:
-        raise ValueError("With elastic=True ranks may die at any time. " + " ".join(found))
-
-
-def _names_files_alone(callback: Any) -> bool:
-    return isinstance(callback, ModelCheckpoint) and (callback.dirpath is None or callback._enable_version_counter)
+    _refuse(_MAY_DIE, conflicts)
 
 
 def refuse_exchange(strategy: str, what: str) -> None:
@@ -123,83 +133,6 @@ def refuse_exchange(strategy: str, what: str) -> None:
         f"{what} inside a round: with {strategy} ranks take unequal numbers of steps between meetings, so nobody "
         "answers. Log with on_step=False, on_epoch=True, which exchanges once a round, or without sync_dist."
     )
-
-
-class Premises(NamedTuple):
-    """What ranks must have alike, each as an integer of 48 bits; 0 where the data module does not say."""
-
-    graph: int
-    arrays: int
-    parts: int
-    value: int
-    other_value: int
-
-
-def premises_of(trainer: Trainer) -> Premises:
-    """Return this rank's premises."""
-    data: HasDigests = datamodule_of(trainer)
-    fingerprint, digests = "0", {}
-    with suppress(AttributeError):  # of another's, which does not say
-        fingerprint = data.fingerprint
-        digests = data.digests
-    said = fingerprint, digests.get("arrays", "0"), digests.get("parts", "0")
-    graph, arrays, parts = (int(digest[:12], 16) for digest in said)
-    first, second = (round(value / _ACCURACY) for value in digests.get("values", (0.0, 0.0)))
-    return Premises(graph, arrays, parts, first, second)
-
-
-def check_ranks(trainer: Trainer, device: torch.device) -> bool:
-    """Refuse ranks with different data; return whether their processors are of different kinds. Collective."""
-    rows = collectives.gather_numbers([*premises_of(trainer), processor_of(device)], device)
-    check_same_premises([Premises(*row[:-1]) for row in rows])
-    return len({row[-1] for row in rows}) > 1
-
-
-def check_same_premises(ranks: list[Premises]) -> None:
-    """Refuse ranks whose data differ. All ranks see the same numbers, so all of them raise or none."""
-    check_same_graph([rank.graph for rank in ranks])
-    others = _odd([rank.arrays for rank in ranks])
-    others += [place for place, rank in enumerate(ranks) if _differ(rank, ranks[0]) and place not in others]
-    if others:
-        raise ValueError(
-            f"Ranks {sorted(others)} have other features, labels or further arrays than rank 0. {_RUN_ONCE_PER_RANK}"
-        )
-    if odd := _odd([rank.parts for rank in ranks]):
-        raise ValueError(
-            f"Ranks {odd} deal out the nodes otherwise than rank 0, so that some would be nobody's and others those of "
-            "two: by another Partition, another result of the partitioner, another residency or another seed of the "
-            "data module. Give all ranks the same. Make a Partition once and load it on all ranks, or call "
-            "lightning.seed_everything(0) before it is drawn; a partitioner may depend on its fields, the graph, the "
-            "number of parts and the seed alone."
-        )
-
-
-def _differ(one: Premises, other: Premises) -> bool:
-    """Return whether features differ by more than the last digits."""
-    return abs(one.value - other.value) > 1 or abs(one.other_value - other.other_value) > 1
-
-
-def check_same_graph(fingerprints: list[int]) -> None:
-    """Refuse ranks with different graphs. All ranks see the same fingerprints, so all of them raise or none."""
-    if odd := _odd(fingerprints):
-        raise ValueError(
-            f"Ranks {odd} have another graph than rank 0: other edges, or other masks. {_RUN_ONCE_PER_RANK}"
-        )
-
-
-def _odd(numbers: list[int]) -> list[int]:
-    """Return the ranks whose number differs from rank 0's."""
-    return [rank for rank, number in enumerate(numbers) if number != numbers[0]]
-
-
-def processor_of(device: torch.device) -> int:
-    """Return a checksum of processor, threads and torch: with equal ones, results are equal in all digits."""
-    found = [torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()]
-    with suppress(OSError):
-        found += [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")][:1]
-    if device.type == "cuda":
-        found.append(torch.cuda.get_device_name(device))
-    return zlib.crc32(repr(found).encode())
 
 
 def check_ranks_of_loader(loader: CountsSeeds, world_size: int) -> None:
@@ -319,7 +252,7 @@ def check_sizes(sizes: list[int]) -> None:
 
 def check_replicas(checksums: list[int], round_idx: int) -> None:
     """Refuse replicas that differ after a meeting. All ranks see the same checksums, so all raise or none."""
-    if odd := _odd(checksums):
+    if odd := odd_ones(checksums):
         raise RuntimeError(
             f"After the meeting of round {round_idx} the replicas of ranks {odd} differ from that of rank 0, by more "
             "than processors of different kinds explain. What runs at a meeting must do the same on all ranks: look "
@@ -341,8 +274,8 @@ def _conflicts(trainer: Any, has_layer_sync: bool) -> list[tuple[bool, str]]:
             f"limit_train_batches={trainer.limit_train_batches} cuts rounds short: shorten them instead, as with "
             "EverySteps(10).",
         ),
-        (
-            _validates_inside(trainer),
+        (  # for an interval in time, such as "00:05:00", Lightning sets another attribute than val_check_interval
+            getattr(trainer, "val_check_interval", None) != 1.0 or trainer.check_val_every_n_epoch is None,
             "val_check_interval validates inside a round, where replicas differ: use check_val_every_n_epoch.",
         ),
         (
@@ -355,11 +288,6 @@ def _conflicts(trainer: Any, has_layer_sync: bool) -> list[tuple[bool, str]]:
         ),
         *_callback_conflicts(trainer),
     ]
-
-
-def _validates_inside(trainer: Any) -> bool:
-    # For an interval in time, such as "00:05:00", Lightning does not set val_check_interval but another attribute.
-    return getattr(trainer, "val_check_interval", None) != 1.0 or trainer.check_val_every_n_epoch is None
 
 
 def _callback_conflicts(trainer: Any) -> list[tuple[bool, str]]:

@@ -25,6 +25,7 @@ TAKES_FIRST = (
     "Ranks compute on processors of different kinds, whose results differ in the last digits. Where replicas do after "
     "a meeting, all take rank 0's, which moves the model once more."
 )
+_OF_RANK = {"batches_done": int, "optimizer_states": list, "buffers": dict, "random_state": dict, "extra": dict}
 _ROUNDING = 1e-3  # of a tensor's largest number: more than many float32 steps on two processors differ by
 _OUT = (
     "Resume from another checkpoint, or start from its weights (Module.load_from_checkpoint(path)) and leave ckpt_path "
@@ -110,13 +111,16 @@ def take_from_checkpoint(checkpoint: dict[str, Any], path: object = "the checkpo
             f"The checkpoint was written by {len(saved['ranks'])} ranks, and this fit has "
             f"{collectives.world_size()}: resume with as many. {_OUT}"
         )
-    _check_whole_number("round_idx", saved.get("round_idx"), path)
+    _check_entries(saved, {"round_idx": int}, path)
+    _check_entries(checkpoint, {"optimizer_states": list, "state_dict": dict}, path)
     for state in saved["ranks"]:
-        _check_entries(state, {"optimizer_states": list, "buffers": dict, "random_state": dict, "extra": dict}, path)
-        _check_whole_number("batches_done", state.get("batches_done"), path)
-        _check_optimizers(state["optimizer_states"], checkpoint, path)
-    _check_tensors(saved["ranks"][collectives.rank()], path)
+        _check_entries(state, _OF_RANK, path)
+        if len(state["optimizer_states"]) != len(checkpoint["optimizer_states"]):
+            raise _damaged(path, f"a rank has the state of {len(state['optimizer_states'])} optimizers")
+        for of_optimizer in state["optimizer_states"]:
+            _check_entries(of_optimizer, {"state": dict, "param_groups": list}, path)
     mine = saved["ranks"][collectives.rank()]
+    _check_tensors(mine, path)
     checkpoint["optimizer_states"] = _with_rows_of_all(mine["optimizer_states"], checkpoint["optimizer_states"])
     checkpoint["state_dict"].update(mine["buffers"])
     return ReplicaState(mine["random_state"], {**mine["extra"]}, saved["round_idx"], mine["batches_done"])
@@ -181,7 +185,7 @@ def _saved(checkpoint: dict[str, Any], path: object) -> dict[str, Any] | None:
         return None
     saved = checkpoint[KEY]
     _check_entries(checkpoint, {KEY: dict}, path)
-    _check_whole_number("version", saved.get("version"), path, least=1)
+    _check_entries(saved, {"version": int}, path)
     if saved["version"] > VERSION:
         raise ValueError(
             f"The checkpoint's state has version {saved['version']}, and this release reads up to {VERSION}: "
@@ -197,32 +201,15 @@ def _saved(checkpoint: dict[str, Any], path: object) -> dict[str, Any] | None:
 
 
 def _check_entries(content: Any, kinds: Mapping[str, type], path: object) -> None:
+    """Refuse what is no dict, and an entry that is missing or of another kind; an integer must not be negative."""
     for name, kind in kinds.items():
-        if not isinstance(content, dict) or not isinstance(content.get(name), kind):
-            found = type(content.get(name)).__name__ if isinstance(content, dict) and name in content else "missing"
-            raise ValueError(
-                f"{path} is damaged (its entry {name!r} must be a {kind.__name__}, and is {found}). {_OUT}"
-            )
+        value = content.get(name) if isinstance(content, dict) else None
+        if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and value < 0):
+            raise _damaged(path, f"its entry {name!r} must be a {kind.__name__}, and is {value!r:.60}")
 
 
-def _check_whole_number(name: str, value: Any, path: object, least: int = 0) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(
-            f"{path} is damaged (its entry {name!r} must be a whole number of at least {least}, and is {value!r:.60}). "
-            f"{_OUT}"
-        )
-
-
-def _check_optimizers(states: list[Any], checkpoint: Mapping[str, Any], path: object) -> None:
-    """Refuse a rank with another number of optimizers than the checkpoint."""
-    _check_entries(checkpoint, {"optimizer_states": list, "state_dict": dict}, path)
-    if len(states) != len(checkpoint["optimizer_states"]):
-        raise ValueError(
-            f"{path} is damaged (a rank has the state of {len(states)} optimizers, and there are "
-            f"{len(checkpoint['optimizer_states'])}). {_OUT}"
-        )
-    for state in states:
-        _check_entries(state, {"state": dict, "param_groups": list}, path)
+def _damaged(path: object, why: str) -> ValueError:
+    return ValueError(f"{path} is damaged ({why}). {_OUT}")
 
 
 def _check_tensors(state: Mapping[str, Any], path: object) -> None:
@@ -231,7 +218,7 @@ def _check_tensors(state: Mapping[str, Any], path: object) -> None:
     _check_entries(state["buffers"], dict.fromkeys(state["buffers"], Tensor), path)
     generator, known = state["random_state"]["cpu"], torch.get_rng_state()
     if generator.dtype != known.dtype or generator.shape != known.shape:
-        raise ValueError(f"{path} is damaged (its entry 'cpu' is no state of torch's generator). {_OUT}")
+        raise _damaged(path, "its entry 'cpu' is no state of torch's generator")
 
 
 def forget_moments(optimizers: Iterable[Optimizer]) -> None:

@@ -33,10 +33,9 @@ from lightning_gnn_dist.rounds.means.finite import Nonfinite
 from lightning_gnn_dist.rounds.means.means import Means
 from lightning_gnn_dist.rounds.means.outer import Outer, OuterStep, check_outer
 from lightning_gnn_dist.rounds.meeting import Meeting, MeetingCallback, Peers, Votes
-from lightning_gnn_dist.rounds.pace import Pace
+from lightning_gnn_dist.rounds.pace import Pace, RoundLoader
 from lightning_gnn_dist.rounds.part import Fit, KeptRows, Part, RoundState
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
-from lightning_gnn_dist.rounds.round_loader import RoundLoader
 from lightning_gnn_dist.tables.replica_rows import check_lasting
 from lightning_gnn_dist.wire import collectives
 
@@ -102,7 +101,7 @@ class RoundStrategy(PartitionedStrategy):
         check_moments(average_optimizer)
         super().__init__(weights=weights, buffers=buffers, launch=launch)
         if outer is None and isinstance(clock, AdaptiveSteps):
-            outer = Outer(lr=1.0, momentum=0.0)  # the mean, taken as the way there, whose length says how far ranks are
+            outer = Outer()  # the mean, taken as the way there, whose length says how far ranks are
         self.clock: RoundClock = EveryPass() if clock is None else clock
         self.average_optimizer = average_optimizer
         self.drift = None if drift is None else resolved(drift, self.drift_modes, type(self).__name__)
@@ -170,15 +169,6 @@ class RoundStrategy(PartitionedStrategy):
         """Return what a local step of this rank counts for in the mean of a row that it has touched."""
         return self.own_weight()
 
-    @property
-    def shares_gradients(self) -> bool:
-        """Whether a meeting exchanges gradients, so that the same parameters must be frozen on all ranks."""
-        return self.drift is not None
-
-    def extra_state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold of this rank, beside weights and optimizers."""
-        return self.meeting.state() | self.pace.state()
-
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
         if "rows" in state and self.tables is None:
             check_lasting(state["rows"], 0)
@@ -223,7 +213,7 @@ class RoundStrategy(PartitionedStrategy):
     def on_train_start(self) -> None:
         rank_zero_info(self.pace.schedule())
         data = datamodule_of(self._module().trainer)
-        if self.is_global_zero and not self.shares_gradients:
+        if self.is_global_zero and not any(part.looks_beyond_parts for part in self.meeting.parts):
             _say_what_is_lost(data)
         if isinstance(data, CountsNodes) and self.world_size > 1:
             _warn_of_dense_tables(self._module(), data.counts_of_nodes(), self.world_size)
@@ -341,7 +331,7 @@ class RoundStrategy(PartitionedStrategy):
             "batches_done": self.state.batches_done,
             "optimizer_states": states if self.tables is None else self.tables.without_rows(states),
             "buffers": replica_state.cpu_buffers(self._module()) if self.buffers == "local" else {},
-            "extra": self.extra_state(),
+            "extra": self.meeting.state() | self.pace.state(),
         }
 
     def _take_state(self, checkpoint: dict[str, Any], path: object) -> replica_state.ReplicaState:

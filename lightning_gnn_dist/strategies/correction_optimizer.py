@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.rounds import refusals, replica_state
-from lightning_gnn_dist.strategies.correction import Make, Mode, OfLocalSteps, Schedule, check_lr
+from lightning_gnn_dist.strategies.correction import Correction, check_lr
 from lightning_gnn_dist.tables.table import check_tables
 from lightning_gnn_dist.wire import collectives
 
@@ -30,149 +29,112 @@ _WAY_OUT = (
 class CorrectionOptimizer:
     """Steps along global gradients. Its state never enters that of the local steps.
 
-    In a round every rank calls :meth:`prepare`; then the ranks that correct call :meth:`step`. In every mode it steps
-    only parameters that a local optimizer holds.
+    In a round every rank calls :meth:`prepare`; then the ranks that correct call :meth:`step`. It steps only parameters
+    that a local optimizer holds. A function that makes it is called again when these hold other parameters, as after
+    unfreezing; parameters that had a state keep it. What a schedule changes in the local optimizers, such as momentum,
+    is followed, except by ``"sgd"`` and by an optimizer of a function.
 
     Args:
-        mode: Where its state comes from; see :class:`~lightning_gnn_dist.strategies.correction.Correction`. Or a
-            function from parameters to an optimizer, whose state persists. The function is called again when the
-            local optimizers hold other parameters, as after unfreezing; parameters that had a state keep it.
-        lr: The learning rate, the same in every round, or a function from the round's number to it; or a word for that
-            of the local steps in each group, schedule included. Other values that a schedule changes, such as momentum,
-            are always followed, except by ``"sgd"`` and by an optimizer of a function.
+        correction: Its ``optimizer`` and ``lr``.
+        local: The optimizers of the local steps.
+        are_averaged: Whether a meeting makes the states of ``local`` equal on all ranks.
     """
 
-    def __init__(self, mode: Mode | Make, lr: float | Schedule | OfLocalSteps) -> None:
-        self.mode = mode
-        self.lr = lr
+    def __init__(self, correction: Correction, local: Sequence[Optimizer], *, are_averaged: bool = False) -> None:
+        self._make, self._lr = correction.optimizer, correction.lr
+        self._mode = "function" if callable(self._make) else self._make
+        self._local, self._are_averaged = local, are_averaged
         self._optimizers: list[Optimizer] = []
-        self._local: list[Optimizer] = []  # those that _optimizers were made for, with _layout their parameters
-        self._layout: list[Any] = []
-        self._round_idx: int | None = None
-        self._share_of_lr = 1.0
-
-    def check(self, local: Sequence[Optimizer]) -> None:
-        """Refuse local optimizers of which this mode cannot make another one."""
-        if self._name in ("persistent", "reset", "averaged"):
+        self._layout: list[Any] = []  # the parameters that they were made for
+        if self._mode in ("persistent", "reset", "averaged"):
             for optimizer in local:
                 _check_copies(optimizer)
 
     def check_tables(self, module: nn.Module, parameters: list[Tensor]) -> None:
         """Refuse an optimizer of a function that does not take the gradients of the module's tables."""
-        if callable(self.mode):
-            check_tables(module, [_checked(self.mode(parameters))])
+        if callable(self._make):
+            check_tables(module, [_checked(self._make(parameters))])
 
-    def prepare(
-        self,
-        local: Sequence[Optimizer],
-        parameters: list[Tensor],
-        round_idx: int,
-        *,
-        are_averaged: bool = False,
-        share_of_lr: float = 1.0,
-    ) -> None:
+    def prepare(self, parameters: list[Tensor], round_idx: int, steps: int = 1) -> None:
         """Get ready for the steps of a round. Collective: every rank calls it, also one that will take no step.
 
         Args:
-            local: The optimizers of the local steps.
             parameters: The parameters that are trained.
             round_idx: The number of the round.
-            are_averaged: Whether the states of ``local`` are equal on all ranks already.
-            share_of_lr: The part of the local steps' learning rate with which it steps, where ``lr`` is a word.
+            steps: How many steps it will take.
         """
-        self._renew(local, parameters)
-        if self.mode == "averaged":
-            _copy_states(self._optimizers, local)
-            if not are_averaged:
+        self._renew(parameters)
+        if self._mode == "averaged":
+            _copy_states(self._optimizers, self._local)
+            if not self._are_averaged:
                 _average_states(self._optimizers)
-        self._round_idx, self._share_of_lr = round_idx, share_of_lr
+        if self._mode != "function":
+            self._follow(round_idx, steps)
 
     def step(
-        self,
-        local: Sequence[Optimizer],
-        parameters: list[Tensor],
-        gradient: list[Tensor],
-        round_idx: int,
-        clip: Callable[[Optimizer], None] | None = None,
+        self, parameters: list[Tensor], gradient: list[Tensor], clip: Callable[[Optimizer], None] = lambda _: None
     ) -> None:
         """Take one step of ``parameters`` along ``gradient``. Leaves no gradients behind. Not collective.
 
         ``clip`` clips the gradients that an optimizer is about to use.
         """
-        if self._round_idx != round_idx:
-            raise RuntimeError(f"prepare() must be called on every rank before the first step of round {round_idx}.")
-        self._follow(local, round_idx)
         self._drop_gradients()  # also the old ones of parameters that are frozen by now
         held = {id(parameter) for parameter in _parameters_of(self._optimizers)}
         for parameter, direction in zip(parameters, gradient, strict=True):
             if id(parameter) in held:
                 parameter.grad = direction
         for optimizer in self._optimizers:
-            if clip is not None:
-                clip(optimizer)
+            clip(optimizer)
             optimizer.step()
         self._drop_gradients()
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs: the mode, and copies on the CPU of states that live on."""
-        lasting = self._optimizers if self._name in _LASTING else []
-        return {"mode": self._name, "optimizers": [_plain(optimizer.state_dict()) for optimizer in lasting]}
+        lasting = self._optimizers if self._mode in _LASTING else []
+        return {"mode": self._mode, "optimizers": [_plain(optimizer.state_dict()) for optimizer in lasting]}
 
-    def restore(self, state: Mapping[str, Any], local: Sequence[Optimizer], parameters: list[Tensor]) -> None:
+    def restore(self, state: Mapping[str, Any], parameters: list[Tensor]) -> None:
         """Restore what :meth:`state` returned. Not collective."""
-        if state["mode"] != self._name:
+        if state["mode"] != self._mode:
             was = "the function it was" if state["mode"] == "function" else repr(state["mode"])
             raise ValueError(
-                f"The checkpoint's correction optimizer is {state['mode']!r}, this strategy's is {self._name!r}: "
+                f"The checkpoint's correction optimizer is {state['mode']!r}, this strategy's is {self._mode!r}: "
                 f"resume with Correction(optimizer={was}), or start from the checkpoint's weights "
                 "(Module.load_from_checkpoint(path)) and leave ckpt_path out."
             )
-        self._optimizers = []
         if not state["optimizers"]:
             return
-        self._renew(local, parameters)
+        self._renew(parameters)
         _check_sizes(state["optimizers"], self._optimizers)
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             _check_rows(saved["state"], _parameters_of([optimizer]))
             optimizer.load_state_dict(copy.deepcopy(saved))  # a copy, as it keeps tensors that it need not cast
 
-    @property
-    def _name(self) -> str:
-        return "function" if callable(self.mode) else self.mode
-
-    def _renew(self, local: Sequence[Optimizer], parameters: list[Tensor]) -> None:
+    def _renew(self, parameters: list[Tensor]) -> None:
         """Make the optimizers, unless those of the last round still fit what the local optimizers hold."""
-        ids = {id(parameter) for parameter in _parameters_of(local)}
+        ids = {id(parameter) for parameter in _parameters_of(self._local)}
         held = [parameter for parameter in parameters if id(parameter) in ids]
-        layout = [id(parameter) for parameter in held] if callable(self.mode) else _layout(local)
-        # Another fit brings other local optimizers. Theirs begin without a state, and so do ours.
-        same_fit = len(local) == len(self._local) and all(map(operator.is_, local, self._local))
-        old = self._optimizers if same_fit and self._name in _LASTING else []
+        layout = [id(parameter) for parameter in held] if callable(self._make) else _layout(self._local)
+        old = self._optimizers if self._mode in _LASTING else []
         if old and layout == self._layout:
             return
-        self._optimizers = self._make(local, held)
+        if callable(self._make):
+            self._optimizers = [_checked(self._make(held))]
+        else:
+            self._optimizers = [(_sgd_for if self._mode == "sgd" else _another)(each) for each in self._local]
         for optimizer, former in zip(self._optimizers, old, strict=False):
             _take_over_state(optimizer, former)
-        self._local, self._layout = list(local), layout
+        self._layout = layout
 
-    def _make(self, local: Sequence[Optimizer], held: list[Tensor]) -> list[Optimizer]:
-        if callable(self.mode):
-            return [_checked(self.mode(held))]
-        if self.mode == "sgd":
-            return [_sgd_for(optimizer) for optimizer in local]
-        self.check(local)
-        return [_another(optimizer) for optimizer in local]
-
-    def _follow(self, local: Sequence[Optimizer], round_idx: int) -> None:
-        """Copy from the local optimizers what schedules have changed."""
-        if callable(self.mode):
-            return
-        lr = check_lr(self.lr(round_idx)) if callable(self.lr) else self.lr
-        for own, leader in zip(self._optimizers, local, strict=True):
+    def _follow(self, round_idx: int, steps: int) -> None:
+        """Set learning rates, and copy from the local optimizers what schedules have changed."""
+        lr = check_lr(self._lr(round_idx)) if callable(self._lr) else self._lr
+        share = steps**-0.75 if lr == "shortened" else 1.0
+        for own, leader in zip(self._optimizers, self._local, strict=True):
             for group, other in zip(own.param_groups, leader.param_groups, strict=True):
-                if self.mode != "sgd":
+                if self._mode != "sgd":
                     group.update((name, value) for name, value in other.items() if name != "params")
-                group["lr"] = other["lr"] * self._share_of_lr if isinstance(lr, str) else lr
+                group["lr"] = other["lr"] * share if isinstance(lr, str) else lr
 
     def _drop_gradients(self) -> None:
         for optimizer in self._optimizers:

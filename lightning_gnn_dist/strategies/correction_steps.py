@@ -5,7 +5,9 @@ r"""The correction of LLCG: steps on batches of the whole graph, behind the mean
 
 sliced      each rank computes a slice of each batch, and the mean of their gradients moves all
 rank0       rank 0 computes whole batches while the others wait, and sends them its model
-by anchor   all step along the anchor gradient of the next round, which is of the whole graph, too
+anchor      all step along the anchor gradient of the next round, which is of the whole graph, too
+
+With ``buffers="global"``, the statistics of batch normalisation are taken anew on the whole graph as well.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.joint import KeepsRows
@@ -24,57 +28,70 @@ from lightning_gnn_dist.rounds.correction_gradients import (
     average_gradient_,
     mean_gradient,
     require_seeds,
+    step_of,
     unrecorded,
+    without_noise,
 )
 from lightning_gnn_dist.rounds.drift import DriftCorrection
 from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
 from lightning_gnn_dist.rounds.means.averaging import AveragedBuffers, AveragedMoments
 from lightning_gnn_dist.rounds.means.means import length_of
-from lightning_gnn_dist.rounds.part import Fit, Part
-from lightning_gnn_dist.rounds.walking import buffers_of
+from lightning_gnn_dist.rounds.part import Fit, Part, part_of
 from lightning_gnn_dist.strategies.correction import Correction
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer
 from lightning_gnn_dist.tables.exchange import take_rows_
 from lightning_gnn_dist.tables.gradients import norms_of_ranks
-from lightning_gnn_dist.tables.table import no_rows
+from lightning_gnn_dist.tables.table import no_rows, refuse_average_of_moments, refuse_owned
 from lightning_gnn_dist.wire import collectives
 
 NEEDS = "A correction on the whole graph"
 
 
 class CorrectionSteps(Part):
-    """Takes the steps.
+    """Takes the steps, of which each rank computes a slice.
 
     Args:
-        correction: How many, who computes them, and what takes them.
-        behind: The parts of the mean.
-        first: The number of a round's first batch of the whole graph that is not the anchor's.
+        correction: How many, and what takes them.
+        means: The parts of the mean.
     """
 
-    def __init__(self, correction: Correction, behind: Sequence[Part], *, first: int = 0) -> None:
-        self._correction, self._first = correction, first
-        self._optimizer = CorrectionOptimizer(correction.optimizer, correction.lr)
-        self._are_averaged = any(isinstance(part, AveragedMoments) and part.are_all for part in behind)
-        self._averages_buffers = any(isinstance(part, AveragedBuffers) for part in behind)
-        self.others_wait = False  # for rank 0
+    looks_beyond_parts = True
+
+    def __init__(self, correction: Correction, means: Sequence[Part]) -> None:
+        self._correction, self._drift = correction, part_of(means, DriftCorrection)
+        moments = part_of(means, AveragedMoments)
+        self._are_averaged = moments is not None and moments.are_all
+        self._averages_buffers = part_of(means, AveragedBuffers) is not None
 
     def begin(self, fit: Fit) -> None:
         super().begin(fit)
         refusals.require_corrections(fit.lightning_module.trainer, NEEDS)
         refusals.require_step(fit.lightning_module)
-        self._optimizer.check(fit.optimizers)
-        if fit.tables is not None and (trained := [table.weight for table in fit.tables.trained()]):
+        self._optimizer = CorrectionOptimizer(self._correction, fit.optimizers, are_averaged=self._are_averaged)
+        if fit.tables is None:
+            return
+        tables = fit.tables.trained()
+        if self._correction.optimizer == "averaged" and not self._are_averaged:
+            refuse_average_of_moments(tables)
+        if tables:
             with self._in_own_form():
-                self._optimizer.check_tables(fit.lightning_module, [*fit.dense_parameters(), *trained])
+                parameters = [*fit.dense_parameters(), *(table.weight for table in tables)]
+                self._optimizer.check_tables(fit.lightning_module, parameters)
 
     def apply(self) -> None:
-        if (steps := self._number()) == 0:
-            return
+        steps = self._number()
         with unrecorded(self.fit.lightning_module):
             self._prepare(steps)
-            (self._correct_together if self._correction.way == "sliced" else self._correct_on_rank0)(steps)
+            self.take(steps)
         if self._averages_buffers:  # each rank's forwards have moved its own
-            collectives.average_(buffers_of(self.fit.lightning_module))
+            collectives.average_(self.fit.lightning_module.buffers())
+
+    def take(self, steps: int) -> None:
+        """Take the steps of a round. Collective."""
+        for batch in self._batches(steps, sliced=True):
+            gradient, seeds = mean_gradient(self.fit, [batch])
+            average_gradient_(self.fit, gradient, seeds)  # that of the whole batch, whatever the slices' sizes
+            self._step(self.fit.trained_parameters(), gradient)
 
     def sizes(self) -> list[int]:
         return [length_of(self.fit.trained_parameters())]
@@ -86,8 +103,7 @@ class CorrectionSteps(Part):
         self.begin_round()
         if "correction" in state:
             with self._in_own_form():
-                parameters = self.fit.trained_parameters()
-                self._optimizer.restore(state["correction"], self.fit.optimizers, parameters)
+                self._optimizer.restore(state["correction"], self.fit.trained_parameters())
 
     def _number(self) -> int:
         """Return how many steps follow the round."""
@@ -100,39 +116,11 @@ class CorrectionSteps(Part):
 
     def _prepare(self, steps: int) -> None:
         with self._in_own_form():
-            self._optimizer.prepare(
-                self.fit.optimizers,
-                self.fit.trained_parameters(),
-                self.fit.round.round_idx,
-                are_averaged=self._are_averaged,
-                share_of_lr=steps**-0.75 if self._correction.lr == "shortened" else 1.0,
-            )
-
-    def _correct_together(self, steps: int) -> None:
-        for batch in self._batches(steps, sliced=True):
-            gradient, seeds = mean_gradient(self.fit, [batch])
-            average_gradient_(self.fit, gradient, seeds)  # that of the whole batch, whatever the slices' sizes
-            self._step(self.fit.trained_parameters(), gradient)
-
-    def _correct_on_rank0(self, steps: int) -> None:
-        tables = [] if self.fit.tables is None else [table.weight for table in self.fit.tables.trained()]
-        touched = [no_rows(table) for table in tables]
-        if collectives.rank() == 0:
-            self.others_wait = True
-            for batch in self._batches(steps, sliced=False):
-                gradient, seeds = mean_gradient(self.fit, [batch])
-                require_seeds(self.fit, seeds)
-                sparse = [each for each in gradient if each.is_sparse]
-                touched = [all_rows + own for all_rows, own in zip(touched, sparse, strict=True)]
-                self._step(self.fit.trained_parameters(), gradient)
-            self.others_wait = False
-        collectives.broadcast_([parameter.data for parameter in self.fit.dense_parameters()])
-        if tables and collectives.world_size() > 1:
-            take_rows_(tables, [each.coalesce()._indices()[0] for each in touched], source=0)
+            self._optimizer.prepare(self.fit.trained_parameters(), self.fit.round.round_idx, steps)
 
     def _step(self, parameters: list[Tensor], gradient: list[Tensor]) -> None:
         with self._in_own_form():
-            self._optimizer.step(self.fit.optimizers, parameters, gradient, self.fit.round.round_idx, self._clip)
+            self._optimizer.step(parameters, gradient, self._clip)
         if self.fit.tables is not None:
             self.fit.tables.have_changed()
 
@@ -148,9 +136,8 @@ class CorrectionSteps(Part):
 
     def _batches(self, steps: int, *, sliced: bool) -> Iterator[Any]:
         data = refusals.require_corrections(self.fit.lightning_module.trainer, NEEDS)
-        return data.correction_batches(
-            self.fit.round.round_idx, sliced=sliced, start=self._first, stop=self._first + steps
-        )
+        first = 0 if self._drift is None else self._drift.batches_of_graph  # the anchor's come before
+        return data.correction_batches(self.fit.round.round_idx, sliced=sliced, start=first, stop=first + steps)
 
     @contextmanager
     def _in_own_form(self) -> Iterator[None]:
@@ -162,29 +149,92 @@ class CorrectionSteps(Part):
             yield
 
 
+class StepsOnRank0(CorrectionSteps):
+    """Takes them on rank 0, which sends its model to the others."""
+
+    def begin(self, fit: Fit) -> None:
+        if collectives.world_size() > 1:
+            refuse_owned(fit.lightning_module, 'Correction(way="rank0")', 'way="sliced"')
+        super().begin(fit)
+
+    def take(self, steps: int) -> None:
+        tables = [] if self.fit.tables is None else [table.weight for table in self.fit.tables.trained()]
+        touched = [no_rows(table) for table in tables]
+        if collectives.rank() == 0:
+            self.fit.round.others_wait = True
+            for batch in self._batches(steps, sliced=False):
+                gradient, seeds = mean_gradient(self.fit, [batch])
+                require_seeds(self.fit, seeds)
+                sparse = [each for each in gradient if each.is_sparse]
+                touched = [all_rows + own for all_rows, own in zip(touched, sparse, strict=True)]
+                self._step(self.fit.trained_parameters(), gradient)
+            self.fit.round.others_wait = False
+        collectives.broadcast_([parameter.data for parameter in self.fit.dense_parameters()])
+        if tables and collectives.world_size() > 1:
+            take_rows_(tables, [each.coalesce()._indices()[0] for each in touched], source=0)
+
+
 class StepAlongAnchor(CorrectionSteps):
-    """Takes one step along the anchor gradient of the next round, which need not be computed twice then.
-
-    Args:
-        correction: What takes it.
-        behind: The parts of the mean.
-        drift: What the anchor is of.
-    """
-
-    def __init__(self, correction: Correction, behind: Sequence[Part], drift: DriftCorrection) -> None:
-        super().__init__(correction, behind)
-        self._drift = drift
+    """Takes one step along the anchor gradient of the next round, which need not be computed twice then."""
 
     def begin(self, fit: Fit) -> None:
         super().begin(fit)
         data = datamodule_of(fit.lightning_module.trainer)
         if isinstance(data, KeepsRows) and data.keeps_rows():
             raise ValueError(
-                f"drift={self._drift.drift} takes anchors before boundary=History() has computed the rows that they "
-                "read: use boundary=Halo(), or Drift() as it is by default."
+                f"{self._correction} takes anchors before boundary=History() has computed the rows that they read: use "
+                'boundary=Halo(), or way="sliced".'
             )
 
     def apply(self) -> None:
+        assert self._drift is not None
         gradient = self._drift.anchor_ahead()
         self._prepare(1)
         self._step(self.fit.dense_parameters(), gradient)
+
+
+WAYS = {"sliced": CorrectionSteps, "rank0": StepsOnRank0, "anchor": StepAlongAnchor}
+
+
+class GlobalStatistics(Part):
+    """Replaces running means and variances by their mean over batches of the whole graph, then over ranks by seeds.
+
+    Layers in evaluation mode keep theirs: they are frozen.
+
+    Statistics that ranks saw on their own parts do not fit the whole graph, which the model is evaluated on: parts
+    differ, and neighbours are missing.
+
+    Args:
+        num_batches: How many batches it takes.
+    """
+
+    def __init__(self, num_batches: int) -> None:
+        self._num_batches = num_batches
+
+    def begin(self, fit: Fit) -> None:
+        super().begin(fit)
+        self._data = refusals.require_corrections(fit.lightning_module.trainer, 'buffers="global"')
+        refusals.require_step(fit.lightning_module)
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        fit, module = self.fit, self.fit.lightning_module
+        norms = [child for child in module.modules() if _learns_statistics(child)]
+        momenta = [norm.momentum for norm in norms]
+        with unrecorded(module), without_noise(module, moving=norms):
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.momentum = None  # a plain mean over batches
+            step, seeds = step_of(module), 0
+            for batch in self._data.correction_batches(fit.round.round_idx, stop=self._num_batches):
+                if batch.batch_size:
+                    seeds += batch.batch_size
+                    with fit.precision_plugin.train_step_context():
+                        step(fit.batch_to_device(batch))
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        collectives.average_((buffer for norm in norms for buffer in norm.buffers()), float(seeds))
+
+
+def _learns_statistics(module: nn.Module) -> TypeGuard[_BatchNorm]:
+    return isinstance(module, _BatchNorm) and module.track_running_stats and module.training

@@ -40,7 +40,7 @@ from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.meeting import log_figures
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
-from lightning_gnn_dist.rounds.walking import buffers_of, parameters_of, trained_parameters
+from lightning_gnn_dist.rounds.walking import trained_parameters
 from lightning_gnn_dist.strategies.leaving import Leaving
 from lightning_gnn_dist.strategies.rounded_gradients import RoundedGradients, leave_gradients
 from lightning_gnn_dist.strategies.used_parameters import UsedParameters, counting_unfrozen
@@ -136,7 +136,7 @@ class GrappaStrategy(PartitionedStrategy):
     def average_buffers(self) -> None:
         """Average the buffers, if asked for and if steps were taken since the last average. Collective."""
         if self.buffers == "average" and self._has_stepped:
-            collectives.average_(buffers_of(self._module()))
+            collectives.average_(self._module().buffers())
         self._has_stepped = False
 
     def has_validated(self) -> None:
@@ -283,7 +283,7 @@ class GrappaStrategy(PartitionedStrategy):
             are_finite: Whether those are that live with one rank each, which the others do not have.
         """
         owned = self.ids_of_owned()
-        parameters = [each for each in parameters_of(self._module()) if id(each) not in owned]
+        parameters = [each for each in self._module().parameters() if id(each) not in owned]
         found = [(each.grad, each.requires_grad) for each in parameters if each.grad is not None]
         gradients = [gradient for gradient, _ in found]
         if self._rounded is None:  # tables, whose gradients are sparse, are counted where they are exchanged

@@ -12,19 +12,17 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from lightning_gnn_dist.checks import is_integer
+from lightning_gnn_dist.checks import check_instance
 from lightning_gnn_dist.rounds.clock import RoundClock
-from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards
+from lightning_gnn_dist.rounds.drift import Drift, Towards
 from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.means.averaging import Moments
 from lightning_gnn_dist.rounds.means.finite import Nonfinite
-from lightning_gnn_dist.rounds.means.norm_statistics import GlobalStatistics
 from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.rounds.part import Fit, Part
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy, Weights
-from lightning_gnn_dist.strategies.correction import Correction, check_correction
-from lightning_gnn_dist.strategies.correction_steps import CorrectionSteps, StepAlongAnchor
-from lightning_gnn_dist.tables.table import refuse_average_of_moments, refuse_owned
+from lightning_gnn_dist.strategies.correction import Correction
+from lightning_gnn_dist.strategies.correction_steps import WAYS, GlobalStatistics
 
 GlobalBuffers = Literal["average", "local", "global"]
 
@@ -85,7 +83,7 @@ class LLCGStrategy(RoundStrategy):
         weights: Weights = "nodes",
         buffers: GlobalBuffers = "average",
         average_optimizer: Moments = True,
-        outer: Outer | None = Outer(lr=1.0, momentum=0.8, nesterov=False, adaptive=True, bits=8),
+        outer: Outer | None = Outer(momentum=0.8, adaptive=True, bits=8),
         launch: Launch = Launch(),
     ) -> None:
         super().__init__(
@@ -98,11 +96,14 @@ class LLCGStrategy(RoundStrategy):
             outer=outer,
             launch=launch,
         )
-        check_correction(correction)
-        if drift is not None and drift.corrects:
-            _check_single_step(self.drift, correction)
+        if correction is not None:
+            check_instance("correction", correction, Correction, "a Correction, such as Correction(steps=0.5), or None")
+            if correction.way == "anchor" and (self.drift is None or self.drift.towards != "global"):
+                raise ValueError(
+                    f'{correction} steps along the anchor of drift=Drift("global"), and drift is {drift}: leave drift '
+                    'out, or use way="sliced".'
+                )
         self.correction = correction
-        self._steps: CorrectionSteps | None = None  # of the running fit
 
     @classmethod
     def as_published(
@@ -144,40 +145,17 @@ class LLCGStrategy(RoundStrategy):
 
     def stages(self, fit: Fit) -> list[list[Part]]:
         means, *further = super().stages(fit)
-        self._steps = None if self.correction is None else self._steps_of(self.correction, means, fit)
-        statistics = GlobalStatistics((self.drift or Drift()).anchor_steps) if self.buffers == "global" else None
-        corrections: list[Part] = [each for each in (self._steps, statistics) if each is not None]
+        corrections: list[Part] = []
+        if self.correction is not None:
+            corrections.append(WAYS[self.correction.way](self.correction, means))
+        if self.buffers == "global":
+            corrections.append(GlobalStatistics((self.drift or Drift()).anchor_steps))
         return [means, *further, corrections]
 
-    def _steps_of(self, correction: Correction, means: list[Part], fit: Fit) -> CorrectionSteps:
-        if fit.tables is not None and correction.way == "rank0" and self.world_size > 1:
-            strategy = f'{type(self).__name__}(correction=Correction(way="rank0"))'
-            refuse_owned(fit.lightning_module, strategy, 'way="sliced"')
-        if fit.tables is not None and correction.optimizer == "averaged" and self.average_optimizer is not True:
-            refuse_average_of_moments(fit.tables.trained())
-        drift = next((part for part in means if isinstance(part, DriftCorrection)), None)
-        if drift is not None and drift.drift.corrects:
-            return StepAlongAnchor(correction, means, drift)
-        first = drift.drift.anchor_steps if drift is not None and drift.drift.towards == "global" else 0
-        return CorrectionSteps(correction, means, first=first)
-
-    @property
-    def shares_gradients(self) -> bool:
-        return self.correction is not None or super().shares_gradients
-
     def _check_alone(self, what: str) -> None:
-        if self._steps is not None and self._steps.others_wait:
+        if self.state.others_wait:
             raise RuntimeError(
                 f'{what} inside a correction: with Correction(way="rank0") nobody answers. Use way="sliced", or '
                 "define correction_step(batch), which returns the mean loss without it."
             )
         super()._check_alone(what)
-
-
-def _check_single_step(drift: Drift | None, correction: Correction | None) -> None:
-    """Refuse corrections that a step along the anchor's gradient is not."""
-    if correction is None or not is_integer(correction.steps) or (correction.steps, correction.way) != (1, "sliced"):
-        raise ValueError(
-            f"drift={drift} takes one step along the gradient of the anchor, which all ranks compute, and "
-            f"correction is {correction}: use correction=Correction(steps=1), or leave corrects=True out."
-        )

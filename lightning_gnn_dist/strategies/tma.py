@@ -16,7 +16,7 @@ from lightning.pytorch import Trainer
 
 from lightning_gnn_dist.checks import check_at_least, shown
 from lightning_gnn_dist.rounds import refusals
-from lightning_gnn_dist.rounds.clock import AdaptiveSteps, EveryPass, EverySeconds, RoundClock
+from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds, RoundClock
 from lightning_gnn_dist.rounds.drift import Drift
 from lightning_gnn_dist.rounds.elastic_rounds import LivingPeers
 from lightning_gnn_dist.rounds.launching.launch import Launch
@@ -88,7 +88,8 @@ class TMAStrategy(RoundStrategy):
             raise TypeError(f"elastic must be True, False or Elastic(...), got {shown(elastic)}.")
         self.elastic = Elastic() if elastic is True else elastic or None
         if self.elastic is not None:
-            self._check_elastic()
+            if self.failed_ranks:
+                raise ValueError("failed_ranks simulates what elastic=True lives through: choose one.")
             self.peers = LivingPeers(self, self.elastic)
 
     def end_round(self) -> None:
@@ -111,20 +112,6 @@ class TMAStrategy(RoundStrategy):
         if self.elastic is not None and isinstance(self.clock, EveryPass):
             refusals.refuse_estimate(self.clock, "parts, and so passes, change with the ranks that are alive")
         return super().estimated_steps()
-
-    def _check_elastic(self) -> None:
-        if self.failed_ranks:
-            raise ValueError("failed_ranks simulates what elastic=True lives through: choose one.")
-        if isinstance(self.clock, AdaptiveSteps):
-            raise ValueError(
-                f"{self.clock} compares the replicas of all ranks, and with elastic=True ranks may die at any time: "
-                "use EverySteps(16), or EverySeconds(60)."
-            )
-        if self.nonfinite != "refuse":
-            raise ValueError(
-                f"nonfinite={self.nonfinite!r} keeps a rank that has NaN, and with elastic=True it ends and comes "
-                "back: leave it out."
-            )
 
     def _begin_fit(self, trainer: Trainer) -> None:
         ranks = frozenset(range(self.world_size))

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.tables.row_owners import bounds_of, pieces_of, short
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.pieces import all_gather_pieces, exchange_pieces
+from lightning_gnn_dist.wire.channel import all_gather_pieces, exchange_pieces
 
 
 class TouchedRows(NamedTuple):

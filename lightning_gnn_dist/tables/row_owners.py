@@ -26,8 +26,7 @@ from torch import Tensor, nn
 
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.asking import Asking, Message
-from lightning_gnn_dist.wire.channel import Channel, open_channel, patience
-from lightning_gnn_dist.wire.pieces import exchange_pieces
+from lightning_gnn_dist.wire.channel import Channel, exchange_pieces, open_channel, patience
 
 ROWS, RANGE, WITH_MOMENTS = range(3)  # kinds of questions
 PIECE_BYTES = 1 << 24  # of what is sent in one answer where many rows are wanted

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist import BatchKey, Graph, NeighborSampler
+from lightning_gnn_dist import Graph, NeighborSampler
 from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.engine.sample import BatchKey
 
 KIND = ("node", "to", "node")
 RANDOM = torch.Generator().manual_seed(0)

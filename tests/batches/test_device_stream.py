@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import BatchKey, DeviceSampler, Graph, NeighborSampler, WholePartSampler
+from lightning_gnn_dist import Graph, NeighborSampler, WholePartSampler
 from lightning_gnn_dist.batches import device_stream as module
 from lightning_gnn_dist.batches import pool
 from lightning_gnn_dist.batches.assembling import assemble
@@ -20,6 +20,8 @@ from lightning_gnn_dist.batches.device_stream import DeviceStream, Sent
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.sampling.device import DeviceSampler
 from tests.sampling.reference import random_graph
 from tests.sampling.test_device import on
 

@@ -13,9 +13,11 @@ from torch_geometric.data import HeteroData
 from torch_geometric.nn import GraphConv, HeteroConv, SAGEConv, to_hetero
 from torch_geometric.utils import trim_to_layer
 
-from lightning_gnn_dist import BatchKey, Graph, NeighborSampler, Sampler, ShadowSampler, WholePartSampler, citations
+from lightning_gnn_dist import Graph, NeighborSampler, ShadowSampler, WholePartSampler, citations
 from lightning_gnn_dist.batches.batch import in_type
 from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.sampling.base import Sampler
 from tests.graph.typed.graphs import small
 
 SEEDS = torch.tensor([3, 190, 41, 7])

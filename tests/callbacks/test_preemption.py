@@ -23,12 +23,11 @@ from lightning_gnn_dist import (
     LLCGStrategy,
     NeighborSampler,
     PartitionedDataModule,
-    PreemptionCheckpoint,
     RandomPartitioner,
     TMAStrategy,
     communities,
 )
-from lightning_gnn_dist.callbacks.preemption import FILE_NAME
+from lightning_gnn_dist.callbacks.preemption import FILE_NAME, PreemptionCheckpoint
 from tests.data_fitting import trainer
 from tests.every_strategy import every_strategy
 from tests.ranks import run_ranks

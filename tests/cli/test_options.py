@@ -1,10 +1,25 @@
-"""What is wrong on a command line is said before anything else is."""
+"""What is wrong on a command line is said in one line, with the nearest right name, before anything else is done."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
 
 import pytest
 
 from lightning_gnn_dist.cli.main import main
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def refused(given: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run ``fit`` in the folder of examples, with options that it refuses, and return what it writes as errors."""
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "fit", *given])
+    with pytest.raises(SystemExit):
+        main()
+    return capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -23,3 +38,74 @@ def test_an_error_stands_without_the_usage(
     error, way_out = capsys.readouterr().err.splitlines()
     assert error.startswith(f"lightning-gnn-dist{command}: error: {said}")
     assert way_out == f"All options: lightning-gnn-dist{command} --help"
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        (["--trainer.max_epohcs=2"], "Did you mean 'max_epochs'?"),
+        (["--data.smapler=lightning_gnn_dist.NeighborSampler"], "Did you mean 'sampler'?"),
+        (["--data.sampler.init_args.num_neighbours=[1]"], "Did you mean 'num_neighbors'?"),
+        (["--trainer.strategy.corection.steps=2"], "Did you mean 'correction'?"),
+        (["--trainer.strategy.correction_steps=2"], "write 'correction.steps'"),
+        (["--trainer.strategy.drift.deca=2"], "Did you mean 'decay'?"),
+        (["--model.num_clases=2"], "Did you mean 'num_classes'?"),
+        (["--data.partitioner=lightning_gnn_dist.MetisPartioner"], "Did you mean 'MetisPartitioner'?"),
+        (["--data.graph.init_args.num_node=2"], "Did you mean 'num_nodes'?"),
+        (["--data.sampler=LadiesSampler"], "Did you mean 'lightning_gnn_dist.LadiesSampler'?"),
+        (["--data.partitioner=MetisPartioner"], "Did you mean 'lightning_gnn_dist.MetisPartitioner'?"),
+        (["--model=nowhere.SAGE"], "There is no module 'nowhere'"),
+        (["--data.zzz=1"], "There is no 'zzz': PartitionedDataModule takes batch_size, "),
+    ],
+)
+def test_a_misspelt_name_meets_the_nearest_right_one(
+    options: list[str], advice: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert advice in refused(["--config=configs/llcg.yaml", *options], capsys, monkeypatch).splitlines()[-1]
+
+
+def test_a_misspelt_key_of_a_file_meets_the_nearest_right_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (EXAMPLES / "configs" / "llcg.yaml").read_text()
+    for right, wrong in (("data", "\ndta:"), ("batch_size", "\n  btch_size:"), ("init_args", "\n    init_arg:")):
+        line = next(line for line in ("\ndata:", "\n  batch_size:", "\n    init_args:") if right in line)
+        (tmp_path / "wrong.yaml").write_text(text.replace(line, wrong))
+        assert f"Did you mean {right!r}?" in refused([f"--config={tmp_path}/wrong.yaml"], capsys, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("--data.graph=nowhere", "error: nowhere is not a saved graph: it has no meta.json."),
+        pytest.param(
+            "--data.batch_size=0", "error: batch_size must be an integer of at least 1, got 0.", marks=pytest.mark.slow
+        ),
+        ("--trainer.strategy.correction.steps=-1", "error: trainer.strategy.correction.steps must be "),
+    ],
+)
+def test_what_the_package_refuses_is_said_in_one_line(
+    option: str, reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert refused(["--config=configs/llcg.yaml", option], capsys, monkeypatch).splitlines()[-1].startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("drift.towards=x", "trainer.strategy.drift.towards must be one of ['ranks', 'global'] or null, got x."),
+        (
+            "drift=ranks",
+            "strategy.drift must be settings of towards, decay, anchor_steps, corrects or null, got ranks.",
+        ),
+        ("launch.timeout=x", "trainer.strategy.launch.timeout: Not of type timedelta: Expected a string with form "),
+        ("launch.start_method=x", "trainer.strategy.launch.start_method must be one of ['popen', 'spawn', 'fork', "),
+        ("launch.backend=x", "None for what fits the device, got 'x'."),
+    ],
+)
+def test_what_a_value_refuses_is_said_in_one_line(
+    option: str, reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["--config=configs/llcg.yaml", f"--trainer.strategy.{option}"]
+    last = refused(given, capsys, monkeypatch).splitlines()[-1]
+    assert last.startswith(f"error: trainer.strategy.{option.partition('=')[0]}") and reason in last

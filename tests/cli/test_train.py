@@ -43,9 +43,9 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.callbacks.record import RunRecord
 from lightning_gnn_dist.cli import train
 from lightning_gnn_dist.cli.main import main
-from tests.cli.refusing import EXAMPLES, refused
 from tests.ranks import run_ranks
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 CONFIGS = sorted(path.name for path in (EXAMPLES / "configs").glob("*.yaml"))
 SMALL = [
     "--data.graph.init_args.num_nodes=2000",
@@ -245,56 +245,6 @@ def test_residency_and_coverage_can_be_written() -> None:
     assert parsed({"coverage": None}).data.coverage is None
     strategy = parsed(strategy=init("GrappaStrategy", weights="nodes", launch={"timeout": "0:01:30"})).trainer.strategy
     assert isinstance(strategy, GrappaStrategy) and strategy._timeout == timedelta(seconds=90)
-
-
-@pytest.mark.parametrize(
-    ("options", "advice"),
-    [
-        (["--trainer.max_epohcs=2"], "Did you mean 'max_epochs'?"),
-        (["--data.smapler=lightning_gnn_dist.NeighborSampler"], "Did you mean 'sampler'?"),
-        (["--data.sampler.init_args.num_neighbours=[1]"], "Did you mean 'num_neighbors'?"),
-        (["--trainer.strategy.corection.steps=2"], "Did you mean 'correction'?"),
-        (["--trainer.strategy.correction_steps=2"], "write 'correction.steps'"),
-        (["--trainer.strategy.drift.deca=2"], "Did you mean 'decay'?"),
-        (["--model.num_clases=2"], "Did you mean 'num_classes'?"),
-        (["--data.partitioner=lightning_gnn_dist.MetisPartioner"], "Did you mean 'MetisPartitioner'?"),
-        (["--data.graph.init_args.num_node=2"], "Did you mean 'num_nodes'?"),
-        (["--data.sampler=LadiesSampler"], "Did you mean 'lightning_gnn_dist.LadiesSampler'?"),
-        (["--data.partitioner=MetisPartioner"], "Did you mean 'lightning_gnn_dist.MetisPartitioner'?"),
-        (["--model=nowhere.SAGE"], "There is no module 'nowhere'"),
-        (["--data.zzz=1"], "There is no 'zzz': PartitionedDataModule takes batch_size, "),
-    ],
-)
-def test_a_misspelt_name_meets_the_nearest_right_one(
-    options: list[str], advice: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert advice in refused(["--config=configs/llcg.yaml", *options], capsys, monkeypatch).splitlines()[-1]
-
-
-def test_a_misspelt_key_of_a_file_meets_the_nearest_right_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = (EXAMPLES / "configs" / "llcg.yaml").read_text()
-    for right, wrong in (("data", "\ndta:"), ("batch_size", "\n  btch_size:"), ("init_args", "\n    init_arg:")):
-        line = next(line for line in ("\ndata:", "\n  batch_size:", "\n    init_args:") if right in line)
-        (tmp_path / "wrong.yaml").write_text(text.replace(line, wrong))
-        assert f"Did you mean {right!r}?" in refused([f"--config={tmp_path}/wrong.yaml"], capsys, monkeypatch)
-
-
-@pytest.mark.parametrize(
-    ("option", "reason"),
-    [
-        ("--data.graph=nowhere", "error: nowhere is not a saved graph: it has no meta.json."),
-        pytest.param(
-            "--data.batch_size=0", "error: batch_size must be an integer of at least 1, got 0.", marks=pytest.mark.slow
-        ),
-        ("--trainer.strategy.correction.steps=-1", "error: trainer.strategy.correction.steps must be "),
-    ],
-)
-def test_what_the_package_refuses_is_said_in_one_line(
-    option: str, reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert refused(["--config=configs/llcg.yaml", option], capsys, monkeypatch).splitlines()[-1].startswith(reason)
 
 
 def test_what_others_refuse_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from lightning_gnn_dist import (
-    Boundary,
     Evaluation,
     Fetch,
     GlobalBatching,
@@ -22,11 +21,9 @@ from lightning_gnn_dist import (
     LinkDataModule,
     LinkSplit,
     LocalSGDStrategy,
-    MatrixSampler,
     MetisPartitioner,
     NeighborSampler,
     PageRankSampler,
-    Partitioner,
     RandomPartitioner,
     Rotate,
     ShadowSampler,
@@ -35,7 +32,10 @@ from lightning_gnn_dist import (
     communities,
     split_edges,
 )
-from lightning_gnn_dist.data.typed.links import edges_of
+from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.data.edges.ends import edges_of
+from lightning_gnn_dist.partition.base import Partitioner
+from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.link_model import LinkSAGE, Targets, held, ranks_by_hand

@@ -15,7 +15,6 @@ from lightning_gnn_dist import (
     Holding,
     LadiesSampler,
     Loading,
-    MatrixSampler,
     NeighborSampler,
     PageRankSampler,
     PartitionedDataModule,
@@ -23,8 +22,9 @@ from lightning_gnn_dist import (
     ShadowSampler,
     TemporalSampler,
     WholePartSampler,
-    quantize_rows,
 )
+from lightning_gnn_dist.graph.convert import quantize_rows
+from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from tests.golden.graphs import AT, BACK, CITES, PRINTS, SPLITS, WRITES, dense, plain, simple, typed
 from tests.golden.place import AT_ONCE, Place
 from tests.golden.runs import Run

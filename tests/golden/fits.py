@@ -77,10 +77,10 @@ SETTINGS: dict[str, Make] = {
     "local_sgd_variance": local(average_optimizer="variance"),
     "local_sgd_own_buffers": local(buffers="local"),
     "local_sgd_leave_out": local(nonfinite="leave_out"),
-    "local_sgd_outer": local(outer=Outer()),
-    "local_sgd_outer_8": local(outer=Outer(bits=8), average_optimizer=True),
-    "local_sgd_outer_16": local(outer=Outer(bits=16), drift=Drift("ranks")),
-    "local_sgd_outer_adaptive": local(outer=Outer(lr=1.0, momentum=0.8, nesterov=False, adaptive=True)),
+    "local_sgd_outer": local(outer=Outer.diloco()),
+    "local_sgd_outer_8": local(outer=Outer.diloco(bits=8), average_optimizer=True),
+    "local_sgd_outer_16": local(outer=Outer.diloco(bits=16), drift=Drift("ranks")),
+    "local_sgd_outer_adaptive": local(outer=Outer(momentum=0.8, adaptive=True)),
     "local_sgd_outer_adam": local(
         outer=Outer(optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.02, eps=1e-3))
     ),
@@ -88,7 +88,7 @@ SETTINGS: dict[str, Make] = {
     "llcg_without_corrections": published(None),
     "llcg_rank0": llcg(correction=Correction(way="rank0"), buffers="global"),
     "llcg_drift_of_ranks": llcg(drift=Drift("ranks")),
-    "llcg_corrects": llcg(drift=Drift(corrects=True), correction=Correction(1)),
+    "llcg_corrects": llcg(correction=Correction(1, "anchor")),
     "llcg_share": llcg(EverySteps(2, growth=1.5, limit=6), correction=Correction(0.5, lr="local")),
     "llcg_persistent": llcg(correction=Correction(optimizer="persistent", lr=0.01)),
     "llcg_reset": llcg(correction=Correction(optimizer="reset", lr=lambda round_idx: 0.02 / (1 + round_idx))),
@@ -96,8 +96,8 @@ SETTINGS: dict[str, Make] = {
     "llcg_own_optimizer": llcg(
         correction=Correction(optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01))
     ),
-    "llcg_32_bits": llcg(outer=Outer(lr=1.0, momentum=0.0)),
-    "llcg_16_bits": llcg(outer=Outer(bits=16)),
+    "llcg_32_bits": llcg(outer=Outer()),
+    "llcg_16_bits": llcg(outer=Outer.diloco(bits=16)),
     "tma_steps": tma(weights="steps"),
     "tma_failed": tma(failed_ranks=[1]),
     "grappa_nodes": grappa(weights="nodes"),

@@ -38,7 +38,7 @@ def runs() -> Iterator[Run]:
         settings = {
             "llcg_paper": published(Correction.as_published(2)),
             "local_sgd_moments": local(average_optimizer=True, weights="nodes"),
-            "local_sgd_drift": local(drift=Drift("ranks"), outer=Outer(bits=8)),
+            "local_sgd_drift": local(drift=Drift("ranks"), outer=Outer.diloco(bits=8)),
             "grappa_8": grappa(bits=8),
         }
         for name, make in settings.items():

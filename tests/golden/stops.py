@@ -67,7 +67,7 @@ def links(split: str) -> Callable[[], Links]:
 
 def runs() -> Iterator[Run]:
     strategies = BASIC | {
-        "local_sgd_outer_8": local(drift=Drift("ranks"), outer=Outer(bits=8), average_optimizer=True),
+        "local_sgd_outer_8": local(drift=Drift("ranks"), outer=Outer.diloco(bits=8), average_optimizer=True),
         "llcg_persistent": llcg(EverySteps(2, growth=1.5, limit=6), correction=Correction(optimizer="persistent")),
         "grappa_8": grappa(bits=8),
     }

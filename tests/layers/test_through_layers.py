@@ -14,13 +14,11 @@ from torch_geometric.nn import APPNP, GATConv, GCNConv, GraphConv, JumpingKnowle
 from torch_geometric.transforms import GCNNorm
 
 from lightning_gnn_dist import (
-    BatchKey,
     ClusterSampler,
     Graph,
     NeighborSampler,
     PageRankSampler,
     RandomWalkSampler,
-    Sampler,
     ShadowSampler,
     WholePartSampler,
     through_layers,
@@ -28,6 +26,8 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.one_hop import one_hop, seen_by_layers
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.sampling.base import Sampler
 
 NUM_NODES, SEEDS = 120, torch.tensor([4, 99, 7, 60, 33, 118])
 EVERY_KIND = [

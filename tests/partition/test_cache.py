@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_gnn_dist import Graph, MetisPartitioner, Partition, Partitioner, RandomPartitioner, SuperNodePartitioner
+from lightning_gnn_dist import Graph, MetisPartitioner, Partition, RandomPartitioner, SuperNodePartitioner
+from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition, identity
 from tests.partition.graphs import path_graph
 

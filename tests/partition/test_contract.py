@@ -9,12 +9,12 @@ from lightning_gnn_dist import (
     Graph,
     MetisPartitioner,
     Partition,
-    Partitioner,
     RandomPartitioner,
     StreamingPartitioner,
     SuperNodePartitioner,
     communities,
 )
+from lightning_gnn_dist.partition.base import Partitioner
 from tests.partition.graphs import lonely_nodes, messy_community, path_graph, random_directed
 
 PARTITIONERS: list[Partitioner] = [

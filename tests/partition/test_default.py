@@ -26,7 +26,6 @@ from lightning_gnn_dist import (
     MetisPartitioner,
     NeighborSampler,
     PartitionedDataModule,
-    Partitioner,
     Redeal,
     StreamingPartitioner,
     SuperNodePartitioner,
@@ -36,6 +35,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.cli.options import parser
 from lightning_gnn_dist.cli.partitioners import partitioner_of
 from lightning_gnn_dist.partition import default, metis
+from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.default import default_partitioner
 
 

@@ -11,13 +11,13 @@ from torch_geometric.data import HeteroData
 from lightning_gnn_dist import (
     Graph,
     MetisPartitioner,
-    Partitioner,
     RandomPartitioner,
     StreamingPartitioner,
     SuperNodePartitioner,
     citations,
 )
 from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 
 

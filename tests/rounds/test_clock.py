@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from lightning_gnn_dist import EveryPass, EverySeconds, EverySteps, RoundProgress
-from lightning_gnn_dist.rounds.clock import RoundTimer, schedule, takes_equal_steps
+from lightning_gnn_dist import EveryPass, EverySeconds, EverySteps
+from lightning_gnn_dist.rounds.clock import RoundProgress, schedule, takes_equal_steps
+from lightning_gnn_dist.rounds.pace import RoundTimer
 
 
 def length(clock: Any, round_idx: int, steps_per_pass: int = 7) -> int:

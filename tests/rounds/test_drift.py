@@ -48,7 +48,7 @@ def shifted(rank: int, world_size: int, drift: str) -> tuple[list[Tensor], list[
                 seen.append([parameter.grad.clone() for parameter in module.parameters()])
 
     whole = WholePartSampler(num_hops=2)
-    exact: dict[str, Any] = {"correction": None, "outer": Outer(lr=1.0, momentum=0.0)}
+    exact: dict[str, Any] = {"correction": None, "outer": Outer()}
     strategy = LLCGStrategy(EverySteps(2), drift=Drift(drift), **exact, **PATIENCE)  # type: ignore[arg-type]
     data = data_module(sampler=whole, batch_size=10**6, partitioner=MetisPartitioner(), boundary=Isolated())
     module = model()
@@ -301,14 +301,15 @@ def test_a_drift_that_says_nothing_is_towards_what_the_strategy_knows_best() -> 
 
 
 def test_anchors_that_correct_are_refused_where_they_could_not() -> None:
-    corrects = Drift(corrects=True)
-    with pytest.raises(ValueError, match='corrects along the gradient of the whole graph: use towards="global"'):
-        LocalSGDStrategy(drift=corrects)
-    for correction in (None, Correction(), Correction(2), Correction(1.0), Correction(1, "rank0")):
-        with pytest.raises(ValueError, match=r"takes one step along .*: use correction=Correction\(steps=1\)"):
-            LLCGStrategy(drift=corrects, correction=correction)
+    for steps in (0.1, 2, 1.0):
+        with pytest.raises(ValueError, match=r'takes one step along .*: use Correction\(1, "anchor"\)'):
+            Correction(steps, "anchor")
+    anchor = Correction(1, "anchor")
+    for drift in (None, Drift("ranks")):
+        with pytest.raises(ValueError, match=r'steps along the anchor of drift=Drift\("global"\), and drift is'):
+            LLCGStrategy(drift=drift, correction=anchor)
     with pytest.raises(ValueError, match=r"before boundary=History\(\) has computed the rows that they read"):
-        fit(LLCGStrategy(drift=corrects, correction=Correction(1)), model(), data_module(boundary=History()), 1)
+        fit(LLCGStrategy(correction=anchor), model(), data_module(boundary=History()), 1)
 
 
 def test_local_sgd_offers_no_global_drift() -> None:

@@ -16,7 +16,7 @@ from tests.strategies.round_fitting import same_start
 
 pytest.importorskip("torchft", reason="torchft is not installed: pip install lightning-gnn-dist[elastic]")
 
-OUTER = Outer(lr=1.0, momentum=0.5, nesterov=False, bits=8)
+OUTER = Outer(momentum=0.5, bits=8)
 NUMBERS_OF_A_ROW = 10 + 4 + 1  # what a rank tells the others, a checksum of each parameter, a weight
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from lightning_gnn_dist import BatchKey, Graph, NeighborSampler, Sample
+from lightning_gnn_dist import Graph, NeighborSampler
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
 
 PLACE = BatchKey(seed=0, epoch=1, batch=2)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist import BatchKey, Graph
+from lightning_gnn_dist import Graph
+from lightning_gnn_dist.engine.sample import BatchKey
 
 KEY = BatchKey(3, 1, 4)
 

@@ -9,22 +9,22 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-import lightning_gnn_dist
 from lightning_gnn_dist import (
-    BatchKey,
     ClusterSampler,
-    DeviceSampler,
     Graph,
     LadiesSampler,
     NeighborSampler,
     PartitionedDataModule,
     RandomWalkSampler,
-    Sampler,
     ShadowSampler,
     WholePartSampler,
 )
 from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.device import DeviceSampler
 from lightning_gnn_dist.sampling.layer_wise import LayerSampler
+from tests.pages import public
 from tests.sage import SAGE
 from tests.samplers import SAMPLERS, graph_for_all
 from tests.sampling.neighborhoods import CHANGES, assert_same, damaged
@@ -40,7 +40,7 @@ def graph() -> Graph:
 
 
 def test_the_list_has_every_sampler_of_nodes_that_the_package_offers() -> None:
-    offered = {getattr(lightning_gnn_dist, name) for name in lightning_gnn_dist.__all__ if name.endswith("Sampler")}
+    offered = {kind for name, kind in public().items() if name.endswith("Sampler")}
     assert offered - {Sampler, DeviceSampler} == {type(sampler) for sampler in SAMPLERS.values()}
 
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch_geometric.utils import coalesce
 
 from lightning_gnn_dist import (
-    BatchKey,
     FastGCNSampler,
     Graph,
     LadiesSampler,
@@ -21,6 +20,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.engine.sample import BatchKey
 
 ARGUMENTS = {
     **{"in_channels": 8, "out_channels": 8, "channels": 8, "num_layers": 2, "K": 2, "alpha": 0.1, "heads": 1},

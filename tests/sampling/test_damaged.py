@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from lightning_gnn_dist import (
-    BatchKey,
     ClusterSampler,
     Graph,
     MetisPartitioner,
@@ -23,6 +22,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.batches.pool import gather_rows
 from lightning_gnn_dist.engine.rng import key
+from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph_report import GraphReport
 from lightning_gnn_dist.partition.partition_report import edges_between
 from lightning_gnn_dist.sampling.negatives import draw_receivers, has_edges

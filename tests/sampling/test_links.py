@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from lightning_gnn_dist import BatchKey, Graph, NeighborSampler, Sample, communities
+from lightning_gnn_dist import Graph, NeighborSampler, communities
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.engine.rng import draw_bits, key
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.sampling.links import edges_at, positions_of_links, without_targets
 from lightning_gnn_dist.sampling.negatives import Candidates, draw_receivers, has_edges
 from lightning_gnn_dist.sampling.targets.sampler import LinkSampler

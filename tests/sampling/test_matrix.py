@@ -8,18 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_gnn_dist import (
-    BatchKey,
-    FastGCNSampler,
-    Graph,
-    LadiesSampler,
-    MatrixSampler,
-    NeighborSampler,
-    RandomWalkSampler,
-    Sampler,
-)
+from lightning_gnn_dist import FastGCNSampler, Graph, LadiesSampler, NeighborSampler, RandomWalkSampler
 from lightning_gnn_dist.engine import rng, tensors
+from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import checked_graph
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from tests.sampling import reference
 from tests.sampling.neighborhoods import assert_same
 from tests.sampling.reference import random_graph

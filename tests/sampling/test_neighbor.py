@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch_geometric.utils import k_hop_subgraph
 
-from lightning_gnn_dist import BatchKey, Graph, NeighborSampler, Sampler
+from lightning_gnn_dist import Graph, NeighborSampler
 from lightning_gnn_dist.engine import sample as sample_module
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.sampling.base import Sampler
 from tests.sampling import reference
 from tests.sampling.neighborhoods import PLACE, edge_index_of, edges_of, one
 from tests.sampling.reference import random_graph

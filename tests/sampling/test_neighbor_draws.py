@@ -11,7 +11,8 @@ import pytest
 import torch
 from scipy.stats import chi2, chisquare
 
-from lightning_gnn_dist import BatchKey, Graph, NeighborSampler
+from lightning_gnn_dist import Graph, NeighborSampler
+from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.engine.weights import weights_of
 from tests.sampling.neighborhoods import PLACE, one, star
 from tests.sampling.reference import random_graph

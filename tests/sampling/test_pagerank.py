@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import BatchKey, Graph, PageRankSampler
+from lightning_gnn_dist import Graph, PageRankSampler
+from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.sampling import pagerank as module
 from lightning_gnn_dist.sampling.pagerank import room_for
 from tests.sampling.reference import random_graph

@@ -9,21 +9,19 @@ from torch_geometric.nn import GraphConv
 from torch_geometric.utils import k_hop_subgraph
 
 from lightning_gnn_dist import (
-    BatchKey,
     ClusterSampler,
     Graph,
     NeighborSampler,
     PageRankSampler,
     RandomWalkSampler,
-    Sample,
-    Sampler,
     ShadowSampler,
 )
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine import sample as sample_module
-from lightning_gnn_dist.sampling.base import OrdersSeeds
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
 from tests.sampling.reference import random_graph
 
 PLACE = BatchKey(0, 1, 2)

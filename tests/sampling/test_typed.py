@@ -11,20 +11,19 @@ from torch_geometric.data import HeteroData
 from torch_geometric.utils import k_hop_subgraph
 
 from lightning_gnn_dist import (
-    BatchKey,
     ClusterSampler,
     Graph,
     LadiesSampler,
-    MatrixSampler,
     NeighborSampler,
     PageRankSampler,
     RandomWalkSampler,
-    Sample,
     ShadowSampler,
     WholePartSampler,
     citations,
 )
 from lightning_gnn_dist.engine.apart import places_of, take_apart
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from tests.conftest import module_of
 from tests.graph.typed.graphs import EDGES, small
 from tests.sampling import reference

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import (
-    Boundary,
     Coverage,
     Exchange,
     Graph,
@@ -21,6 +20,7 @@ from lightning_gnn_dist import (
     WholePartSampler,
     save_shards,
 )
+from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.sharded import part as part_module
 from lightning_gnn_dist.sharded import remote_graph

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_gnn_dist import Correction
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer
 
 Make = Callable[[Any], Optimizer]
@@ -45,13 +46,16 @@ def step_by_hand(optimizer: Optimizer, parameters: list[Tensor], step: int) -> N
     optimizer.zero_grad()
 
 
-def correct(
-    own: CorrectionOptimizer, local: list[Optimizer], parameters: list[Tensor], rounds: range, steps: int = 2
-) -> None:
+def beside(local: list[Optimizer], mode: Any, lr: Any = "local", **options: Any) -> CorrectionOptimizer:
+    correction = Correction(optimizer=mode) if callable(mode) else Correction(optimizer=mode, lr=lr)
+    return CorrectionOptimizer(correction, local, **options)
+
+
+def correct(own: CorrectionOptimizer, parameters: list[Tensor], rounds: range, steps: int = 2) -> None:
     for round_idx in rounds:
-        own.prepare(local, parameters, round_idx)
+        own.prepare(parameters, round_idx)
         for step in range(steps):
-            own.step(local, parameters, gradient(steps * round_idx + step, parameters), round_idx)
+            own.step(parameters, gradient(steps * round_idx + step, parameters))
 
 
 def equal(left: list[Tensor], right: list[Tensor]) -> bool:

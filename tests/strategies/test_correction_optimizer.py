@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer
 from lightning_gnn_dist.wire import collectives
 from tests.ranks import join, run_ranks
-from tests.strategies.by_hand import ADAM, KINDS, Make, correct, equal, gradient, step_by_hand, weights
+from tests.strategies.by_hand import ADAM, KINDS, Make, beside, correct, equal, gradient, step_by_hand, weights
 
 kinds = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
 
@@ -24,7 +23,7 @@ kinds = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
 @kinds
 def test_persistent_is_one_optimizer_of_the_same_kind_for_all_rounds(make: Make) -> None:
     ours, expected = weights(), weights()
-    correct(CorrectionOptimizer("persistent", "local"), [make(ours)], ours, range(3))
+    correct(beside([make(ours)], "persistent"), ours, range(3))
     by_hand = make(expected)
     for step in range(6):
         step_by_hand(by_hand, expected, step)
@@ -34,7 +33,7 @@ def test_persistent_is_one_optimizer_of_the_same_kind_for_all_rounds(make: Make)
 @kinds
 def test_reset_starts_anew_in_each_round(make: Make) -> None:
     ours, expected = weights(), weights()
-    correct(CorrectionOptimizer("reset", "local"), [make(ours)], ours, range(3))
+    correct(beside([make(ours)], "reset"), ours, range(3))
     for round_idx in range(3):
         by_hand = make(expected)
         for step in range(2):
@@ -51,7 +50,7 @@ def test_the_local_optimizer_is_left_alone(make: Make, mode: Any) -> None:
     local.register_step_pre_hook(lambda *_: calls.append(1))
     step_by_hand(local, ours, 0)
     step_by_hand(expected, alone, 0)
-    correct(CorrectionOptimizer(mode, 0.5), [local], ours, range(2))
+    correct(beside([local], mode, 0.5), ours, range(2))
     assert len(calls) == 1
     assert all(parameter.grad is None for parameter in ours)
     left, right = local.state_dict(), expected.state_dict()
@@ -63,7 +62,7 @@ def test_the_local_optimizer_is_left_alone(make: Make, mode: Any) -> None:
 
 def test_a_function_makes_an_optimizer_that_persists() -> None:
     ours, expected = weights(), weights()
-    correct(CorrectionOptimizer(ADAM, "local"), [torch.optim.SGD(ours, lr=0.1)], ours, range(3))
+    correct(beside([torch.optim.SGD(ours, lr=0.1)], ADAM), ours, range(3))
     by_hand = ADAM(expected)
     for step in range(6):
         step_by_hand(by_hand, expected, step)
@@ -80,9 +79,9 @@ def averaged(rank: int, world_size: int) -> tuple[list[Tensor], Any, Any]:
     with torch.no_grad():
         for parameter, start in zip(ours, weights(), strict=True):
             parameter.copy_(start)
-    own = CorrectionOptimizer("averaged", "local")
-    correct(own, [local], ours, range(1))
-    correct(own, [local], ours, range(1, 2))
+    own = beside([local], "averaged")
+    correct(own, ours, range(1))
+    correct(own, ours, range(1, 2))
     return [parameter.detach() for parameter in ours], before, local.state_dict()["state"]
 
 
@@ -109,12 +108,12 @@ def test_averaged_starts_each_round_from_the_mean_of_the_ranks() -> None:
 def test_states_that_are_averaged_already_are_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, expected = weights(), weights()
     local, by_hand = torch.optim.Adam(ours, lr=0.01), torch.optim.Adam(expected, lr=0.01)
-    own = CorrectionOptimizer("averaged", "local")
+    own = beside([local], "averaged", are_averaged=True)
     for optimizer, parameters in ((local, ours), (by_hand, expected)):
         step_by_hand(optimizer, parameters, 0)
     monkeypatch.setattr(collectives, "average_", lambda *_: pytest.fail("sent again"))
-    own.prepare([local], ours, 0, are_averaged=True)
-    own.step([local], ours, gradient(1, ours), 0)
+    own.prepare(ours, 0)
+    own.step(ours, gradient(1, ours))
     step_by_hand(by_hand, expected, 1)
     assert equal(ours, expected)
 
@@ -125,7 +124,7 @@ def only_rank_0_steps(rank: int, world_size: int) -> list[bool]:
     for mode in modes:
         ours = weights()
         local: list[Optimizer] = [torch.optim.Adam(ours)]
-        correct(CorrectionOptimizer(mode, "local"), local, ours, range(3), steps=2 if rank == 0 else 0)
+        correct(beside(local, mode), ours, range(3), steps=2 if rank == 0 else 0)
         found.append(equal(ours, weights()))
     return found
 
@@ -134,26 +133,17 @@ def test_a_step_is_not_collective() -> None:
     assert run_ranks(only_rank_0_steps, 2) == [[False] * 4, [True] * 4]
 
 
-def test_a_step_without_preparation_is_an_error() -> None:
-    ours = weights()
-    own = CorrectionOptimizer("averaged", "local")
-    own.prepare([ADAM(ours)], ours, 0)
-    with pytest.raises(RuntimeError, match="before the first step of round 1"):
-        own.step([ADAM(ours)], ours, gradient(0, ours), 1)
-
-
 # The learning rate.
 
 
 def test_the_rate_may_go_by_rounds() -> None:
     ours = weights()
-    own = CorrectionOptimizer("sgd", lambda round_idx: 1.0 / (1 + round_idx))
-    local = [torch.optim.Adam(ours, lr=0.5)]
+    own = beside([torch.optim.Adam(ours, lr=0.5)], "sgd", lambda round_idx: 1.0 / (1 + round_idx))
     slopes = [torch.ones_like(parameter) for parameter in ours]
     for round_idx in (0, 3):
         before = [parameter.detach().clone() for parameter in ours]
-        own.prepare(local, ours, round_idx)
-        own.step(local, ours, [slope.clone() for slope in slopes], round_idx)
+        own.prepare(ours, round_idx)
+        own.step(ours, [slope.clone() for slope in slopes])
         for start, after in zip(before, ours, strict=True):
             assert torch.allclose(start - after.detach(), torch.full_like(start, 1.0 / (1 + round_idx)))
 
@@ -161,10 +151,9 @@ def test_the_rate_may_go_by_rounds() -> None:
 @pytest.mark.parametrize("lr", [0.0, None, "0.1", float("nan")])
 def test_a_round_without_a_rate_is_refused(lr: Any) -> None:
     ours = weights()
-    own = CorrectionOptimizer("sgd", lambda round_idx: lr)
-    own.prepare([ADAM(ours)], ours, 0)
+    own = beside([ADAM(ours)], "sgd", lambda round_idx: lr)
     with pytest.raises(ValueError, match=f"lr must be a positive number, .* got {lr!r}"):
-        own.step([ADAM(ours)], ours, gradient(0, ours), 0)
+        own.prepare(ours, 0)
 
 
 @pytest.mark.parametrize("mode", ["persistent", "reset", "averaged", "sgd"])
@@ -173,10 +162,10 @@ def test_the_rate_is_fixed_or_that_of_each_local_group(mode: Any, lr: Any) -> No
     ours = weights(count=2)
     local = torch.optim.SGD([{"params": ours[:1], "lr": 0.5}, {"params": ours[1:], "lr": 0.25}], lr=1.0)
     scheduler = torch.optim.lr_scheduler.StepLR(local, 1, gamma=0.5)
-    own = CorrectionOptimizer(mode, lr)
+    own = beside([local], mode, lr)
     for round_idx, rates in enumerate([(0.5, 0.25), (0.25, 0.125), (0.125, 0.0625)]):
         before = [parameter.detach().clone() for parameter in ours]
-        correct(own, [local], ours, range(round_idx, round_idx + 1), steps=1)
+        correct(own, ours, range(round_idx, round_idx + 1), steps=1)
         for after, start, slope, rate in zip(ours, before, gradient(round_idx, ours), rates, strict=True):
             assert torch.equal(after, start - (rate if lr == "local" else lr) * slope)
         local.step()  # without gradients: only for the schedule
@@ -189,9 +178,9 @@ def test_a_momentum_that_is_scheduled_is_followed(mode: Any, lr: Any) -> None:
     ours = weights()
     local = torch.optim.SGD(ours, lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(local, 0.1, total_steps=4, base_momentum=0.5, max_momentum=0.75)
-    own = CorrectionOptimizer(mode, lr)
+    own = beside([local], mode, lr)
     for round_idx in range(3):
-        correct(own, [local], ours, range(round_idx, round_idx + 1))
+        correct(own, ours, range(round_idx, round_idx + 1))
         (group,), (followed,) = own._optimizers[0].param_groups, local.param_groups
         assert group["momentum"] == followed["momentum"] and group["lr"] == (followed["lr"] if lr == "local" else lr)
         local.step()  # without gradients: only for the schedule
@@ -207,7 +196,7 @@ EVERY_MODE = pytest.mark.parametrize("mode", ["persistent", "reset", "averaged",
 def test_only_what_a_local_optimizer_holds_moves(mode: Any) -> None:
     ours, before = weights(), weights()
     local: list[Optimizer] = [torch.optim.Adam(ours[:1]), torch.optim.AdamW(ours[2:])]
-    correct(CorrectionOptimizer(mode, "local"), local, ours, range(2))
+    correct(beside(local, mode), ours, range(2))
     assert [torch.equal(a, b) for a, b in zip(ours, before, strict=True)] == [False, True, False]
     assert all(parameter.grad is None for parameter in ours)
 
@@ -216,7 +205,7 @@ def test_only_what_a_local_optimizer_holds_moves(mode: Any) -> None:
 def test_what_is_frozen_does_not_move_by_an_old_gradient(mode: Any) -> None:
     ours, before = weights(), weights()
     ours[0].grad = torch.ones_like(ours[0])
-    correct(CorrectionOptimizer(mode, "local"), [torch.optim.SGD(ours, lr=0.1)], ours[1:], range(2))
+    correct(beside([torch.optim.SGD(ours, lr=0.1)], mode), ours[1:], range(2))
     assert [torch.equal(a, b) for a, b in zip(ours, before, strict=True)] == [True, False, False]
 
 
@@ -225,35 +214,19 @@ def test_what_is_frozen_does_not_move_by_an_old_gradient(mode: Any) -> None:
 def test_unfreezing_adds_parameters_and_keeps_the_state_of_the_others(mode: Any, to_old_group: bool) -> None:
     ours, expected = weights(), weights()
     local, by_hand = ADAM(ours[1:]), ADAM(expected[1:])
-    own = CorrectionOptimizer(mode, "local")
-    correct(own, [local], ours[1:], range(2))
+    own = beside([local], mode)
+    correct(own, ours[1:], range(2))
     if to_old_group:
         local.param_groups[0]["params"].insert(0, ours[0])
     else:
         local.add_param_group({"params": ours[:1]})
-    correct(own, [local], ours, range(2, 4))
+    correct(own, ours, range(2, 4))
     for step in range(4):
         step_by_hand(by_hand, expected[1:], step)
     by_hand.add_param_group({"params": expected[:1]})
     for step in range(4, 8):
         step_by_hand(by_hand, expected, step)
     assert equal(ours, expected)
-
-
-@pytest.mark.parametrize("mode", ["persistent", "sgd", ADAM], ids=["persistent", "sgd", "function"])
-def test_a_second_fit_starts_anew(mode: Any) -> None:
-    own = CorrectionOptimizer(mode, "local")
-    first = weights()
-    correct(own, [ADAM(first)], first, range(2))
-    left = [parameter.detach().clone() for parameter in first]
-    second, expected = weights(1), weights(1)
-    correct(own, [ADAM(second)], second, range(2, 4))
-    correct(CorrectionOptimizer(mode, "local"), [ADAM(expected)], expected, range(2, 4))
-    assert equal(second, expected) and equal(first, left)
-    again = [nn.Parameter(parameter.detach().clone()) for parameter in second]
-    correct(own, [ADAM(second)], second, range(4, 6))  # the same module with new local optimizers
-    correct(CorrectionOptimizer(mode, "local"), [ADAM(again)], again, range(4, 6))
-    assert equal(second, again)
 
 
 # Checkpoints.
@@ -271,32 +244,31 @@ def through_a_file(state: Any) -> Any:
 def test_a_restored_one_goes_on_to_the_bit(mode: Any, make: Make) -> None:
     ours = weights()
     local = make(ours)
-    own = CorrectionOptimizer(mode, "local")
-    correct(own, [local], ours, range(3))
+    own = beside([local], mode)
+    correct(own, ours, range(3))
     saved = through_a_file(own.state())
     resumed = [nn.Parameter(parameter.detach().clone()) for parameter in ours]
-    again = CorrectionOptimizer(mode, "local")
-    local_again = make(resumed)
-    again.restore(saved, [local_again], resumed)
-    correct(own, [local], ours, range(3, 5))
-    correct(again, [local_again], resumed, range(3, 5))
+    again = beside([make(resumed)], mode)
+    again.restore(saved, resumed)
+    correct(own, ours, range(3, 5))
+    correct(again, resumed, range(3, 5))
     assert equal(ours, resumed)
 
 
 def test_after_unfreezing_a_functions_state_is_restored() -> None:
     ours = weights()
     local = ADAM(ours[1:])
-    own = CorrectionOptimizer(ADAM, "local")
-    correct(own, [local], ours[1:], range(2))
+    own = beside([local], ADAM)
+    correct(own, ours[1:], range(2))
     local.add_param_group({"params": ours[:1]})
-    correct(own, [local], ours, range(2, 3))
+    correct(own, ours, range(2, 3))
     resumed = [nn.Parameter(parameter.detach().clone()) for parameter in ours]
     local_again = ADAM(resumed[1:])
     local_again.add_param_group({"params": resumed[:1]})
-    again = CorrectionOptimizer(ADAM, "local")
-    again.restore(through_a_file(own.state()), [local_again], resumed)
-    correct(own, [local], ours, range(3, 5))
-    correct(again, [local_again], resumed, range(3, 5))
+    again = beside([local_again], ADAM)
+    again.restore(through_a_file(own.state()), resumed)
+    correct(own, ours, range(3, 5))
+    correct(again, resumed, range(3, 5))
     assert equal(ours, resumed)
 
 
@@ -304,11 +276,11 @@ def test_the_state_is_a_copy_of_plain_things() -> None:
     ours = weights()
     local = ADAM(ours)
     local.param_groups[0]["lr"] = torch.linspace(0, 1, 3).numpy()[1]  # a schedule computed with numpy
-    own = CorrectionOptimizer("persistent", "local")
-    correct(own, [local], ours, range(1))
+    own = beside([local], "persistent")
+    correct(own, ours, range(1))
     state = own.state()
     before = through_a_file(state)
-    correct(own, [local], ours, range(1, 2))
+    correct(own, ours, range(1, 2))
     assert torch.equal(state["optimizers"][0]["state"][0]["exp_avg"], before["optimizers"][0]["state"][0]["exp_avg"])
     assert type(state["optimizers"][0]["param_groups"][0]["lr"]) is float
 
@@ -316,15 +288,15 @@ def test_the_state_is_a_copy_of_plain_things() -> None:
 @pytest.mark.parametrize("mode", ["reset", "averaged"])
 def test_modes_that_start_anew_save_only_their_name(mode: Any) -> None:
     ours = weights()
-    own = CorrectionOptimizer(mode, "local")
-    correct(own, [ADAM(ours)], ours, range(1))
+    own = beside([ADAM(ours)], mode)
+    correct(own, ours, range(1))
     assert own.state() == {"mode": mode, "optimizers": []}
 
 
 def test_a_checkpoint_before_the_first_correction_holds_nothing() -> None:
     ours = weights()
-    state = CorrectionOptimizer("persistent", "local").state()
-    CorrectionOptimizer("persistent", "local").restore(state, [ADAM(ours)], ours)
+    state = beside([ADAM(ours)], "persistent").state()
+    beside([ADAM(ours)], "persistent").restore(state, ours)
     assert state == {"mode": "persistent", "optimizers": []}
 
 
@@ -335,17 +307,17 @@ def test_another_mode_than_the_checkpoints_is_refused() -> None:
     ours = weights()
     message = "is 'sgd', this strategy's is 'persistent': resume with Correction.optimizer='sgd'., or start"
     with pytest.raises(ValueError, match=message):
-        CorrectionOptimizer("persistent", "local").restore({"mode": "sgd", "optimizers": []}, [ADAM(ours)], ours)
+        beside([ADAM(ours)], "persistent").restore({"mode": "sgd", "optimizers": []}, ours)
     with pytest.raises(ValueError, match=r"is 'function', this strategy's is 'sgd': .*=the function it was"):
-        CorrectionOptimizer("sgd", "local").restore(CorrectionOptimizer(ADAM, "local").state(), [ADAM(ours)], ours)
+        beside([ADAM(ours)], "sgd").restore(beside([ADAM(ours)], ADAM).state(), ours)
 
 
 def test_a_checkpoint_of_other_groups_is_refused() -> None:
     ours = weights()
-    own = CorrectionOptimizer("persistent", "local")
-    correct(own, [ADAM(ours)], ours, range(1))
+    own = beside([ADAM(ours)], "persistent")
+    correct(own, ours, range(1))
     with pytest.raises(ValueError, match=r"hold \[\[3\]\] parameters, by optimizer and group.* make \[\[2\]\]"):
-        CorrectionOptimizer("persistent", "local").restore(own.state(), [ADAM(ours[1:])], ours)
+        beside([ADAM(ours[1:])], "persistent").restore(own.state(), ours)
 
 
 class Wrapper(torch.optim.SGD):
@@ -362,20 +334,20 @@ def test_optimizers_that_cannot_be_had_twice_are_refused(mode: Any, kind: Any) -
     ours = weights()
     way_out = r"Correction\(optimizer=lambda parameters: (torch\.optim|LazyAdam)"
     with pytest.raises(ValueError, match=rf"{kind.__name__} .* {way_out}"):
-        CorrectionOptimizer(mode, "local").prepare([kind(ours)], ours, 0)
+        beside([kind(ours)], mode)
 
 
 @pytest.mark.parametrize("mode", ["sgd", ADAM], ids=["sgd", "function"])
 @pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam, Wrapper])
 def test_they_are_fine_beside_a_correction_of_another_kind(mode: Any, kind: Any) -> None:
     ours = weights()
-    correct(CorrectionOptimizer(mode, "local"), [kind(ours)], ours, range(1))
+    correct(beside([kind(ours)], mode), ours, range(1))
     assert not equal(ours, weights())
 
 
 def test_a_function_must_give_an_optimizer_that_steps_along_gradients() -> None:
     ours = weights()
     with pytest.raises(TypeError, match="its result is a list"):
-        CorrectionOptimizer(lambda parameters: [ADAM(parameters)], "local").prepare([ADAM(ours)], ours, 0)  # type: ignore[arg-type,return-value]
+        beside([ADAM(ours)], lambda parameters: [ADAM(parameters)]).prepare(ours, 0)
     with pytest.raises(ValueError, match="LBFGS computes gradients itself"):
-        CorrectionOptimizer(torch.optim.LBFGS, "local").prepare([ADAM(ours)], ours, 0)
+        beside([ADAM(ours)], torch.optim.LBFGS).prepare(ours, 0)

@@ -11,15 +11,8 @@ import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from torch import Tensor, nn
 
-from lightning_gnn_dist import (
-    Elastic,
-    EveryPass,
-    EverySeconds,
-    EverySteps,
-    LocalSGDStrategy,
-    RoundProgress,
-    TMAStrategy,
-)
+from lightning_gnn_dist import Elastic, EveryPass, EverySeconds, EverySteps, LocalSGDStrategy, TMAStrategy
+from lightning_gnn_dist.rounds.clock import RoundProgress
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 from tests.strategies.fitting import Net, fit

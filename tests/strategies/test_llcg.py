@@ -21,7 +21,7 @@ from lightning_gnn_dist import (
     NeighborSampler,
 )
 from lightning_gnn_dist.strategies import llcg
-from lightning_gnn_dist.strategies.correction_steps import CorrectionSteps
+from lightning_gnn_dist.strategies.correction_steps import CorrectionSteps, StepsOnRank0
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
@@ -129,11 +129,11 @@ def shares(rank: int, world_size: int, share: float) -> tuple[int, list[int]]:
             return progress.local_steps >= 2 + 4 * rank
 
     class Watch(CorrectionSteps):
-        def _correct_together(self, steps: int) -> None:
+        def take(self, steps: int) -> None:
             counted.append(steps)
-            super()._correct_together(steps)
+            super().take(steps)
 
-    llcg.CorrectionSteps = Watch  # type: ignore[misc]
+    llcg.WAYS["sliced"] = Watch
     strategy = LLCGStrategy(Unequal(), correction=Correction(share), **PATIENCE)
     trainer = fit(strategy, model(), data_module(), world_size, max_epochs=2)
     return trainer.global_step, counted
@@ -173,13 +173,13 @@ def longest_correction(
 ) -> tuple[float, float]:
     moves: list[Tensor] = []
 
-    class Watch(CorrectionSteps):
+    class Watch({"sliced": CorrectionSteps, "rank0": StepsOnRank0}[correction]):  # type: ignore[misc]
         def _step(self, parameters: list[Tensor], gradient: list[Tensor]) -> None:
             before = torch.nn.utils.parameters_to_vector(parameters).detach()
             super()._step(parameters, gradient)
             moves.append(torch.nn.utils.parameters_to_vector(parameters).detach() - before)
 
-    llcg.CorrectionSteps = Watch  # type: ignore[misc]
+    llcg.WAYS[correction] = Watch
     chosen = Correction.as_published(2, correction)  # type: ignore[arg-type]
     strategy = LLCGStrategy.as_published(EverySteps(2), correction=chosen, **PATIENCE)
     fit(strategy, model(kind), data_module(), world_size, max_epochs=2, **options)

@@ -17,7 +17,6 @@ from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import (
     Correction,
-    Drift,
     EverySteps,
     GlobalBatching,
     Graph,
@@ -39,7 +38,7 @@ from tests.strategies.fitting import State, differs, state_of
 from tests.strategies.graph_fitting import data_module, fit, model, small_graph
 
 RANKS, STEPS, ROUNDS = 3, 3, 3
-EXACT = Outer(lr=1.0, momentum=0.8, nesterov=False, adaptive=True)  # the default, but for its bits
+EXACT = Outer(momentum=0.8, adaptive=True)  # the default, but for its bits
 
 
 class Plain(SAGE):
@@ -71,9 +70,9 @@ def double_graph() -> tuple[Graph, Partition]:
     return graph, Partition((torch.arange(400).sqrt() / 20 * RANKS).int(), RANKS)
 
 
-def in_rounds(rank: int, world_size: int, settings: list[tuple[Outer, Drift, int]]) -> list[State]:
+def in_rounds(rank: int, world_size: int, settings: list[tuple[Outer, Correction, int]]) -> list[State]:
     found = []
-    for outer, drift, steps in settings:
+    for outer, correction, steps in settings:
         graph, partition = double_graph()
         data = PartitionedDataModule(
             graph,
@@ -84,8 +83,7 @@ def in_rounds(rank: int, world_size: int, settings: list[tuple[Outer, Drift, int
             global_batching=GlobalBatching(batch_size=10**6, sampler=NeighborSampler([-1, -1])),
         )
         module = plain()
-        correction = Correction(1) if drift.corrects else Correction()
-        strategy = LLCGStrategy(EverySteps(steps), correction=correction, outer=outer, drift=drift, **PATIENCE)
+        strategy = LLCGStrategy(EverySteps(steps), correction=correction, outer=outer, **PATIENCE)
         fit(strategy, module, data, world_size, max_epochs=ROUNDS, limit_val_batches=0)
         state = {name: value for name, value in state_of(module).items() if not name.startswith("accuracy")}
         found.append(state)
@@ -156,8 +154,9 @@ def by_hand(steps: int = STEPS, *, corrects: bool = False) -> State:
 
 def test_a_round_is_that_by_hand_and_nearly_so_in_fewer_bits() -> None:
     expected, shared, longer = by_hand(), by_hand(corrects=True), by_hand(12)
-    settings = [(EXACT, Drift(), STEPS), (replace(EXACT, bits=8), Drift(), STEPS), (EXACT, Drift(corrects=True), STEPS)]
-    found = run_ranks(in_rounds, RANKS, [*settings, (EXACT, Drift(), 12)])
+    usual, anchor = Correction(), Correction(1, "anchor")
+    settings = [(EXACT, usual, STEPS), (replace(EXACT, bits=8), usual, STEPS), (EXACT, anchor, STEPS)]
+    found = run_ranks(in_rounds, RANKS, [*settings, (EXACT, usual, 12)])
     start = state_of(plain())
     for exact, rounded, corrected, long in found:
         assert max(float((exact[name] - expected[name]).abs().max()) for name in exact) < 1e-12
@@ -176,7 +175,7 @@ def sent(rank: int, world_size: int) -> list[float]:
     """
     counted = []
     strategies = [GrappaStrategy(**PATIENCE), *(LLCGStrategy(EverySteps(steps), **PATIENCE) for steps in (10, 50))]
-    strategies.append(LLCGStrategy(EverySteps(10), drift=Drift(corrects=True), correction=Correction(1), **PATIENCE))
+    strategies.append(LLCGStrategy(EverySteps(10), correction=Correction(1, "anchor"), **PATIENCE))
     for strategy, epochs in zip(strategies, (4, 3, 1, 3), strict=True):
         marks: list[float] = []
         module = model(Wide)

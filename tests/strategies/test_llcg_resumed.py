@@ -41,7 +41,7 @@ def resumed(rank: int, world_size: int, folder: str, kind: type[SAGE], options: 
         pytest.param(SAGE, PLAIN | {"correction": Correction.as_published(2)}, marks=pytest.mark.slow),
         pytest.param(SAGE, {"drift": Drift("ranks"), "correction": None}, marks=pytest.mark.slow),
         (SAGE, {"drift": Drift("global"), "correction": Correction(0.5, lr="local")}),
-        pytest.param(SAGE, {"drift": Drift(corrects=True), "correction": Correction(1)}, marks=pytest.mark.slow),
+        pytest.param(SAGE, {"correction": Correction(1, "anchor")}, marks=pytest.mark.slow),
         pytest.param(SAGE, {"correction": Correction(optimizer="persistent")}, marks=pytest.mark.slow),
         pytest.param(Remembering, {}, marks=pytest.mark.slow),
     ],

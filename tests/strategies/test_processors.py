@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_gnn_dist import EverySteps, LocalSGDStrategy
-from lightning_gnn_dist.rounds import meeting, refusals
+from lightning_gnn_dist.rounds import meeting, premises
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import State, differs, fit, state_of
@@ -27,7 +27,7 @@ class Computes(LocalSGDStrategy):
 
 
 def train(rank: int, world_size: int, error: float, processors: list[int]) -> tuple[State, list[str]]:
-    refusals.processor_of = lambda device: processors[rank]
+    premises.processor_of = lambda device: processors[rank]
     said: list[str] = []
     meeting.rank_zero_info = said.append
     module = same_start(optimizer="Adam", batch_norm=True)
@@ -52,7 +52,7 @@ def test_what_processors_do_not_explain_is_refused(error: float, processors: lis
 
 def test_equal_processors_have_equal_names(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
-    own = refusals.processor_of(cpu)
-    assert own == refusals.processor_of(cpu)
+    own = premises.processor_of(cpu)
+    assert own == premises.processor_of(cpu)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "SOME OTHER")
-    assert refusals.processor_of(cpu) != own
+    assert premises.processor_of(cpu) != own

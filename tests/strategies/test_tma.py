@@ -13,13 +13,9 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from lightning_gnn_dist import (
-    EverySeconds,
-    Launch,
-    RoundProgress,
-    TMAStrategy,
-)
-from lightning_gnn_dist.rounds import clock
+from lightning_gnn_dist import EverySeconds, Launch, TMAStrategy
+from lightning_gnn_dist.rounds import pace
+from lightning_gnn_dist.rounds.clock import RoundProgress
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import Net, State, differs, fit, state_of
 from tests.strategies.round_fitting import before_and_after, same_start
@@ -59,7 +55,7 @@ class Slow(Net):
         super().__init__(**options)
         self.seconds, self.now = seconds, 0.0
         self.rounds: list[Round] = []
-        clock.time = SimpleNamespace(monotonic=lambda: self.now)  # type: ignore[attr-defined]
+        pace.time = SimpleNamespace(monotonic=lambda: self.now)  # type: ignore[attr-defined]
 
     def on_train_epoch_start(self) -> None:
         self.steps, self.start = 0, self.now

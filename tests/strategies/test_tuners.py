@@ -20,7 +20,9 @@ from tests.strategies.fitting import State, differs, state_of
 from tests.strategies.fitting import fit as fit_loader
 from tests.strategies.graph_fitting import Batched, data_module, fit, model
 
-STRATEGIES = every_strategy(2) | {"outer": lambda: LocalSGDStrategy(EverySteps(2), outer=Outer(bits=8), **PATIENCE)}
+STRATEGIES = every_strategy(2) | {
+    "outer": lambda: LocalSGDStrategy(EverySteps(2), outer=Outer.diloco(bits=8), **PATIENCE)
+}
 
 
 def searched(rank: int, world_size: int, folder: str) -> dict[str, tuple[State, State, int]]:

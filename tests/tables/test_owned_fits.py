@@ -35,7 +35,7 @@ from tests.tables.test_without_features import Rows, Typed, bare_graph
 
 STRATEGIES: dict[str, Callable[[], Any]] = {
     "grappa": lambda: GrappaStrategy(**PATIENCE),
-    "llcg": lambda: LLCGStrategy(EverySteps(3), outer=Outer(), **PATIENCE),
+    "llcg": lambda: LLCGStrategy(EverySteps(3), outer=Outer.diloco(), **PATIENCE),
     "local_sgd": lambda: LocalSGDStrategy(**PATIENCE),
     "tma": lambda: TMAStrategy(EverySteps(2), average_optimizer=True, **PATIENCE),
 }
@@ -192,7 +192,7 @@ def typed(rank: int, world_size: int, in_rounds: bool) -> list[Made]:
         module = kind(*sizes).double()
         data = PartitionedDataModule(graph, sampler=NeighborSampler([5, 5]), batch_size=32)
         options: dict[str, Any] = {"limit_val_batches": 0, "precision": "64-true"}
-        rounds = LLCGStrategy(EverySteps(3), outer=Outer(), **PATIENCE)
+        rounds = LLCGStrategy(EverySteps(3), outer=Outer.diloco(), **PATIENCE)
         trainer(world_size, rounds if in_rounds else GrappaStrategy(**PATIENCE), **options).fit(module, data)
         found.append({name: each for name, each in state_of(module).items() if "author" not in name})
     return found

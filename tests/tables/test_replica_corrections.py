@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from lightning_gnn_dist import Correction, Drift, EverySteps, LazyAdam, LLCGStrategy
+from lightning_gnn_dist import Correction, EverySteps, LazyAdam, LLCGStrategy
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import differs
@@ -28,7 +28,7 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
     "of a function": PLAIN | {"correction": Correction(0.5, optimizer=lazy)},
     "averaged": PLAIN | {"average_optimizer": True, "correction": Correction(2, lr="local")},
     "reset": PLAIN | {"correction": Correction(2, optimizer="reset", lr="local"), "average_optimizer": "variance"},
-    "by the anchor": {"drift": Drift(corrects=True), "correction": Correction(1)},
+    "by the anchor": {"correction": Correction(1, "anchor")},
     "sgd": PLAIN
     | {"correction": Correction(2, "sliced", "sgd", "local"), "nonfinite": "leave_out", "buffers": "global"},
 }

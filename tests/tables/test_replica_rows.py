@@ -12,7 +12,8 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from lightning_gnn_dist import EverySteps, LocalSGDStrategy, Outer, RoundProgress, TMAStrategy
+from lightning_gnn_dist import EverySteps, LocalSGDStrategy, Outer, TMAStrategy
+from lightning_gnn_dist.rounds.clock import RoundProgress
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
@@ -122,7 +123,7 @@ SETTINGS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "frozen": (lambda: LocalSGDStrategy(EverySteps(2), **PATIENCE), {"callbacks": [Freezes()]}),
     "left out": (
         lambda: LocalSGDStrategy(
-            EverySteps(2), nonfinite="leave_out", outer=Outer(), average_optimizer=True, **PATIENCE
+            EverySteps(2), nonfinite="leave_out", outer=Outer.diloco(), average_optimizer=True, **PATIENCE
         ),
         {"callbacks": [Breaks()]},
     ),

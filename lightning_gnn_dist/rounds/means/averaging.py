@@ -23,7 +23,6 @@ from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.means.means import is_rounded, length_of
 from lightning_gnn_dist.rounds.part import Part, Share
 from lightning_gnn_dist.rounds.replica_state import forget_moments, optimizer_tensors
-from lightning_gnn_dist.rounds.walking import buffers_of, parameters_of
 from lightning_gnn_dist.tables.lazy_adam import LazyAdam
 from lightning_gnn_dist.tables.table import holds
 from lightning_gnn_dist.wire.octets import checksum
@@ -52,7 +51,7 @@ class Parameters(Part):
     """The mean of the replicas becomes the model.
 
     Args:
-        trained: Whether trained parameters go as they are. Else the optimizer of the meetings has their ways.
+        trained: Whether trained parameters go as they are. Else their pseudo-gradients go.
     """
 
     def __init__(self, *, trained: bool) -> None:
@@ -111,7 +110,7 @@ class Parameters(Part):
         self._unequal = {idx for idx, column in columns if len(set(column)) > 1}
 
     def _all(self) -> list[nn.Parameter]:
-        return parameters_of(self.fit.lightning_module)
+        return list(self.fit.lightning_module.parameters())
 
 
 class AveragedBuffers(Part):
@@ -124,7 +123,7 @@ class AveragedBuffers(Part):
         return [sum(each.numel() for each in self.equal())]
 
     def equal(self) -> list[Tensor]:
-        return buffers_of(self.fit.lightning_module)
+        return list(self.fit.lightning_module.buffers())
 
 
 class AveragedMoments(Part):

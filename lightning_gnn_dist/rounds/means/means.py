@@ -34,7 +34,7 @@ class Means:
     def __init__(self, bits: Bits | None) -> None:
         self.bits = bits
         self._channel: Channel | None = None
-        self._of_ways: RoundedMean | None = None
+        self._of_pseudo_gradients: RoundedMean | None = None
         self._kept: RoundedMean | None = None  # of the last meeting that was held to its end, if ranks may die
         self._moves = False
         self._restored: list[Tensor] = []
@@ -50,11 +50,11 @@ class Means:
         """Exchange with these ranks from now on, as if nothing had been taken since :meth:`keep`. Not collective."""
         self._moves = True
         self._channel = channel if channel.size > 1 else None
-        self._of_ways = None if self._kept is None else self._kept.moved(channel)
+        self._of_pseudo_gradients = None if self._kept is None else self._kept.moved(channel)
 
     def keep(self) -> None:
         """Note that all ranks have come to the end of a meeting, so that what was lost there can be added."""
-        self._kept = self._of_ways
+        self._kept = self._of_pseudo_gradients
 
     def begin_meeting(self, round_idx: int) -> None:
         """Note the number of the meeting, which decides how numbers are rounded."""
@@ -69,26 +69,26 @@ class Means:
         self._average_([(gradient, self._mean_of_gradient)], weight)
 
     def average_(
-        self, ways: Sequence[Tensor], tensors: Sequence[Tensor], moments: Sequence[Tensor], weight: float
+        self, pseudo_gradients: Sequence[Tensor], tensors: Sequence[Tensor], moments: Sequence[Tensor], weight: float
     ) -> None:
         """Replace what a meeting averages, in place, by the means over ranks. Collective.
 
         Args:
-            ways: How far this rank's replica has come, where the meeting has an optimizer.
+            pseudo_gradients: Of this rank's replica, where the meeting has an optimizer.
             tensors: What goes as it is.
             moments: Moments of optimizers.
             weight: What this rank counts for.
         """
         if self._channel is None:
-            collectives.average_(ways, weight)
+            collectives.average_(pseudo_gradients, weight)
             collectives.average_([*tensors, *moments], weight)  # in one go
             return
         collectives.average_([*tensors, *(each for each in moments if not is_rounded(each))], weight)
-        self.average_rounded_(ways, [each for each in moments if is_rounded(each)], weight)
+        self.average_rounded_(pseudo_gradients, [each for each in moments if is_rounded(each)], weight)
 
-    def average_rounded_(self, ways: Sequence[Tensor], moments: Sequence[Tensor], weight: float) -> None:
-        """Replace ways, and moments that are rounded, in place, by their means over ranks. Collective."""
-        self._average_([(ways, self._mean_of_ways), (moments, self._mean_of_moments)], weight)
+    def average_rounded_(self, pseudo_gradients: Sequence[Tensor], moments: Sequence[Tensor], weight: float) -> None:
+        """Replace pseudo-gradients, and moments that are rounded, in place, by their means over ranks. Collective."""
+        self._average_([(pseudo_gradients, self._mean_of_pseudo_gradients), (moments, self._mean_of_moments)], weight)
 
     def close(self) -> None:
         """End the connections. Not collective."""
@@ -97,18 +97,18 @@ class Means:
 
     def forget(self) -> None:
         """Forget the fit before."""
-        self._channel = self._of_ways = self._kept = None
+        self._channel = self._of_pseudo_gradients = self._kept = None
         self._agreed = set()
         self._restored = []
 
     def lost(self) -> list[Tensor]:
-        """Return what this rank has rounded away of its ways, for a checkpoint; where ranks may die, nothing.
+        """Return what rounding has left of this rank's pseudo-gradients, for a checkpoint; nothing where ranks may die.
 
         Their checkpoint is one rank's, from which any number of ranks may go on.
         """
         if self._moves:
             return []
-        return self._restored if self._of_ways is None else self._of_ways.lost
+        return self._restored if self._of_pseudo_gradients is None else self._of_pseudo_gradients.lost
 
     def restore(self, lost: Sequence[Tensor]) -> None:
         """Go on with what was rounded away in the fit of a checkpoint, if the numbers that ranks send are as many."""
@@ -139,13 +139,13 @@ class Means:
         assert self._channel is not None and bits is not None
         return RoundedMean(self._channel, Codec(bits), length, keeps_lost=keeps_lost)
 
-    def _mean_of_ways(self, length: int) -> RoundedMean:
-        if self._of_ways is None or self._of_ways.length != length:
-            self._of_ways = self._new_mean(self.bits, length, keeps_lost=True)
-            if [each.shape for each in self._restored] == [each.shape for each in self._of_ways.lost]:
-                self._of_ways.lost = self._restored
+    def _mean_of_pseudo_gradients(self, length: int) -> RoundedMean:
+        if self._of_pseudo_gradients is None or self._of_pseudo_gradients.length != length:
+            self._of_pseudo_gradients = self._new_mean(self.bits, length, keeps_lost=True)
+            if [each.shape for each in self._restored] == [each.shape for each in self._of_pseudo_gradients.lost]:
+                self._of_pseudo_gradients.lost = self._restored
             self._restored = []
-        return self._of_ways
+        return self._of_pseudo_gradients
 
 
 def _real(tensors: Sequence[Tensor]) -> list[Tensor]:

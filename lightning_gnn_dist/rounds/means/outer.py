@@ -1,14 +1,26 @@
 r"""What a meeting makes of the mean of the replicas: a step of an optimizer of its own.
 
 With :math:`\bar\theta` the mean of the replicas, and :math:`\theta` the model that the round began with, the optimizer
-takes :math:`\theta - \bar\theta` for a gradient (SlowMo, Wang et al., ICLR 2020, arXiv:1910.00643; DiLoCo, Douillard et
-al., arXiv:2311.08105). It costs no byte.
+takes the pseudo-gradient :math:`d = \theta - \bar\theta` for a gradient (SlowMo, Wang et al., ICLR 2020,
+arXiv:1910.00643; DiLoCo, Douillard et al., arXiv:2311.08105). It costs no byte.
+
+With ``adaptive=True`` momentum is as large as rounds agree. With :math:`d_r` the pseudo-gradient of round :math:`r`,
+
+.. math::
+    c_r = \min\Bigl(1, \max\Bigl(0, \frac{\langle d_r, d_{r-1} \rangle}{\lVert d_{r-1} \rVert^2}\Bigr)\Bigr),
+    \qquad v_r = \beta\, c_r^4\, v_{r-1} + d_r,
+    \qquad \theta \leftarrow \theta - \eta\, v_r
+
+While a model is far from its end, rounds go the same way, :math:`c` is near 1, and steps grow by up to
+:math:`1 / (1 - \beta)`: batches of one rank are small, and Adam's steps are the shorter the noisier gradients are.
+Near the end each round is shorter than the one before or undoes it, :math:`c` falls, and momentum, which would carry
+the model beyond, falls with it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,43 +36,45 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.means import length_of
-from lightning_gnn_dist.rounds.means.momentum import AgreeingMomentum
 from lightning_gnn_dist.rounds.part import Fit, Part, Share
 from lightning_gnn_dist.rules import Fraction, Positive, check_fields
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.codec import Bits
+
+_STEPS = 1024  # c is a multiple of 1 / 1024: processors add in their own orders, and ranks must have the same
 
 
 @dataclass(frozen=True)
 class Outer:
     """The optimizer of the meetings, which steps from the model of the meeting before towards the mean of the replicas.
 
-    The whole way to the mean, ``Outer(lr=1.0, momentum=0.0)``, is averaging. With momentum, what all rounds have in
-    common adds up, and what replicas do against each other does not. On one rank there is no mean, and nothing is done.
+    ``Outer()`` goes the whole way, which is averaging. With momentum, what all rounds have in common adds up, and what
+    replicas do against each other does not. On one rank there is no mean, and nothing is done.
 
     Args:
         lr: The share of the way to the mean that a step goes.
         momentum: How much of the step before is added.
         nesterov: Whether momentum is Nesterov's.
         adaptive: Whether momentum is as large as that only while rounds go on in one direction, and falls to 0 where
-            each undoes the one before (:mod:`~lightning_gnn_dist.rounds.means.momentum`).
+            each undoes the one before (:class:`AgreeingMomentum`).
         optimizer: A function from parameters to an optimizer of torch, in place of the four above.
         bits: Bits of a number on the wire, 8 or 16, of all that a meeting sends of the model's size. Replicas then send
             how far they have come since the meeting before; what is rounded away is added at the next meeting.
             Gradients (of corrections and anchors) take as many bits, moments of optimizers take 16. Default: 32.
     """
 
-    lr: Positive = 0.7
-    momentum: Fraction = 0.9
-    nesterov: bool = True
+    lr: Positive = 1.0
+    momentum: Fraction = 0.0
+    nesterov: bool = False
     adaptive: bool = False
     optimizer: Callable[[list[Tensor]], Optimizer] | None = None
     bits: Bits | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.adaptive and self.momentum == 0:
-            raise ValueError("adaptive=True adapts momentum, and momentum=0.0 is none: set momentum=0.8, say.")
+        for name in ("adaptive", "nesterov"):
+            if getattr(self, name) and self.momentum == 0:
+                raise ValueError(f"{name}=True is of momentum, and momentum=0.0 is none: set momentum=0.8, say.")
         if self.optimizer is not None:
             example = "a function such as lambda parameters: torch.optim.Adam(parameters, lr=0.01)"
             check_callable("optimizer", self.optimizer, example, [])
@@ -69,6 +83,11 @@ class Outer:
                     "lr, momentum, nesterov and adaptive are those of the optimizer that Outer makes: with optimizer= "
                     "set them there."
                 )
+
+    @classmethod
+    def diloco(cls, *, bits: Bits | None = None) -> Outer:
+        """Return DiLoCo's: seven tenths of the way, with Nesterov's momentum."""
+        return cls(lr=0.7, momentum=0.9, nesterov=True, bits=bits)
 
 
 class OuterStep(Part):
@@ -83,8 +102,8 @@ class OuterStep(Part):
     def __init__(self, outer: Outer, *, measures: bool = False) -> None:
         self._outer, self._measures = outer, measures
         self._before: list[Tensor] = []
-        self._ways: list[Tensor] = []
-        self._own: list[Tensor] = []  # ways of this replica, where distances are measured
+        self._pseudo_gradients: list[Tensor] = []
+        self._own: list[Tensor] = []  # those of this replica, where distances are measured
 
     def begin(self, fit: Fit) -> None:
         super().begin(fit)
@@ -99,27 +118,25 @@ class OuterStep(Part):
             before.copy_(now)
 
     def contribute(self) -> Share:
-        self._ways = self.ways()
+        self._pseudo_gradients = [before - now for before, now in self._trained()]
         if self.fit.round.is_left_out:
-            finite.leave_out_(self._ways)
-        self._own = [way.clone() for way in self._ways] if self._measures else []
-        return Share([], ways=self._ways)
+            finite.leave_out_(self._pseudo_gradients)
+        self._own = [each.clone() for each in self._pseudo_gradients] if self._measures else []
+        return Share([], pseudo_gradients=self._pseudo_gradients)
 
     def apply(self) -> None:
         if self._measures:
-            self.fit.round.distance = _distance(self._own, self._ways, counts=not self.fit.round.is_left_out)
-        self.step(self._ways)
-        self._ways, self._own = [], []
+            self.fit.round.distance = _distance(
+                self._own, self._pseudo_gradients, counts=not self.fit.round.is_left_out
+            )
+        self.step(self._pseudo_gradients)
+        self._pseudo_gradients, self._own = [], []
 
     def sizes(self) -> list[int]:
         return [length_of([each for each in self._parameters() if each.requires_grad])]
 
-    def ways(self) -> list[Tensor]:
-        """Return the way of this replica, from where it is back to the model that the round began with."""
-        return [before - now for before, now in self._trained()]
-
     def agreement(self) -> float:
-        """Return how much of the round before the last one did once more, in [0, 1]; 0 without such a momentum."""
+        """Return the projection of the last pseudo-gradient on the one before, in [0, 1]; 0 without such a momentum."""
         return self._optimizer.agreement if isinstance(self._optimizer, AgreeingMomentum) else 0.0
 
     def state(self) -> dict[str, Any]:
@@ -151,10 +168,10 @@ class OuterStep(Part):
         self.fit.means.restore(saved["lost"])
 
     @torch.no_grad()
-    def step(self, ways: list[Tensor]) -> None:
-        """Step from the model that the round began with against ``ways``, and make that the model."""
-        for (before, _), way in zip(self._trained(), ways, strict=True):
-            before.grad = way
+    def step(self, pseudo_gradients: list[Tensor]) -> None:
+        """Step from the model that the round began with against ``pseudo_gradients``, and make that the model."""
+        for (before, _), pseudo_gradient in zip(self._trained(), pseudo_gradients, strict=True):
+            before.grad = pseudo_gradient
         self._optimizer.step()
         self._optimizer.zero_grad()
         for before, now in self._trained():
@@ -186,10 +203,58 @@ def _optimizer_of(parameters: list[Tensor], outer: Outer) -> Optimizer:
         return optimizer
     if outer.adaptive:
         return AgreeingMomentum(parameters, outer.lr, outer.momentum, nesterov=outer.nesterov)
-    return SGD(parameters, outer.lr, outer.momentum, nesterov=outer.nesterov and outer.momentum > 0)
+    return SGD(parameters, outer.lr, outer.momentum, nesterov=outer.nesterov)
 
 
 def check_outer(outer: object) -> None:
     """Refuse a value that is neither an ``Outer`` nor None."""
     if outer is not None:
         check_instance("outer", outer, Outer, "an Outer, such as Outer(lr=0.7), or None")
+
+
+def share_to_keep(agreement: float) -> float:
+    """Return :math:`c^4`, how much to keep of what earlier rounds say."""
+    return agreement**4
+
+
+class AgreeingMomentum(Optimizer):
+    r"""An optimizer of meetings with such momentum.
+
+    Args:
+        parameters: What is trained.
+        lr: :math:`\eta`.
+        momentum: :math:`\beta`.
+        nesterov: Whether a step is :math:`d_r + \beta\, c_r^4\, v_r`, as Nesterov's is.
+
+    Attributes:
+        agreement: :math:`c` of the last step; 0 before it.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float, momentum: float, *, nesterov: bool) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum, "nesterov": nesterov})
+        self.agreement = 0.0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # torch's may return a loss
+        """Step against the gradients. A closure is not called."""
+        self.agreement = self._agreement()
+        for group in self.param_groups:
+            weight = group["momentum"] * share_to_keep(self.agreement)
+            for parameter in group["params"]:
+                if (gradient := parameter.grad) is None:
+                    continue
+                state = self.state[parameter]
+                velocity = state["velocity"].mul_(weight).add_(gradient) if "velocity" in state else gradient.clone()
+                step = gradient.add(velocity, alpha=weight) if group["nesterov"] else velocity
+                parameter.sub_(step, alpha=group["lr"])
+                state["velocity"], state["way"] = velocity, gradient.clone()
+
+    def _agreement(self) -> float:
+        """Return the projection of this pseudo-gradient on the one before, in [0, 1]; 0 in the first round."""
+        both = repeated = 0.0
+        for parameter in (each for group in self.param_groups for each in group["params"]):
+            if parameter.grad is not None and "way" in self.state[parameter]:
+                before = self.state[parameter]["way"].flatten().double()
+                both += float(before.dot(parameter.grad.flatten().double()))
+                repeated += float(before.dot(before))
+        return round(_STEPS * min(1.0, max(0.0, both / repeated))) / _STEPS if repeated > 0 else 0.0

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist import Graph, GraphTypes
+from lightning_gnn_dist import Graph
 from lightning_gnn_dist.graph import rows as rows_module
 from lightning_gnn_dist.graph.typed import build as build_module
 from lightning_gnn_dist.graph.typed import types as types_module
+from lightning_gnn_dist.graph.typed.types import GraphTypes
 from tests.graph.typed.graphs import check_same, small
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.strategies.fitting import State, batches, differs, fit, state_of
 from tests.strategies.round_fitting import local_sgd, same_start
 
 ROUNDS, STEPS = 3, 6
+ADAPTIVE = Outer(lr=0.7, momentum=0.9, nesterov=True, adaptive=True)
 
 
 def slow_adam(parameters: list[Tensor]) -> torch.optim.Optimizer:
@@ -68,8 +70,8 @@ def by_hand(num_ranks: int, outer: Outer) -> State:
 
 
 def test_a_meeting_steps_as_by_hand() -> None:
-    outers = [Outer(), Outer(lr=1.0, momentum=0.5, nesterov=False), Outer(optimizer=slow_adam)]
-    outers += [Outer(adaptive=True), Outer(lr=1.0, momentum=0.8, nesterov=False, adaptive=True)]
+    outers = [Outer.diloco(), Outer(momentum=0.5), Outer(optimizer=slow_adam)]
+    outers += [ADAPTIVE, Outer(momentum=0.8, adaptive=True)]
     expected = [by_hand(3, outer) for outer in outers]
     assert differs(expected[0], expected[3]) > 1e-3
     for found in run_ranks(learned, 3, outers, {"precision": "64-true"}):
@@ -78,7 +80,7 @@ def test_a_meeting_steps_as_by_hand() -> None:
 
 
 def test_the_whole_way_to_the_mean_is_averaging() -> None:
-    for plain, outer in run_ranks(learned, 2, [None, Outer(lr=1.0, momentum=0.0)], {"precision": "64-true"}):
+    for plain, outer in run_ranks(learned, 2, [None, Outer()], {"precision": "64-true"}):
         assert differs(plain, outer) < 1e-14
 
 
@@ -96,7 +98,7 @@ def sent(rank: int, world_size: int, outers: list[Outer | None]) -> tuple[list[S
 
 
 def test_fewer_bits_are_fewer_bytes_and_nearly_the_same() -> None:
-    of_ranks = run_ranks(sent, 2, [Outer(), Outer(bits=16), Outer(bits=8)])
+    of_ranks = run_ranks(sent, 2, [Outer.diloco(), Outer.diloco(bits=16), Outer.diloco(bits=8)])
     for (exact, sixteen, eight), (whole, half, quarter) in of_ranks:
         assert 0 < differs(exact, sixteen) < 3e-3
         assert 0 < differs(exact, eight) < 3e-2
@@ -108,7 +110,10 @@ def test_fewer_bits_are_fewer_bytes_and_nearly_the_same() -> None:
 
 def stopped_and_resumed(rank: int, world_size: int, folder: Path) -> tuple[State, State]:
     def run(rounds: int, path: Path | None = None) -> Any:
-        strategy, module = local_sgd(EverySteps(4), outer=Outer(adaptive=True, bits=8)), same_start(optimizer="Adam")
+        strategy, module = (
+            local_sgd(EverySteps(4), outer=replace(ADAPTIVE, bits=8)),
+            same_start(optimizer="Adam"),
+        )
         options = {"max_epochs": rounds, "ckpt_path": None if path is None else str(path)}
         return fit(rank, strategy, module, devices=world_size, **options), module
 
@@ -127,8 +132,15 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
 def resumed_with(rank: int, world_size: int, folder: Path) -> list[str]:
     """What fits with other optimizers of the meetings say when they are resumed, or that they went on."""
     path, said = folder / "one.ckpt", []
-    fit(rank, local_sgd(outer=Outer(bits=8)), same_start(), devices=world_size, max_epochs=1).save_checkpoint(path)
-    for outer in (Outer(), None, Outer(adaptive=True), Outer(optimizer=lambda parameters: None)):  # type: ignore[arg-type,return-value]
+    fit(rank, local_sgd(outer=Outer.diloco(bits=8)), same_start(), devices=world_size, max_epochs=1).save_checkpoint(
+        path
+    )
+    for outer in (
+        Outer.diloco(),
+        None,
+        ADAPTIVE,
+        Outer(optimizer=lambda parameters: None),
+    ):  # type: ignore[arg-type,return-value]
         strategy = local_sgd(outer=outer)
         try:
             with warnings.catch_warnings(record=True) as caught:
@@ -153,7 +165,7 @@ def test_other_optimizers_of_the_meetings_are_told_apart(tmp_path: Path) -> None
     ("settings", "message"),
     [
         ({"optimizer": slow_adam, "lr": 0.5}, "nesterov and adaptive are those of the optimizer that Outer makes"),
-        ({"adaptive": True, "momentum": 0}, "adapts momentum, and momentum=0.0 is none: set momentum=0.8"),
+        ({"adaptive": True}, "adaptive=True is of momentum, and momentum=0.0 is none: set momentum=0.8"),
     ],
 )
 def test_bad_settings_are_refused(settings: Any, message: str) -> None:
