@@ -31,9 +31,9 @@ from lightning_gnn_dist.batches.pool import BufferPool, gather_rows
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.large_pages import enlarge_pages
-from lightning_gnn_dist.graph.quantize import quantize_rows
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler, LadiesSampler

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.data.link_ranking import LinkRanking as LinkRanking
     from lightning_gnn_dist.data.links import LinkSplit as LinkSplit
     from lightning_gnn_dist.data.links import split_edges as split_edges
-    from lightning_gnn_dist.data.temporal.split import split_by_time as split_by_time
+    from lightning_gnn_dist.data.time_split import split_by_time as split_by_time
     from lightning_gnn_dist.graph.graph import Graph as Graph
     from lightning_gnn_dist.graph.synthetic import citations as citations
     from lightning_gnn_dist.graph.synthetic import communities as communities

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
 from lightning_gnn_dist import Graph, LocalSGDStrategy, PartitionedDataModule, communities
-from tests.every_strategy import PATIENCE
+from tests.every_strategy import PATIENCE, every_strategy
 from tests.sage import SAGE
 
 
@@ -41,6 +43,24 @@ def fit_whole_and_resumed(make: Callable[[], tuple[pl.LightningModule, Any]], pa
         weights.append(torch.nn.utils.parameters_to_vector(module.parameters()))
     assert weights[0].equal(weights[1])
     return fit, module, data
+
+
+SOME_STRATEGIES = [["llcg"], pytest.param(["grappa", "local_sgd", "tma"], marks=pytest.mark.slow)]
+
+
+def fit_and_test(
+    rank: int, world_size: int, names: list[str], make: Callable[[str], tuple[Any, Any]], records: str
+) -> list[tuple[dict[str, Tensor], dict[str, float], Any]]:
+    """With each strategy the weights, the metrics of a test, and what the module has recorded in it."""
+    found = []
+    for name in names:
+        module, data = make(name)
+        running = trainer(world_size, every_strategy()[name](), max_epochs=2)
+        running.fit(module, data)
+        getattr(module, records).clear()
+        (metrics,) = running.test(module, data, verbose=False)
+        found.append((dict(module.state_dict()), dict(metrics), copy.copy(getattr(module, records))))
+    return found
 
 
 def model(**options: Any) -> SAGE:

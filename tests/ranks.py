@@ -246,13 +246,9 @@ class _Place:
         # Lightning read the rank and multiprocessing its start method when the server began.
         rank_zero_only.rank = rank  # type: ignore[attr-defined]
         multiprocessing.set_start_method(self.start_method, force=True)
-        self._filter_warnings()
-        quieten()
-
-    def _filter_warnings(self) -> None:
         warnings.resetwarnings()
-        for action, message, category, module, line in self.filters:
-            warnings.filterwarnings(action, _pattern(message), category, _pattern(module), line, append=True)
+        warnings.filters.extend(self.filters)  # type: ignore[attr-defined]
+        quieten()
 
 
 def _be_rank(rank: int, place: _Place, work: bytes, pipe: Connection) -> None:
@@ -292,11 +288,6 @@ def _call(rank: int, world_size: int, work: bytes) -> Any:
 @cache
 def _entry_points(group: str) -> Any:
     return entry_points(group=group)
-
-
-def _pattern(part: Any) -> str:
-    """The text of a warning filter's message or module, which is a compiled pattern, a string or None."""
-    return getattr(part, "pattern", part) or ""
 
 
 def free_port() -> int:

@@ -21,7 +21,7 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     RandomPartitioner,
 )
-from lightning_gnn_dist.homes.part_reader import PartReader
+from lightning_gnn_dist.homes.parts import PartReader
 from lightning_gnn_dist.partition.advice import bytes_per_part, peak_bytes
 from tests.data_fitting import trainer
 from tests.memory import Peak, reads_memory, resident_bytes

@@ -28,7 +28,6 @@ class Undecided:
 
 
 STRATEGIES = every_strategy()
-MORE = [name for name in STRATEGIES if name != "local_sgd"]
 OTHERS = {
     "edges": r"Ranks \[1\] have another graph than rank 0",
     "mask": r"Ranks \[1\] have another graph than rank 0",

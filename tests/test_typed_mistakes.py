@@ -157,17 +157,6 @@ OF_TABLES: dict[str, tuple[dict[str, str | None], tuple[str, ...], str]] = {
         (),
         r"a__to__c\.csv names the node type 'c', and .*nodes has \['a', 'b'\]: add a table of it, c\.csv, or",
     ),
-    "no edges": ({"edges/a__to__b.csv": None}, (), "edges holds no table: a graph with types needs one of nodes and"),
-    "one end": (
-        {"edges/a__to__b.csv": "source\n1\n"},
-        (),
-        r"has one column, 'source', but an edge has two ends: write one for each, such as source,target",
-    ),
-    "a row too short": (
-        {"edges/a__to__b.csv": "source,target\n1,x\n2\n"},
-        (),
-        "1 cells, but there are 2 columns: give each row a cell for each",
-    ),
     "an id is missing": (
         {"nodes/b.csv": "id,v\nx,2\n,3\n"},
         (),
@@ -179,22 +168,12 @@ OF_TABLES: dict[str, tuple[dict[str, str | None], tuple[str, ...], str]] = {
         r"a__to__b\.csv has a row with an empty cell for the id of a node",
     ),
     "ids of fractions": ({"nodes/a.csv": "id,v\n1.5,2\n2,3\n"}, (), "an id is a whole number or a word"),
-    "a word in a feature": (
-        {"nodes/a.csv": "id,v\n1,2\n2,red\n"},
-        (),
-        r"column 'v' holds '(2|red)' in row [12], which is no finite number.*--drop v",
-    ),
     "an unknown split": (
         {"nodes/a.csv": "id,split\n1,train\n2,tset\n"},
         (),
         "into the split 'tset': train, val, test or nothing is known",
     ),
     "a table of nodes apart": ({}, ("--nodes", "nodes.csv"), r"their nodes are known \(no --nodes\)"),
-    "a label in two columns": (
-        {"nodes/a.csv": "id,y,label\n1,0,1\n2,1,1\n"},
-        (),
-        r"holds two arrays for one purpose, 'y' and 'label'.*\(--drop label\)",
-    ),
     "times in words": (
         {"edges/a__to__b.csv": "source,target,when\n1,x,monday\n2,y,friday\n"},
         ("--time", "when"),

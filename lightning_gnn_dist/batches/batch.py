@@ -14,8 +14,7 @@ from torch_geometric.data.storage import BaseStorage, GlobalStorage
 from torch_geometric.data.view import ItemsView, ValuesView
 
 from lightning_gnn_dist.batches.pool import Pool, Widen, gather_rows
-from lightning_gnn_dist.graph.convert import SUFFIX
-from lightning_gnn_dist.graph.quantize import scale_of
+from lightning_gnn_dist.graph.convert import SUFFIX, scale_of
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.sampling.block import Block, innermost, rebase

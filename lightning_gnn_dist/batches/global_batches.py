@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, in_type
 from lightning_gnn_dist.batches.loader import Ahead, chunks_of, made_in_turn, slice_of
-from lightning_gnn_dist.batches.source import Asked, BatchSource, Made
+from lightning_gnn_dist.batches.source import BatchSource, BulkSeeds, MadeBulk
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.engine.sample import BatchKey
 
@@ -79,7 +79,7 @@ class GlobalBatches:
     has_inputs: bool = False
     in_background: bool = False
     follows: Callable[[], bool] = lambda: False
-    _begun: dict[tuple[int, int, int, int], Ahead[Any, Made]] = field(default_factory=dict, init=False)
+    _begun: dict[tuple[int, int, int, int], Ahead[Any, MadeBulk]] = field(default_factory=dict, init=False)
 
     @property
     def num_batches(self) -> int:
@@ -97,7 +97,7 @@ class GlobalBatches:
         """Yield the slices of ``rank`` of the round's batches ``start`` to ``stop``, or without end."""
         if stop is not None and start >= stop:
             return
-        place, runs = (rank, num_slices, start), list[Ahead[Any, Made]]()
+        place, runs = (rank, num_slices, start), list[Ahead[Any, MadeBulk]]()
         if (first := self._begun.pop((round_idx, *place), None)) is not None:
             runs, start = [first], start + 1
         self.close()  # what was begun for another round
@@ -125,12 +125,12 @@ class GlobalBatches:
     def _is_ahead(self) -> bool:
         return self.in_background and self.source.is_remote and self.source.depth(1) > 0
 
-    def _made(self, round_idx: int, rank: int, num_slices: int, numbers: Iterable[int]) -> Ahead[Any, Made]:
+    def _made(self, round_idx: int, rank: int, num_slices: int, numbers: Iterable[int]) -> Ahead[Any, MadeBulk]:
         chunks = chunks_of(numbers, self.bulk_size, grows=self._is_ahead)
         asked = map(partial(self._asked, round_idx, rank, num_slices), chunks)
         return made_in_turn(self.source, asked, int(self._is_ahead), lambda: self.source.depth(1))
 
-    def _asked(self, round_idx: int, rank: int, num_slices: int, bulk: list[int]) -> Asked:
+    def _asked(self, round_idx: int, rank: int, num_slices: int, bulk: list[int]) -> BulkSeeds:
         places = [self._places(round_idx, index, rank, num_slices) for index in bulk]
         keys = [BatchKey(self.seed + Purpose.CORRECTIONS, round_idx, index) for index in bulk]
         ids, inputs = self._ids, places

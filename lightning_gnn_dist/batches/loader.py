@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, in_type
-from lightning_gnn_dist.batches.source import Asked, BatchSource, Made
+from lightning_gnn_dist.batches.source import BatchSource, BulkSeeds, MadeBulk
 from lightning_gnn_dist.checks import check_at_least
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey, refuse_repeated
@@ -102,7 +102,7 @@ class BatchLoader:
         self._prefetch = prefetch
         self._next_pass = 0
         self._orders: dict[int, Tensor] = {}
-        self._running: set[Ahead[Any, Made]] = set()
+        self._running: set[Ahead[Any, MadeBulk]] = set()
         self._kept: _Run | None = None
         self.num_ranks, self._dtype, self._inputs = num_ranks, dtype, inputs
         self.num_seeds = seeds.numel() if num_taken is None else num_taken  # of a pass
@@ -197,18 +197,18 @@ class BatchLoader:
         asked = map(self._asked, chain(chunks, later))
         return _Run(made_in_turn(self._source, asked, self._num_threads, depth), then, left)
 
-    def _wait_for(self, ahead: Ahead[Any, Made]) -> Made | None:
+    def _wait_for(self, ahead: Ahead[Any, MadeBulk]) -> MadeBulk | None:
         start = time.perf_counter()
         try:
             return ahead.next()
         finally:
             self.waited_seconds += time.perf_counter() - start
 
-    def _make(self, numbers: list[int]) -> Made:
+    def _make(self, numbers: list[int]) -> MadeBulk:
         """Make one bulk, a pure function of the numbers of its batches. Runs in several threads at once."""
         return len(numbers), self._source.make(*self._asked(numbers))
 
-    def _asked(self, numbers: list[int]) -> Asked:
+    def _asked(self, numbers: list[int]) -> BulkSeeds:
         keys = [BatchKey(self._seed, *divmod(number, len(self))) for number in numbers]
         places = [self._places_of(key) for key in keys]
         inputs = None if self._inputs is None else [self._inputs[at] for at in places]
@@ -242,7 +242,7 @@ class _Run:
         left: How many of the running pass are to be taken.
     """
 
-    ahead: Ahead[Any, Made]
+    ahead: Ahead[Any, MadeBulk]
     then: Sequence[range]
     left: float
 
@@ -303,8 +303,8 @@ class Ahead(Generic[Item, Result]):
 
 
 def made_in_turn(
-    source: BatchSource, bulks: Iterator[Asked], num_threads: int, depth: Callable[[], int]
-) -> Ahead[Any, Made]:
+    source: BatchSource, bulks: Iterator[BulkSeeds], num_threads: int, depth: Callable[[], int]
+) -> Ahead[Any, MadeBulk]:
     """What a source makes of one bulk after the other, ahead of the consumer."""
     made = source.make_in_turn(bulks)
     return Ahead(lambda _: next(made, None), repeat(None), num_threads, depth)

@@ -78,8 +78,8 @@ WRITTEN = (
 
 
 Inputs = Sequence[Tensor]  # for each batch, the place of each seed in what its loader was asked for
-Asked = tuple[Sequence[Tensor], Sequence[BatchKey], Inputs | None]  # seeds, keys and inputs of a bulk
-Made = tuple[int, Iterator[SampledData]]  # how many batches, and the batches
+BulkSeeds = tuple[Sequence[Tensor], Sequence[BatchKey], Inputs | None]  # seeds, keys and inputs of a bulk
+MadeBulk = tuple[int, Iterator[SampledData]]  # how many batches, and the batches
 
 
 class BatchSource(ABC):
@@ -109,7 +109,7 @@ class BatchSource(ABC):
         happen in the thread that trains.
         """
 
-    def make_in_turn(self, bulks: Iterator[Asked]) -> Iterator[Made]:
+    def make_in_turn(self, bulks: Iterator[BulkSeeds]) -> Iterator[MadeBulk]:
         """What :meth:`make` returns for one bulk after the other. It may look at the next ones before they are due."""
         return ((len(asked[0]), self.make(*asked)) for asked in bulks)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Exchange, Halo, Isolated
+from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Exchange, Fetch, Halo, Isolated
 from lightning_gnn_dist.boundary.prices import bytes_with_halos, short_name
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph.graph import Graph
@@ -123,16 +123,28 @@ def kept(name: str, num_hops: int, *, exchanges: bool) -> tuple[Boundary, str]:
     return known[name], f'boundary="auto" is {name}, as in the fit of the checkpoint.'
 
 
-def asked_for(boundary: Boundary | str) -> Boundary:
-    """Return the boundary that a data module is given, or that the word for it means."""
-    if isinstance(boundary, str):
-        if boundary != "auto":
-            raise ValueError(
-                'boundary must be "auto", or an object such as Isolated(), Halo() or Exchange(), got '
-                f"{shown(boundary)}."
-            )
-        return Auto()
-    return boundary
+def boundary_of(given: Boundary | str, *, of_edges: bool, is_in_shards: bool, is_for_parts: bool) -> Boundary:
+    """Return the boundary that a data module is given, or what ``"auto"``, the default of all of them, is for it.
+
+    Around edges it is ``Fetch()``, which loses nothing where parts end, and ``Isolated()`` for settings that are about
+    parts. Around nodes it is the most exact one that fits into memory, chosen when a fit begins; in shards, whose ranks
+    cannot count that beforehand, ``Isolated()``.
+
+    Args:
+        given: What the user gives.
+        of_edges: Whether seeds are edges.
+        is_in_shards: Whether no host has the graph.
+        is_for_parts: Whether other settings are about parts: a ``holding``, or a sampler of whole parts.
+    """
+    if isinstance(given, str):
+        if given != "auto":
+            raise ValueError(f'boundary must be "auto", or an object such as Isolated() or Halo(), got {shown(given)}.')
+        given = Auto()
+    if not isinstance(given, Auto) or given != Auto():
+        return given
+    if of_edges:
+        return Isolated() if is_for_parts else Fetch()
+    return Isolated() if is_in_shards else given
 
 
 def candidates(num_hops: int, *, exchanges: bool) -> list[Boundary]:

@@ -13,8 +13,8 @@ from torch import Tensor
 from lightning_gnn_dist.checks import check_instance
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph_report import bytes_per_node
 from lightning_gnn_dist.graph.rows import Lookup
-from lightning_gnn_dist.graph.sizes import bytes_per_node
 from lightning_gnn_dist.rules import Count, Fraction, Hops, Natural, check_fields
 from lightning_gnn_dist.wire.codec import Bits, Codec
 from lightning_gnn_dist.wire.shipments import Thrift

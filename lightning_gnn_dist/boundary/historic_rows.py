@@ -21,10 +21,9 @@ from lightning_gnn_dist.batches.one_hop import RowsOfTypes, seen_by_layers
 from lightning_gnn_dist.batches.part_batch import OfPart
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import edge_positions
-from lightning_gnn_dist.layers.definition import Layer, layers_in
-from lightning_gnn_dist.layers.layer_pass import LayerPass, Step
+from lightning_gnn_dist.layers.layer_pass import LayerNodes, LayerPass
 from lightning_gnn_dist.layers.row_table import RowTables
-from lightning_gnn_dist.layers.through_layers import layers_on_blocks
+from lightning_gnn_dist.layers.through_layers import Layer, layers_in, layers_on_blocks
 from lightning_gnn_dist.wire.channel import Channel
 
 PLACE = "history_row"  # the node array of a part: where a node's rows stand in all tables, or -1
@@ -60,7 +59,7 @@ class HistoricRows:
             self._counts.append([int((is_read & (kinds == kind)).sum()) for kind in range(len(offsets) - 1)])
         self._tables: list[RowsOfTypes] = []
         self._pass: LayerPass | None = None
-        self._steps: list[Step] = []
+        self._planned: list[LayerNodes] = []
 
     @property
     def is_planned(self) -> bool:
@@ -71,7 +70,7 @@ class HistoricRows:
         """Find out what the ranks compute and send. Collective."""
         self._pass = work
         wanted = [torch.cat(self._first(counts)).sort().values for counts in self._counts]
-        self._steps = work.plan_all(wanted) if wanted else []
+        self._planned = work.plan_all(wanted) if wanted else []
 
     def refresh(self, module: LightningModule) -> None:
         """Compute the rows anew, each on the rank that owns its node. Collective."""
@@ -79,7 +78,7 @@ class HistoricRows:
         layers = layers_in(module)
         self._check(layers)
         with torch.no_grad(), _in_evaluation(module):
-            tables = self._pass.tables(layers[:-1], self._steps) if self._steps else ()
+            tables = self._pass.tables(layers[:-1], self._planned) if self._planned else ()
             self._tables = [self._taken(table, counts) for table, counts in zip(tables, self._counts, strict=True)]
 
     def __call__(self, batch: OfPart, layers: Sequence[Layer]) -> Any:

@@ -9,8 +9,8 @@ from torch import nn
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.checks import brief
 from lightning_gnn_dist.joint import TrainsReplicasApart, WeighsRanks
-from lightning_gnn_dist.layers.definition import has_layers
 from lightning_gnn_dist.layers.model_layers import norm_of_all_rows
+from lightning_gnn_dist.layers.through_layers import has_layers
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 
 
@@ -35,20 +35,15 @@ def check_in_fit(boundary: Boundary, trainer: Trainer) -> None:
 
 def check_exchange(trainer: Trainer, module: LightningModule) -> None:
     """Refuse a strategy, a precision or a module with which rows cannot be exchanged."""
-    found = against_exchange(trainer, module)
-    if found is not None:
+    if (found := against_exchange(trainer, module)) is not None:
         raise ValueError("boundary=Exchange() computes the layers of all ranks together, in every step. " + found)
 
 
 def against_exchange(trainer: Trainer, module: LightningModule) -> str | None:
     """Return why rows cannot be exchanged in a fit, and what to do; None where they can."""
-    return next((reason for applies, reason in _conflicts(trainer, module) if applies), None)
-
-
-def _conflicts(trainer: Trainer, module: LightningModule) -> list[tuple[bool, str]]:
-    strategy, norm = trainer.strategy, _norm_of_batch(module)
+    strategy = trainer.strategy
     name = type(strategy).__name__
-    return [
+    conflicts = [
         (
             isinstance(strategy, TrainsReplicasApart),
             f"{name} does not exchange gradients at every step: use GrappaStrategy() or DDP, or for this strategy "
@@ -68,8 +63,9 @@ def _conflicts(trainer: Trainer, module: LightningModule) -> list[tuple[bool, st
             f"accumulate_grad_batches={trainer.accumulate_grad_batches} has nothing to add up: a pass is one batch, of "
             "all training nodes. Leave it out.",
         ),
-        *_of_module(module, norm),
+        *_of_module(module),
     ]
+    return next((reason for applies, reason in conflicts if applies), None)
 
 
 def check_history(trainer: Trainer, module: LightningModule) -> None:
@@ -81,14 +77,15 @@ def check_history(trainer: Trainer, module: LightningModule) -> None:
             f"{type(strategy).__name__} has no meetings: use LocalSGDStrategy(), LLCGStrategy() or TMAStrategy(), or "
             "with this strategy boundary=Exchange() or Halo().",
         ),
-        *_of_module(module, _norm_of_batch(module)),
+        *_of_module(module),
     ]
-    found = [reason for applies, reason in conflicts if applies]
-    if found:
-        raise ValueError("boundary=History() takes rows of inner layers that ranks compute at meetings. " + found[0])
+    for applies, reason in conflicts:
+        if applies:
+            raise ValueError("boundary=History() takes rows of inner layers that ranks compute at meetings. " + reason)
 
 
-def _of_module(module: LightningModule, norm: str | None) -> list[tuple[bool, str]]:
+def _of_module(module: LightningModule) -> list[tuple[bool, str]]:
+    norm = _norm_of_batch(module)
     return [
         (
             not has_layers(module),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from lightning_gnn_dist.cli.partitioners import partitioner_of
-from lightning_gnn_dist.data.edges.saved import holds_split
+from lightning_gnn_dist.data.edges.held import holds_split
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names

@@ -13,7 +13,7 @@ from lightning_gnn_dist.boundary.boundary import Halo
 from lightning_gnn_dist.boundary.prices import Price, prices, short_name
 from lightning_gnn_dist.cli.partitioners import partitioner_of
 from lightning_gnn_dist.cli.values import in_bytes
-from lightning_gnn_dist.data.edges.saved import holds_split
+from lightning_gnn_dist.data.edges.held import holds_split
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import report_of

@@ -14,7 +14,6 @@ import torch
 
 from lightning_gnn_dist.cli.first_batch import compile_for, is_compiled
 from lightning_gnn_dist.cli.values import in_bytes
-from lightning_gnn_dist.graph.graph_report import TypesReport
 from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.prepare.files.columns import SPLITS
@@ -120,6 +119,8 @@ def _summary(prepared: Prepared, preparation: Preparation) -> None:
     splits = ", ".join(f"{prepared.splits[name]:,} {name}" for name in order)
     size = f"{prepared.num_nodes:,} nodes, {prepared.num_edges:,} edges, {in_bytes(prepared.num_bytes)}"
     if prepared.types is not None and preparation.shard is None:
+        from lightning_gnn_dist.graph.graph_report import TypesReport  # a graph without types needs none of it
+
         indptr, indices = (
             torch.from_numpy(map_npy(preparation.target / f"{name}.npy")) for name in ("indptr", "indices")
         )

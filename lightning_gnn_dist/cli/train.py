@@ -30,8 +30,8 @@ from lightning_gnn_dist.cli.mistakes.value_errors import check_values, in_one_li
 from lightning_gnn_dist.cli.options import PROGRAM, PURPOSE
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.layers.definition import has_layers
 from lightning_gnn_dist.layers.prediction import BUDGET_BYTES, predict_by_layer
+from lightning_gnn_dist.layers.through_layers import has_layers
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 
 REFUSALS = (ValueError, TypeError, OSError)

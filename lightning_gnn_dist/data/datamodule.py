@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.boundary.auto import Auto, asked_for
-from lightning_gnn_dist.boundary.boundary import Boundary, Isolated, check_boundary
+from lightning_gnn_dist.boundary.auto import Auto, boundary_of
+from lightning_gnn_dist.boundary.boundary import Boundary, check_boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.boundary.refusals import check_whole_part
 from lightning_gnn_dist.checks import check_instance
@@ -19,13 +20,12 @@ from lightning_gnn_dist.data.task import NodeTask
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.opening import (
-    bounds_with_seed_type,
     check_samplers,
     check_typed,
+    chosen_seed_type,
     folder_of_shards,
     graph_of,
     refuse_to_cut,
-    with_seed_type,
 )
 from lightning_gnn_dist.homes.plan import PartPlan
 from lightning_gnn_dist.homes.residency import Holding
@@ -113,9 +113,7 @@ class PartitionedDataModule(GraphDataModule):
         if coverage is not None:
             check_instance("coverage", coverage, Coverage, 'an object such as Coverage() or Coverage("batch"), or None')
         shards = folder_of_shards(graph, "graph")
-        asked = asked_for(boundary)
-        if shards is not None and asked == Auto():
-            asked = Isolated()
+        asked = boundary_of(boundary, of_edges=False, is_in_shards=shards is not None, is_for_parts=False)
         check_boundary(asked)
         if asked.exchanges:
             check_whole_part(sampler)
@@ -125,7 +123,9 @@ class PartitionedDataModule(GraphDataModule):
             bounds = _bounds_of_nodes(shards, seed_type)
             super().__init__(NodeTask(ShardHome(shards, bounds, running, asked, coverage), values))
             return
-        whole = with_seed_type(graph_of(graph), seed_type)
+        whole = graph_of(graph)
+        kind = chosen_seed_type(whole.types, seed_type, "this one")
+        whole = whole if kind is None or kind == whole.types.seeds else whole.with_seeds(kind)
         check_typed(whole.types, settings, asked)
         check_samplers(whole, settings)
         plan = PartPlan(whole, partitioner, holding, asked, coverage, settings.seed_of_parts)
@@ -136,10 +136,11 @@ class PartitionedDataModule(GraphDataModule):
 
 def _bounds_of_nodes(path: Path, seed_type: str | None) -> Bounds:
     """Return where shards begin; of a graph with types the type is chosen whose nodes are learned from."""
-    bounds = bounds_with_seed_type(Bounds.read(path), seed_type, path)
+    bounds = Bounds.read(path)
+    kind = chosen_seed_type(bounds.types, seed_type, f"that of {path}")
     if bounds.links is not None:
         raise ValueError(
             f"{path} holds a split ({bounds.links}): learn edges with LinkDataModule(path), or for nodes divide the "
             "graph that was split, which has its masks."
         )
-    return bounds
+    return bounds if kind is None else replace(bounds, types=bounds.types.with_seeds(kind))

@@ -25,9 +25,8 @@ from lightning_gnn_dist.checks import (
     check_choice,
     check_true_or_false,
 )
-from lightning_gnn_dist.data.evaluating import Evaluating
 from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels, guard_plain_ddp
-from lightning_gnn_dist.data.task import Task, judged_nodes
+from lightning_gnn_dist.data.task import Evaluating, Task, judged_nodes
 from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader, passes_left
 from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.graph.graph import Graph

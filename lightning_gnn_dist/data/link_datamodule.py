@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Isolated
+from lightning_gnn_dist.boundary.auto import Auto, boundary_of
+from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.checks import check_instance, check_path
 from lightning_gnn_dist.data.edges.asked import AskedEdges, check_settings_of_edges
-from lightning_gnn_dist.data.edges.shards import ShardEdges
-from lightning_gnn_dist.data.edges.task import EdgeTask
-from lightning_gnn_dist.data.edges.whole import WholeEdges
+from lightning_gnn_dist.data.edges.task import EdgeTask, ShardEdges, WholeEdges
 from lightning_gnn_dist.data.explained_errors import knows_words_of_pyg
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.links import LinkSplit
@@ -88,8 +88,8 @@ class LinkDataModule(GraphDataModule):
             where partitions are kept. Of shards a rank holds one.
         boundary: What a batch sees around the edges of its part: with :class:`Fetch` the whole graph, from which false
             receivers are drawn as well; with :class:`Isolated` the part, or with :class:`Halo` nodes around it, too,
-            and false receivers are the rank's own. Default: ``Fetch()``, and ``Isolated()`` beside a ``holding``, or
-            where a :class:`WholePartSampler` would take the whole graph for each batch.
+            and false receivers are the rank's own. ``"auto"`` is ``Fetch()``, and ``Isolated()`` beside a
+            ``holding``, or where a :class:`WholePartSampler` would take the whole graph for each batch.
         evaluation: How the whole graph is sampled to evaluate a model. Default: all neighbours, which is exact.
         global_batching: How the whole graph is sampled for corrections, which keep 16 bytes for each training edge; of
             shards, for each of the own shard.
@@ -107,12 +107,14 @@ class LinkDataModule(GraphDataModule):
         seed: int | None = None,
         loading: Loading = Loading(),  # noqa: B008  # frozen, as all of these
         holding: Holding = Holding(),  # noqa: B008
-        boundary: Boundary | None = None,
+        boundary: Boundary | Literal["auto"] = Auto(),  # noqa: B008
         evaluation: Evaluation = Evaluation(),  # noqa: B008
         global_batching: GlobalBatching = GlobalBatching(),  # noqa: B008
     ) -> None:
         shards = folder_of_shards(split, "split")
-        boundary = _default_boundary(holding, sampler) if boundary is None else boundary
+        holds = isinstance(holding, Holding) and not holding.is_one_chunk
+        is_for_parts = holds or isinstance(sampler, WholePartSampler)
+        boundary = boundary_of(boundary, of_edges=True, is_in_shards=shards is not None, is_for_parts=is_for_parts)
         known = _as_split(split) if shards is None else _bounds_of_links(shards)
         links, types = (_links_of(known), known.graph.types) if isinstance(known, LinkSplit) else _in_bounds(known)
         asked = AskedEdges.of(links, types, num_negatives)
@@ -177,11 +179,6 @@ def _links_of(split: LinkSplit) -> LinkBounds:
     until = first_held(split.held_arrays, split.time)
     of_type = split.undirected is True, split.edge_type, reverse
     return LinkBounds(*of_type, split.labels, split.hide, held, split.time, until)
-
-
-def _default_boundary(holding: object, sampler: Sampler | None) -> Boundary:
-    holds = isinstance(holding, Holding) and not holding.is_one_chunk
-    return Isolated() if holds or isinstance(sampler, WholePartSampler) else Fetch()
 
 
 def _with_seeds(split: LinkSplit) -> Graph:

@@ -21,19 +21,7 @@ from lightning_gnn_dist.checks import (
     is_number,
     shown,
 )
-from lightning_gnn_dist.data.edges.checks import check_apart, check_held, check_rivals
-from lightning_gnn_dist.data.edges.directions import both_ways, is_undirected
-from lightning_gnn_dist.data.edges.labels import check_no_negatives, named_labels, taken_masks
-from lightning_gnn_dist.data.edges.leaks import check_no_copies, check_other_types
-from lightning_gnn_dist.data.edges.saved import names_to_save, saved_names
-from lightning_gnn_dist.data.edges.split import (
-    EdgesToSplit,
-    check_each_mapping,
-    check_held_arrays,
-    labelled_in_graph,
-)
-from lightning_gnn_dist.data.temporal.events import check_reverse_times, check_times_of_edges
-from lightning_gnn_dist.data.typed.links import (
+from lightning_gnn_dist.data.edges.ends import (
     LinkEnds,
     Reverse,
     check_directions,
@@ -44,6 +32,26 @@ from lightning_gnn_dist.data.typed.links import (
     some_links_of,
     types_at,
 )
+from lightning_gnn_dist.data.edges.held import (
+    check_apart,
+    check_each_mapping,
+    check_held,
+    check_held_arrays,
+    check_rivals,
+    labelled_in_graph,
+    names_to_save,
+    saved_names,
+)
+from lightning_gnn_dist.data.edges.labels import check_no_negatives, named_labels, taken_masks
+from lightning_gnn_dist.data.edges.leaks import (
+    both_ways,
+    check_no_copies,
+    check_other_types,
+    check_reverse_times,
+    check_times_of_edges,
+    is_undirected,
+)
+from lightning_gnn_dist.data.edges.split import EdgesToSplit
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.typed.names import EdgeType
@@ -111,7 +119,7 @@ class LinkSplit:
         if unknown := sorted(self.edges.keys() - {"val", "test"}):
             raise ValueError(f'Edges are held back for "val" or "test", not for {unknown}.')
         edge_type = checked_edge_type(self.graph, self.edge_type)
-        ends = ends_of(self.graph, edge_type)
+        ends = ends_of(self.graph.types, edge_type)
         for name in self.edges:
             ends.check(name, self.edges[name], self.negatives.get(name))
         self._check_arrays(edge_type)
@@ -164,7 +172,7 @@ class LinkSplit:
 
     @cached_property
     def _ends(self) -> LinkEnds:
-        return ends_of(self.graph, self.edge_type, self.reverse)
+        return ends_of(self.graph.types, self.edge_type, self.reverse)
 
     @classmethod
     def open(cls, path: str | Path) -> LinkSplit:

@@ -5,43 +5,22 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
 
 from lightning_gnn_dist.batches.batch import SampledData, device_of_batch
-from lightning_gnn_dist.batches.loader import NoSeedsError
+from lightning_gnn_dist.batches.loader import Batches, BatchLoader, NoSeedsError
+from lightning_gnn_dist.boundary.exchange import ExchangeLoader
 from lightning_gnn_dist.graph.graph import Graph
 
 log = logging.getLogger(__name__)
 
 MOST_PASSES = 1000  # that are known ahead; the first bulk of the next one is waited for
 
-Batches = Generator[SampledData, None, None]
-
-
-class PassLoader(Protocol):
-    """The batches of one part."""
-
-    @property
-    def num_seeds(self) -> int:
-        """The training nodes, or edges, of the rank."""
-        ...
-
-    @property
-    def waited_seconds(self) -> float:
-        """Seconds that the consumer has waited for batches."""
-        ...
-
-    def between(self, start: int, stop: int | None, then: Sequence[range] = ()) -> Batches:
-        """The stream's batches ``start`` to ``stop``, or without end; ``then`` are those of the passes that follow."""
-        ...
-
-    def close(self) -> None:
-        """End what runs in the background."""
-        ...
+PassLoader = BatchLoader | ExchangeLoader  # of the batches of one part
 
 
 class TrainLoader:

@@ -189,10 +189,8 @@ def take_apart(graph: Graph, sample: Sample, *, with_ids: bool = True) -> Apart:
 def by_types(types: TypeOffsets, sample: Sample) -> Apart | None:
     """Return the batch of a sample that has ``edge_kinds`` by types; None if an edge has ends of other types."""
     assert sample.edge_kinds is not None
-    layout, hops = (
-        remembered(types, "layout", lambda: _layout(types)),
-        np.array([0, *sample.num_sampled_nodes]).cumsum(),
-    )
+    layout = remembered(types, "layout", lambda: _layout(types))
+    hops = np.array([0, *sample.num_sampled_nodes]).cumsum()
     ids, indptr, indices = (t.numpy() for t in (sample.nodes, sample.indptr, sample.indices))
     kinds, positions = sample.edge_kinds.numpy(), (_NO_IDS if sample.edge_ids is None else sample.edge_ids).numpy()
     upto_nodes = np.zeros((len(hops), len(types.node_types)), np.int64)

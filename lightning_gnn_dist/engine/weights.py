@@ -49,13 +49,10 @@ def weights_of(graph: Graph, name: str | None, *, draws: bool) -> Weights:
     if name is None:
         return EVEN
     values = edge_weights(graph, name)
-    keeps = draws and not _kept(graph, name, "weights in a file", lambda: _is_in_file(graph, name))
+    # A graph in files may be larger than memory, so the table of a row is made whenever the row is drawn from.
+    weights = checked_weights(graph, name)
+    keeps = draws and not _kept(graph, name, "weights in a file", lambda: MappedRows(weights).is_read_from_file)
     return Weights(values, alias_table(graph, name).numpy() if keeps else EVEN.table)
-
-
-def _is_in_file(graph: Graph, name: str) -> bool:
-    """Such a graph may be larger than memory, so the table of a row is made whenever the row is drawn from."""
-    return MappedRows(checked_weights(graph, name)).is_read_from_file
 
 
 def alias_table(graph: Graph, name: str) -> Tensor:

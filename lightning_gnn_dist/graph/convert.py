@@ -1,14 +1,13 @@
-"""Turn an edge list or a PyG ``Data`` into a CSR and its arrays, and refuse what would fail later in training."""
+"""What arrays of nodes and edges may hold, and features in int8; what would fail in training is refused."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,9 +20,6 @@ from lightning_gnn_dist.checks import (
     holds_integers,
     shown,
 )
-
-if TYPE_CHECKING:
-    from torch_geometric.data import Data
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +35,7 @@ RESERVED = {  # what batches write themselves, and what PyG's Data counts
     *("node_norm", "is_filler", "num_targets", "input_id", "edge_label", "edge_label_index", "edge_index", "num_nodes"),
     "num_edges",
 }
+LARGEST = 127  # -128 is not used, so both signs have the same range
 _NAME = re.compile(r"\w[^/\\\0\n]*")
 _MAX_NAME = 200  # bytes: it becomes the name of a file
 
@@ -74,27 +71,6 @@ def with_masks(tensors: Mapping[str, Tensor], num_nodes: int) -> dict[str, Tenso
         else:
             arrays[name] = value.contiguous()
     return arrays
-
-
-def tensors_of(content: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yield all tensors of what PyG holds of nodes or edges, but for ``edge_index``, on the CPU, without gradients."""
-    for name, value in content.items():
-        if isinstance(value, np.ndarray) or (value is not None and _is_meant(name)):
-            check_tensor(f"data.{name}", value, "one row for each node, or each edge")
-        if name in ("edge_index", "adj_t") or not isinstance(value, Tensor):  # T.ToSparseTensor says the edges twice
-            continue
-        value = value.detach() if value.is_meta else value.detach().cpu()
-        check_plain(name, value)
-        yield name, value
-
-
-def to_data(indptr: Tensor, indices: Tensor, arrays: Mapping[str, Tensor]) -> Data:
-    """The graph as a PyG ``Data`` with these arrays."""
-    from torch_geometric.data import Data
-
-    num_nodes = indptr.numel() - 1
-    receiver = torch.arange(num_nodes).repeat_interleave(indptr.diff())
-    return Data(edge_index=torch.stack([indices.to(torch.int64), receiver]), num_nodes=num_nodes, **arrays)
 
 
 def is_of_edges(name: str) -> bool:
@@ -157,11 +133,6 @@ def without_nodes(arrays: dict[str, Tensor], without: Tensor, of: str) -> dict[s
             of,
         )
     return arrays | {name: arrays[name] & ~without for name in masks}
-
-
-def _is_meant(name: str) -> bool:
-    """Whether a model would miss it."""
-    return name in ("x", "y", "edge_attr", "edge_weight") or name.endswith("_mask")
 
 
 def check_rows(kind: str, arrays: Mapping[str, Tensor], length: int) -> None:
@@ -330,3 +301,31 @@ def _unless_of_edges(name: str, x: Tensor, row: str) -> str:
     labels = " If NaN stands for no label, Graph.from_pyg(data, check_features=False) lets it in."
     times = f" If these are times, {without_time(row)}: 0 may lie before them, and would be seen."
     return (labels if bool(x.isnan().any()) else "") + (times if x.dim() == 1 else "")
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """``x`` as int8 and one float32 scale per row: ``data.x, data.x_scale = quantize_rows(data.x)``.
+
+    Batches hold ``x`` as float32 again. An entry is off by at most 1/254 of the largest in its row.
+    """
+    check_tensor("x", x, "features, one row for each node")
+    if x.dim() < 2 or not x.is_floating_point() or (len(x) and not x.numel()):
+        raise ValueError(f"x must be rows of floating point numbers, got {shown(x)}: others have nothing to quantise.")
+    check_plain("x", x.detach())
+    small, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(len(x))
+    for start in range(0, len(x), ROWS_AT_ONCE):
+        rows = x[start : start + ROWS_AT_ONCE].detach().float()
+        check_finite(rows, start)  # as float32, whose largest number is 3.4e38
+        scale = rows.flatten(1).abs().amax(1) / LARGEST
+        scales[start : start + ROWS_AT_ONCE] = scale
+        per_row = torch.where(scale > 0, scale, 1.0).view(-1, *[1] * (x.dim() - 1))
+        small[start : start + ROWS_AT_ONCE] = (rows / per_row).round().to(torch.int8)
+    return small, scales
+
+
+def scale_of(name: str, arrays: Mapping[str, Tensor]) -> Tensor | None:
+    """The array ``<name>_scale`` if it scales the int8 array ``name``, one float per row; otherwise None."""
+    array, scale = arrays[name], arrays.get(name + SUFFIX)
+    if array.dtype != torch.int8 or scale is None or not scale.is_floating_point() or scale.numel() != len(array):
+        return None
+    return scale

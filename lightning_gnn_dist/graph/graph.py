@@ -24,7 +24,7 @@ from lightning_gnn_dist.checks import (
     check_word,
     shown,
 )
-from lightning_gnn_dist.graph import convert, stores
+from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.digest import fingerprint_of
 from lightning_gnn_dist.graph.rows import check_csr, check_form, senders_outside
 from lightning_gnn_dist.graph.storage import store
@@ -109,8 +109,8 @@ class Graph:
     if not TYPE_CHECKING:  # mypy would believe in any attribute
 
         def __getattr__(self, name: str) -> Any:  # called where there is none of this name
-            if name in ("node_arrays", "edge_arrays"):
-                self.check_untyped()
+            if name in ("node_arrays", "edge_arrays") and "types" in vars(self):
+                raise ValueError(UNTYPED_ONLY)
             raise AttributeError(f"a Graph has no attribute {name!r}")
 
     @classmethod
@@ -137,12 +137,8 @@ class Graph:
                 one type into a node are then in its order, see :class:`GraphTypes`.
         """
         check_true_or_false(check_features=check_features, float_labels=float_labels, edge_ids=edge_ids)
-        data = stores.data_of(data)
-        hetero.check_data(data, time)
         flags = {"check_features": check_features, "float_labels": float_labels, "edge_ids": edge_ids}
-        nodes, edges = hetero.contents_of(data)
-        hetero.check_tensors(nodes, edges, time)
-        return typed_graph(*build(*hetero.tables_of(nodes, edges, **flags), time))
+        return typed_graph(*build(*hetero.tables_of(data, time, **flags), time))
 
     @classmethod
     def from_edge_index(
@@ -170,7 +166,7 @@ class Graph:
         self.check_whole()
         if have_names(self.types):
             return hetero.to_hetero(self.indptr, self.indices, self.types)
-        return convert.to_data(self.indptr, self.indices, self.node_arrays | self.edge_arrays)
+        return hetero.to_data(self.indptr, self.indices, self.node_arrays | self.edge_arrays)
 
     @classmethod
     def open(cls, path: str | Path) -> Graph:
@@ -284,11 +280,6 @@ class Graph:
                 f"The graph has rows for {self.num_nodes} nodes, and edges from {self.num_senders}: it is a shard, and "
                 "the whole graph is needed here."
             )
-
-    def check_untyped(self) -> None:
-        """Refuse a typed graph, where all nodes and edges must be of one type."""
-        if have_names(self.types):
-            raise ValueError(UNTYPED_ONLY)
 
     def _checked(self, nodes: Tensor) -> Tensor:
         """The ids as int64; an id that is no node of this graph is refused."""

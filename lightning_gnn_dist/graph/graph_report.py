@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -294,3 +295,27 @@ def _tally(graph: Graph, y: Tensor | None) -> tuple[Tensor, float | None]:
 
 def _quantile(ordered: Tensor, share: float) -> int:
     return int(ordered[round(share * (ordered.numel() - 1))]) if ordered.numel() else 0
+
+
+def bytes_per_node(graph: Graph) -> int:
+    """Bytes of a row of all node arrays; of a typed graph the mean over all nodes."""
+    return _mean((array.nbytes for array in _all(graph.types.node_arrays)), graph.num_nodes)
+
+
+def bytes_per_edge(graph: Graph) -> int:
+    """Bytes of a row of all edge arrays; of a typed graph the mean over all edges, and the number of its type."""
+    number = graph.types.edge_type.element_size() if have_names(graph.types) else 0
+    return _mean((array.nbytes for array in _all(graph.types.edge_arrays)), graph.num_edges) + number
+
+
+def numbers_per_node(graph: Graph) -> int:
+    """Numbers in a row of all node arrays; of a typed graph the mean over all nodes."""
+    return _mean((array.numel() for array in _all(graph.types.node_arrays)), graph.num_nodes)
+
+
+def _all(kinds: Mapping[Any, Mapping[str, Tensor]]) -> list[Tensor]:
+    return [array for arrays in kinds.values() for array in arrays.values()]
+
+
+def _mean(sizes: Iterable[int], count: int) -> int:
+    return -(-sum(sizes) // max(count, 1))

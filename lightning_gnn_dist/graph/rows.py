@@ -86,13 +86,6 @@ def take_rows(array: Tensor, rows: Tensor) -> Tensor:
     return out
 
 
-def count_per_row(indptr: Tensor, rows: Tensor, found: Tensor) -> Tensor:
-    """How many edges of each row ``found`` marks, a boolean for each edge of ``rows``."""
-    degree = indptr[rows + 1] - indptr[rows]
-    row = torch.arange(rows.numel()).repeat_interleave(degree)
-    return torch.bincount(row[found], minlength=rows.numel())
-
-
 def degrees_of(indptr: Tensor, nodes: Tensor) -> Tensor:
     """The in-degrees of ``nodes``, in their order."""
     pieces = [indptr[some + 1] - indptr[some] for some in nodes.split(NODES_PER_PIECE)]
@@ -106,7 +99,7 @@ def starts_of(degrees: Tensor) -> Tensor:
 
 def count_edges(indptr: Tensor, nodes: Tensor) -> int:
     """The sum of the in-degrees of ``nodes``."""
-    return sum(int((indptr[some + 1] - indptr[some]).sum()) for some in nodes.split(NODES_PER_PIECE))
+    return int(degrees_of(indptr, nodes).sum())
 
 
 def row_slices(indptr: Tensor) -> Iterator[slice]:
@@ -227,6 +220,7 @@ def induced_rows(
         on_kept(at[found])
         for name, array in edge_arrays.items():
             edges[name][piece] = take_rows(array, at[found])
-        starts[done + 1 : done + 1 + rows.numel()] = count_per_row(indptr, rows, found)
+        row = torch.arange(rows.numel()).repeat_interleave(degrees_of(indptr, rows))
+        starts[done + 1 : done + 1 + rows.numel()] = torch.bincount(row[found], minlength=rows.numel())
         done, filled = done + rows.numel(), filled + local.numel()
     return starts.cumsum_(0), senders[:filled], {name: array[:filled] for name, array in edges.items()}

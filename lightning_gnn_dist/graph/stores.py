@@ -1,4 +1,4 @@
-"""From a pair of PyG's ``FeatureStore`` and ``GraphStore`` to a ``Data`` or ``HeteroData``, read in bounded pieces."""
+"""What a pair of PyG's ``FeatureStore`` and ``GraphStore`` holds of each type, read in bounded pieces."""
 
 from __future__ import annotations
 
@@ -10,29 +10,52 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import holds_integers, shown
+from lightning_gnn_dist.graph.convert import is_of_edges
+from lightning_gnn_dist.graph.typed.names import EdgeType, OneType
 
 if TYPE_CHECKING:
-    from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
+    from torch_geometric.data import FeatureStore, GraphStore
 
 BYTES_AT_ONCE = 1 << 26  # of features that are asked of a store at once, if a number takes 8 bytes
 _LAYOUTS = ("coo", "csc", "csr")  # which one is read where a store has several of one type
 
-Edges = dict[Any, tuple[Tensor, tuple[int, int] | None]]  # by type; None in the place of the type if there are none
+# By type, or None in its place if there are none.
+Features = dict[Any, dict[str, Tensor]]
+Edges = dict[Any, tuple[Tensor, tuple[int, int] | None]]
 
 
-def data_of(data: Any) -> Any:
-    """What a pair of stores holds, as a ``Data`` or ``HeteroData``; anything else as it is."""
-    if not isinstance(data, tuple):
-        return data
-    from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData  # two seconds
+def contents_of(data: tuple[Any, ...]) -> tuple[dict[str, dict[str, Any]], dict[EdgeType, dict[str, Any]]]:
+    """What a pair of stores holds of each node type and each edge type; without types, of one type of each."""
+    from torch_geometric.data import FeatureStore, GraphStore  # two seconds
 
     if len(data) != 2 or not (isinstance(data[0], FeatureStore) and isinstance(data[1], GraphStore)):
         raise TypeError(f"data must be (feature_store, graph_store) where it is a tuple, got {shown(data)}.")
-    features, graph = data
-    if features is graph and isinstance(features, Data | HeteroData):
-        return features  # both stores at once, of which the one for features would not name those of edges
-    edges = _edges_of(graph)
-    return _plain(features, *edges[None]) if None in edges else _typed(features, edges)
+    features, edges, whose = _tensors_of(data[0]), _edges_of(data[1]), _named(data[0])
+    if None in edges:
+        features, edges = _as_one_type(features, edges, whose)
+    elif None in features:
+        raise ValueError(f"{whose} has features {list(features[None])} of no type, but the edges have types.")
+    if unknown := [group for group in features if isinstance(group, tuple) and group not in edges]:
+        raise ValueError(f"{whose} has features of edges {unknown}, but there are no such edges.")
+    ends = [end for source, _, target in edges for end in (source, target)]
+    nodes = {}
+    for kind in dict.fromkeys([*(group for group in features if isinstance(group, str)), *ends]):
+        arrays = features.get(kind, {})
+        nodes[kind] = {"num_nodes": _count(kind, arrays, edges)} | arrays
+    return nodes, {kind: {"edge_index": pairs} | features.get(kind, {}) for kind, (pairs, _) in edges.items()}
+
+
+def _as_one_type(features: Features, edges: Edges, whose: str) -> tuple[Features, Edges]:
+    """Features and edges without types, by the names of one type."""
+    if typed := [group for group in features if group is not None]:
+        raise ValueError(f"{whose} has features of the types {typed}, but the edges have no types.")
+    _, size = edges[None]
+    if size is not None and size[0] != size[1]:
+        raise ValueError(f"The edges have size {size}, but a graph without types has as many senders as receivers.")
+    arrays, (node_type,), (edge_type,) = features.get(None, {}), OneType.node_types, OneType.edge_types
+    of_edges = {name: value for name, value in arrays.items() if is_of_edges(name)}
+    of_nodes = {name: value for name, value in arrays.items() if name not in of_edges}
+    return {node_type: of_nodes, edge_type: of_edges}, {edge_type: edges[None]}
 
 
 def _edges_of(store: GraphStore) -> Edges:
@@ -80,55 +103,22 @@ def _spread(store: GraphStore, attr: Any, pointers: Tensor, num_edges: int) -> T
     return torch.arange(len(counts)).repeat_interleave(counts)
 
 
-def _plain(features: FeatureStore, edge_index: Tensor, size: tuple[int, int] | None) -> Data:
-    from torch_geometric.data import Data
-
-    found = _tensors_of(features)
-    if typed := [group for group in found if group is not None]:
-        raise ValueError(f"{_named(features)} has features of the types {typed}, but the edges have no types.")
-    arrays = found.get(None, {})
-    counts = [len(value) for name, value in arrays.items() if not name.startswith("edge_")]
-    if size is not None and size[0] != size[1]:
-        raise ValueError(f"The edges have size {size}, but a graph without types has as many senders as receivers.")
-    if size is None and not counts:
-        raise ValueError("How many nodes there are is not known: give a feature, or put_edge_index(..., size=(N, N)).")
-    return Data(edge_index=edge_index, num_nodes=counts[0] if size is None else size[0], **arrays)
-
-
-def _typed(features: FeatureStore, edges: Edges) -> HeteroData:
-    from torch_geometric.data import HeteroData
-
-    data, found = HeteroData(), _tensors_of(features)
-    ends = [end for source, _, target in edges for end in (source, target)]
-    if unknown := [group for group in found if isinstance(group, tuple) and group not in edges]:
-        raise ValueError(f"{_named(features)} has features of edges {unknown}, but there are no such edges.")
-    if None in found:
-        raise ValueError(f"{_named(features)} has features {list(found[None])} of no type, but the edges have types.")
-    for group in dict.fromkeys([*(group for group in found if isinstance(group, str)), *ends]):
-        arrays = found.get(group, {})
-        data[group].num_nodes = len(next(iter(arrays.values()))) if arrays else _count(group, edges)
-        for name, value in arrays.items():
-            data[group][name] = value
-    for kind, (edge_index, _) in edges.items():
-        data[kind].edge_index = edge_index
-        for name, value in found.get(kind, {}).items():
-            data[kind][name] = value
-    return data
-
-
-def _count(group: str, edges: Edges) -> int:
-    """How many nodes a type without features has, as the sizes of its edges say."""
+def _count(kind: str, arrays: dict[str, Tensor], edges: Edges) -> int:
+    """How many nodes a type has, as the sizes of its edges say, or its features show."""
     for (source, _, target), (_, size) in edges.items():
-        if size is not None and group in (source, target):
-            return size[0] if group == source else size[1]
+        if size is not None and kind in (source, target):
+            return size[0] if kind == source else size[1]
+    if arrays:
+        return len(next(iter(arrays.values())))
+    of_type = f" of type {kind!r}" if kind else ""
     raise ValueError(
-        f"How many nodes of type {group!r} there are is not known: give a feature, or put_edge_index(..., size=...)."
+        f"How many nodes{of_type} there are is not known: give a feature, or put_edge_index(..., size=...)."
     )
 
 
-def _tensors_of(store: FeatureStore) -> dict[Any, dict[str, Tensor]]:
+def _tensors_of(store: FeatureStore) -> Features:
     """All features, by group and name."""
-    found: dict[Any, dict[str, Tensor]] = {}
+    found: Features = {}
     for attr in store.get_all_tensor_attrs():
         group = attr.group_name if attr.is_set("group_name") else None
         found.setdefault(group, {})[attr.attr_name] = _tensor(store, attr)

@@ -26,7 +26,9 @@ from lightning_gnn_dist.wire.collectives import all_gather_rows
 
 
 class WholeCosts:
-    """Counts what an evaluation costs. All ranks have the graph, so they find the same without a word.
+    """Counts what an evaluation costs, so that it is done at the least cost.
+
+    All ranks have the graph, so they find the same without a word.
 
     Args:
         graph: The graph.
@@ -38,9 +40,11 @@ class WholeCosts:
 
     @property
     def place(self) -> int:
+        """The place of this rank's share among the equal shares of an evaluation."""
         return self._running.rank
 
     def batch_size(self, evaluated: Evaluated, sampler: Sampler, model: ModelLayers | None) -> int:
+        """Return how many seeds a batch has, the same on all ranks. Collective."""
         size, budget = self._running.settings.batch_size, self._running.bytes_of_evaluation
         if self._running.settings.evaluation.sampler is not None:
             return size
@@ -49,6 +53,7 @@ class WholeCosts:
         return self._counter().batch_size(evaluated, size, budget)
 
     def ready_rows(self, evaluated: Evaluated, batch_size: int, model: ModelLayers | None) -> ReadyRows | None:
+        """Return what computes the rows of all seeds layer by layer, or None where batches do it at less cost."""
         if model is None or not (model.are_better or self._counter().is_cheaper_by_layer(evaluated, batch_size)):
             return None
         run, (seeds, num_ranks) = self._running, (evaluated.nodes, evaluated.num_ranks)
@@ -64,10 +69,15 @@ class WholeCosts:
         return ReadyRows(run.trainer, nodes_of_rank, num_ranks, budget, folder, run.dtype)
 
     def bytes_around(self, some: Sequence[Tensor], most: int) -> list[int | None]:
+        """Return the bytes of a batch around each of some lists of nodes, with one hop more than an evaluation has.
+
+        None where these are more than ``most``, or where that hop brings no edge. Collective.
+        """
         counter = self._counter(1)
         return [counter.bytes_around(nodes, most) for nodes in some]
 
     def is_whole_graph(self, seeds: Tensor) -> bool:
+        """Return whether a batch of an evaluation around these nodes is known to be the whole graph."""
         return self._counter().is_whole_graph(seeds)
 
     def _counter(self, more_hops: int = 0) -> Counter:
@@ -76,7 +86,7 @@ class WholeCosts:
 
 
 class ShardCosts:
-    """Measures what an evaluation costs.
+    """Measures what an evaluation costs, as :class:`WholeCosts` says it.
 
     Args:
         graph: Returns the whole graph.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
@@ -14,52 +14,21 @@ from lightning_gnn_dist.batches.placement import stream_to
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
-from lightning_gnn_dist.boundary.exchange_loader import ExchangeLoader
-from lightning_gnn_dist.boundary.exchange_plan import Owners
+from lightning_gnn_dist.boundary.exchange import ExchangeLoader, Owners
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.graph.graph import Graph, with_arrays
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
+from lightning_gnn_dist.homes.costs import ShardCosts, WholeCosts
 from lightning_gnn_dist.homes.running import ForgetsRun, Running
 from lightning_gnn_dist.joint import WeighsRanks
-from lightning_gnn_dist.layers.definition import Layer, layers_in
-from lightning_gnn_dist.layers.evaluating.choice import Evaluated
-from lightning_gnn_dist.layers.evaluating.layered_loader import ReadyRows
-from lightning_gnn_dist.layers.model_layers import ModelLayers
+from lightning_gnn_dist.layers.through_layers import Layer, layers_in
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare.bounds import TypedBounds
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.wire.channel import open_channel
 
 Shown = Callable[[Graph], Graph]
-
-
-class Costs(Protocol):
-    """What an evaluation costs where the graph lives, so that it is done at the least cost."""
-
-    @property
-    def place(self) -> int:
-        """The place of this rank's share among the equal shares of an evaluation."""
-        ...
-
-    def batch_size(self, evaluated: Evaluated, sampler: Sampler, model: ModelLayers | None) -> int:
-        """Return how many seeds a batch has, the same on all ranks. Collective."""
-        ...
-
-    def ready_rows(self, evaluated: Evaluated, batch_size: int, model: ModelLayers | None) -> ReadyRows | None:
-        """Return what computes the rows of all seeds layer by layer, or None where batches do it at less cost."""
-        ...
-
-    def bytes_around(self, some: Sequence[Tensor], most: int) -> list[int | None]:
-        """Return the bytes of a batch around each of some lists of nodes, with one hop more than an evaluation has.
-
-        None where these are more than ``most``, or where that hop brings no edge. Collective.
-        """
-        ...
-
-    def is_whole_graph(self, seeds: Tensor) -> bool:
-        """Return whether a batch of an evaluation around these nodes is known to be the whole graph."""
-        ...
 
 
 class Home(ForgetsRun, ABC):
@@ -80,7 +49,7 @@ class Home(ForgetsRun, ABC):
 
     @property
     @abstractmethod
-    def costs(self) -> Costs:
+    def costs(self) -> WholeCosts | ShardCosts:
         """What an evaluation costs here."""
 
     @property

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.boundary import Boundary, check_boundary
+from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.boundary.refusals import check_seed_hops
 from lightning_gnn_dist.checks import brief, check_callable, check_instance
 from lightning_gnn_dist.graph.digest import sampled_digest, sketches
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.homes.part_reader import PartReader
+from lightning_gnn_dist.homes.parts import PartReader
 from lightning_gnn_dist.homes.residency import Fixed, Holding, Residency, held_by_all
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
@@ -57,7 +57,6 @@ class PartPlan:
                 "partitioner", self.partitioner, "an object such as MetisPartitioner(), or a Partition", "graph", 2, 0
             )
         check_instance("holding", self.holding, Holding, "an object such as Holding(Rotate())")
-        check_boundary(self.boundary)
         if (self.boundary.sees_whole_graph or self.boundary.exchanges) and not self.holding.is_one_chunk:
             name = type(self.boundary).__name__
             raise ValueError(f"holding says what a part holds, and boundary={name}() sees the whole graph: choose one.")

@@ -42,8 +42,9 @@ class Residency(Protocol):
     """Deals chunks to ranks. To add a way, write a frozen dataclass with these three methods."""
 
     def num_chunks(self, world_size: int) -> int:
-        """Return the number of chunks that the graph is cut into."""
-        ...
+        """Return the number of chunks that the graph is cut into: where it is not overridden, one for each rank."""
+        check_at_least(1, world_size=world_size)
+        return world_size
 
     def sweep(self, world_size: int) -> int:
         """Return the super-epochs until a rank has held all that it will hold; 1 if its part never changes."""
@@ -65,10 +66,6 @@ def _check_place(super_epoch: int, rank: int, world_size: int, seed: int) -> Non
 class Fixed(Residency):
     """Each rank holds one chunk, which never changes."""
 
-    def num_chunks(self, world_size: int) -> int:
-        check_at_least(1, world_size=world_size)
-        return world_size
-
     def sweep(self, world_size: int) -> int:
         check_at_least(1, world_size=world_size)
         return 1
@@ -87,10 +84,6 @@ class Rotate(Residency):
     chunk is the second one of two ranks at a time. Seeds are always nodes of the base chunk. With two ranks both hold
     the whole graph, and nothing changes.
     """
-
-    def num_chunks(self, world_size: int) -> int:
-        check_at_least(1, world_size=world_size)
-        return world_size
 
     def sweep(self, world_size: int) -> int:
         check_at_least(1, world_size=world_size)

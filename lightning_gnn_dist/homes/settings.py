@@ -121,6 +121,11 @@ class BatchSettings:
         return self.evaluation.sampler is None and not isinstance(self.of_parts(), TemporalSampler)
 
     @property
+    def draws_by_time(self) -> bool:
+        """Whether some sampler shows each seed what was before it. All or none do."""
+        return any(isinstance(sampler, TemporalSampler) for sampler in self.samplers)
+
+    @property
     def leaves_types_out(self) -> bool:
         """Whether some hop draws no edge of some type. An evaluation then does so, too."""
         ours = self.of_parts()
@@ -134,7 +139,15 @@ class BatchSettings:
     @property
     def seed_of_batches(self) -> int:
         """What decides everything random in batches: the seed that was given, or ``seed_everything``'s, or 0."""
-        return _seed_of_lightning() if self.seed is None else int(self.seed)
+        if self.seed is not None:
+            return int(self.seed)
+        said = os.environ.get("PL_GLOBAL_SEED", "0")
+        if not said.isascii() or not said.isdigit() or int(said) > MAX_SEED:
+            raise ValueError(
+                f"PL_GLOBAL_SEED must be an integer between 0 and {MAX_SEED}, as seed_everything sets it, got "
+                f"{shown(said)}: unset it, or give a seed to the data module."
+            )
+        return int(said)
 
     @property
     def probes(self) -> bool:
@@ -205,17 +218,6 @@ class BatchSettings:
             whole = {kind: [-1 if n else 0 for n in of] for kind, of in ours.num_neighbors.items()}
             return NeighborSampler({kind: [*of, *of[-1:] * more_hops] for kind, of in whole.items()})
         return NeighborSampler([-1] * (ours.num_hops + more_hops))
-
-
-def _seed_of_lightning() -> int:
-    """Return what ``seed_everything`` was called with, in this process or in the one that started it; else 0."""
-    said = os.environ.get("PL_GLOBAL_SEED", "0")
-    if not said.isascii() or not said.isdigit() or int(said) > MAX_SEED:
-        raise ValueError(
-            f"PL_GLOBAL_SEED must be an integer between 0 and {MAX_SEED}, as seed_everything sets it, got "
-            f"{shown(said)}: unset it, or give a seed to the data module."
-        )
-    return int(said)
 
 
 def _sight_of(sampler: Sampler) -> object:

@@ -15,16 +15,16 @@ from lightning_gnn_dist.batches.placement import stream_to
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
-from lightning_gnn_dist.boundary.exchange_plan import Owners
+from lightning_gnn_dist.boundary.exchange import Owners
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.costs import ShardCosts
 from lightning_gnn_dist.homes.home import Home, Shown
-from lightning_gnn_dist.homes.refusals import check_copies, check_on_all_ranks, check_shards, check_units_of_shards
+from lightning_gnn_dist.homes.opening import check_copies, check_on_all_ranks, check_shards, check_units_of_shards
 from lightning_gnn_dist.homes.running import Running
-from lightning_gnn_dist.layers.definition import Layer
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
+from lightning_gnn_dist.layers.through_layers import Layer
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare.bounds import TypedBounds
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, check_same

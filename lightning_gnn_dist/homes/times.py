@@ -27,20 +27,19 @@ log = logging.getLogger(__name__)
 
 
 def check_temporal(graph: Graph, settings: BatchSettings, boundary: Boundary) -> None:
-    """Refuse a graph without the times that samplers draw by, and a boundary that does not know times."""
+    """Refuse a graph without the times that all samplers draw by, and a boundary that does not know times."""
+    ours = settings.of_parts()
+    assert isinstance(ours, TemporalSampler)  # as the others, which have its times
     for sampler in settings.samplers:
-        if not isinstance(sampler, TemporalSampler):
-            continue
-        sampler.check_graph(graph)
-        if boundary.keeps_rows:
-            raise ValueError(
-                "boundary=History() keeps one row of each node, whatever the time of the seed that reads it, and "
-                f"{sampler} draws by time: take Isolated(), Halo() or Fetch()."
-            )
-    if isinstance(ours := settings.of_parts(), TemporalSampler):  # the others have its times
-        _tell(graph, ours.time)
-        if graph.num_senders == graph.num_nodes:  # a shard may have few of the events
-            check_units(ours, *spans_of(graph, ours))
+        sampler.check_graph(graph)  # type: ignore[attr-defined]
+    if boundary.keeps_rows:
+        raise ValueError(
+            "boundary=History() keeps one row of each node, whatever the time of the seed that reads it, and "
+            f"{ours} draws by time: take Isolated(), Halo() or Fetch()."
+        )
+    _tell(graph, ours.time)
+    if graph.num_senders == graph.num_nodes:  # a shard may have few of the events
+        check_units(ours, *spans_of(graph, ours))
 
 
 def sampler_of_events(sampler: Sampler | None, time: str | None) -> Sampler | None:

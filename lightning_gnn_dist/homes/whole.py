@@ -19,9 +19,8 @@ from lightning_gnn_dist.batches.placement import Placement, release, stream_to
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto, chosen, chosen_here, kept, room_of
 from lightning_gnn_dist.boundary.boundary import Boundary
-from lightning_gnn_dist.boundary.exchange_plan import Owners
+from lightning_gnn_dist.boundary.exchange import Owners
 from lightning_gnn_dist.boundary.historic_rows import PLACE, HistoricRows
-from lightning_gnn_dist.boundary.part_nodes import PartNodes
 from lightning_gnn_dist.boundary.prices import short_name
 from lightning_gnn_dist.boundary.refusals import against_exchange
 from lightning_gnn_dist.graph.graph import Graph, with_arrays
@@ -32,15 +31,14 @@ from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.costs import WholeCosts
 from lightning_gnn_dist.homes.home import Home, Shown
-from lightning_gnn_dist.homes.meeting_rows import MeetingRows
-from lightning_gnn_dist.homes.part_reader import PartReader
+from lightning_gnn_dist.homes.meeting_rows import MeetingRows, PartNodes
+from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher
 from lightning_gnn_dist.homes.plan import PartPlan
 from lightning_gnn_dist.homes.residency import default_period
 from lightning_gnn_dist.homes.running import Running
-from lightning_gnn_dist.homes.switcher import PartSwitcher
 from lightning_gnn_dist.joint import TrainsReplicasApart
-from lightning_gnn_dist.layers.definition import Layer, layers_in
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
+from lightning_gnn_dist.layers.through_layers import Layer, layers_in
 from lightning_gnn_dist.layers.whole_nodes import folder_beside
 from lightning_gnn_dist.partition.advice import against_averaging
 from lightning_gnn_dist.partition.base import Partition, Partitioner

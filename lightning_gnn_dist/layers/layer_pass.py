@@ -22,8 +22,8 @@ from torch import Tensor
 from lightning_gnn_dist.batches.batch import in_type
 from lightning_gnn_dist.batches.one_hop import RowsOfTypes
 from lightning_gnn_dist.layers.budget import Forecast
-from lightning_gnn_dist.layers.definition import BYTES_OF_AN_EDGE, COPIES, Layer, rows_of_types
 from lightning_gnn_dist.layers.row_table import Ids, RowTables, by_type, by_types, fetch_rows, ids_of, kept
+from lightning_gnn_dist.layers.through_layers import BYTES_OF_AN_EDGE, COPIES, Layer, rows_of_types
 from lightning_gnn_dist.wire.channel import Channel
 
 _FOR_A_BATCH = 0.4  # of the budget; pages of files and what an allocator keeps come on top
@@ -79,8 +79,8 @@ class NodesOfRank(Protocol):
         ...
 
 
-class Step(NamedTuple):
-    """What a rank does for one layer.
+class LayerNodes(NamedTuple):
+    """The nodes of one layer on a rank.
 
     Attributes:
         nodes: The own nodes whose rows it computes.
@@ -118,31 +118,34 @@ class LayerPass:
     dtype: torch.dtype | None = None
     _says: str = "Layer 0 of layers()"
 
-    def plan(self, seeds: Tensor, num_layers: int) -> list[Step]:
-        """Return the steps that lead to the last layer's rows of this rank's seeds, in increasing order. Collective."""
+    def plan(self, seeds: Tensor, num_layers: int) -> list[LayerNodes]:
+        """Return, for each layer, the nodes that lead to the last one's rows of this rank's seeds. Collective.
+
+        The seeds increase.
+        """
         return self.plan_all([seeds[:0]] * (num_layers - 1) + [seeds])
 
-    def plan_all(self, wanted_of_layers: Sequence[Tensor]) -> list[Step]:
-        """Return the steps that lead to rows of some nodes behind each layer, in increasing order. Collective.
+    def plan_all(self, wanted_of_layers: Sequence[Tensor]) -> list[LayerNodes]:
+        """Return, for each layer, the nodes that lead to rows of some nodes behind any of them. Collective.
 
         Args:
-            wanted_of_layers: For each layer, the nodes whose rows this rank wants.
+            wanted_of_layers: For each layer, the nodes whose rows this rank wants, in increasing order.
         """
-        steps, wanted = list[Step](), wanted_of_layers[-1]
+        planned, wanted = list[LayerNodes](), wanted_of_layers[-1]
         for of_layer in reversed(wanted_of_layers):
-            wanted = torch.cat([wanted, of_layer]).unique() if len(of_layer) and steps else wanted
+            wanted = torch.cat([wanted, of_layer]).unique() if len(of_layer) and planned else wanted
             told = self.channel.exchange(self.nodes.by_owner(wanted))
             nodes = told[0] if len(told) == 1 else torch.cat(told).unique()
             held = nodes if len(told) == 1 else torch.cat([nodes, wanted]).unique()
-            steps.insert(0, Step(nodes, wanted, told, held))
+            planned.insert(0, LayerNodes(nodes, wanted, told, held))
             wanted = self.nodes.senders(nodes)
         self.bytes_in = self.nodes.prepare(wanted, wanted_of_layers[-1])
-        return steps
+        return planned
 
-    def plan_of_own(self, own: Ids, num_layers: int, kind: int = 0) -> list[Step]:
-        """Return the steps that lead to the last layer's rows of all nodes of a type, each on the rank that owns it.
+    def plan_of_own(self, own: Ids, num_layers: int, kind: int = 0) -> list[LayerNodes]:
+        """Return, for each layer, the nodes that lead to the last one's rows of all nodes of a type, each on its owner.
 
-        The steps before the last are alike, so nodes are listed once: as a range, or where they take much memory in a
+        The layers before the last are alike, so nodes are listed once: as a range, or where they take much memory in a
         file. Collective.
         """
         held = own
@@ -153,52 +156,54 @@ class LayerPass:
             told = [self._kept(nodes) for nodes in self.channel.exchange(self.nodes.by_owner(wanted))]
         self.bytes_in = self.nodes.prepare(held, wanted[:0])
         last = by_type(own, self.nodes.offsets)[kind]
-        return [Step(own, wanted, told, held)] * (num_layers - 1) + [Step(last, wanted, told, held)]
+        return [LayerNodes(own, wanted, told, held)] * (num_layers - 1) + [LayerNodes(last, wanted, told, held)]
 
     def _kept(self, nodes: Tensor) -> Tensor:
         return kept(nodes, int(_FOR_A_LIST * self.budget_bytes), self.folder)
 
-    def rows(self, layers: Sequence[Layer], steps: Sequence[Step], progress: Progress = lambda _: None) -> RowTables:
-        """Compute the layers; return the rows of the last one for the nodes that the last step wants. Collective.
+    def rows(
+        self, layers: Sequence[Layer], planned: Sequence[LayerNodes], progress: Progress = lambda _: None
+    ) -> RowTables:
+        """Compute the layers; return the rows of the last one for the nodes that are wanted of it. Collective.
 
         The arguments are those of :meth:`tables`.
         """
         table = None
-        for found in self.tables(layers, steps, progress):
+        for found in self.tables(layers, planned, progress):
             table = found
         assert table is not None
         return table
 
     def tables(
-        self, layers: Sequence[Layer], steps: Sequence[Step], progress: Progress = lambda _: None
+        self, layers: Sequence[Layer], planned: Sequence[LayerNodes], progress: Progress = lambda _: None
     ) -> Iterator[RowTables]:
-        """Compute the layers; yield the rows of each for the nodes that its step holds. Collective.
+        """Compute the layers; yield the rows of each for the nodes that are held of it. Collective.
 
         Args:
             layers: The layers, each a function of a batch of one hop.
-            steps: What :meth:`plan` has returned for as many layers.
+            planned: What :meth:`plan` has returned for as many layers.
             progress: Called with the number of nodes whose rows were computed.
         """
         table = None
         self._forecast = Forecast(_FOR_A_BATCH * self.budget_bytes)
-        for number, (layer, step) in enumerate(zip(layers, steps, strict=True)):
+        for number, (layer, of_layer) in enumerate(zip(layers, planned, strict=True)):
             self._says = f"Layer {number} of layers()"
-            table = self._computed(layer, step, table, progress)
+            table = self._computed(layer, of_layer, table, progress)
             yield table
 
     def last_rows(
-        self, layers: Sequence[Layer], steps: Sequence[Step], on_rows: OnRows | None, kind: int = 0
+        self, layers: Sequence[Layer], planned: Sequence[LayerNodes], on_rows: OnRows | None, kind: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Compute the layers; yield nodes and rows of each batch of the last one, which nobody keeps. Collective.
 
         Args:
             layers: The layers, each a function of a batch of one hop.
-            steps: What a plan has returned for as many layers.
+            planned: What a plan has returned for as many layers.
             on_rows: Called with each batch of the last layer and the rows of its seeds, on the device.
             kind: Which of the types the nodes of the last layer are of.
         """
         table = None
-        for found in self.tables(layers[:-1], steps[:-1]):
+        for found in self.tables(layers[:-1], planned[:-1]):
             table = found
         self._says = f"Layer {len(layers) - 1} of layers()"
 
@@ -210,27 +215,27 @@ class LayerPass:
             if on_rows is not None:
                 on_rows(batch, of_kind)
 
-        for nodes, rows in self._batches(layers[-1], steps[-1].nodes, table, told):
+        for nodes, rows in self._batches(layers[-1], planned[-1].nodes, table, told):
             of_kind = rows[kind]
             assert of_kind is not None
             yield nodes, of_kind
 
-    def try_one(self, layer: Layer, step: Step) -> None:
+    def try_one(self, layer: Layer, of_layer: LayerNodes) -> None:
         """Compute the first layer for one node, if this rank has some."""
-        if len(step.nodes):
-            self._outputs(layer, ids_of(step.nodes[:1]), None)
+        if len(of_layer.nodes):
+            self._outputs(layer, ids_of(of_layer.nodes[:1]), None)
 
-    def _computed(self, layer: Layer, step: Step, before: RowTables | None, progress: Progress) -> RowTables:
-        """Compute a layer for the own nodes of a step, and fetch the rows of the others. Collective."""
-        held = by_type(step.held, self.nodes.offsets)
+    def _computed(self, layer: Layer, of_layer: LayerNodes, before: RowTables | None, progress: Progress) -> RowTables:
+        """Compute a layer for own nodes, and fetch the rows of the others. Collective."""
+        held = by_type(of_layer.held, self.nodes.offsets)
         tables = RowTables(held, int(_FOR_A_TABLE * self.budget_bytes), self.folder, self._says)
-        for nodes, rows in self._batches(layer, step.nodes, before):
+        for nodes, rows in self._batches(layer, of_layer.nodes, before):
             tables.write([ids_of(ids) for ids in by_type(nodes, self.nodes.offsets)], rows)
             self._held += _bytes_of(rows) if tables.bytes_in_ram else 0
             progress(len(nodes))
         if self.channel.size > 1:
             tables.make(self.agreed_forms(tables.likes))
-            self._exchange(step, tables)
+            self._exchange(of_layer, tables)
         return tables
 
     def _batches(
@@ -315,9 +320,9 @@ class LayerPass:
             agreed[0, 0] = 1  # nobody wants a row where no part has a boundary
         return [_of_form(form) for form in agreed.tolist()]
 
-    def _exchange(self, step: Step, tables: RowTables) -> None:
+    def _exchange(self, of_layer: LayerNodes, tables: RowTables) -> None:
         """Send the rows that other ranks need, and receive those that this one does. Collective."""
-        own, asked, told = self.channel.rank, self.nodes.by_owner(step.wanted), list(step.told)
+        own, asked, told = self.channel.rank, self.nodes.by_owner(of_layer.wanted), list(of_layer.told)
         asked[own], told[own] = asked[own][:0], told[own][:0]
         of_types = by_types(asked, self.nodes.offsets), by_types(told, self.nodes.offsets)
         for table, asked_of, told_of in zip(tables.of_types, *of_types, strict=True):

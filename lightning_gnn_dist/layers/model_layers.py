@@ -20,8 +20,8 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from lightning_gnn_dist.batches.seed_batch import Neighbourhood, Promise
 from lightning_gnn_dist.joint import RowsOfRanks
-from lightning_gnn_dist.layers.definition import Layer, has_layers, layers_in
 from lightning_gnn_dist.layers.ready_made import layers_of, needs_whole_graph
+from lightning_gnn_dist.layers.through_layers import Layer, has_layers, layers_in
 from lightning_gnn_dist.wire.octets import octets
 
 log = logging.getLogger(__name__)

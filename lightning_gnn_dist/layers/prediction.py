@@ -37,12 +37,12 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.layers.budget import LEAST_BYTES
-from lightning_gnn_dist.layers.definition import Layer, has_layers, layers_in
 from lightning_gnn_dist.layers.layer_pass import LayerPass, NodesOfRank, OnRows
 from lightning_gnn_dist.layers.model_layers import norm_of_all_rows
 from lightning_gnn_dist.layers.row_table import Ids
 from lightning_gnn_dist.layers.shard_nodes import SHARE_OF_INPUTS, ShardNodes
 from lightning_gnn_dist.layers.shared_rows import SharedRows
+from lightning_gnn_dist.layers.through_layers import Layer, has_layers, layers_in
 from lightning_gnn_dist.layers.whole_nodes import WholeNodes, folder_beside
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, holds_shards
 from lightning_gnn_dist.wire import collectives
@@ -99,7 +99,7 @@ def predict_by_layer(
         check_callable("on_rows", on_rows, "a function of a batch and its rows, such as lambda batch, rows: ...", 0, 0)
     _check(trainer, model, budget_bytes)
     _check_path(path, on_rows, overwrite=overwrite)
-    work = Work(model, where, path, budget_bytes, on_rows, seed_type, type_of_model(trainer))
+    work = Prediction(model, where, path, budget_bytes, on_rows, seed_type, type_of_model(trainer))
     # Run as a step of Lightning's loop, which starts ranks, loads the checkpoint and sets the precision.
     model.predict_step = work.step  # type: ignore[method-assign]
     try:
@@ -159,7 +159,7 @@ class _OfAll(NamedTuple):
 
 
 @dataclass
-class Work:
+class Prediction:
     """The work of one rank: a pass over the layers, for its own nodes. All ranks do it together.
 
     Attributes:

@@ -24,9 +24,8 @@ from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.part_batch import OfPart
 from lightning_gnn_dist.checks import check_instance, check_word, shown
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.layers.definition import Layer
 from lightning_gnn_dist.layers.gcn import count_degrees, degree_name, gcn_degrees, gcn_rows, loop_of
-from lightning_gnn_dist.layers.through_layers import through_layers
+from lightning_gnn_dist.layers.through_layers import Layer, through_layers
 
 _CONVS = (SAGEConv, GCNConv, GINConv, GATConv, GATv2Conv, PNAConv, EdgeConv)
 _NAMES = "GraphSAGE, GCN, GIN, GAT, PNA or EdgeCNN of torch_geometric.nn"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.graph import with_arrays
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, bytes_per_row, edge_positions, row_pieces, take_rows
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.layers.definition import Layer
 from lightning_gnn_dist.layers.layer_pass import Bring
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
 from lightning_gnn_dist.layers.row_table import (
@@ -33,6 +32,7 @@ from lightning_gnn_dist.layers.row_table import (
     fetch_rows,
     ids_of,
 )
+from lightning_gnn_dist.layers.through_layers import Layer
 from lightning_gnn_dist.layers.whole_nodes import FEATURES, batch_of_layer
 from lightning_gnn_dist.prepare.bounds import TypedBounds
 from lightning_gnn_dist.prepare.shard import Shard
@@ -187,6 +187,7 @@ class ShardNodes:
         x = [store.get("x") for store in batch.node_stores] if rows is None else rows.take(of_types)
         return batch_of_layer(batch, x, lambda kind, ids: self.inputs(kind, "x", ids), of_types, bring)
 
+    @cached_property
     def names_in_batches(self) -> NamesOfTypes:
         return names_of_types(self._shard.rows.types, widen=self._widen)
 

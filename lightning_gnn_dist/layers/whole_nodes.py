@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,11 @@ from lightning_gnn_dist.graph.graph import Graph, with_arrays, with_arrays_of_ty
 from lightning_gnn_dist.graph.rows import bytes_per_row, degrees_of
 from lightning_gnn_dist.graph.storage.mapped import MappedRows, all_maps
 from lightning_gnn_dist.graph.typed.names import TypeOffsets, have_names
-from lightning_gnn_dist.layers.definition import Layer
 from lightning_gnn_dist.layers.layer_pass import Bring
 from lightning_gnn_dist.layers.reach import EDGES_OF_A_NODE, Neighbourhoods
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
 from lightning_gnn_dist.layers.row_table import Ids, RowTables, edges_before, ids_of
+from lightning_gnn_dist.layers.through_layers import Layer
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 FEATURES = ("x", "x" + SUFFIX)
@@ -194,6 +194,7 @@ class WholeNodes(GraphNodes):
     def types(self) -> TypeOffsets:
         return self._graph.types
 
+    @cached_property
     def names_in_batches(self) -> NamesOfTypes:
         return names_of_types(self._graph.types, widen=self._widen)
 

@@ -21,28 +21,30 @@ NODES_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
-class Numbering:
-    """A part and a new number for every node.
+class Part:
+    """The nodes that are prepared: all, or one of several parts. Parts number nodes one part after the other.
 
     Attributes:
-        bounds: The first number of each part, then the number of nodes.
+        starts: The first number of each part, then the number of nodes.
+        index: Which part is prepared.
         assignment: The part of each node, or None if parts are ranges of nodes.
         number: The new number of each node, or None if it is the old one.
     """
 
-    bounds: Column
+    starts: Column
+    index: int = 0
     assignment: Column | None = None
     number: Column | None = None
 
     @classmethod
-    def ranges(cls, num_nodes: int, num_parts: int) -> Numbering:
-        """Parts of consecutive nodes, with equally many or one more in each."""
+    def ranges(cls, num_nodes: int, num_parts: int = 1, index: int = 0) -> Part:
+        """One of parts of consecutive nodes, with equally many or one more in each."""
         sizes = np.full(num_parts, num_nodes // num_parts)
         sizes[: num_nodes % num_parts] += 1
-        return cls(np.concatenate([[0], sizes.cumsum()]))
+        return cls(np.concatenate([[0], sizes.cumsum()]), index)
 
     @classmethod
-    def read(cls, file: Path, num_nodes: int, num_parts: int) -> Numbering:
+    def read(cls, file: Path, num_nodes: int, num_parts: int, index: int) -> Part:
         """Read a ``.npy`` with the part of each node. Takes 8 to 12 bytes for every node of the graph."""
         found = NpyFile.of(file)
         if found.shape != (num_nodes,) or found.dtype.kind not in "iu":
@@ -60,29 +62,40 @@ class Numbering:
                 )
             assignment[first : first + len(piece)] = piece
             counts += np.bincount(piece, minlength=num_parts)
-        bounds = np.concatenate([[0], counts.cumsum()])
-        return cls(bounds, assignment, _number(assignment, bounds))
+        starts = np.concatenate([[0], counts.cumsum()])
+        return cls(starts, index, assignment, _number(assignment, starts))
 
-    def owned(self, part: int) -> Column:
-        """The nodes of a part, by their old numbers."""
+    @property
+    def num_all(self) -> int:
+        """How many nodes all parts have."""
+        return int(self.starts[-1])
+
+    @property
+    def size(self) -> int:
+        """How many nodes the part has."""
+        return int(self.starts[self.index + 1] - self.starts[self.index])
+
+    @property
+    def nodes(self) -> Column:
+        """The nodes of the part, by their old numbers."""
         if self.assignment is None:
-            return np.arange(self.bounds[part], self.bounds[part + 1])
-        return np.flatnonzero(self.assignment == part)
+            return np.arange(self.starts[self.index], self.starts[self.index + 1])
+        return np.flatnonzero(self.assignment == self.index)
 
-    def rows(self, part: int, nodes: Column) -> tuple[Column, Column]:
-        """The positions of a part's nodes in ``nodes``, and their numbers within the part, from 0."""
-        if self.assignment is None or self.number is None:
-            places = np.flatnonzero((nodes >= self.bounds[part]) & (nodes < self.bounds[part + 1]))
-            return places, nodes[places] - self.bounds[part]
-        places = np.flatnonzero(self.assignment[nodes] == part)
-        return places, self.number[nodes[places]] - self.bounds[part]
+    def rows(self, nodes: Column) -> tuple[Column, Column]:
+        """The positions of the part's nodes in ``nodes``, and their numbers within the part, from 0."""
+        first, end = self.starts[self.index : self.index + 2]
+        is_own = (nodes >= first) & (nodes < end) if self.assignment is None else self.assignment[nodes] == self.index
+        places = np.flatnonzero(is_own)
+        return places, self.renumbered(nodes[places]) - first
 
     def count(self, nodes: Column) -> Column:
         """How many of ``nodes`` are of each part."""
-        parts = (
-            np.searchsorted(self.bounds, nodes, side="right") - 1 if self.assignment is None else self.assignment[nodes]
-        )
-        return np.bincount(parts, minlength=len(self.bounds) - 1)
+        if self.assignment is None:
+            parts = np.searchsorted(self.starts, nodes, side="right") - 1
+        else:
+            parts = self.assignment[nodes]
+        return np.bincount(parts, minlength=len(self.starts) - 1)
 
     def renumbered(self, nodes: Column) -> Column:
         """The new numbers of some nodes."""
@@ -91,48 +104,16 @@ class Numbering:
     @property
     def digest(self) -> str:
         """A hash of the parts' sizes and of the assignment."""
-        told = hashlib.blake2b(self.bounds.astype(np.int64).tobytes(), digest_size=16)
+        told = hashlib.blake2b(self.starts.astype(np.int64).tobytes(), digest_size=16)
         if self.assignment is not None:
             told.update(self.assignment.data)
         return told.hexdigest()
 
 
-@dataclass(frozen=True, eq=False)
-class Part:
-    """One part of a numbering: those of some nodes that are kept.
-
-    Args:
-        numbering: Which part owns each node.
-        index: The number of the part.
-    """
-
-    numbering: Numbering
-    index: int = 0
-
-    @property
-    def num_all(self) -> int:
-        """How many nodes all parts have."""
-        return int(self.numbering.bounds[-1])
-
-    @property
-    def size(self) -> int:
-        """How many nodes the part has."""
-        return int(self.numbering.bounds[self.index + 1] - self.numbering.bounds[self.index])
-
-    @property
-    def nodes(self) -> Column:
-        """The nodes of the part, by their old numbers."""
-        return self.numbering.owned(self.index)
-
-    def rows(self, nodes: Column) -> tuple[Column, Column]:
-        """The positions of the part's nodes in ``nodes``, and their numbers within the part, from 0."""
-        return self.numbering.rows(self.index, nodes)
-
-
-def _number(assignment: Column, bounds: Column) -> Column:
+def _number(assignment: Column, starts: Column) -> Column:
     """The new number of each node, computed in pieces."""
     number = np.empty(assignment.size, np.int32 if assignment.size <= np.iinfo(np.int32).max else np.int64)
-    free, num_parts = bounds[:-1].copy(), len(bounds) - 1
+    free, num_parts = starts[:-1].copy(), len(starts) - 1
     for first in range(0, assignment.size, NODES_AT_ONCE):
         piece = assignment[first : first + NODES_AT_ONCE]
         order, counts = np.argsort(piece, kind="stable"), np.bincount(piece, minlength=num_parts)
@@ -164,11 +145,13 @@ class OneShard:
             check_path("assignment", self.assignment)
 
 
-def numbering_of(shard: OneShard, kind: str, num_nodes: int) -> Numbering:
-    """The shard of each node of a type, whose name is empty if the graph has no types."""
+def part_of(shard: OneShard | None, kind: str, num_nodes: int) -> Part:
+    """The nodes of a type that are prepared; the name of the type is empty if the graph has no types."""
+    if shard is None:
+        return Part.ranges(num_nodes)
     if shard.assignment is None:
-        return Numbering.ranges(num_nodes, shard.num_shards)
-    return Numbering.read(Path(shard.assignment, f"{kind}.npy" if kind else ""), num_nodes, shard.num_shards)
+        return Part.ranges(num_nodes, shard.num_shards, shard.index)
+    return Part.read(Path(shard.assignment, f"{kind}.npy" if kind else ""), num_nodes, shard.num_shards, shard.index)
 
 
 def check_assignment(shard: OneShard, kinds: Iterable[str]) -> None:

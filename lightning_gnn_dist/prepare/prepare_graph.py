@@ -9,11 +9,10 @@ files, read by every host -> own nodes, and edges into them -> sorted on disk ->
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from lightning_gnn_dist.checks import check_callable, check_folder, check_path, check_true_or_false, check_words
@@ -22,7 +21,7 @@ from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import FULL
 from lightning_gnn_dist.graph.typed.names import EdgeType, within
 from lightning_gnn_dist.prepare.files.inputs import EDGE, Inputs, check_carried, with_reverse
-from lightning_gnn_dist.prepare.one_shard import Numbering, OneShard, Part, check_assignment, inputs_of, numbering_of
+from lightning_gnn_dist.prepare.one_shard import OneShard, Part, check_assignment, inputs_of, part_of
 from lightning_gnn_dist.prepare.steps.describe import Prepared, describe
 from lightning_gnn_dist.prepare.steps.edges import EdgeSorting, OnProgress, check_times
 from lightning_gnn_dist.prepare.steps.estimate import Estimate, estimate_of
@@ -39,7 +38,7 @@ from lightning_gnn_dist.prepare.steps.nodes import (
 from lightning_gnn_dist.rules import Count, Seed, check_fields
 
 if TYPE_CHECKING:
-    from lightning_gnn_dist.graph.typed.types import GraphTypes
+    pass
 
 VERSION = 3  # of unfinished work: raise it when a new release cannot go on with it
 Nodes: TypeAlias = Mapping[str, NodesOfType]
@@ -171,13 +170,15 @@ class Preparation:
 
     def estimate(self) -> Estimate:
         """Estimate disk space and time, from the headers of the files."""
-        ways = 1 + (self.undirected or self.reverse)
-        return estimate_of(self.inputs, ways, None if self.shard is None else self.shard.num_shards)
+        directions = 1 + (self.undirected or self.reverse)
+        return estimate_of(self.inputs, directions, None if self.shard is None else self.shard.num_shards)
 
     def run(self, on_progress: OnProgress, *, overwrite: bool = False) -> Prepared:
         """Do the work that is left, and rename the result to the target."""
         if self.shard is not None:
-            self._index.check_division(self.shard, self.out)
+            from lightning_gnn_dist.prepare.shard_index import check_division  # a whole graph needs none of it
+
+            check_division(self.shard, self.out)
         store.check_target(self.target, overwrite=overwrite)
         self._check_room()
         try:
@@ -238,10 +239,18 @@ class Preparation:
         for edge_type, as_read in edge_types.items():
             with within(edge_type):
                 self._edges.sort(edge_type, as_read, parts, on_progress)
-        types = self._merge(nodes, edge_types, on_progress) if self.inputs.have_names else None
+        types = None
+        if self.inputs.have_names:
+            from lightning_gnn_dist.prepare.steps.merge import merge_types  # a graph without types needs none of it
+
+            folders = {edge_type: self._edges.out(edge_type) for edge_type in edge_types}
+            progress = partial(on_progress, "putting rows together")
+            types = merge_types(self._draft, nodes, folders, self.time, self.shard is not None, progress)
         if self.shard is not None:
+            from lightning_gnn_dist.prepare.shard_index import write_index
+
             journals = {edge_type: self._edges.journal(edge_type) for edge_type in edge_types}
-            self._index.write_index(self.out, nodes, types, journals, self.undirected, self.time)
+            write_index(self.out, nodes, types, journals, self.undirected, self.time)
         names = next(iter(nodes.values())).names
         at_once = max(1, min(self.memory_bytes // 16, MAX_BYTES_AT_ONCE // 8))
         progress = partial(on_progress, "taking the fingerprint")
@@ -272,10 +281,7 @@ class Preparation:
     def _part(self, kind: str, num_nodes: int) -> Part:
         """Which nodes of a type are prepared."""
         if kind not in self._parts:
-            whole, shard = Numbering.ranges(num_nodes, 1), self.shard
-            self._parts[kind] = (
-                Part(whole) if shard is None else Part(numbering_of(shard, kind, num_nodes), shard.index)
-            )
+            self._parts[kind] = part_of(self.shard, kind, num_nodes)
         return self._parts[kind]
 
     @cached_property
@@ -300,7 +306,9 @@ class Preparation:
     def _check_nodes(self, nodes: Nodes) -> None:
         """Refuse settings that fit no type, and a shard without nodes."""
         if self.shard is not None:
-            self._index.check_nodes(self.shard, self.out, [of_kind.part for of_kind in nodes.values()])
+            from lightning_gnn_dist.prepare.shard_index import check_nodes
+
+            check_nodes(self.shard, self.out, [of_kind.part for of_kind in nodes.values()])
         if self.split and not any(of_kind.split for of_kind in nodes.values()):
             raise ValueError(NO_LABELS)
         if self.float_labels and not any(of_kind.float_labels for of_kind in nodes.values()):
@@ -314,14 +322,6 @@ class Preparation:
         """For each edge type the one whose files are read: itself, or the one that it is the reverse of."""
         found = {edge_type: edge_type for edge_type in self.inputs.edges}
         return found | (with_reverse(found) if self.reverse else {})
-
-    def _merge(self, nodes: Nodes, edge_types: Iterable[EdgeType], on_progress: OnProgress) -> GraphTypes:
-        """Write the rows of all nodes from the sorted edges of the types."""
-        from lightning_gnn_dist.prepare.steps.merge import merge_types  # a graph without types needs none of it
-
-        folders = {edge_type: self._edges.out(edge_type) for edge_type in edge_types}
-        progress = partial(on_progress, "putting rows together")
-        return merge_types(self._draft, nodes, folders, self.time, self.shard is not None, progress)
 
     def _inputs(self) -> dict[str, Any]:
         """What the result depends on: the files, by size and time, and the settings."""
@@ -340,13 +340,6 @@ class Preparation:
             "reverse": self.reverse,
             "shard": self.shard and inputs_of(self.shard),
         }
-
-    @property
-    def _index(self) -> ModuleType:
-        """What hosts that make shards have in common; a whole graph needs none of it."""
-        from lightning_gnn_dist.prepare import shard_index
-
-        return shard_index
 
     @property
     def _draft(self) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +33,12 @@ class Bounds:
     """Where each shard of a graph begins.
 
     Attributes:
-        nodes: The first node of each shard, then the number of nodes, int64.
-        edges: The same for edges; empty if every host made its own shard, as nobody counted all edges.
         fingerprint: A hash that identifies the whole graph.
+        types: Where the nodes and edges of each type begin; a graph without types is one of one type.
         division: A hash of which node is in which shard; empty if every host made its own shard.
-        types: Where the nodes and edges of each type begin; a graph without types is one of one type. ``nodes`` and
-            ``edges`` count those of all types, and ids are as ``types`` says.
+        links: What is predicted of edges, if some are held back.
     """
 
-    nodes: Tensor
-    edges: Tensor
     fingerprint: str
     types: TypedBounds
     division: str = ""
@@ -56,10 +53,20 @@ class Bounds:
         if "types" in about:
             types = TypedBounds.read(about["types"], num_shards, file)
         links = LinkBounds.read(about, num_shards, types, file)
-        found = cls(nodes, edges, about["fingerprint"], types, about.get("division", ""), links)
-        if not (types.nodes.sum(0).equal(nodes) and types.edges.sum(0).equal(edges)):
+        found = cls(about["fingerprint"], types, about.get("division", ""), links)
+        if not (found.nodes.equal(nodes) and found.edges.equal(edges)):
             raise ValueError(f"{file} is damaged (types do not add up to all nodes). {_WAY_OUT}")
         return found
+
+    @cached_property
+    def nodes(self) -> Tensor:
+        """The first node of each shard, then the number of nodes of all types, int64."""
+        return self.types.nodes.sum(0)
+
+    @cached_property
+    def edges(self) -> Tensor:
+        """The same for edges; empty if every host made its own shard, as nobody counted all edges."""
+        return self.types.edges.sum(0)
 
     @property
     def mark(self) -> int:
@@ -69,7 +76,7 @@ class Bounds:
 
     @property
     def num_shards(self) -> int:
-        return self.nodes.numel() - 1
+        return self.types.num_shards
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,7 +33,7 @@ def check_division(shard: OneShard, folder: Path, nodes: list[int] | None = None
 
 def check_nodes(shard: OneShard, folder: Path, parts: Sequence[Part]) -> None:
     """Refuse a division that is not that of the shards in the folder, and a shard without nodes."""
-    starts = np.sum([part.numbering.bounds for part in parts], 0)
+    starts = np.sum([part.starts for part in parts], 0)
     check_division(shard, folder, starts.tolist())
     if not any(part.size for part in parts):
         raise ValueError(f"No node belongs to shard {shard.index} of {shard.num_shards}: every shard needs one.")
@@ -57,7 +57,7 @@ def write_index(
         undirected: Whether the reverse of every edge was added.
         time: The array of times, if there is one.
     """
-    starts = torch.stack([torch.from_numpy(of_kind.part.numbering.bounds) for of_kind in nodes.values()])
+    starts = torch.stack([torch.from_numpy(of_kind.part.starts) for of_kind in nodes.values()])
     told = {edge_type: journal.get("digest") for edge_type, journal in edges.items()}
     digest = _digest(nodes, types, told, undirected, time)
     bounds = TypedBounds.of_one(starts.sum(0), starts[0, :0])  # nobody counts the edges of all
@@ -82,14 +82,14 @@ def _digest(
 ) -> str:
     if types is None:
         (of_all,), (told,) = nodes.values(), edges.values()
-        digest = blake2b(repr((told, of_all.part.numbering.digest, undirected)).encode(), digest_size=16)
+        digest = blake2b(repr((told, of_all.part.digest, undirected)).encode(), digest_size=16)
         of_all.tell(digest)
         return digest.hexdigest()
     of_nodes = []
     for kind, of_kind in nodes.items():
         digest = blake2b(repr(of_kind.files.num_nodes).encode(), digest_size=16)
         of_kind.tell(digest)
-        of_nodes.append((kind, of_kind.part.numbering.digest, digest.hexdigest()))
+        of_nodes.append((kind, of_kind.part.digest, digest.hexdigest()))
     of_edges = [(edge_type, told) for edge_type, (told,) in edges.items()]
     arrays = [(name, str(array.dtype), list(array.shape[1:])) for name, array in sorted(types.arrays.items())]
     return blake2b(repr((of_nodes, of_edges, arrays, time)).encode(), digest_size=16).hexdigest()

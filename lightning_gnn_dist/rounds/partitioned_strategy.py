@@ -34,7 +34,7 @@ from lightning_gnn_dist.rounds.lightning_internals.trainer import (
     take_over_sigterm,
 )
 from lightning_gnn_dist.rounds.walking import has_tables
-from lightning_gnn_dist.tables.learned_tables import LearnedTables, hidden_from_ddp, read_mapped, refuse_copies
+from lightning_gnn_dist.tables.learned_tables import LearnedTables, hidden_from_ddp, refuse_copies
 from lightning_gnn_dist.tables.owned_embedding import owned_tables
 from lightning_gnn_dist.wire import channel, collectives
 from lightning_gnn_dist.wire.addresses import kept_on_host
@@ -165,26 +165,24 @@ class PartitionedStrategy(DDPStrategy):
         self._divide_tables()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        get = super().lightning_module_state_dict
-        if not self._has_owners() or (self.is_global_zero and not self.is_alone):
+        get, tables = super().lightning_module_state_dict, self._tables_with_owners()
+        if tables is None or (self.is_global_zero and not self.is_alone):
             return get()
-        assert self.tables is not None
-        return self.tables.model_state(get, is_alone=self.is_alone)
+        return tables.model_state(get, is_alone=self.is_alone)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         self._divide_tables()  # so that each rank reads its rows alone
         super().load_model_state_dict(checkpoint, strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        get = partial(super().optimizer_state, optimizer)
-        if not self._has_owners() or self.is_alone or not self.is_global_zero:
+        get, tables = partial(super().optimizer_state, optimizer), self._tables_with_owners()
+        if tables is None or self.is_alone or not self.is_global_zero:
             return get()
-        assert self.tables is not None
-        return self.tables.optimizer_state(get, optimizer)
+        return tables.optimizer_state(get, optimizer)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        if self.tables is not None and self.tables.owners is not None:
-            checkpoint = {**checkpoint, "optimizer_states": self.tables.own_states(checkpoint["optimizer_states"])}
+        if (tables := self._tables_with_owners()) is not None:
+            checkpoint = {**checkpoint, "optimizer_states": tables.own_states(checkpoint["optimizer_states"])}
         super().load_optimizer_state_dict(checkpoint)
 
     def process_dataloader(self, dataloader: Any) -> Any:
@@ -219,9 +217,10 @@ class PartitionedStrategy(DDPStrategy):
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         is_file = type(self.checkpoint_io) is TorchCheckpointIO and os.path.isfile(checkpoint_path)
-        has_tables = is_file and self.world_size > 1 and self._learned_tables() is not None
-        read = read_mapped if has_tables and owned_tables(self._module()) else super().load_checkpoint
-        checkpoint = read(checkpoint_path, weights_only)
+        read = super().load_checkpoint
+        if is_file and self.world_size > 1 and self._learned_tables() is not None and owned_tables(self._module()):
+            read = partial(torch.load, map_location="cpu", mmap=True)  # tensors stay in the file until they are read
+        checkpoint = read(checkpoint_path, weights_only=weights_only)
         if self._module().trainer.state.fn == TrainerFn.FITTING:
             self._resumed = self._take_state(checkpoint, checkpoint_path)
         return checkpoint
@@ -307,8 +306,8 @@ class PartitionedStrategy(DDPStrategy):
         if (tables := self._learned_tables()) is not None:
             tables.divide(self.root_device)
 
-    def _has_owners(self) -> bool:
-        return self.tables is not None and self.tables.owners is not None
+    def _tables_with_owners(self) -> LearnedTables | None:
+        return None if self.tables is None or self.tables.owners is None else self.tables
 
     def _on_sigterm(self) -> None:
         self.sigterm_received = True  # all ranks hear of it where they meet next

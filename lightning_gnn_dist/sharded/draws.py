@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.kernels import REPEATED_SEED, Array, Table, Work
+from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.row_kernels import join_hop
-from lightning_gnn_dist.engine.sample import Sample, refuse_repeated, reserve, scratch_of_thread
+from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated, reserve, scratch_of_thread
 from lightning_gnn_dist.graph.rows import starts_of
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.sampling.base import check_seeds
@@ -40,7 +41,7 @@ class Seen(NamedTuple):
     trees: Tensor
 
 
-class How(NamedTuple):
+class DrawRule(NamedTuple):
     """How neighbours are drawn.
 
     Attributes:
@@ -52,9 +53,6 @@ class How(NamedTuple):
     replace: bool = False
     weight: str | None = None
     seen: Seen | None = None
-
-
-_ALIKE = How()
 
 
 class Drawn(NamedTuple):
@@ -105,28 +103,35 @@ class Names(NamedTuple):
 
 
 def draw_hops(
-    graph: ShardedGraph, batches: Sequence[GrowingBatch], names: Names, fanouts: Tensor, keys: Tensor, how: How
-) -> Steps[None]:
-    """Let batches grow by all hops, one turn each.
+    graph: ShardedGraph,
+    batches: Sequence[GrowingBatch],
+    names: Names,
+    fanouts: Array,
+    keys: Sequence[BatchKey],
+    how: DrawRule,
+) -> Steps[list[Sample]]:
+    """Let batches grow by all hops, one turn each, and return them.
 
     Args:
         graph: The graph; where trees see times, its :func:`prepare_times` has run.
         batches: The batches, which have their seeds.
         names: What their nodes are called.
         fanouts: Neighbours to draw per hop and edge type, int64, shape (hops, types); -1 takes all.
-        keys: The random key of each batch, hop and edge type, int64, shape (batches, hops, types).
+        keys: The key of each batch.
         how: How they are drawn.
     """
-    for hop, of_hop in enumerate(fanouts):
+    words = torch.from_numpy(np.stack([typed_keys(*key, *fanouts.shape).view(np.int64) for key in keys]))
+    for hop, of_hop in enumerate(torch.from_numpy(fanouts)):
         frontiers = [batch.frontier for batch in batches]
         nodes, groups = names.nodes(torch.cat(frontiers)), names.groups(frontiers)
-        drawn = yield from draw(graph, nodes, groups, keys[:, hop].contiguous(), of_hop, how)
+        drawn = yield from draw(graph, nodes, groups, words[:, hop].contiguous(), of_hop, how)
         for batch, frontier, own in zip(batches, frontiers, _divided(drawn, list(map(len, frontiers))), strict=True):
             batch.join(names.of_senders(own, frontier), own.counts, own.edge_ids, own.kinds)
+    return [batch.sample() for batch in batches]
 
 
 def draw(
-    graph: ShardedGraph, nodes: Tensor, groups: Tensor, keys: Tensor, fanouts: Tensor, how: How = _ALIKE
+    graph: ShardedGraph, nodes: Tensor, groups: Tensor, keys: Tensor, fanouts: Tensor, how: DrawRule
 ) -> Steps[Drawn]:
     """Let the ranks that own the rows draw neighbours of some nodes, of each edge type so many.
 
@@ -156,10 +161,12 @@ def draw(
 def whole_rows(graph: ShardedGraph, nodes: Tensor) -> Drawn:
     """Return all edges of some nodes, in their order."""
     fanouts = torch.full((len(graph.types.edge_types),), -1)
-    return graph.answered(draw(graph, nodes, torch.zeros_like(nodes), torch.zeros_like(fanouts)[None], fanouts))
+    return graph.answered(
+        draw(graph, nodes, torch.zeros_like(nodes), torch.zeros_like(fanouts)[None], fanouts, DrawRule())
+    )
 
 
-def _question(rows_and_groups: Message, keys: Tensor, fanouts: Tensor, how: How) -> Message:
+def _question(rows_and_groups: Message, keys: Tensor, fanouts: Tensor, how: DrawRule) -> Message:
     """The question for neighbours of some rows of a shard."""
     rows, groups = rows_and_groups
     seen = how.seen or Seen("", False, keys.new_empty(4, 0))

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.pool import Pool, gather_rows
 from lightning_gnn_dist.engine.apart import places_of
-from lightning_gnn_dist.engine.asked_rows import NO_ORDER, Asked, draw_from_rows
 from lightning_gnn_dist.engine.rng import first_words
 from lightning_gnn_dist.engine.sample import edge_types_of, graph_is_damaged
+from lightning_gnn_dist.engine.shard_draws import NO_ORDER, RowRequest, draw_from_rows
 from lightning_gnn_dist.engine.temporal.times import TimeOrder
 from lightning_gnn_dist.engine.weighted import Rule
 from lightning_gnn_dist.engine.weights import edge_weights, weights_of
@@ -158,7 +158,7 @@ class Owner:
         rule = Rule(weights_of(self._rows, name, draws=bool((fanouts >= 0).any())), replace)
         nodes = self._types.to_whole(self._shard.index, local)
         given = edge_types_of(self._rows.types), local.numpy(), nodes.numpy(), groups.numpy(), words, fanouts.numpy()
-        drawn = draw_from_rows(self._rows, Asked(*given, rule, latest, after, upto, order))
+        drawn = draw_from_rows(self._rows, RowRequest(*given, rule, latest, after, upto, order))
         kinds = [] if len(fanouts) == 1 else [self._rows.types.edge_type[drawn.positions]]
         places = [self._places(drawn.positions, *kinds)] if self._with_arrays else []
         most = int(drawn.counts.max()) if len(drawn.counts) else 0

@@ -283,10 +283,8 @@ class ShardedGraph(Tables[TypedBounds]):
             at: The name of times whose order is prepared, and when each edge must be there, as an integer. Default: at
                 any time.
         """
-        senders, kind = (
-            edges[0].to(self.shard.rows.indices.dtype),
-            torch.tensor([] if edge_type is None else [edge_type]),
-        )
+        senders = edges[0].to(self.shard.rows.indices.dtype)
+        kind = torch.tensor([] if edge_type is None else [edge_type])
         times, name = ([], []) if at is None else ([at[1]], [letters_of(at[0])])
         route, questions = self.to_owners(edges[1].contiguous(), senders, *times)
         (answers,) = yield [Question(LINKED, [[rows, some, kind, *when, *name] for rows, some, *when in questions])]
@@ -321,10 +319,8 @@ class ShardedGraph(Tables[TypedBounds]):
     ) -> Table:
         first, end = bounds[self.shard.index : self.shard.index + 2].tolist()
         most = min(cache_bytes // max(1, bytes_per_row(own)), int(bounds[-1]) - (end - first))
-        cache, of_type = (
-            RowCache(own, most, lambda ids: self._count_edges_from(ids + first_node)),
-            torch.tensor([number]),
-        )
+        cache = RowCache(own, most, lambda ids: self._count_edges_from(ids + first_node))
+        of_type = torch.tensor([number])
         return Table(own, first, end - first, cache, lambda ids: self._fetched(kind, ids, bounds, own, of_type))
 
     def _count_edges_from(self, ids: Tensor) -> Tensor:

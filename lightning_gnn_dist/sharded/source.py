@@ -23,7 +23,7 @@ from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.layer_kernels import LayerDraws, sample_layer
-from lightning_gnn_dist.engine.rng import key, typed_keys
+from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.weights import NONE
 from lightning_gnn_dist.graph.graph import Graph
@@ -36,7 +36,7 @@ from lightning_gnn_dist.sampling.targets.sampler import LinkSampler
 from lightning_gnn_dist.sampling.targets.tables import FalseEnds
 from lightning_gnn_dist.sampling.temporal import TemporalSampler
 from lightning_gnn_dist.sampling.turns import Steps
-from lightning_gnn_dist.sharded.draws import GrowingBatch, How, Names, draw_hops
+from lightning_gnn_dist.sharded.draws import DrawRule, GrowingBatch, Names, draw_hops
 from lightning_gnn_dist.sharded.links import draw_false_ends
 from lightning_gnn_dist.sharded.owner import Message, Question
 from lightning_gnn_dist.sharded.remote_graph import FetchedRows, ShardedGraph, union
@@ -59,12 +59,9 @@ def sample_bulk(
         return (yield from sample_layer_wise(graph, sampler, seeds, keys))
     if isinstance(sampler, TemporalSampler):
         return (yield from sample_timed(graph, sampler, seeds, keys))
-    fanouts = torch.from_numpy(sampler.of_types(graph.types))  # (hops, types)
-    words = np.stack([typed_keys(*key, *fanouts.shape).view(np.int64) for key in keys])
-    growing = [GrowingBatch(ids, graph.num_nodes) for ids in seeds]
-    how = How(sampler.replace, sampler.weight)
-    yield from draw_hops(graph, growing, Names.of_nodes(len(growing)), fanouts, torch.from_numpy(words), how)
-    return [batch.sample() for batch in growing]
+    growing, how = [GrowingBatch(ids, graph.num_nodes) for ids in seeds], DrawRule(sampler.replace, sampler.weight)
+    names, fanouts = Names.of_nodes(len(growing)), sampler.of_types(graph.types)
+    return (yield from draw_hops(graph, growing, names, fanouts, keys, how))
 
 
 @dataclass(frozen=True)

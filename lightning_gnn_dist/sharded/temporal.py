@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
 from lightning_gnn_dist.engine.temporal.times import BEFORE_ALL, as_integers, node_times, ordered, sources_of
 from lightning_gnn_dist.engine.temporal.trees import SEED_TIME, View, check_comparable, seen_by
 from lightning_gnn_dist.sampling.base import check_seeds
 from lightning_gnn_dist.sampling.temporal import TemporalSampler
 from lightning_gnn_dist.sampling.turns import Steps
-from lightning_gnn_dist.sharded.draws import GrowingBatch, How, Names, Seen, draw_hops
+from lightning_gnn_dist.sharded.draws import DrawRule, GrowingBatch, Names, Seen, draw_hops
 from lightning_gnn_dist.sharded.owner import (
     EDGES,
     NODES,
@@ -97,14 +95,12 @@ def sample_at_times(
 
     The graph's :func:`prepare_times` has run.
     """
-    fanouts = torch.from_numpy(sampler.of_types(graph.types))  # (hops, types)
-    words = np.stack([typed_keys(*key, *fanouts.shape).view(np.int64) for key in keys])
     bits = max(1, (graph.num_nodes - 1).bit_length())
     names = Names(bits, torch.tensor([0, *map(len, seeds)]).cumsum(0).tolist())
     growing = [GrowingBatch((torch.arange(len(ids)) << bits) + ids, max(1, len(ids)) << bits) for ids in seeds]
-    how = How(sampler.replace, seen=_seen(seeds, torch.cat(list(times)), sampler.view))
-    yield from draw_hops(graph, growing, names, fanouts, torch.from_numpy(words), how)
-    return [_named(batch.sample(), bits, of) for batch, of in zip(growing, times, strict=True)]
+    how = DrawRule(sampler.replace, seen=_seen(seeds, torch.cat(list(times)), sampler.view))
+    samples = yield from draw_hops(graph, growing, names, sampler.of_types(graph.types), keys, how)
+    return [_named(sample, bits, of) for sample, of in zip(samples, times, strict=True)]
 
 
 def _times_of_seeds(graph: ShardedGraph, seeds: Sequence[Tensor], view: View) -> Steps[Tensor]:

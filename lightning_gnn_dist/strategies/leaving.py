@@ -95,7 +95,7 @@ class Leaving:
         rows = collectives.gather_numbers([wants, self._is_unfinished(), replica.checksum()], self._device)
         stops, unused, checksums = zip(*rows, strict=True)
         self._act_on(StepVotes(sum(stops), 0, 0, sum(unused)))
-        replica.compare(checksums, self._device)
+        replica.compare(checksums)
         self._trainer.should_stop |= self._is_agreed
 
     def _act_on(self, votes: StepVotes) -> None:

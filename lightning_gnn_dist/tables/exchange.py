@@ -26,10 +26,10 @@ from torch import Tensor
 
 from lightning_gnn_dist.tables.row_owners import bounds_of, pieces_of, short
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.pieces import all_gather_pieces, exchange_pieces
+from lightning_gnn_dist.wire.channel import all_gather_pieces, exchange_pieces
 
 
-class Rows(NamedTuple):
+class TouchedRows(NamedTuple):
     """Some rows of one table, and of tensors that have a row for each of the table's.
 
     Attributes:
@@ -42,17 +42,17 @@ class Rows(NamedTuple):
 
 
 # Makes of the rows of ranks, in their order, one row for each of the ids: a list with a tensor for each that is made.
-Merge = Callable[[Tensor, list[Rows]], list[Tensor]]
-TouchedIn = Callable[[Sequence[tuple[int, int]]], Rows]  # what a rank has touched in some ranges of ids
+Merge = Callable[[Tensor, list[TouchedRows]], list[Tensor]]
+TouchedIn = Callable[[Sequence[tuple[int, int]]], TouchedRows]  # what a rank has touched in some ranges of ids
 
 
-def ids_of(ranks: Iterable[Rows]) -> Tensor:
+def ids_of(ranks: Iterable[TouchedRows]) -> Tensor:
     """Return the ids of the rows of all these ranks, each once and increasing."""
     ids: Tensor = torch.cat([rows.ids for rows in ranks]).unique()
     return ids
 
 
-def sums_of(ids: Tensor, ranks: Sequence[Rows]) -> list[Tensor]:
+def sums_of(ids: Tensor, ranks: Sequence[TouchedRows]) -> list[Tensor]:
     """Return the sums of rows over ranks."""
     like = ranks[0].values[0]
     total = like.new_zeros((len(ids), *like.shape[1:]))
@@ -61,7 +61,7 @@ def sums_of(ids: Tensor, ranks: Sequence[Rows]) -> list[Tensor]:
     return [total]
 
 
-def means_of(ids: Tensor, ranks: Sequence[Rows], weights: Sequence[float]) -> list[Tensor]:
+def means_of(ids: Tensor, ranks: Sequence[TouchedRows], weights: Sequence[float]) -> list[Tensor]:
     """Return the means of rows, of which each counts as often as its rank has touched it, times the rank's weight.
 
     The first of their values is how often. Ranks of weight 0 are left out, whose rows may be NaN.
@@ -128,7 +128,7 @@ class Touches:
 
 @torch.no_grad()
 def to_all(
-    tables: Sequence[Tensor], own: Sequence[Rows], merge: Merge, flags: Sequence[int] = ()
+    tables: Sequence[Tensor], own: Sequence[TouchedRows], merge: Merge, flags: Sequence[int] = ()
 ) -> tuple[list[tuple[Touches, list[Tensor]]], list[list[int]]]:
     r"""Return for each table who has touched what, and what ``merge`` makes of it; and each rank's flags. Collective.
 
@@ -160,7 +160,7 @@ def to_all(
     return merged, [what.tolist() for what in whats]
 
 
-def _to_homes(touches: Sequence[Touches], own: Sequence[Sequence[Tensor]]) -> list[list[Rows]]:
+def _to_homes(touches: Sequence[Touches], own: Sequence[Sequence[Tensor]]) -> list[list[TouchedRows]]:
     """Send rows to the ranks that put them together; return for each table those of each rank to put together here."""
     rank, ranks = collectives.rank(), range(collectives.world_size())
     pairs = list(zip(touches, own, strict=True))
@@ -172,7 +172,7 @@ def _to_homes(touches: Sequence[Touches], own: Sequence[Sequence[Tensor]]) -> li
     found = [iter(pieces) for pieces in exchange_pieces(sent, lengths)]
     return [
         [
-            Rows(each.of_ranks[source][each.sent(source, rank)], [next(found[source]) for _ in tensors])
+            TouchedRows(each.of_ranks[source][each.sent(source, rank)], [next(found[source]) for _ in tensors])
             for source in ranks
         ]
         for each, tensors in pairs
@@ -198,7 +198,7 @@ def mean_at_all_(tables: Sequence[Sequence[Tensor]], steps: Sequence[Tensor], we
     own = []
     for counts, tensors in zip(steps, tables, strict=True):
         ids = counts.nonzero().flatten()
-        own.append(Rows(ids, [counts[ids], *(tensor[ids] for tensor in tensors)]))
+        own.append(TouchedRows(ids, [counts[ids], *(tensor[ids] for tensor in tensors)]))
     merged, _ = to_all([tensors[0] for tensors in tables], own, partial(means_of, weights=weights))
     counting = [rank for rank, weight in enumerate(weights) if weight > 0]
     for tensors, (touches, means) in zip(tables, merged, strict=True):
@@ -224,7 +224,7 @@ def take_rows_(tables: Sequence[Tensor], ids: Sequence[Tensor], source: int) -> 
 # To owners.
 
 
-def to_owners(num_rows: int, rows: Rows, flags: Sequence[int] = ()) -> tuple[list[Rows], list[list[int]]]:
+def to_owners(num_rows: int, rows: TouchedRows, flags: Sequence[int] = ()) -> tuple[list[TouchedRows], list[list[int]]]:
     """Send rows of a table to their owners; return the rows of each rank that lie here, and its flags. Collective.
 
     Args:
@@ -242,7 +242,7 @@ def to_owners(num_rows: int, rows: Rows, flags: Sequence[int] = ()) -> tuple[lis
         for first, (start, stop) in zip(bounds, ends, strict=False)
     ]
     came = exchange_pieces(sent, [[[count] * len(sent[0]) for count in of_rank] for of_rank in counts])
-    found = [Rows(places.long(), values) for places, *values in came]
+    found = [TouchedRows(places.long(), values) for places, *values in came]
     return found, [numbers[: len(flags)] for numbers in ranks]
 
 

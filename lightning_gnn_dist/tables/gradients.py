@@ -18,7 +18,7 @@ from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.tables.exchange import Rows, ids_of, sums_of, to_all, to_owners, weights_of_ranks
+from lightning_gnn_dist.tables.exchange import TouchedRows, ids_of, sums_of, to_all, to_owners, weights_of_ranks
 from lightning_gnn_dist.tables.learned_tables import LearnedTables, hidden_from_ddp
 from lightning_gnn_dist.tables.owned_embedding import OwnedEmbedding, refuse_product
 from lightning_gnn_dist.tables.table import Table, coalesced, no_rows, of_rows, stand_ins, touched
@@ -66,9 +66,9 @@ class TableGradients:
                 table.take_gradients()  # of an earlier fit
 
     def begin_batch(self) -> None:
-        """Note that a batch begins on all ranks."""
+        """Note that a batch begins on all ranks, whether or not the optimizer has stepped after the one before."""
         if self._owners is not None:
-            self._owners.begin_batch()
+            self._owners.is_stepping = False
 
     @torch.no_grad()
     def exchange(self, *, steps_next: bool) -> bool:
@@ -86,7 +86,7 @@ class TableGradients:
             table.weight.grad = None if total is None else _divided(total, size)
         are_finite = [_hand_to_owners(table) for table in self._owned]  # all of them, whatever is found in the first
         if self._owners is not None and steps_next:
-            self._owners.begin_step()
+            self._owners.is_stepping = True
         return all(are_finite)
 
 
@@ -99,7 +99,7 @@ def _sums(tables: Sequence[Table], gradients: Sequence[Tensor | None]) -> Sequen
         return []
     weights = [table.weight for table in tables]
     found = [no_rows(weight) if each is None else each for weight, each in zip(weights, gradients, strict=True)]
-    own = [Rows(ids, [values]) for ids, values in map(touched, found)]
+    own = [TouchedRows(ids, [values]) for ids, values in map(touched, found)]
     merged, ranks = to_all(weights, own, sums_of, [int(each is not None) for each in gradients])
     has_any = [any(flags) for flags in zip(*ranks, strict=True)]
     sums = zip(weights, merged, has_any, strict=True)
@@ -111,7 +111,7 @@ def _divided(gradient: Tensor, number: int) -> Tensor:
     return gradient
 
 
-def _at_owner(parameter: Tensor, ranks: Sequence[Rows]) -> Tensor:
+def _sum_here(parameter: Tensor, ranks: Sequence[TouchedRows]) -> Tensor:
     """Return as a gradient the sums of what ranks have sent for the rows that lie here."""
     ids = ids_of(ranks)
     return of_rows(parameter, ids, *sums_of(ids, ranks))
@@ -122,14 +122,15 @@ def _hand_to_owners(table: OwnedEmbedding) -> bool:
     parameter = table.parameter
     refuse_product(parameter.grad)
     ids, rows, has_any = _summed(table)
-    came, ranks = to_owners(table.num_embeddings, Rows(ids, [rows]), [int(has_any), int(bool(rows.isfinite().all()))])
+    flags = [int(has_any), int(bool(rows.isfinite().all()))]
+    came, ranks = to_owners(table.num_embeddings, TouchedRows(ids, [rows]), flags)
     if any(has_any for has_any, _ in ranks):
-        gradient = _divided(_at_owner(parameter, came), len(came))
+        gradient = _divided(_sum_here(parameter, came), len(came))
         # There is one where a backward by hand comes before the step of another.
         parameter.grad = gradient if parameter.grad is None else (parameter.grad + gradient).coalesce()
     are_finite = all(is_finite for _, is_finite in ranks)
     if not are_finite:  # so that mixed precision skips the step on all ranks or on none
-        parameter.grad = _nowhere_finite(parameter, torch.inf)
+        parameter.grad = _not_finite(parameter, torch.inf)
     return are_finite
 
 
@@ -144,7 +145,7 @@ def _summed(table: OwnedEmbedding) -> tuple[Tensor, Tensor, bool]:
     return ids, like.new_zeros((len(ids), like.shape[1])).index_add_(0, places, torch.cat([g for _, g in taken])), True
 
 
-def _nowhere_finite(like: Tensor, value: float) -> Tensor:
+def _not_finite(like: Tensor, value: float) -> Tensor:
     """Return a gradient whose one row is infinite or NaN, also on a rank that has no rows."""
     ids = torch.zeros(1, dtype=torch.int64, device=like.device)
     return of_rows(like, ids, like.new_full((1, like.shape[1]), value, layout=torch.strided))
@@ -177,11 +178,11 @@ def _sums_at_owners(tables: Sequence[Table], gradients: Sequence[Tensor | None])
     for table, gradient in zip(tables, gradients, strict=True):
         assert table.embedding is not None and gradient is not None
         ids, values = touched(gradient)
-        ranks, _ = to_owners(table.embedding.num_embeddings, Rows(ids, [values]))
-        found.append(_at_owner(table.embedding.here, ranks))
+        ranks, _ = to_owners(table.embedding.num_embeddings, TouchedRows(ids, [values]))
+        found.append(_sum_here(table.embedding.here, ranks))
     bad = torch.tensor([float(not all(bool(each._values().isfinite().all()) for each in found))], device=values.device)
     collectives.sum_(bad)
-    return [_nowhere_finite(each, torch.nan) for each in found] if bad.item() else found
+    return [_not_finite(each, torch.nan) for each in found] if bad.item() else found
 
 
 def clip_owned_gradients(precision: Precision, tables: Sequence[OwnedEmbedding]) -> None:

@@ -204,12 +204,6 @@ def hidden_from_ddp(module: nn.Module, parameters: Iterable[Tensor]) -> Iterator
         vars(module).pop(_IGNORED, None)
 
 
-def read_mapped(path: Any, weights_only: bool | None) -> dict[str, Any]:
-    """Return a checkpoint whose tensors stay in its file until they are read."""
-    checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only)
-    return checkpoint
-
-
 def refuse_copies(module: LightningModule, callbacks: Sequence[Any]) -> None:
     """Refuse callbacks that copy a module with tables whose rows have owners."""
     found = [each for each in callbacks if isinstance(each, WeightAveraging | StochasticWeightAveraging)]

@@ -8,7 +8,7 @@ gradients:    wait here until the strategy hands them to the rows' owners; or a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -31,12 +31,11 @@ _NO_STATE_YET = "Save a checkpoint by the trainer, and load its weights: Module.
 
 
 class Replica(Protocol):
-    """What a rank that trains copies of rows has of a table."""
+    """What a rank that trains copies of rows has of a table: ``held`` has the rows that lie here meanwhile."""
 
     held: nn.Parameter
+    is_in_round: Callable[[], bool]
 
-    @property
-    def is_in_round(self) -> bool: ...
     def rows(self, ids: Tensor, *, trains: bool) -> Tensor:
         """Return rows as this rank has trained them; ``trains`` says that it is for a gradient."""
 
@@ -59,6 +58,9 @@ class OwnedEmbedding(nn.Module):
         std: The standard deviation of the numbers at the start.
         seed: Decides the rows at the start. None draws one from torch's generator, as layers draw their weights; ranks
             take rank 0's.
+
+    Attributes:
+        owners: The ranks that own the rows, None where all lie here.
     """
 
     sparse, max_norm = True, None  # as an nn.Embedding says it
@@ -73,7 +75,7 @@ class OwnedEmbedding(nn.Module):
         self.seed = int(torch.randint(2**62, ())) if seed is None else seed
         self.number = 0  # among the tables of its owners
         self._kind = _NOT_MADE
-        self._owners: RowOwners | None = None
+        self.owners: RowOwners | None = None
         self._replica: Replica | None = None
         self._gradients: list[tuple[Tensor, Tensor]] = []  # ids, each once, and the gradients of their rows
         # Of the shape of the whole, in the memory of one row, until there are rows.
@@ -99,19 +101,14 @@ class OwnedEmbedding(nn.Module):
         return parameter
 
     @property
-    def owners(self) -> RowOwners | None:
-        """The ranks that own the rows, None where all lie here."""
-        return self._owners
-
-    @property
     def rows_of_rank(self) -> tuple[int, int]:
         """Where the rows that lie here begin and end."""
-        return (0, self.num_embeddings) if self._owners is None else self._owners.own(self.number)
+        return (0, self.num_embeddings) if self.owners is None else self.owners.own(self.number)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, ids: Tensor) -> Tensor:
         """Return the rows of some ids, of shape ``(*ids.shape, embedding_dim)``. Not collective."""
-        if self._owners is None:
+        if self.owners is None:
             return functional.embedding(ids, self.weight, sparse=True)
         if not isinstance(ids, Tensor) or not holds_integers(ids):
             raise TypeError(f"ids must be a tensor of integers, as batch.n_id is, got {shown(ids)}.")
@@ -119,8 +116,11 @@ class OwnedEmbedding(nn.Module):
         trains = torch.is_grad_enabled() and self.parameter.requires_grad
         if self._replica is not None:
             rows = self._replica.rows(unique.long().cpu(), trains=trains)
-            return _looked_up(self.parameter, rows, places, ids) if trains else functional.embedding(places, rows)
-        rows = ask_owners(self, unique.long().cpu())
+            if trains:
+                looked_up: Tensor = _LookedUp.apply(self.parameter, rows, places, ids)  # type: ignore[no-untyped-call]
+                return looked_up
+            return functional.embedding(places, rows)
+        (rows,) = self.ask(unique.long().cpu())
         if trains:
             rows.requires_grad_()
             rows.register_post_accumulate_grad_hook(partial(self._keep_gradient, unique.long()))
@@ -130,7 +130,7 @@ class OwnedEmbedding(nn.Module):
         """Make the rows, and return how often they have changed, alike on all ranks; None where all lie here."""
         if self._kind == _NOT_MADE:
             self._make_all()
-        return None if self._owners is None else self._owners.version
+        return None if self.owners is None else self.owners.version
 
     def take_gradients(self) -> list[tuple[Tensor, Tensor]]:
         """Return the gradients since the last call: ids, each once and increasing, and a row for each of them."""
@@ -139,31 +139,31 @@ class OwnedEmbedding(nn.Module):
 
     def gather(self) -> None:
         """Hold all rows here from now on, and ask nobody any more. Not collective."""
-        if self._owners is not None:
+        if self.owners is not None:
             self.parameter.data = self._whole().to(self.parameter.device)
-            self._kind, self._owners, self._replica = _WHOLE, None, None
+            self._kind, self.owners, self._replica = _WHOLE, None, None
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, std={self.std:g}"
 
     def _keep_gradient(self, ids: Tensor, rows: Tensor) -> None:
-        assert self._owners is not None and rows.grad is not None
-        if not self._owners.trains:
+        assert self.owners is not None and rows.grad is not None
+        if not self.owners.trains:
             raise RuntimeError(
-                f"The rows of this OwnedEmbedding lie on {self._owners.size} ranks, and outside a fit nobody takes "
+                f"The rows of this OwnedEmbedding lie on {self.owners.size} ranks, and outside a fit nobody takes "
                 "their gradients: train with GrappaStrategy or a strategy of rounds, or load the model in one process."
             )
         self._gradients.append((ids, rows.grad))
         rows.grad = None
 
     def _whole(self) -> Tensor:
-        assert self._owners is not None
-        if not self._owners.is_open:
+        assert self.owners is not None
+        if not self.owners.is_open:
             raise RuntimeError(
-                f"Rows of this OwnedEmbedding lie on {self._owners.size} ranks, which have ended or were left. "
+                f"Rows of this OwnedEmbedding lie on {self.owners.size} ranks, which have ended or were left. "
                 f"{_NO_STATE_YET}"
             )
-        return self._owners.whole(self.number, self.here.data)
+        return self.owners.whole(self.number, self.here.data)
 
     def _make_all(self) -> None:
         self._make(0, self.num_embeddings)
@@ -191,7 +191,7 @@ class OwnedEmbedding(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         if _keeps_here[-1]:
             destination[f"{prefix}weight"] = self.here.detach()
-        elif self._owners is not None:
+        elif self.owners is not None:
             destination[f"{prefix}weight"] = self._whole()
         else:
             destination[f"{prefix}weight"] = self.weight if keep_vars else self.weight.detach()
@@ -211,7 +211,7 @@ class OwnedEmbedding(nn.Module):
         self._load(found)
 
     def _load(self, whole: Tensor) -> None:
-        if self._replica is not None and self._replica.is_in_round:
+        if self._replica is not None and self._replica.is_in_round():
             raise RuntimeError(
                 "Weights were loaded into an OwnedEmbedding inside a round, of whose rows ranks are training copies: "
                 "load them between rounds, as in on_train_epoch_end or on_validation_end."
@@ -223,13 +223,13 @@ class OwnedEmbedding(nn.Module):
                 self._kind = _WHOLE
             else:
                 self.here.data.copy_(whole[first:last])
-        if self._owners is not None:
-            self._owners.has_changed()
+        if self.owners is not None:
+            self.owners.has_changed()
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._owners is not None:
+        if self.owners is not None:
             raise TypeError(
-                f"An OwnedEmbedding whose rows lie on {self._owners.size} ranks cannot be copied or sent to another "
+                f"An OwnedEmbedding whose rows lie on {self.owners.size} ranks cannot be copied or sent to another "
                 f"process. {_NO_STATE_YET}"
             )
         state = {**self.__dict__}
@@ -265,38 +265,34 @@ class OwnedEmbedding(nn.Module):
             send_from_first(self.parameter.data, rows, self.num_embeddings)
             self.parameter.data = rows
 
+    def ask(self, ids: Tensor, *, moments: bool = False) -> list[Tensor]:
+        """Return rows as their owners have them, and those of moments that owners keep. Not collective.
+
+        Args:
+            ids: Which rows: each once, increasing, on the CPU.
+            moments: Whether to ask for moments, too.
+        """
+        assert self.owners is not None
+        return [rows.to(self.parameter.device) for rows in self.owners.rows(self.number, ids, moments=moments)]
+
+    def keep_apart(self, replica: Replica) -> None:
+        """Let a replica train copies; it holds the rows that lie here, and the parameter none."""
+        assert self.owners is not None
+        replica.held.data, self._replica = self.parameter.data, replica
+        self.owners.answer_from(self.number, replica.held)
+        self.show_none()
+
     def show_none(self) -> None:
         """Let the parameter have the shape of the whole, in the memory of one row."""
         self.parameter.data = self.here.data.new_zeros(1, self.embedding_dim).expand(self.num_embeddings, -1)
 
     def keep_together(self) -> None:
-        """Undo :func:`keep_apart`."""
-        if self._replica is not None and self._owners is not None:
+        """Undo :meth:`keep_apart`."""
+        if self._replica is not None and self.owners is not None:
             self.parameter.grad = None
             self.parameter.data = self._replica.held.data
-            self._owners.answer_from(self.number, self.parameter)
+            self.owners.answer_from(self.number, self.parameter)
         self._replica = None
-
-
-def ask_owners(table: OwnedEmbedding, ids: Tensor) -> Tensor:
-    """Return rows as their owners have them; ids are on the CPU, each once and increasing. Not collective."""
-    assert table.owners is not None
-    return table.owners.rows(table.number, ids).to(table.parameter.device)
-
-
-def ask_with_moments(table: OwnedEmbedding, ids: Tensor) -> list[Tensor]:
-    """Return rows as :func:`ask_owners` does, and of each moment that their owners keep."""
-    assert table.owners is not None
-    return [rows.to(table.parameter.device) for rows in table.owners.rows_with_moments(table.number, ids)]
-
-
-def keep_apart(table: OwnedEmbedding, replica: Replica) -> None:
-    """Let ``replica.held`` have the rows that lie here, and the parameter none: the replica has those it trains."""
-    assert table.owners is not None
-    replica.held.data = table.parameter.data
-    table._replica = replica
-    table.owners.answer_from(table.number, replica.held)
-    table.show_none()
 
 
 class _LookedUp(torch.autograd.Function):
@@ -315,12 +311,6 @@ class _LookedUp(torch.autograd.Function):
         values = gradient.reshape(-1, ctx.shape[1])  # as torch's own: a row for each id, though some may be there twice
         indices = ids.long().reshape(1, -1)
         return torch.sparse_coo_tensor(indices, values, ctx.shape, check_invariants=False), None, None, None
-
-
-def _looked_up(parameter: nn.Parameter, rows: Tensor, places: Tensor, ids: Tensor) -> Tensor:
-    """Return ``rows[places]``, which are the rows of ``ids`` in the table that ``parameter`` stands for."""
-    found: Tensor = _LookedUp.apply(parameter, rows, places, ids)  # type: ignore[no-untyped-call]
-    return found
 
 
 _keeps_here = [False]  # whether state_dict() asks nobody
@@ -366,7 +356,7 @@ def divide(tables: Iterable[OwnedEmbedding], device: torch.device) -> RowOwners 
         each._divide(kinds, seeds[0])
     owners = RowOwners([each.parameter for each in held], [each.num_embeddings for each in held])
     for number, each in enumerate(held):
-        each._owners, each.number, each._kind, each._gradients = owners, number, _OWNED, []
+        each.owners, each.number, each._kind, each._gradients = owners, number, _OWNED, []
     return owners
 
 

@@ -19,16 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.tables.exchange import Rows
+from lightning_gnn_dist.tables.exchange import TouchedRows
 from lightning_gnn_dist.tables.growing_rows import GrowingRows
 from lightning_gnn_dist.tables.lazy_adam import LazyAdam
-from lightning_gnn_dist.tables.owned_embedding import (
-    OwnedEmbedding,
-    ask_owners,
-    ask_with_moments,
-    keep_apart,
-    refuse_product,
-)
+from lightning_gnn_dist.tables.owned_embedding import OwnedEmbedding, refuse_product
 from lightning_gnn_dist.tables.table import coalesced, holds, of_rows, touched
 
 _ROW, _STEPS = "the row", "local steps that have touched it"  # beside the names of moments
@@ -51,7 +45,7 @@ class ReplicaRows:
         optimizers: Those of the fit, of which one at most may hold it.
         averages: Whether ranks put together the moments of a name. Those go to the owners with the rows; others stay
             with the rank, of all rows that it has touched in the fit.
-        trains: Whether this rank trains now: from then on, rows that are looked up for a gradient stay here.
+        is_in_round: Whether this rank trains: from then on, rows that are looked up for a gradient stay here.
 
     Attributes:
         held: The rows that lie here, as of the last meeting, while the parameter has none.
@@ -63,18 +57,13 @@ class ReplicaRows:
         table: OwnedEmbedding,
         optimizers: Sequence[Optimizer],
         averages: Callable[[str], bool],
-        trains: Callable[[], bool],
+        is_in_round: Callable[[], bool],
     ) -> None:
-        self.table, self._optimizers, self._averages, self._trains = table, optimizers, averages, trains
+        self.table, self._optimizers, self._averages, self.is_in_round = table, optimizers, averages, is_in_round
         self.held = nn.Parameter(torch.empty(0), requires_grad=table.parameter.requires_grad)
         self.moments: dict[str, Tensor] = {}
         self._of_round, self._lasting = GrowingRows(), GrowingRows()
-        self._step = _NO_STEP
-
-    @property
-    def is_in_round(self) -> bool:
-        """Whether this rank trains."""
-        return self._trains()
+        self._step: _Step | None = None
 
     @property
     def parameter(self) -> nn.Parameter:
@@ -89,7 +78,7 @@ class ReplicaRows:
     def begin(self) -> None:
         """Begin a fit: take what the optimizer's constructor has made for the rows that lie here."""
         optimizer = self._holder()
-        keep_apart(self.table, self)
+        self.table.keep_apart(self)
         like = self.held.data
         self._of_round.declare(_ROW, like.new_zeros(1, *like.shape[1:]))
         self._of_round.declare(_STEPS, torch.zeros(1, dtype=torch.int32, device=like.device))
@@ -113,11 +102,12 @@ class ReplicaRows:
             ids: Which rows: each once, increasing, on the CPU.
             trains: Whether it is for a gradient.
         """
-        if self.is_in_round and trains:
+        is_in_round = self.is_in_round()
+        if is_in_round and trains:
             return self._of_round.take(_ROW, self._kept(ids))
-        slots = self._of_round.slots(ids) if self.is_in_round else torch.full_like(ids, -1)
+        slots = self._of_round.slots(ids) if is_in_round else torch.full_like(ids, -1)
         is_here = slots >= 0
-        asked = ask_owners(self.table, ids[~is_here])
+        (asked,) = self.table.ask(ids[~is_here])
         if not bool(is_here.any()):
             return asked
         rows = asked.new_empty((len(ids), *asked.shape[1:]))
@@ -129,14 +119,13 @@ class ReplicaRows:
         refuse_product(self.held.grad)
         if (gradient := coalesced(self.parameter, "an OwnedEmbedding")) is not None:
             ids, values = touched(gradient)
-            self._lend(optimizer, ids.cpu(), values, gradient)
-            steps = self._of_round.take(_STEPS, self._step.of_round)
-            self._of_round.put(_STEPS, self._step.of_round, steps + 1)
+            slots = self._lend(optimizer, ids.cpu(), values, gradient)
+            self._of_round.put(_STEPS, slots, self._of_round.take(_STEPS, slots) + 1)
 
     def end_step(self) -> None:
         """Take back what the optimizer has been given, moved or not."""
-        step, self._step = self._step, _NO_STEP
-        if step is _NO_STEP:
+        step, self._step = self._step, None
+        if step is None:
             return
         self._of_round.put(_ROW, step.of_round, self.parameter.data)
         state = step.optimizer.state.get(self.parameter, {})
@@ -163,7 +152,7 @@ class ReplicaRows:
         """Return the rows of this round."""
         return self._of_round.all_of(_ROW)
 
-    def touched(self, ranges: Sequence[tuple[int, int]]) -> Rows:
+    def touched(self, ranges: Sequence[tuple[int, int]]) -> TouchedRows:
         """Return the rows of some ranges of ids that steps of this round have moved.
 
         Of each there is how many steps have moved it, itself, and its averaged moments.
@@ -172,8 +161,8 @@ class ReplicaRows:
             self._of_round.declare(name, torch.zeros_like(self.held.data[:1]))
         ids, slots = self._of_round.in_ranges(ranges)
         is_touched = self._of_round.take(_STEPS, slots).cpu() > 0
-        slots = slots[is_touched]
-        return Rows(ids[is_touched], [self._of_round.take(name, slots) for name in (_STEPS, _ROW, *self.averaged)])
+        ids, slots = ids[is_touched], slots[is_touched]
+        return TouchedRows(ids, [self._of_round.take(name, slots) for name in (_STEPS, _ROW, *self.averaged)])
 
     def owned_tensors(self) -> list[Tensor]:
         """Return the rows that lie here, and their averaged moments, which begin here if they are new."""
@@ -250,24 +239,24 @@ class ReplicaRows:
         """Return the slots of rows in this round; ask for those that are not here yet."""
         slots = self._of_round.slots(ids)
         if bool((is_new := slots < 0).any()):
-            rows, *moments = ask_with_moments(self.table, ids[is_new])
+            rows, *moments = self.table.ask(ids[is_new], moments=True)
             found = dict(zip(sorted(self.moments), moments, strict=True))
             slots[is_new] = self._of_round.add(ids[is_new], {_ROW: rows, **found})
         return slots
 
-    def _lend(self, optimizer: Optimizer, ids: Tensor, values: Tensor, gradient: Tensor | None) -> None:
-        """Let the parameter and its state be rows of these ids alone."""
-        self._step = _Step(optimizer, self._kept(ids), self._lasting.slots_with(ids), gradient)
+    def _lend(self, optimizer: Optimizer, ids: Tensor, values: Tensor, gradient: Tensor | None) -> Tensor:
+        """Let the parameter and its state be rows of these ids alone; return their slots."""
+        of_round, lasting = self._kept(ids), self._lasting.slots_with(ids)
+        self._step = _Step(optimizer, of_round, lasting, gradient)
         self.parameter.grad = None
-        self.parameter.data = self._of_round.take(_ROW, self._step.of_round)
+        self.parameter.data = self._of_round.take(_ROW, of_round)
         places = torch.arange(len(ids), device=values.device)
         self.parameter.grad = of_rows(self.parameter, places, values)
-        stores = [(self._of_round, self._step.of_round), (self._lasting, self._step.lasting)]
-        lent = {
-            name: store.take(name, slots) for store, slots in stores for name in store.starts.keys() - {_ROW, _STEPS}
-        }
+        lent = {name: self._lasting.take(name, lasting) for name in self._lasting.starts}
+        lent |= {name: self._of_round.take(name, of_round) for name in self._of_round.starts.keys() - {_ROW, _STEPS}}
         if lent:
             optimizer.state[self.parameter].update(lent)
+        return of_round
 
     def _holder(self) -> Optimizer | None:
         """Return the optimizer that has the table; refuse a second one."""
@@ -281,9 +270,6 @@ class ReplicaRows:
 
     def _store(self, name: str) -> GrowingRows:
         return self._of_round if self._averages(name) else self._lasting
-
-
-_NO_STEP = _Step(None, torch.empty(0), torch.empty(0), None)  # type: ignore[arg-type]
 
 
 def _taken(state: dict[str, Any], shape: torch.Size) -> dict[str, Tensor]:

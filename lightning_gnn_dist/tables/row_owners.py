@@ -26,8 +26,7 @@ from torch import Tensor, nn
 
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.asking import Asking, Message
-from lightning_gnn_dist.wire.channel import Channel, open_channel, patience
-from lightning_gnn_dist.wire.pieces import exchange_pieces
+from lightning_gnn_dist.wire.channel import Channel, exchange_pieces, open_channel, patience
 
 ROWS, RANGE, WITH_MOMENTS = range(3)  # kinds of questions
 PIECE_BYTES = 1 << 24  # of what is sent in one answer where many rows are wanted
@@ -62,6 +61,7 @@ class RowOwners:
 
     Attributes:
         trains: Whether a strategy hands gradients of rows to their owners.
+        is_stepping: Whether the optimizer steps next, on some ranks sooner than on others: nobody may ask until it has.
     """
 
     def __init__(self, tables: Sequence[nn.Parameter], num_rows: Sequence[int]) -> None:
@@ -71,7 +71,7 @@ class RowOwners:
         self._answers = _Answers(tables)
         channel = open_channel(self.size)
         self._asking = Asking(channel, self._answers.answer)
-        self._is_stepping = False
+        self.is_stepping = False
         self._line = _Line(self._answers, self._asking, channel)
         weakref.finalize(self, self._line.close_behind).atexit = False
 
@@ -90,17 +90,9 @@ class RowOwners:
         bounds = self.bounds[table]
         return bounds[self.rank], bounds[self.rank + 1]
 
-    def begin_step(self) -> None:
-        """Note that the optimizer steps next, on some ranks sooner than on others: nobody may ask until it has."""
-        self._is_stepping = True
-
-    def begin_batch(self) -> None:
-        """Note that a batch begins on all ranks, whether or not the optimizer has stepped after the one before."""
-        self._is_stepping = False
-
     def has_changed(self) -> None:
         """Note that the rows here have changed, as they have or will on all ranks."""
-        self._is_stepping = False
+        self.is_stepping = False
         self._answers.has_changed()
 
     def keep_moments(self, moments: Moments) -> None:
@@ -111,20 +103,15 @@ class RowOwners:
         """Let another parameter have the rows of a table that lie here."""
         self._answers.tables[table] = parameter
 
-    def rows(self, table: int, ids: Tensor) -> Tensor:
-        """Return rows, on the CPU. Not collective.
+    def rows(self, table: int, ids: Tensor, *, moments: bool = False) -> list[Tensor]:
+        """Return rows, and those of all moments that their owners keep, by name, on the CPU. Not collective.
 
         Args:
             table: The number of the table.
             ids: Which rows: each once, increasing, on the CPU.
+            moments: Whether to ask for moments, too.
         """
-        return self._rows(ROWS, table, ids)[0]
-
-    def rows_with_moments(self, table: int, ids: Tensor) -> list[Tensor]:
-        """Return rows, and those of all moments that their owners keep, in the order of the moments' names."""
-        return self._rows(WITH_MOMENTS, table, ids)
-
-    def _rows(self, kind: int, table: int, ids: Tensor) -> list[Tensor]:
+        kind = WITH_MOMENTS if moments else ROWS
         bounds = self.bounds[table]
         if len(ids) and (int(ids[0]) < 0 or int(ids[-1]) >= bounds[-1]):
             wrong = int(ids[0]) if int(ids[0]) < 0 else int(ids[-1])
@@ -172,7 +159,7 @@ class RowOwners:
         return torch.tensor([table, self.version])
 
     def _asked(self, kind: int, questions: list[Message | None], own: Callable[[], Message]) -> Message:
-        if self._is_stepping:
+        if self.is_stepping:
             raise RuntimeError(
                 "Rows were looked up between the exchange of gradients and the optimizer's step, where some ranks have "
                 "stepped and others have not: look them up before the backward or after the step."

@@ -14,17 +14,7 @@ from lightning_gnn_dist.tables.owned_embedding import OwnedEmbedding, owned_tabl
 
 _KINDS = (nn.Embedding, nn.EmbeddingBag, OwnedEmbedding)  # that can be tables
 # Optimizers of torch that raise where a gradient is sparse.
-_DENSE = (
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.Adamax,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.RMSprop,
-    torch.optim.Adadelta,
-    torch.optim.ASGD,
-    torch.optim.Rprop,
-)
+_DENSE = ("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "ASGD", "Rprop")
 
 
 @dataclass(frozen=True)
@@ -101,7 +91,7 @@ def refuse_owned(module: nn.Module, strategy: str, way_out: str = "GrappaStrateg
 
 def _check_group(name: str, optimizer: Optimizer, group: dict[str, Any]) -> None:
     kind = type(optimizer).__name__
-    if isinstance(optimizer, _DENSE):
+    if isinstance(optimizer, tuple(getattr(torch.optim, name) for name in _DENSE)):
         raise ValueError(
             f"{name} has sparse gradients, and torch's {kind} takes none: use "
             "LazyAdam(self.parameters(), lr=...) of lightning_gnn_dist, torch.optim.SGD without momentum, or "

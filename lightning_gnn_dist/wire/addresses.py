@@ -18,6 +18,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from lightning_gnn_dist.wire.launching.processes import variables_added
+
 HERE = "127.0.0.1"
 _PATIENCE = timedelta(minutes=5)  # torch's default for a store
 _BACKLOG = 2048  # connections that wait to be taken
@@ -57,13 +59,8 @@ def kept_on_host(kept: bool) -> Iterator[None]:
     """
     global _keeps_on_host
     _keeps_on_host = kept
-    added = own_interface() if kept and INTERFACE not in os.environ else {}
-    os.environ.update(added)
-    try:
+    with variables_added(own_interface() if kept else {}):
         yield
-    finally:
-        for name in added:
-            del os.environ[name]
 
 
 def keeps_on_host() -> bool:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gnn_dist.wire.addresses import keeps_on_host, kept_on_host
-from lightning_gnn_dist.wire.collectives import counted, rank, world_size
+from lightning_gnn_dist.wire.collectives import broadcast_, counted, gather_numbers, rank, world_size
 from lightning_gnn_dist.wire.octets import octets
 
 Result = TypeVar("Result")
@@ -60,7 +60,10 @@ class Channel:
         if self.size == 1:
             return list(pieces)
         if lengths is None:
-            lengths = self.exchange_equal(torch.tensor([len(piece) for piece in pieces])).tolist()
+            own, found = torch.tensor([len(piece) for piece in pieces]), torch.empty(self.size, dtype=torch.int64)
+            with counted(own.element_size() * (self.size - 1)):
+                self._all_to_all(found, own, [1] * self.size, [1] * self.size)
+            lengths = found.tolist()
         empty = pieces[0][:0]
         width = empty.element_size() * math.prod(empty.shape[1:])
         sent = torch.cat([octets(piece) for piece in pieces])
@@ -94,6 +97,74 @@ class Channel:
 
     def _all_to_all(self, received: Tensor, sent: Tensor, to_receive: list[int], to_send: list[int]) -> None:
         dist.all_to_all_single(received, sent, to_receive, to_send, group=self._group)
+
+
+@torch.no_grad()
+def all_gather_pieces(pieces: Sequence[Tensor], lengths: Sequence[Sequence[int]] | None = None) -> list[list[Tensor]]:
+    """The pieces of all ranks, on every rank: a list for each rank, in the order of ranks. Collective.
+
+    Ranks pass equally many pieces, at least one, all on one device. A piece has the same type and the same shape on
+    all ranks, but for its first dimension. No byte is sent to fill up the shorter ones.
+
+    Args:
+        pieces: This rank's.
+        lengths: The lengths of the pieces of each rank, where all ranks know them. Otherwise a rank says them before.
+    """
+    if world_size() == 1:
+        return [list(pieces)]
+    if lengths is None:
+        lengths = gather_numbers([len(piece) for piece in pieces], pieces[0].device)
+    found = []
+    for source, of_rank in enumerate(lengths):
+        is_own = source == rank()
+        theirs = [
+            piece if is_own else piece.new_empty((length, *piece.shape[1:]))
+            for piece, length in zip(pieces, of_rank, strict=True)
+        ]
+        if any(of_rank):
+            broadcast_(theirs, source)
+        found.append(theirs)
+    return found
+
+
+@torch.no_grad()
+def exchange_pieces(
+    to_ranks: Sequence[Sequence[Tensor]], lengths: Sequence[Sequence[Sequence[int]]]
+) -> list[list[Tensor]]:
+    """Send ``to_ranks[i]`` to rank ``i``; return the pieces that each rank sent here. Collective.
+
+    Args:
+        to_ranks: For each rank the pieces, equally many for all. A piece has the same type and the same shape on all
+            ranks, but for its first dimension.
+        lengths: The lengths of the pieces that rank ``i`` sends to rank ``j``, as ``lengths[i][j]``. All ranks know
+            them; where nobody sends another anything, nothing is exchanged.
+    """
+    here, ranks = rank(), range(world_size())
+    own = list(to_ranks[here])
+    if not any(sum(lengths[source][to]) for source in ranks for to in ranks if source != to):
+        return [own if source == here else [piece[:0] for piece in own] for source in ranks]
+    widths = [piece.element_size() * math.prod(piece.shape[1:]) for piece in own]
+    to_receive = [
+        0
+        if source == here
+        else sum(length * width for length, width in zip(lengths[source][here], widths, strict=True))
+        for source in ranks
+    ]
+    packed = [torch.cat([octets(piece[:0] if to == here else piece) for piece in to_ranks[to]]) for to in ranks]
+    received = Channel(None, world_size(), here).exchange(packed, to_receive)
+    return [own if source == here else _unpacked(received[source], lengths[source][here], own) for source in ranks]
+
+
+def _unpacked(packed: Tensor, lengths: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:
+    """Return the pieces that lie one after the other in ``packed``, copied: numbers must lie at their width."""
+    found, start = [], 0
+    for piece, length in zip(like, lengths, strict=True):
+        made = piece.new_empty((length, *piece.shape[1:]))
+        if made.numel():
+            made.view(-1).view(torch.uint8).copy_(packed[start : start + made.nbytes])
+        start += made.nbytes
+        found.append(made)
+    return found
 
 
 class Background:

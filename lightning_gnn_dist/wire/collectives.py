@@ -179,8 +179,8 @@ def gather_numbers(numbers: Sequence[int], device: torch.device) -> list[list[in
     return rows
 
 
-def gather_objects(item: Any) -> list[Any] | None:
-    """The objects of all ranks, on rank 0; ``None`` elsewhere. For checkpoints, not for every step.
+def gather_objects(item: Any, *, everywhere: bool = False) -> list[Any] | None:
+    """The objects of all ranks, on rank 0, or ``everywhere``; else ``None``. For checkpoints, not for every step.
 
     An object must be readable by ``torch.load(weights_only=True)``: tensors, numbers, text, plain containers of these.
     """
@@ -189,15 +189,17 @@ def gather_objects(item: Any) -> list[Any] | None:
     file = io.BytesIO()
     torch.save(item, file)
     content = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8).to(meeting_place([]))
-    lengths = [int(length) for length in all_gather_rows(torch.tensor(len(content), device=content.device))]
+    lengths = [length for (length,) in gather_numbers([len(content)], content.device)]
     content = torch.nn.functional.pad(content, (0, max(lengths) - len(content)))  # a gather needs equal lengths
-    pieces = [torch.empty_like(content) for _ in lengths] if rank() == 0 else None
-    with counted(0.0 if rank() == 0 else len(content)):
-        dist.gather(content, pieces, dst=0)
-    if pieces is None:
-        return None
-    contents = [piece[:length].cpu().numpy().tobytes() for piece, length in zip(pieces, lengths, strict=True)]
-    return [torch.load(io.BytesIO(octets), weights_only=True) for octets in contents]
+    pieces: Iterable[Tensor]
+    if everywhere:
+        pieces = all_gather_rows(content)
+    else:
+        pieces = [torch.empty_like(content) for _ in lengths] if rank() == 0 else []
+        with counted(0.0 if rank() == 0 else len(content)):
+            dist.gather(content, pieces or None, dst=0)
+    contents = [piece[:length].cpu().numpy().tobytes() for piece, length in zip(pieces, lengths, strict=False)]
+    return [torch.load(io.BytesIO(octets), weights_only=True) for octets in contents] or None
 
 
 def _all_reduce(flat: Tensor, op: dist.ReduceOp.RedOpType) -> None:

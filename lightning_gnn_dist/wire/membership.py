@@ -98,28 +98,28 @@ class Membership:
         self,
         tensors: Callable[[list[list[int]]], list[Tensor]],
         weight: float,
-        row: Callable[[], list[int]],
-        further: Callable[[Channel, float], None] | None = None,
+        numbers: Callable[[], list[int]],
+        more_means: Callable[[Channel, float], None] | None = None,
     ) -> list[list[int]]:
         """Replace ``tensors(rows)`` by their weighted mean over the members. Returns all members' ``rows``, by place.
 
         A rank that was behind is brought up to date first, and its weight does not count. Integers become the largest
-        of all. If the weights add up to 0, floats stay as they are. A member's row is what its ``row()`` returns.
+        of all. If the weights add up to 0, floats stay as they are. A member's row is what its ``numbers()`` returns.
 
-        ``further(channel, weight)`` takes means of its own over the members, unless the weights add up to 0. What it
+        ``more_means(channel, weight)`` takes means of its own over the members, unless the weights add up to 0. What it
         finds holds when this method returns: until then a member may be lost, and the meeting be held again.
         """
         start, self.was_behind = time.perf_counter(), False
         while True:
             self._find_quorum()
             counts = 0.0 if self.was_behind else weight
-            rows, total = self._exchange(row(), counts)
+            rows, total = self._exchange(numbers(), counts)
             values = tensors(rows)
             flats = flatten(values, counts, torch.device("cpu"))
             self._reduce_(list(flats.values()))
-            if further is not None and total > 0:
+            if more_means is not None and total > 0:
                 with suppress(MemberLost):
-                    further(MembersChannel(self._manager, self._group, self.seat), counts)
+                    more_means(MembersChannel(self._manager, self._group, self.seat), counts)
             if self._manager.should_commit():
                 break  # otherwise a member was lost: try again with those who are left
         write_back(flats, values)

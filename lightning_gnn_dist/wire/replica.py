@@ -43,7 +43,8 @@ class Replica:
 
     def check(self, device: torch.device) -> None:
         """Refuse ranks that differ, and name what does. Collective."""
-        self.compare([number for (number,) in collectives.gather_numbers([self.checksum()], device)], device)
+        if collectives.world_size() > 1:
+            self.compare([number for (number,) in collectives.gather_numbers([self.checksum()], device)])
 
     def checksum(self) -> int:
         """Return a number that differs where replicas do, for an exchange that is there anyway; 0 on a rank alone."""
@@ -52,13 +53,13 @@ class Replica:
         settings = zlib.crc32(json.dumps([*_settings(self.optimizers)]).encode())
         return (checksum(self.tensors.values()) * 31 + settings) % (1 << 62)
 
-    def compare(self, checksums: Sequence[int], device: torch.device) -> None:
+    def compare(self, checksums: Sequence[int]) -> None:
         """Refuse ranks whose checksums differ, given those of all. Collective then: all ranks see the same numbers."""
         if len({*checksums}) == 1:
             return
-        own = [*_settings(self.optimizers)]
-        own += [[name, "", checksum([tensor])] for name, tensor in self.tensors.items()]
-        ranks = [{(name, place): value for name, place, value in each} for each in _gathered(own, device)]
+        own = {(name, at): value for name, at, value in _settings(self.optimizers)}
+        own |= {(name, ""): checksum([tensor]) for name, tensor in self.tensors.items()}
+        ranks = collectives.gather_objects(own, everywhere=True) or []
         told = [_difference(rank, each, ranks[0]) for rank, each in enumerate(ranks)]
         raise RuntimeError(" ".join([*filter(None, told), _WAY_OUT]))
 
@@ -94,11 +95,3 @@ def _plain(value: Any) -> str:
     if isinstance(value, list | tuple):
         return str([_plain(each) for each in value])
     return repr(value) if isinstance(value, bool | int | float | str | None) else type(value).__name__
-
-
-def _gathered(item: Any, device: torch.device) -> list[Any]:
-    """Return what all ranks pass, on every rank. Collective."""
-    content = torch.frombuffer(bytearray(json.dumps(item).encode()), dtype=torch.uint8).to(device)
-    lengths = [length for (length,) in collectives.gather_numbers([len(content)], device)]
-    rows = collectives.all_gather_rows(torch.nn.functional.pad(content, (0, max(lengths) - len(content))))
-    return [json.loads(bytes(row[:length].tolist())) for row, length in zip(rows, lengths, strict=True)]

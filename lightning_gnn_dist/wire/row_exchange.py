@@ -24,7 +24,7 @@ class RowExchange:
 
     Args:
         channel: The ranks. Nobody else uses it before :meth:`close`.
-        seed: Decides everything random, together with the step, the layer and the ranks.
+        seed: Random seed. What is drawn depends on the step, the layer and the ranks, too.
         thrift: How bytes and time are saved.
     """
 
@@ -52,16 +52,20 @@ class RowExchange:
         self._forwards += 1
         return torch.zeros((), requires_grad=torch.is_grad_enabled())
 
-    def gather(self, rows: Tensor, thread: Tensor, route: Route, layer: int) -> tuple[Tensor, Tensor]:
+    def gather(
+        self, rows: Tensor, thread: Tensor, route: Route, number: int, num_types: int = 1
+    ) -> tuple[Tensor, Tensor]:
         """Return the own rows with those of other ranks below them, and the thread. Collective, as is its backward.
 
         Args:
             rows: The own rows, a row for each node.
             thread: What :meth:`begin` or the exchange before returned.
             route: Which rows go where.
-            layer: The number of the layer that has made the rows.
+            number: Which exchange of the forward this is, from 0: behind each layer there is one for each node type.
+            num_types: How many node types there are.
         """
-        gathered, thread = _Gather.apply(rows, thread, self, route, (self._step, self._forwards, layer))  # type: ignore[no-untyped-call]
+        where = Place(self._step, self._forwards, number, "forward", num_types)
+        gathered, thread = _Gather.apply(rows, thread, self, route, where)  # type: ignore[no-untyped-call]
         return gathered, thread
 
     def forward(self, rows: Tensor, route: Route, place: Place) -> tuple[Tensor, Route]:
@@ -72,16 +76,16 @@ class RowExchange:
 
         def send() -> Shipment:
             drawn = self._shipping.drawn(route, place)
-            pieces = [rows[which.to(rows.device)].cpu() for which in drawn.told]
-            return self._shipping.send(place, drawn, pieces, drawn.asked, route.asked)
+            pieces = [rows[which.to(rows.device)].cpu() for which in drawn.to_send]
+            return self._shipping.send(place, drawn, pieces, drawn.to_receive, route.to_receive)
 
         came = self._shipping.latest(place, send)
-        gathered = rows.new_empty((len(rows) + route.num_asked, *rows.shape[1:]))
+        gathered = rows.new_empty((len(rows) + route.num_received, *rows.shape[1:]))
         gathered[: len(rows)] = rows
         below = gathered[len(rows) :]
-        if came.route.num_asked < route.num_asked:
+        if came.route.num_received < route.num_received:
             below.zero_()
-        for places, piece in zip(came.route.asked, came.pieces(), strict=True):
+        for places, piece in zip(came.route.to_receive, came.pieces(), strict=True):
             below[places.to(rows.device)] = piece.to(rows.device)
         return gathered, came.route
 
@@ -98,13 +102,13 @@ class RowExchange:
         own, below = gradient[:num_own].clone(), gradient[num_own:]
 
         def send() -> Shipment:
-            pieces = [below[places.to(below.device)].cpu() for places in drawn.asked]
-            return self._shipping.send(place, drawn, pieces, drawn.told, route.told)
+            pieces = [below[places.to(below.device)].cpu() for places in drawn.to_receive]
+            return self._shipping.send(place, drawn, pieces, drawn.to_send, route.to_send)
 
         came = self._shipping.latest(place, send)
         if not came.is_used:  # gradients of long ago, added in each step, would lead astray
             came.is_used = True
-            for which, piece in zip(came.route.told, came.pieces(), strict=True):
+            for which, piece in zip(came.route.to_send, came.pieces(), strict=True):
                 own.index_add_(0, which.to(own.device), piece.to(own.device))
         return own
 
@@ -114,10 +118,10 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, thread: Tensor, exchange: RowExchange, route: Route, where: tuple[int, int, int]
+        ctx: Any, rows: Tensor, thread: Tensor, exchange: RowExchange, route: Route, place: Place
     ) -> tuple[Tensor, Tensor]:
-        has_gradient = ctx.needs_input_grad[0]
-        place = Place(*where, "forward" if has_gradient else "forward, without gradient")
+        if not ctx.needs_input_grad[0]:
+            place = place._replace(direction="forward, without gradient")
         gathered, drawn = exchange.forward(rows, route, place)
         ctx.known = exchange, len(rows), route, drawn, place._replace(direction="backward")
         return gathered, thread.clone()

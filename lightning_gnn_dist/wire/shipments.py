@@ -32,16 +32,16 @@ class Route(NamedTuple):
     """Which rows go where between two layers.
 
     Attributes:
-        told: For each rank, which of the own rows it needs.
-        asked: For each rank, where the rows that it sends stand among all that are received.
+        to_send: For each rank, which of the own rows it needs.
+        to_receive: For each rank, where the rows that it sends stand among all that are received.
     """
 
-    told: list[Tensor]
-    asked: list[Tensor]
+    to_send: list[Tensor]
+    to_receive: list[Tensor]
 
     @property
-    def num_asked(self) -> int:
-        return sum(map(len, self.asked))
+    def num_received(self) -> int:
+        return sum(map(len, self.to_receive))
 
 
 class Place(NamedTuple):
@@ -50,14 +50,21 @@ class Place(NamedTuple):
     Attributes:
         step: Which step of the training.
         forward: Which forward of the step, from 1.
-        layer: The layer that has made the rows, from 0.
+        number: Which exchange of the forward, from 0: behind each layer there is one for each node type.
         direction: One of ``DIRECTIONS``.
+        num_types: How many node types there are.
     """
 
     step: int
     forward: int
-    layer: int
+    number: int
     direction: str
+    num_types: int = 1
+
+    @property
+    def layer(self) -> int:
+        """The layer that has made the rows, from 0."""
+        return self.number // self.num_types
 
 
 class DifferentPlacesError(RuntimeError):
@@ -115,13 +122,13 @@ class Shipping:
 
     Args:
         channel: The ranks. Nobody else uses it before :meth:`close`.
-        seed: Decides everything random.
+        seed: Random seed.
         thrift: What is saved.
     """
 
     def __init__(self, channel: Channel, seed: int, thrift: Thrift) -> None:
         self._channel, self._seed, self._thrift = channel, seed, thrift
-        self._kept: dict[tuple[int, int, str], Shipment] = {}
+        self._kept: dict[tuple[int, int, str, int], Shipment] = {}
         self._thread = Background(THREAD_NAME) if thrift.overlap else None
         channel.is_waited_for, channel.is_of_boundary = not thrift.overlap, True
 
@@ -174,9 +181,9 @@ class Shipping:
         if self._thrift.share == 1.0:
             return route
         rank, size = self._channel.rank, self._channel.size
-        told = [self._drawn(which, place, rank, other) for other, which in enumerate(route.told)]
-        asked = [self._drawn(route.asked[other], place, other, rank) for other in range(size)]
-        return Route(told, asked)
+        to_send = [self._drawn(which, place, rank, other) for other, which in enumerate(route.to_send)]
+        to_receive = [self._drawn(route.to_receive[other], place, other, rank) for other in range(size)]
+        return Route(to_send, to_receive)
 
     def _drawn(self, which: Tensor, place: Place, sender: int, receiver: int) -> Tensor:
         number = math.ceil(self._thrift.share * len(which))
@@ -214,21 +221,22 @@ class Shipping:
         other = next((number for number, where in enumerate(ranks) if where != ranks[0]), None)
         if other is not None:
             raise DifferentPlacesError(
-                f"Ranks exchange rows of different layers: rank 0 is {_told(ranks[0])}; rank {other} is "
-                f"{_told(ranks[other])}. Every rank must run the same layers on every batch, forward and backward: "
-                "training_step may neither return None nor call the model once more on one rank alone."
+                f"Ranks exchange rows of different layers: rank 0 is {_told(ranks[0], place)}; rank {other} is "
+                f"{_told(ranks[other], place)}. Every rank must run the same layers on every batch, forward and "
+                "backward: training_step may neither return None nor call the model once more on one rank alone."
             )
 
 
-def _told(where: Sequence[int]) -> str:
-    step, forward, layer, direction, dtype, width, bits = where
+def _told(where: Sequence[int], own: Place) -> str:
+    step, forward, number, direction, dtype, width, bits = where
+    layer = own._replace(number=number).layer
     kind = str(DTYPES[dtype]).removeprefix("torch.") + (f" in {bits} bits" if bits else "")
     where_in_step = f"step {step}, forward {forward}, behind layer {layer}"
     return f"in {where_in_step} ({DIRECTIONS[direction]}, rows of {width} {kind})"
 
 
 def _numbers(place: Place) -> list[int]:
-    return [place.step, place.forward, place.layer, DIRECTIONS.index(place.direction)]
+    return [place.step, place.forward, place.number, DIRECTIONS.index(place.direction)]
 
 
 def _mixed(*numbers: int) -> int:

@@ -15,7 +15,7 @@ from lightning_gnn_dist import Graph, NeighborSampler, WholePartSampler
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.graph.quantize import quantize_rows
+from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.sampling.reference import random_graph
 

@@ -6,7 +6,6 @@ import gc
 import logging
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from lightning_gnn_dist import (
     GlobalBatching,
     Graph,
     Holding,
-    LadiesSampler,
     LinkDataModule,
     Loading,
     NeighborSampler,
@@ -67,14 +65,6 @@ def test_a_graph_that_does_not_fit_stays_in_ram(caplog):
         found = Placement(CUDA, "auto", lambda _: 2 * graph.num_bytes - 2).of(graph, SAMPLER)
     assert found == (graph, SAMPLER)
     assert "free on cuda:0 without them they may take 50 %" in caplog.text
-
-
-def test_one_that_fits_is_copied(monkeypatch):
-    graph, copies = random_graph(), []
-    monkeypatch.setattr(Placement, "_copy", lambda _, one: copies.append(one) or one)
-    _, sampler = Placement(CUDA, "auto", lambda _: 2 * graph.num_bytes).of(graph, SAMPLER)
-    assert sampler == DeviceSampler(SAMPLER)
-    assert copies == [graph]
 
 
 def test_a_sampler_that_does_not_draw_there_stays_in_ram():
@@ -205,29 +195,6 @@ def test_every_batch_is_the_same(make, what, monkeypatch):
         assert set(made) == {1}  # full neighbourhoods are large
     for data in (plain, other):
         data.teardown("fit")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"sampler": LadiesSampler([30, 30]), "global_batching": GlobalBatching(sampler=NeighborSampler([-1, 5]))},
-        {"sampler": NeighborSampler([5, -1], replace=True), "loading": Loading(num_threads=0, widen=False)},
-    ],
-    ids=["ladies", "replace"],
-)
-def test_other_samplers_make_the_same(options):
-    for what in ("train", "validate", "correct"):
-        there = {"loading": replace(options.get("loading", Loading()), sample_on="device")}
-        plain, other = module_of("cpu", **options), module_of("device", **(options | there))
-        for one, two in zip(ASKED[what](plain), ASKED[what](other), strict=True):
-            assert one.n_id.equal(two.n_id) and one.x.equal(two.x) and one.edge_index.equal(two.edge_index)
-
-
-def test_a_saved_graph_is_predicted_from_its_copy(tmp_path: Path):
-    GRAPH.save(tmp_path / "graph")
-    ways = (Loading(sample_on="cpu"), Loading(sample_on="device"))
-    plain, other = (PartitionedDataModule(tmp_path / "graph", batch_size=90, loading=way) for way in ways)
-    assert_same(plain.predict_dataloader(), other.predict_dataloader())
 
 
 @pytest.mark.parametrize("make", [module_of, links_of])

@@ -97,13 +97,6 @@ def test_seeds_have_labels_numbers_and_all_their_neighbours() -> None:
         assert torch.bincount(batch.edge_index[1], minlength=len(seeds)).equal(graph.degrees()[seeds])
 
 
-def test_batches_do_not_depend_on_how_they_are_made() -> None:
-    ways = [loader_of(sparse_graph(), 0, AROUND, 5) for _ in range(2)]
-    ways[0]._bulk_size, ways[1]._bulk_size = 1, 3
-    first, second = ([batch.n_id for batch in way.between(3, 13)] for way in ways)
-    assert all(a.equal(b) for a, b in zip(first, second, strict=True))
-
-
 def test_a_part_without_a_halo_has_its_own_seeds() -> None:
     graph = sparse_graph()
     ends = torch.stack([graph.indices.long(), torch.arange(300).repeat_interleave(graph.degrees())])

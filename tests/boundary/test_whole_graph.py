@@ -1,28 +1,37 @@
-"""Training on parts that lack nothing is training on the whole graph, step for step."""
+"""Training on parts that lack nothing is training on the whole graph, step for step, also with types."""
 
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from lightning.pytorch.strategies import DDPStrategy
-from torch_geometric.data import Data
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist import (
+    EverySteps,
     Exchange,
+    Graph,
     GrappaStrategy,
     Halo,
+    History,
+    LocalSGDStrategy,
     NeighborSampler,
     Partition,
     PartitionedDataModule,
     WholePartSampler,
+    save_shards,
 )
 from tests.boundary.models import MODELS, READY, Weights, check_learned, model, weighted_data, weights_of
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.layers.models import graph_of
+from tests.layers.typed_model import ByLayers, some_data
 from tests.ranks import run_ranks
 
 STEPS = 3
@@ -95,3 +104,153 @@ def test_an_exchange_loses_nothing_under_ddp() -> None:
     data = weighted_data()
     cases = [("SAGE", 2), ("JK", 3)]
     check_learned(cases, run_ranks(fit, 3, data, cases, {"data": exchanges, "strategy": ddp}), STEPS)
+
+
+CLOSE: dict[str, Any] = {"rtol": 0, "atol": 1e-12}
+DATA, RANKS = some_data(), 3
+
+
+def owners(graph: Graph, num_parts: int = RANKS) -> Partition:
+    """Parts of unequal sizes; the last one has authors and venues alone, so nothing to learn."""
+    owner = (torch.arange(graph.num_nodes) * 7 % 11 < 4).int()
+    if num_parts > 2:
+        for kind in ("author", "venue"):
+            nodes = graph.types.nodes_of(kind)
+            owner[nodes.start + 1 : nodes.stop : 3] = 2
+    return Partition(owner, num_parts)
+
+
+def by_hand(num_layers: int, steps: int) -> Weights:
+    """Gradient descent of one process on the whole graph."""
+    module, papers = ByLayers(DATA.edge_types, num_layers), DATA["paper"]
+    for _ in range(steps):
+        rows = module.whole(DATA)["paper"]
+        loss = F.cross_entropy(rows[papers.train_mask], papers.y[papers.train_mask])
+        gradient = torch.autograd.grad(loss, list(module.parameters()), allow_unused=True)
+        for p, g in zip(module.parameters(), gradient, strict=True):
+            p.data -= 0.1 * (0 if g is None else g)
+    return {name: p.detach() for name, p in module.named_parameters()}
+
+
+def exchanged(rank: int, world_size: int, where: Any, num_layers: int, folder: Path, exchange: Exchange) -> Weights:
+    def fit(epochs: int, **resumed: Any) -> ByLayers:
+        cut = {} if isinstance(where, Path) else {"partitioner": owners(where, world_size)}
+        data = PartitionedDataModule(where, sampler=WholePartSampler(num_layers), boundary=exchange, seed=0, **cut)
+        run = trainer(world_size, GrappaStrategy(**PATIENCE, find_unused_parameters=True), max_epochs=epochs, **OPTIONS)
+        module = ByLayers(DATA.edge_types, num_layers)
+        run.fit(module, data, **resumed)
+        run.save_checkpoint(folder / "half.ckpt")
+        return module
+
+    fit(2)
+    return {name: p.detach() for name, p in fit(4, ckpt_path=folder / "half.ckpt").named_parameters()}
+
+
+OPTIONS: dict[str, Any] = {"precision": "64-true", "limit_val_batches": 0}
+
+
+@pytest.mark.parametrize(("num_layers", "place"), [(2, "RAM"), (3, "RAM"), (2, "shards")])
+def test_an_exchange_is_one_process(num_layers: int, place: str, tmp_path: Path) -> None:
+    where: Any = Graph.from_pyg(DATA)
+    num_ranks = RANKS if place == "RAM" else 2
+    if place == "shards":
+        save_shards(where, owners(where, 2), tmp_path / "shards")
+        where = tmp_path / "shards"
+    expected = by_hand(num_layers, 4)
+    for found in run_ranks(exchanged, num_ranks, where, num_layers, tmp_path, Exchange()):
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, **CLOSE)
+
+
+def test_an_exchange_in_fewer_bits_is_near_it(tmp_path: Path) -> None:
+    expected = by_hand(3, 4)
+    for found in run_ranks(exchanged, RANKS, Graph.from_pyg(DATA), 3, tmp_path, Exchange(bits=16)):
+        distance = max(float((found[name] - value).abs().max()) for name, value in expected.items())
+        assert 0 < distance < 1e-2
+
+
+def part_loss(module: ByLayers, data: HeteroData, inside: dict[str, Tensor], known: list[dict[str, Tensor]]) -> Tensor:
+    """The loss of a part: of nodes outside of it, layers read the rows of the last meeting."""
+    x = data.x_dict
+    for index in range(len(module.convs)):
+        x = module.rows(index, x, data.edge_index_dict)
+        if index < len(known):
+            x = {kind: torch.where(inside[kind][:, None], x[kind], known[index][kind]) for kind in x}
+    seeds = inside["paper"] & data["paper"].train_mask
+    return F.cross_entropy(x["paper"][seeds], data["paper"].y[seeds])
+
+
+def history_by_hand(num_layers: int, rounds: int, steps: int, owner: Tensor, graph: Graph) -> Weights:
+    module = ByLayers(DATA.edge_types, num_layers)
+    for _ in range(rounds):
+        known, x = list[dict[str, Tensor]](), DATA.x_dict
+        with torch.no_grad():
+            for index in range(num_layers - 1):
+                known.append(x := module.rows(index, x, DATA.edge_index_dict))
+        replicas = []
+        for rank in range(2):
+            replica = ByLayers(DATA.edge_types, num_layers)
+            replica.load_state_dict(module.state_dict())
+            of_types = {kind: graph.types.nodes_of(kind) for kind in DATA.node_types}
+            inside = {kind: owner[nodes.start : nodes.stop] == rank for kind, nodes in of_types.items()}
+            for _ in range(steps):
+                weights, loss = list(replica.parameters()), part_loss(replica, DATA, inside, known)
+                for p, g in zip(weights, torch.autograd.grad(loss, weights, allow_unused=True), strict=True):
+                    p.data -= 0.1 * (0 if g is None else g)
+            replicas.append(replica)
+        pairs = zip(*(replica.parameters() for replica in replicas), strict=True)
+        for p, values in zip(module.parameters(), pairs, strict=True):
+            p.data = torch.stack([value.detach() for value in values]).mean(0)
+    return {name: p.detach() for name, p in module.named_parameters()}
+
+
+def remembered(rank: int, world_size: int, num_layers: int, sampler: Any, folder: Path) -> Weights:
+    graph = Graph.from_pyg(DATA)
+
+    def fit(epochs: int, **resumed: Any) -> ByLayers:
+        how: dict[str, Any] = {"sampler": sampler, "boundary": History(), "batch_size": 1000, "seed": 0}
+        data = PartitionedDataModule(graph, partitioner=owners(graph, 2), **how)
+        strategy = LocalSGDStrategy(EverySteps(2), weights="uniform", **PATIENCE)
+        module = ByLayers(DATA.edge_types, num_layers)
+        run = trainer(world_size, strategy, max_epochs=epochs, **OPTIONS)
+        run.fit(module, data, **resumed)
+        run.save_checkpoint(folder / "half.ckpt")
+        return module
+
+    fit(1)
+    return {name: p.detach() for name, p in fit(3, ckpt_path=folder / "half.ckpt").named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "sampler"), [(2, WholePartSampler(2)), (3, WholePartSampler(3)), (2, NeighborSampler([-1, -1]))]
+)
+def test_local_steps_with_rows_of_the_last_meeting_are_those_by_hand(
+    num_layers: int, sampler: Any, tmp_path: Path
+) -> None:
+    graph = Graph.from_pyg(DATA)
+    expected = history_by_hand(num_layers, 3, 2, owners(graph, 2).assignment, graph)
+    for found in run_ranks(remembered, 2, num_layers, sampler, tmp_path):
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, **CLOSE)
+
+
+class Rounded(ByLayers):
+    """Its second layer returns whole numbers, which have no gradient."""
+
+    def layers(self) -> Any:
+        first, second, last = super().layers()
+        return [first, lambda batch: {kind: rows.long() for kind, rows in second(batch).items()}, last]
+
+
+def refused(rank: int, world_size: int) -> str:
+    graph = Graph.from_pyg(DATA)
+    options: dict[str, Any] = {"sampler": WholePartSampler(3), "boundary": Exchange(), "partitioner": owners(graph, 2)}
+    run = trainer(world_size, GrappaStrategy(**PATIENCE, find_unused_parameters=True), max_epochs=1, **OPTIONS)
+    with pytest.raises(TypeError) as caught:
+        run.fit(Rounded(DATA.edge_types, 3), PartitionedDataModule(graph, **options))
+    return str(caught.value)
+
+
+def test_an_error_names_the_layer_whatever_the_number_of_types() -> None:
+    for said in run_ranks(refused, 2):
+        assert said.startswith("Layer 1 returned rows of torch.int64")

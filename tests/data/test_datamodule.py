@@ -17,7 +17,6 @@ from lightning_gnn_dist import (
     EverySteps,
     Fetch,
     Graph,
-    Halo,
     Holding,
     Isolated,
     Loading,
@@ -30,7 +29,7 @@ from lightning_gnn_dist import (
     SuperNodePartitioner,
 )
 from lightning_gnn_dist.batches.loader import THREAD_NAME
-from lightning_gnn_dist.graph.quantize import quantize_rows
+from lightning_gnn_dist.graph.convert import quantize_rows
 from tests.data_fitting import fit_with, full_graph_logits, model, small_graph, trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
@@ -63,24 +62,6 @@ def test_every_training_node_is_a_seed_once_a_pass_on_its_own_rank(partitioner: 
             assert set(own) <= set(nodes)
     assert results[0][0][0].tolist() != results[0][0][count].tolist()  # another order in every pass
     assert max(len(seeds) for trained, _ in results for seeds in trained) <= 7
-
-
-def states_after(rank: int, world_size: int, settings: list[dict[str, Any]]) -> list[State]:
-    states = []
-    for options in settings:
-        data = PartitionedDataModule(small_graph(), sampler=NeighborSampler([4, 4]), batch_size=9, **options)
-        module = model(dropout=0.3)
-        trainer(world_size, LocalSGDStrategy(EverySteps(3), **PATIENCE)).fit(module, data)
-        states.append(state_of(module))
-    return states
-
-
-def test_threads_and_bulks_change_nothing() -> None:
-    settings = [{"loading": Loading(num_threads=0, bulk_size=1)}, {"loading": Loading(num_threads=1, bulk_size=4)}]
-    settings += [{"loading": Loading(num_threads=2, bulk_size=3)}, {"seed": 1}]
-    for plain, threaded, more_threads, other_seed in run_ranks(states_after, 2, settings):
-        assert differs(plain, threaded) == differs(plain, more_threads) == 0.0
-        assert differs(plain, other_seed) > 0
 
 
 def ddp(rank: int, world_size: int) -> tuple[State, list[Tensor], list[Tensor]]:
@@ -245,16 +226,3 @@ def test_it_can_be_printed_while_loaders_are_open() -> None:
     data = PartitionedDataModule(small_graph())
     data.train_dataloader()
     assert "num_nodes=600" in str(data) and "MetisPartitioner" in repr(data)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"holding": Holding(Rotate()), "boundary": Fetch()}, "choose one"),
-        ({"boundary": Halo(bytes=10)}, "no room for a single node"),
-        ({"holding": Holding(extra_nodes=0.1), "boundary": Fetch()}, "choose one"),
-    ],
-)
-def test_arguments_are_checked_at_once(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PartitionedDataModule(small_graph(), **options)

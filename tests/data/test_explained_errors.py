@@ -1,4 +1,4 @@
-"""Arguments of PyG's loaders, and graphs without features, are answered with what to write here."""
+"""Mistakes are answered in the user's terms: words of PyG, and features and labels that a model cannot take."""
 
 from __future__ import annotations
 
@@ -6,16 +6,27 @@ import inspect
 import pickle
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch_geometric.nn import GCNConv, SAGEConv
+from torchmetrics.functional.classification import multiclass_accuracy
 
 from lightning_gnn_dist import (
     Graph,
+    Launch,
     LinkDataModule,
+    Loading,
+    LocalSGDStrategy,
+    NeighborSampler,
     PartitionedDataModule,
+    communities,
     split_edges,
 )
 from lightning_gnn_dist.cli.mistakes.misspelt import hint
-from lightning_gnn_dist.data.explained_errors import WORDS_OF_PYG
+from lightning_gnn_dist.data.explained_errors import WORDS_OF_PYG, explain_features
 from tests.data_fitting import model, small_graph, trainer
 
 KINDS: dict[type, Any] = {
@@ -74,3 +85,121 @@ def test_a_mask_that_marks_nothing_is_named_with_the_way_out() -> None:
     ):
         trainer(1).fit(model(), data)
     trainer(1, limit_val_batches=0).fit(model(), data)
+
+
+GRAPH = communities(60, 2, num_features=8)
+X = GRAPH.node_arrays["x"]
+
+
+class OneLayer(pl.LightningModule):
+    """A layer on what a batch has."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def training_step(self, batch: Any) -> Tensor:
+        logits = self.layer(batch.x, batch.edge_index)[: batch.batch_size]
+        return functional.cross_entropy(logits, batch.y[: batch.batch_size])
+
+    def validation_step(self, batch: Any) -> Tensor:
+        return self.training_step(batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def fit_on(x: Tensor, layer: nn.Module) -> None:
+    graph = Graph(GRAPH.indptr, GRAPH.indices, {**GRAPH.node_arrays, "x": x})
+    data = PartitionedDataModule(graph, sampler=NeighborSampler([3]), batch_size=64, loading=Loading(num_threads=0))
+    trainer(1, max_steps=1).fit(OneLayer(layer), data)
+
+
+@pytest.mark.parametrize(
+    ("x", "reason"),
+    [
+        (X.double(), r"x holds torch\.float64, and the model computes with another type: data\.x = data\.x\.float\(\)"),
+        (X.long(), r"x holds torch\.int64, and the model"),
+        (X > 0, r"x holds torch\.bool, and the model"),
+        (X[:, 0].contiguous(), r"x has the shape \(60,\), .* data\.x = data\.x\.view\(-1, 1\)"),
+        (X.view(60, 2, 4), r"x has the shape \(60, 2, 4\), .* data\.x = data\.x\.flatten\(1\)"),
+        (X[:, :5].contiguous(), "x has 5 features, and a layer of the model takes 8: build it with 5"),
+    ],
+)
+@pytest.mark.parametrize("kind", [SAGEConv, GCNConv])
+def test_features_that_a_layer_cannot_take_are_named(kind: type[nn.Module], x: Tensor, reason: str) -> None:
+    with pytest.raises((RuntimeError, IndexError), match=reason):
+        fit_on(x, kind(8, 2))
+
+
+def test_what_has_nothing_to_do_with_features_keeps_its_words() -> None:
+    for error in (ValueError("mine"), RuntimeError("mat1 and mat2 shapes cannot be multiplied (3x4 and 8x2)")):
+        explain_features(error, X)
+        explain_features(error, X[:, 0])
+        explain_features(error, None)
+        assert "x h" not in str(error)
+
+
+def cross_entropy(out: Tensor, batch: Any) -> Tensor:
+    return functional.cross_entropy(out, batch.y)
+
+
+def of_a_mask(out: Tensor, batch: Any) -> Tensor:
+    return functional.cross_entropy(out[batch.val_mask], batch.y[batch.val_mask])
+
+
+def accuracy(out: Tensor, batch: Any) -> Tensor:
+    return (out.argmax(1) == batch.y).float().mean() + 0 * out.sum()
+
+
+def of_places(out: Tensor, batch: Any) -> Tensor:
+    places = batch.train_mask.nonzero().view(-1)
+    return functional.cross_entropy(out[places], batch.y[places])
+
+
+def metric(out: Tensor, batch: Any) -> Tensor:
+    return multiclass_accuracy(out, batch.y, 2) + 0 * out.sum()
+
+
+def binary(out: Tensor, batch: Any) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(out, functional.one_hot(batch.y, 2).float())
+
+
+WHOLE_GRAPH_LOSSES = [cross_entropy, of_a_mask, accuracy, of_places, metric, binary]
+
+
+class WholeGraphLoss(OneLayer):
+    """As written for a graph that is one batch."""
+
+    def __init__(self, loss: Any) -> None:
+        super().__init__(SAGEConv(8, 2))
+        self.loss = loss
+
+    def training_step(self, batch: Any) -> Tensor:
+        return self.loss(self.layer(batch.x, batch.edge_index), batch)
+
+
+@pytest.mark.parametrize("step", ["training", "validation"])
+@pytest.mark.parametrize("loss", WHOLE_GRAPH_LOSSES)
+def test_a_loss_over_nodes_that_are_no_seeds_is_refused(loss: Any, step: str) -> None:
+    data = PartitionedDataModule(GRAPH, sampler=NeighborSampler([3]), batch_size=9, loading=Loading(num_threads=0))
+    running = trainer(1, max_steps=1)
+    run = running.fit if step == "training" else running.validate
+    with pytest.raises((RuntimeError, IndexError, ValueError), match=r"labels of the \d+ seeds, .*\(all_labels=True\)"):
+        run(WholeGraphLoss(loss), data)
+
+
+def test_errors_of_other_sizes_keep_their_words() -> None:
+    def wrong(out: Tensor, batch: Any) -> Tensor:
+        raise ValueError("mine, with 9 and 60")
+
+    data = PartitionedDataModule(GRAPH, sampler=NeighborSampler([3]), batch_size=9, loading=Loading(all_labels=True))
+    with pytest.raises(ValueError, match=r"^mine"):
+        trainer(1).validate(WholeGraphLoss(wrong), data, verbose=False)
+
+
+def test_ranks_that_are_forked_say_it_too() -> None:
+    data = PartitionedDataModule(GRAPH, sampler=NeighborSampler([3]), batch_size=9, loading=Loading(num_threads=0))
+    forked = trainer(2, LocalSGDStrategy(launch=Launch(start_method="fork")))
+    with pytest.raises(ValueError, match=r"batch\.y holds the labels of the \d+ seeds"):
+        forked.fit(WholeGraphLoss(cross_entropy), data)

@@ -160,13 +160,6 @@ def test_a_partition_of_something_else_is_refused() -> None:
         run_ranks(fit_with, 2, small_graph(), {"partitioner": partition})
 
 
-def test_too_few_nodes_to_share_are_refused() -> None:
-    graph = small_graph()
-    graph.node_arrays["val_mask"] = torch.arange(600) == 5
-    with pytest.raises(RankError, match="val_mask marks 1 nodes, but 2 ranks share the evaluation"):
-        run_ranks(fit_with, 2, graph, {})
-
-
 def test_the_length_of_a_super_epoch_survives_in_a_checkpoint() -> None:
     data = PartitionedDataModule(small_graph(), holding=Holding(Rotate()))
     data.trainer = trainer(1, max_epochs=30)

@@ -1,11 +1,13 @@
-"""What PyG's batches say of their seeds and edges: ``input_id``, the place of a seed in its split, and ``e_id``."""
+"""What batches say of their seeds and edges: labels of seeds alone, and places in the split and in the data."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import coalesce
 
@@ -16,10 +18,12 @@ from lightning_gnn_dist import (
     Halo,
     Isolated,
     LinkDataModule,
+    Loading,
     LocalSGDStrategy,
     NeighborSampler,
     PartitionedDataModule,
     RandomPartitioner,
+    communities,
     save_shards,
     split_edges,
 )
@@ -32,7 +36,7 @@ from tests.every_strategy import PATIENCE
 from tests.placing import batches_of
 from tests.ranks import run_ranks
 from tests.sage import SAGE
-from tests.samplers import SAMPLERS
+from tests.samplers import SAMPLERS, graph_for_all
 
 
 def pyg_data() -> Data:
@@ -156,3 +160,39 @@ def test_a_batch_without_them_says_how_to_get_them() -> None:
         _ = batch.e_id
     assert "e_id" not in batch and "input_id" in batch
     assert not hasattr(batch, "e_id")
+
+
+def all_batches(data: Any) -> Iterator[Any]:
+    for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader(), data.predict_dataloader()):
+        yield from loader
+    yield from data.anchor_batches(0)
+    yield from data.correction_batches(0, stop=2)
+    data.teardown("fit")
+
+
+def check(batch: Any, y: Tensor, *, all_labels: bool) -> None:
+    nodes = batch.n_id if all_labels else batch.n_id[: batch.batch_size]
+    assert batch.y.equal(y[nodes])
+    assert len(batch.get("val_mask", batch.x)) == batch.num_nodes
+
+
+REFUSES_ALL = "temporal"  # would show a seed labels that come after its time
+CASES = [(sampler, wanted) for name, sampler in SAMPLERS.items() for wanted in (False, name != REFUSES_ALL)]
+
+
+@pytest.mark.parametrize(("sampler", "all_labels"), dict.fromkeys(CASES), ids=repr)
+def test_batches_of_all_samplers(sampler: Sampler, all_labels: bool) -> None:
+    graph = graph_for_all()
+    loading = Loading(all_labels=all_labels, num_threads=0)
+    data = PartitionedDataModule(graph, sampler=sampler, batch_size=60, loading=loading)
+    sizes = set()
+    for batch in all_batches(data):
+        check(batch, graph.node_arrays["y"], all_labels=all_labels)
+        sizes.add(len(batch.y) < batch.num_nodes)
+    assert (True in sizes) != all_labels
+
+
+def test_batches_of_links() -> None:
+    split = split_edges(communities(200, 4, num_features=4), 0.1, 0.1, negatives=2)
+    for batch in all_batches(LinkDataModule(split, sampler=NeighborSampler([3, 2]), batch_size=30)):
+        check(batch, split.graph.node_arrays["y"], all_labels=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from lightning_gnn_dist import Graph, LinkSplit, communities, split_edges
-from lightning_gnn_dist.data.typed.links import edges_of
+from lightning_gnn_dist.data.edges.ends import edges_of
 
 Pairs = set[tuple[int, int]]
 

@@ -24,7 +24,7 @@ from lightning_gnn_dist import (
     save_shards,
 )
 from lightning_gnn_dist.batches.loading import warn_of_slow_bfloat16
-from lightning_gnn_dist.graph.quantize import quantize_rows
+from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.data_fitting import trainer
 from tests.sage import SAGE

@@ -18,7 +18,6 @@ from torch_geometric.nn import SAGEConv
 from lightning_gnn_dist import (
     Auto,
     Evaluation,
-    Exchange,
     Fetch,
     GlobalBatching,
     Graph,
@@ -42,7 +41,7 @@ from lightning_gnn_dist.homes import times
 from lightning_gnn_dist.layers.evaluating.choice import Counter, Evaluated, seeds_at_once
 from lightning_gnn_dist.sampling.device import DeviceSampler
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
-from tests.data_fitting import trainer
+from tests.data_fitting import SOME_STRATEGIES, trainer
 from tests.every_strategy import every_strategy
 from tests.graph.typed.graphs import small
 from tests.placing import seeds_and_source
@@ -133,7 +132,7 @@ def trained(rank: int, world_size: int, names: list[str], path: str) -> list[Any
     return found
 
 
-@pytest.mark.parametrize("names", [["llcg"], pytest.param(["grappa", "local_sgd", "tma"], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("names", SOME_STRATEGIES)
 def test_every_strategy_learns_from_the_past_and_is_judged_by_it(names: list[str], tmp_path: Path) -> None:
     graph, module = temporal_graph(), Watcher()
     graph.save(tmp_path / "graph")
@@ -231,7 +230,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no such time": ({"sampler": TemporalSampler([2], "when")}, "time names the array 'when', and neither"),
     "seeds without": ({"sampler": TemporalSampler([2], "edge_time")}, "Nodes have no 'edge_time' to say at what time"),
     "corrections": ({"global_batching": GlobalBatching(sampler=PLAIN)}, "global_batching draws with NeighborSampler"),
-    "evaluation": ({"evaluation": Evaluation(sampler=PLAIN)}, "evaluation draws with NeighborSampler.* give both a T"),
     "equal times": (
         {"evaluation": Evaluation(sampler=TemporalSampler([4, 3], "edge_time", "time", equal=True))},
         "seeds must see the same events in both",
@@ -243,17 +241,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         },
         "with the same time, seed_time, equal and last",
     ),
-    "corrections of longer ago": (
-        {"global_batching": GlobalBatching(sampler=TemporalSampler([4, 3], "edge_time", "time", last=3))},
-        "seeds must see the same events in both",
-    ),
     "labels of later nodes": (
         {"loading": Loading(all_labels=True)},
         r"Loading\(all_labels=True\) shows a seed the labels",
     ),
-    "training": ({"sampler": PLAIN, "evaluation": Evaluation(sampler=SAMPLER)}, "seeds must see the same events"),
     "history": ({"boundary": History()}, r"boundary=History\(\) keeps one row of each node, whatever the time"),
-    "exchange": ({"boundary": Exchange()}, r"it takes sampler=WholePartSampler\(num_hops\)"),
     "device": ({"loading": Loading(sample_on="device")}, 'sample_on="device" needs a sampler that draws there'),
 }
 

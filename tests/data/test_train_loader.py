@@ -26,8 +26,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.batches.loader import THREAD_NAME, BatchLoader
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.data.train_loader import TrainLoader
-from lightning_gnn_dist.homes.part_reader import PartReader
-from lightning_gnn_dist.homes.switcher import PartSwitcher
+from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher
 
 BATCHES, EVERY = 5, 2
 

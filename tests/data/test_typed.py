@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import (
-    ClusterSampler,
     Coverage,
     Evaluation,
-    Exchange,
     GlobalBatching,
     Graph,
     Halo,
@@ -27,12 +25,11 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     PredictionWriter,
     RandomPartitioner,
-    RandomWalkSampler,
     Rotate,
     communities,
 )
 from lightning_gnn_dist.boundary.boundary import Boundary
-from tests.data_fitting import fit_whole_and_resumed, trainer
+from tests.data_fitting import SOME_STRATEGIES, fit_whole_and_resumed, trainer
 from tests.every_strategy import every_strategy
 from tests.graph.typed.graphs import small
 from tests.placing import seeds_and_source
@@ -94,10 +91,7 @@ def states_after(rank: int, world_size: int, names: list[str]) -> list[list[Any]
     return found
 
 
-NAMES = [["llcg"], pytest.param(["grappa", "local_sgd", "tma"], marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize("names", NAMES)
+@pytest.mark.parametrize("names", SOME_STRATEGIES)
 def test_every_strategy_trains_equal_replicas_judged_exactly(names: list[str]) -> None:
     graph = typed_graph_of_papers()
     papers = graph.types.node_arrays["paper"]
@@ -200,10 +194,7 @@ LADIES = LadiesSampler([8, 8])
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "two types of seeds": (two_types, {}, r"2 node types have a train_mask .* graph\.with_seeds\('paper'\)"),
     "no seeds": (unmarked, {}, "No node type has a train_mask: set data"),
-    "ladies": (small, {"sampler": LADIES}, "LadiesSampler draws from graphs without types"),
     "ladies for corrections": (small, {"global_batching": GlobalBatching(sampler=LADIES)}, "LadiesSampler draws"),
-    "clusters": (small, {"sampler": ClusterSampler(2)}, "ClusterSampler draws from graphs without types"),
-    "walks": (small, {"sampler": RandomWalkSampler(2)}, r"RandomWalkSampler\(visits=50\) draws"),
     "weights": (
         small,
         {"sampler": NeighborSampler([2, 2], weight="w")},
@@ -215,7 +206,6 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"evaluation": Evaluation(sampler=NeighborSampler({("paper", "cites", "paper"): [2, 2]}))},
         "no numbers for the edge type",
     ),
-    "exchange of samples": (small, {"boundary": Exchange()}, r"it takes sampler=WholePartSampler\(num_hops\)"),
     "device": (small, {"loading": Loading(sample_on="device")}, 'sample_on="device" is for graphs without types'),
     "a small halo": (small, {"boundary": Halo(bytes=1)}, "has no room for a single node"),
     "seeds of the halo": (

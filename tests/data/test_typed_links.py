@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,9 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import (
-    ClusterSampler,
-    Exchange,
     Fetch,
-    GlobalBatching,
     Graph,
     Halo,
-    Holding,
     Isolated,
     LinkDataModule,
     LinkSplit,
@@ -27,16 +23,13 @@ from lightning_gnn_dist import (
     NeighborSampler,
     Partition,
     RandomPartitioner,
-    Rotate,
     SuperNodePartitioner,
-    TemporalSampler,
     WholePartSampler,
     split_edges,
 )
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.graph.typed.names import EdgeType
-from tests.data_fitting import fit_whole_and_resumed, trainer
-from tests.every_strategy import every_strategy
+from tests.data_fitting import SOME_STRATEGIES, fit_and_test, fit_whole_and_resumed
 from tests.placing import batches_of, most_seeds, placed, seeds_and_source
 from tests.ranks import run_ranks
 from tests.typed_sage import LinkHetero, targets_of, typed_graph_of_papers
@@ -45,7 +38,6 @@ WRITES: EdgeType = ("author", "writes", "paper")
 CITES: EdgeType = ("paper", "cites", "paper")
 PEERS: EdgeType = ("paper", "resembles", "paper")
 ALL = NeighborSampler([-1, -1])
-STRATEGIES = every_strategy()
 
 
 @cache
@@ -200,30 +192,6 @@ def test_neighbours_beyond_the_part_come_along_and_no_target(boundary: Boundary)
     assert outside > 50 if boundary == Fetch() else outside == 0
 
 
-@pytest.mark.parametrize("holding", [Holding(Rotate()), Holding(extra_nodes=0.5)], ids=["rotate", "extra"])
-def test_only_own_nodes_are_asked_for(holding: Holding) -> None:
-    split = split_of()
-    plain, larger = data_of(split), data_of(split, holding=holding)
-    own, part = nodes_of(plain.part(0, 3)), larger.part(0, 3)
-    assert sum(map(len, nodes_of(part).values())) > sum(map(len, own.values()))
-    asked = [targets_of(batch, WRITES) for batch in batches_of(larger, part, 3, 0, 0, 3)]
-    assert all(s in own["author"] and r in own["paper"] for targets in asked for s, r, _ in targets)
-    alone = [targets_of(batch, WRITES) for batch in batches_of(plain, plain.part(0, 3), 3, 0, 0, 3)]
-    count = [sum(label for targets in found for *_, label in targets) for found in (asked, alone)]
-    assert count[0] == count[1] > 0
-
-
-def test_corrections_are_slices_of_batches_of_the_whole_graph() -> None:
-    split = split_of()
-    data = data_of(split, global_batching=GlobalBatching(batch_size=31))
-    (whole,) = data.correction_batches(4, sliced=False, start=2, stop=3)
-    placed(data, 1, 2)
-    (half,) = data.correction_batches(4, start=2, stop=3)
-    asked, mine = targets_of(whole, WRITES), targets_of(half, WRITES)
-    assert mine == asked[15:31] + asked[31 + 15 :] or mine == asked[16:31] + asked[31 + 16 :]
-    assert half.num_targets == len(mine) and {(s, r) for s, r, label in asked if label} <= links(split)
-
-
 def test_a_part_with_few_links_repeats_them_with_weight_zero() -> None:
     split = split_of()
     data = data_of(split, partitioner=unequal(split.graph), batch_size=150)
@@ -279,16 +247,8 @@ def test_a_resumed_fit_of_a_saved_split_ends_with_the_same_weights(tmp_path: Pat
     check_ranking(metrics, module, split)
 
 
-def states_after(rank: int, world_size: int, names: list[str], split: LinkSplit) -> list[list[Any]]:
-    found = []
-    for name in names:
-        module, data = module_of(split), data_of(split, partitioner=PARTITIONERS[name])
-        fit = trainer(world_size, STRATEGIES[name](), max_epochs=2)
-        fit.fit(module, data)
-        module.targets.clear()
-        (metrics,) = fit.test(module, data, verbose=False)
-        found.append([module.state_dict(), metrics, module.targets])
-    return found
+def made(split: LinkSplit, name: str) -> tuple[LinkHetero, LinkDataModule]:
+    return module_of(split), data_of(split, partitioner=PARTITIONERS[name])
 
 
 PARTITIONERS = {
@@ -297,13 +257,12 @@ PARTITIONERS = {
     "local_sgd": RandomPartitioner(),
     "tma": SuperNodePartitioner(12),
 }
-NAMES = [["llcg"], pytest.param(["grappa", "local_sgd", "tma"], marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("names", NAMES)
+@pytest.mark.parametrize("names", SOME_STRATEGIES)
 def test_every_strategy_trains_equal_replicas_ranked_exactly(names: list[str]) -> None:
     split = split_of()
-    for outcomes in zip(*run_ranks(states_after, 2, names, split), strict=True):
+    for outcomes in zip(*run_ranks(fit_and_test, 2, names, partial(made, split), "targets"), strict=True):
         (state, metrics, mine), (other, others, theirs) = outcomes
         assert all(state[name].equal(other[name]) for name in state) and metrics == others
         assert Counter(mine) + Counter(theirs) == held(split, "test") and mine and theirs
@@ -336,10 +295,7 @@ def test_a_batch_can_lose_its_types_and_says_what_it_lacks() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "time": ({"sampler": TemporalSampler([2, 2], "time")}, "this split holds them back at random"),
-    "clusters": ({"sampler": ClusterSampler(2)}, "sampled around by NeighborSampler or WholePartSampler"),
     "device": ({"loading": Loading(sample_on="device")}, 'sample_on="device" is for graphs without types'),
-    "boundary": ({"boundary": Exchange()}, r"boundary must be Isolated\(\), Halo\(\) or Fetch\(\) for edges"),
     "other types": ({"sampler": NeighborSampler({WRITES: [2, 2]})}, "num_neighbors has no numbers for the edge type"),
     "weights": ({"sampler": NeighborSampler([2, 2], weight="w")}, "weight .'w'. draws from graphs without types"),
 }

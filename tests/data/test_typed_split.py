@@ -179,11 +179,3 @@ def test_a_graph_without_types_has_no_edge_types() -> None:
     for option in ({"edge_type": WRITES}, {"reverse": WRITES}):
         with pytest.raises(ValueError, match=r"is for a graph with types, and this one has none"):
             split_edges(plain, **option)  # type: ignore[arg-type]
-
-
-def test_a_sender_that_is_linked_with_all_is_named() -> None:
-    data = HeteroData()
-    data["a"].num_nodes, data["b"].num_nodes = 5, 3
-    data["a", "to", "b"].edge_index = torch.tensor([[4, 4, 4], [0, 1, 2]])
-    with pytest.raises(ValueError, match="Node 4 has an edge to every other"):
-        split_edges(Graph.from_pyg(data), 0.3, 0.3, edge_type=("a", "to", "b"))

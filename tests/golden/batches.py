@@ -23,7 +23,7 @@ from lightning_gnn_dist import (
     TemporalSampler,
     WholePartSampler,
 )
-from lightning_gnn_dist.graph.quantize import quantize_rows
+from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from tests.golden.graphs import AT, BACK, CITES, PRINTS, SPLITS, WRITES, dense, plain, simple, typed
 from tests.golden.place import AT_ONCE, Place

@@ -29,8 +29,3 @@ def test_ids_are_found_where_they_are(most: int, is_sorted: bool, num_asked: int
 def test_no_node_has_no_place() -> None:
     at, is_found = Lookup(torch.empty(0, dtype=torch.int64))(torch.tensor([3, 5]))
     assert at.numel() == 0 and is_found.tolist() == [False, False]
-
-
-def test_a_node_has_one_place() -> None:
-    with pytest.raises(ValueError, match="node 4 is given twice"):
-        Lookup(torch.tensor([4, 2, 4]))

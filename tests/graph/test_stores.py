@@ -13,6 +13,7 @@ from torch_geometric.utils import sort_edge_index
 
 from lightning_gnn_dist import Graph, citations, communities
 from lightning_gnn_dist.graph import stores
+from tests.graph.equal import check_equal
 
 
 class Features(FeatureStore):
@@ -95,19 +96,13 @@ def pair_of(data: Data, layout: str = "coo", size: bool = True) -> tuple[Feature
     return features, edges
 
 
-def check_same(found: Graph, expected: Graph) -> None:
-    assert found.arrays.keys() == expected.arrays.keys()
-    for name, array in expected.arrays.items():
-        assert array.dtype == found.arrays[name].dtype and torch.equal(array, found.arrays[name]), name
-
-
 @pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
 def test_a_plain_graph_is_that_of_the_data(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "BYTES_AT_ONCE", 50 * 6 * 8)  # 50 rows of x, and 300 of a label
     data = plain()
     data.edge_index, data.edge_weight = sort_edge_index(data.edge_index, data.edge_weight, sort_by_row=layout == "csr")
     features, edges = pair_of(data, layout)
-    check_same(Graph.from_pyg((features, edges)), Graph.from_pyg(data))
+    check_equal(Graph.from_pyg((features, edges)), Graph.from_pyg(data))
     assert features.most == 300 and Graph.from_pyg((features, edges), edge_ids=True).edge_arrays["e_id"].max() > 0
 
 
@@ -115,16 +110,16 @@ def test_pieces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "BYTES_AT_ONCE", 7 * 6 * 8)
     data = Data(x=torch.randn(100, 6), edge_index=torch.tensor([[0], [99]]))
     features, edges = pair_of(data, size=False)
-    check_same(Graph.from_pyg((features, edges)), Graph.from_pyg(data))
+    check_equal(Graph.from_pyg((features, edges)), Graph.from_pyg(data))
     assert features.most == 7
 
 
 def test_a_data_is_both_stores() -> None:
     data = plain()
-    check_same(Graph.from_pyg((data, data)), Graph.from_pyg(data))
+    check_equal(Graph.from_pyg((data, data)), Graph.from_pyg(data))
     edges = Data(edge_index=data.edge_index, num_nodes=300)
     del data.edge_weight  # the store for features of a Data names those of nodes alone
-    check_same(Graph.from_pyg((data, edges)), Graph.from_pyg(data))
+    check_equal(Graph.from_pyg((data, edges)), Graph.from_pyg(data))
 
 
 def test_a_graph_with_types_is_that_of_the_hetero_data() -> None:
@@ -149,8 +144,8 @@ def test_a_graph_with_types_is_that_of_the_hetero_data() -> None:
     expected = Graph.from_pyg(ordered)
     assert expected.types is not None
     assert found.types.num_nodes == expected.types.num_nodes
-    check_same(found, expected)
-    check_same(Graph.from_pyg((data, data)), Graph.from_pyg(data))
+    check_equal(found, expected)
+    check_equal(Graph.from_pyg((data, data)), Graph.from_pyg(data))
 
 
 def broken(change: str) -> Any:

@@ -17,9 +17,9 @@ from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
 from torch import Tensor, nn
 from torch_geometric.nn import GCN, GIN, GraphSAGE, SAGEConv
 
-from lightning_gnn_dist import Evaluation, Graph, NeighborSampler, PartitionedDataModule, PredictionWriter
+from lightning_gnn_dist import Evaluation, Graph, PartitionedDataModule, PredictionWriter
 from lightning_gnn_dist.batches.seed_batch import SeedBatch
-from lightning_gnn_dist.graph.quantize import quantize_rows
+from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.layers.evaluating import layered_loader
 from tests.data_fitting import trainer
 from tests.layers.models import NUM_CLASSES, Layered, Ready, Sage, graph_of, whole_rows
@@ -120,9 +120,7 @@ def test_a_graph_without_features_is_evaluated_on_batches():
     module, data = Embedded(), DATA.clone()
     data.num_nodes = DATA.num_nodes
     del data.x
-    batches = PartitionedDataModule(
-        Graph.from_pyg(data), sampler=NeighborSampler([3, 3]), batch_size=7, evaluation=Evaluation(batch_size=7)
-    )
+    batches = data_module(Graph.from_pyg(data), evaluation=Evaluation(batch_size=7))
     check(rows_of_test(module, batches), whole_rows(module, DATA))
 
 
@@ -228,7 +226,7 @@ def test_nodes_without_features():
     torch.manual_seed(0)
     module, data = Embedded().double(), DATA.clone()
     del data.x
-    whole = PartitionedDataModule(graph_of(data), sampler=NeighborSampler([3, 3]), evaluation=Evaluation(batch_size=2))
+    whole = in_batches(graph_of(data))
     rows = rows_of_test(module, whole)
     assert module.kinds == {"SeedBatch"}
     with torch.no_grad():
@@ -249,7 +247,7 @@ def test_narrow_features_are_widened(dtype, kind, tmp_path):
         graph = graph_of(data)
     torch.manual_seed(0)
     module = Ready(kind, 2)
-    whole = PartitionedDataModule(graph, sampler=NeighborSampler([3, 3]), evaluation=Evaluation(batch_size=2))
+    whole = in_batches(graph)
     rows = rows_of_test(module, whole)
     assert module.kinds == {"SeedBatch"}
     x = data.x.float()
@@ -265,7 +263,7 @@ def test_mixed_precision(made):
     data.x = data.x.float()
     torch.manual_seed(0)
     module = made()
-    whole = PartitionedDataModule(graph_of(data), sampler=NeighborSampler([3, 3]), evaluation=Evaluation(batch_size=2))
+    whole = in_batches(graph_of(data))
     rows = rows_of_test(module, whole, precision="bf16-mixed")
     assert module.kinds == {"SeedBatch"}
     assert {row.dtype for row in rows.values()} == {torch.bfloat16}

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback, WeightAveraging
 from torch import Tensor, nn
 from torch_geometric.nn import GraphSAGE
 
-from lightning_gnn_dist import Evaluation, NeighborSampler, PartitionedDataModule
+from lightning_gnn_dist import Evaluation, Graph, NeighborSampler, PartitionedDataModule
 from tests.data_fitting import trainer
 from tests.layers.models import NUM_CLASSES, Ready, Sage, graph_of, uneven_data, whole_rows
 
@@ -23,13 +23,15 @@ TESTED = DATA.test_mask.nonzero().view(-1).tolist()
 VALIDATED = DATA.val_mask.nonzero().view(-1).tolist()
 
 
-def data_module(**options: Any) -> PartitionedDataModule:
-    return PartitionedDataModule(graph_of(DATA), sampler=NeighborSampler([3, 3]), batch_size=7, **options)
+def data_module(graph: Graph | None = None, **options: Any) -> PartitionedDataModule:
+    return PartitionedDataModule(
+        graph_of(DATA) if graph is None else graph, sampler=NeighborSampler([3, 3]), batch_size=7, **options
+    )
 
 
-def in_batches() -> PartitionedDataModule:
+def in_batches(graph: Graph | None = None) -> PartitionedDataModule:
     """In so many batches of full neighbourhoods that layers cost less."""
-    return data_module(evaluation=Evaluation(batch_size=2))
+    return data_module(graph, evaluation=Evaluation(batch_size=2))
 
 
 class Gnn(Ready):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 from pathlib import Path
 from typing import Any
 
@@ -97,20 +95,6 @@ def test_a_table_gives_the_rows_that_it_got(most_bytes, dtype, shape, ids, tmp_p
     assert found.dtype == dtype
     assert found.equal(rows[order])
     assert table.take(nodes[:0]).shape == (0, *shape)
-
-
-def test_no_file_stays_open_of_many_tables(tmp_path):
-    nodes, rows = torch.arange(9), torch.randn(9, 4)
-    gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(20):
-        table = RowTable(nodes, rows, 0, tmp_path)
-        table.write(nodes, rows)
-        assert table.take(nodes[3:5]).equal(rows[3:5])
-    del table
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
-    assert list(tmp_path.rglob("*")) == []
 
 
 def rows_of(layers: Any, seeds: Tensor, budget_bytes: int, folder: Path | None = None, graph: Graph = GRAPH) -> Tensor:

@@ -17,9 +17,9 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GATv2Conv, GCNConv, GINEConv, GraphNorm, SAGEConv
 
 from lightning_gnn_dist import Graph, GrappaStrategy, LocalSGDStrategy, layers_of, predict_by_layer
-from lightning_gnn_dist.graph.quantize import quantize_rows
-from lightning_gnn_dist.layers.definition import has_layers
+from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.layers.layer_pass import LayerPass
+from lightning_gnn_dist.layers.through_layers import has_layers
 from tests.memory import Peak, give_back_at_once, reads_memory
 from tests.ranks import RankError, run_ranks
 
@@ -29,17 +29,23 @@ NUM_NODES, NUM_FEATURES = 1_501, 12
 class Deep(pl.LightningModule):
     """Three layers of any kind, the whole graph at once or one after the other."""
 
-    def __init__(self, make: Callable[[int, int], torch.nn.Module], *, with_edges: bool = False) -> None:
+    def __init__(
+        self,
+        make: Callable[[int, int], torch.nn.Module],
+        *,
+        edges: str | None = None,
+        sizes: Sequence[int] = (NUM_FEATURES, 16, 16, 5),
+    ) -> None:
         super().__init__()
-        sizes = [NUM_FEATURES, 16, 16, 5]
+        torch.manual_seed(0)
         self.convs = torch.nn.ModuleList([make(*pair) for pair in pairwise(sizes)])
         self.dropout = torch.nn.Dropout(0.5)
-        self.with_edges = with_edges
+        self.edges = edges
         self.num_seeds: list[int] = []
 
     def layer(self, conv: torch.nn.Module, data: Any) -> Tensor:
         self.num_seeds.append(data.get("batch_size", data.num_nodes))
-        edges = [data.edge_attr] if self.with_edges else []
+        edges = [] if self.edges is None else [data[self.edges]]
         x = conv(data.x, data.edge_index, *edges)
         return x if conv is self.convs[-1] else self.dropout(x.relu())
 
@@ -71,7 +77,7 @@ def model_of(kind: str) -> Deep:
         "sage": lambda: Deep(SAGEConv),
         "sage-max": lambda: Deep(partial(SAGEConv, aggr="max")),
         "attention": lambda: Deep(partial(GATv2Conv, heads=2, concat=False, add_self_loops=False)),
-        "edges": lambda: Deep(lambda a, b: GINEConv(torch.nn.Linear(a, b), edge_dim=16), with_edges=True),
+        "edges": lambda: Deep(lambda a, b: GINEConv(torch.nn.Linear(a, b), edge_dim=16), edges="edge_attr"),
     }[kind]()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,13 @@ from lightning_gnn_dist import Graph, Partition, layers_of, predict_by_layer, sa
 from lightning_gnn_dist.graph.rows import bytes_per_row
 from lightning_gnn_dist.layers import row_table
 from lightning_gnn_dist.layers.layer_pass import LayerPass
-from lightning_gnn_dist.layers.prediction import Work
+from lightning_gnn_dist.layers.prediction import Prediction
 from lightning_gnn_dist.layers.shard_nodes import Division, ShardNodes
 from lightning_gnn_dist.prepare.shard import Bounds, Shard
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.collectives import traffic
-from tests.layers.test_prediction import at_most
+from tests.data_fitting import trainer
+from tests.layers.test_prediction import Bipartite, Deep, at_most
 from tests.memory import Peak, give_back_at_once, reads_memory
 from tests.ranks import RankError, run_ranks
 from tests.sharded.graphs import small_graph, some_partition
@@ -40,22 +40,9 @@ CONVS: dict[str, Callable[[int, int], torch.nn.Module]] = {
 }
 
 
-class Deep(pl.LightningModule):
+def deep(kind: str, model: type[Deep] = Deep) -> Deep:
     """Three layers."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.kind = kind
-        self.convs = torch.nn.ModuleList([CONVS[kind](*pair) for pair in pairwise([5, 8, 8, 3])])
-
-    def layer(self, conv: torch.nn.Module, batch: Data) -> Tensor:
-        weight = [batch.edge_weight] if self.kind == "gcn" else []
-        x: Tensor = conv(batch.x, batch.edge_index, *weight)
-        return x if conv is self.convs[-1] else x.relu()
-
-    def layers(self) -> Sequence[Callable[[Data], Tensor]]:
-        return [partial(self.layer, conv) for conv in self.convs]
+    return model(CONVS[kind], edges="edge_weight" if kind == "gcn" else None, sizes=(5, 8, 8, 3))
 
 
 class Ready(pl.LightningModule):
@@ -72,7 +59,7 @@ class Ready(pl.LightningModule):
 
 
 def model_of(kind: str) -> pl.LightningModule:
-    return Ready() if kind == "ready" else Deep(kind)
+    return Ready() if kind == "ready" else deep(kind)
 
 
 def weighted_graph() -> Graph:
@@ -97,9 +84,7 @@ def uneven(num_parts: int) -> Partition:
 
 
 def quiet(world_size: int) -> pl.Trainer:
-    off = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
-    strategy: Any = DDPStrategy(timeout=timedelta(seconds=30)) if world_size > 1 else "auto"
-    return pl.Trainer(accelerator="cpu", devices=world_size, strategy=strategy, **off)
+    return trainer(world_size, DDPStrategy(timeout=timedelta(seconds=30)) if world_size > 1 else "auto")
 
 
 def in_small_pieces() -> None:
@@ -152,7 +137,7 @@ def count(rank: int, world_size: int, folder: Path, shards: int) -> tuple[float,
     senders = shard.rows.indices[slice(*ends)].unique()
     halo = int(((senders < own.start) | (senders >= own.stop)).sum())
     before = traffic.bytes_sent
-    Work(Deep("sage"), folder / "shares", None, 1 << 24, None).step(torch.zeros(1))
+    Prediction(deep("sage"), folder / "shares", None, 1 << 24, None).step(torch.zeros(1))
     spent = traffic.bytes_sent - before
     dist.destroy_process_group()
     return spent, halo * (2 * 8 + bytes_per_row(shard.rows.node_arrays) + 2 * 4 * 8), len(exchanges)
@@ -181,7 +166,7 @@ def test_every_node_is_computed_once(tmp_path: Path) -> None:
 
 
 def predict_on_three(rank: int, world_size: int, folder: Path) -> None:
-    predict_by_layer(quiet(world_size), Deep("sage"), folder / "shares", folder / "rows.npy")
+    predict_by_layer(quiet(world_size), deep("sage"), folder / "shares", folder / "rows.npy")
 
 
 def test_ranks_hold_shards_evenly(tmp_path: Path) -> None:
@@ -193,30 +178,21 @@ def test_ranks_hold_shards_evenly(tmp_path: Path) -> None:
 def test_what_keeps_nothing_is_refused(tmp_path: Path) -> None:
     save_shards(weighted_graph(), uneven(2), tmp_path / "shares")
     with pytest.raises(ValueError, match="path=None keeps nothing: name a file"):
-        predict_by_layer(quiet(1), Deep("sage"), tmp_path / "shares", None)
+        predict_by_layer(quiet(1), deep("sage"), tmp_path / "shares", None)
     seen = list[int]()
-    predict_by_layer(quiet(1), Deep("sage"), weighted_graph(), None, on_rows=lambda batch, rows: seen.append(len(rows)))
+    predict_by_layer(quiet(1), deep("sage"), weighted_graph(), None, on_rows=lambda batch, rows: seen.append(len(rows)))
     assert sum(seen) == 310
-
-
-class Bipartite(Deep):
-    """Reads the blocks, so that nothing is held for an edge."""
-
-    def layer(self, conv: torch.nn.Module, batch: Any) -> Tensor:
-        (block,) = batch.blocks
-        x: Tensor = conv((batch.x, batch.x[: block.num_dst]), block.adj)
-        return x
 
 
 def most_memory(rank: int, world_size: int, folder: Path, budget_bytes: int) -> tuple[int, int]:
     """Bytes of this process alone, beyond what it has after a first and small prediction; and nodes of its halo."""
     give_back_at_once()
-    model, trainer = Bipartite("sage"), quiet(world_size)
-    predict_by_layer(trainer, model, folder / "small", folder / "small.npy")
+    model, running = deep("sage", Bipartite), quiet(world_size)
+    predict_by_layer(running, model, folder / "small", folder / "small.npy")
     held, prepare = [], ShardNodes.prepare
     ShardNodes.prepare = lambda self, nodes, seeds: held.append(len(nodes)) or prepare(self, nodes, seeds)  # type: ignore[func-returns-value, method-assign]
     with Peak("RssAnon") as peak:
-        predict_by_layer(trainer, model, folder / "shares", folder / "rows.npy", budget_bytes=budget_bytes)
+        predict_by_layer(running, model, folder / "shares", folder / "rows.npy", budget_bytes=budget_bytes)
     return peak.added_bytes, held[0] - Bounds.read(folder / "shares").nodes.diff()[rank]
 
 

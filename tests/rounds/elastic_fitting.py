@@ -64,7 +64,7 @@ class Watched(Net):
 
         def one_or_die(channel: MembersChannel, *args: Any) -> None:
             begun.append(self.current_epoch)
-            if begun.count(2) == 3:  # weights, numbers, means
+            if begun.count(2) == 3:  # lengths, numbers, means
                 self.meet_fate("exchange")
             exchange(channel, *args)
 

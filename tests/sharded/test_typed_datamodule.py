@@ -139,34 +139,6 @@ def test_a_fit_that_is_resumed_never_stopped(saved: Path, tmp_path: Path) -> Non
         assert all(torch.equal(left, right) for left, right in zip(straight, resumed, strict=True))
 
 
-class Seeing(HeteroSAGE):
-    """Records the papers that it learns from, and those that it evaluates."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.__dict__.setdefault("learned", []).extend(batch["paper"].n_id[: batch.batch_size].tolist())
-        return super().training_step(batch, batch_idx)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.__dict__.setdefault("judged", []).extend(batch["paper"].n_id[: batch.batch_size].tolist())
-        super().validation_step(batch, batch_idx)
-
-
-def seen(rank: int, world_size: int, folder: str) -> tuple[list[int], list[int]]:
-    model = Seeing(edge_types(folder))
-    trainer(world_size, STRATEGIES["grappa"](), max_epochs=1).fit(model, data_of(folder, "shards"))
-    return model.learned, model.judged  # type: ignore[return-value]
-
-
-@pytest.mark.slow
-def test_copies_divide_the_nodes_among_them(saved: Path) -> None:
-    types = Graph.open(saved / "whole").types
-    assert types is not None
-    papers, results = types.node_arrays["paper"], run_ranks(seen, 4, str(saved))
-    for number, mask in enumerate(("train_mask", "val_mask")):
-        found = sorted(node for of_rank in results for node in of_rank[number])
-        assert found == papers["n_id"][papers[mask]].sort().values.tolist()
-
-
 BOTH = "sampled by NeighborSampler or TemporalSampler"
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
@@ -182,7 +154,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"global_batching": GlobalBatching(sampler=LadiesSampler([9, 9]))},
         f"{BOTH}, got Ladies",
     ),
-    ({"evaluation": Evaluation(sampler=NeighborSampler({("a", "to", "b"): [3, 3]}))}, "names the edge type"),
     ({"boundary": Exchange()}, r"it takes sampler=WholePartSampler\(num_hops\)"),
     (
         {"sampler": NeighborSampler({("a", "to", "b"): [3, 3]})},

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lightning_gnn_dist import LazyAdam
+from lightning_gnn_dist import LazyAdam, OwnedEmbedding
 
 NUM_ROWS, WIDTH = 12, 3
 # Rows that each rank touches. Ranks 0 and 1 share some; rank 2 has none, and nobody has row 11.
@@ -47,6 +47,15 @@ def optimizer_of(name: str, parameters: Any) -> Any:
         "Adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.2),
     }
     return make[name](parameters)
+
+
+def owned(module: Any, name: str = "rows") -> Any:
+    """The model with a table whose rows live with one rank each, and begin as they are."""
+    plain = getattr(module, name)
+    table = OwnedEmbedding(*plain.weight.shape).to(plain.weight.dtype)
+    table.load_state_dict(plain.state_dict())
+    setattr(module, name, table)
+    return module
 
 
 def batches_of(rank: int, count: int) -> list[Batch]:

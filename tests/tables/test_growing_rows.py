@@ -34,17 +34,3 @@ def test_rows_are_those_of_a_dictionary(least_bytes: int, monkeypatch: pytest.Mo
     assert some.tolist() == [row for row in sorted(known) if 10 <= row < 40 or 250 <= row < 260]
     assert torch.equal(rows.slots(some), slots)
     assert len(rows.all_of("row")) == len(rows) == len(known)
-
-
-def test_a_tensor_that_comes_later_begins_at_its_start() -> None:
-    rows = GrowingRows()
-    rows.declare("row", torch.zeros(1, 2))
-    rows.add(torch.tensor([3, 8]), {"row": torch.ones(2, 2)})
-    rows.declare("moment", torch.full((1, 2), 0.5))
-    slots = rows.slots_with(torch.tensor([1, 3, 9]))
-    assert slots.tolist() == [2, 0, 3]
-    assert torch.equal(rows.take("moment", slots), torch.full((3, 2), 0.5))
-    assert rows.take("row", slots)[:, 0].tolist() == [0, 1, 0]
-    rows.clear()
-    assert len(rows) == 0
-    assert rows.slots(torch.tensor([3])).tolist() == [-1]

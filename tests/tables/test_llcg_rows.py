@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import differs
-from tests.tables.fitting import NUM_ROWS, Made, batches_of, optimizer_of, rows_by_hand, state_of
+from tests.tables.fitting import NUM_ROWS, Made, batches_of, optimizer_of, owned, rows_by_hand, state_of
 from tests.tables.test_table_gradients import Loader, OfData
 
 STEPS, ROUNDS, BATCHES, CORRECTIONS = 3, 3, 4, 2
@@ -118,17 +119,25 @@ def test_corrections_are_those_by_hand(world_size: int, optimizer: str, options:
     assert differs(first, by_hand(world_size, optimizer)) < 1e-12
 
 
-def resumed(rank: int, world_size: int, folder: str) -> tuple[Made, Made]:
-    whole = OfData()
-    train(LLCGStrategy(EverySteps(STEPS), **PATIENCE), whole, world_size)
-    half, path = OfData(), str(Path(folder, "half.ckpt"))
-    train(LLCGStrategy(EverySteps(STEPS), **PATIENCE), half, world_size, rounds=2).save_checkpoint(path)
-    train(LLCGStrategy(EverySteps(STEPS), **PATIENCE), half, world_size, path)
-    return state_of(whole), state_of(half)
+def resumed(rank: int, world_size: int, folder: str, is_owned: bool, options: dict[str, Any]) -> tuple[Made, Made]:
+    whole, half, again = (owned(OfData()) if is_owned else OfData() for _ in range(3))
+    path, strategy = str(Path(folder, "half.ckpt")), partial(LLCGStrategy, EverySteps(STEPS), **options, **PATIENCE)
+    train(strategy(), whole, world_size)
+    train(strategy(), half, world_size, rounds=2).save_checkpoint(path)
+    train(strategy(), again, world_size, path)
+    return state_of(whole), state_of(again)
 
 
-def test_the_defaults_keep_replicas_equal_and_resume_to_the_bit(tmp_path: Path) -> None:
-    (first, half), (second, _) = run_ranks(resumed, 2, str(tmp_path))
+@pytest.mark.parametrize(
+    ("is_owned", "options"),
+    [
+        (False, {}),
+        pytest.param(True, {}, marks=pytest.mark.slow),
+        pytest.param(True, PLAIN, marks=pytest.mark.slow),
+    ],
+)
+def test_replicas_stay_equal_and_resume_to_the_bit(tmp_path: Path, is_owned: bool, options: dict[str, Any]) -> None:
+    (first, half), (second, _) = run_ranks(resumed, 2, str(tmp_path), is_owned, options)
     assert differs(first, second) == 0.0
     assert differs(first, half) == 0.0
 

@@ -18,92 +18,20 @@ from tests.every_strategy import PATIENCE
 from tests.memory import Peak, reads_memory
 from tests.ranks import run_ranks
 from tests.strategies.fitting import differs, fit
-from tests.tables.fitting import NUM_ROWS, WIDTH, Made, Table, batches_of, state_of
-from tests.tables.test_table_gradients import BATCHES, Loader, by_hand
+from tests.tables.fitting import NUM_ROWS, WIDTH, Made, Table, batches_of, owned, state_of
+from tests.tables.test_table_gradients import BATCHES, Loader, OfData
 
 
-class Owned(Table):
+class Owned(OfData):
     """Regression on rows that begin as those of a Table."""
 
     def __init__(self, optimizer: str = "LazyAdam") -> None:
         super().__init__(optimizer)
-        rows = OwnedEmbedding(NUM_ROWS, WIDTH).double()
-        rows.load_state_dict(self.rows.state_dict())
-        self.rows = rows  # type: ignore[assignment]
-
-    def training_step(self, batch: Any) -> Tensor:
-        return super().training_step([batch.x, batch.ids, batch.y])
+        self.rows: Any  # as parts of a module are
+        owned(self)
 
     def validation_step(self, batch: Any) -> None:
         self.log("val_loss", self.training_step(batch), sync_dist=True, batch_size=batch.batch_size)
-
-
-def owned(rank: int, world_size: int, optimizer: str, options: dict[str, Any]) -> Made:
-    module = Owned(optimizer)
-    fit(rank, GrappaStrategy(**PATIENCE), module, devices=world_size, train=Loader(rank), max_epochs=2, **options)
-    here = module.rows.parameter
-    assert len(here) == NUM_ROWS // world_size
-    return state_of(module)
-
-
-@pytest.mark.parametrize(
-    ("world_size", "optimizer", "options"),
-    [
-        (3, "LazyAdam", {}),
-        (2, "SGD", {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05}),
-        pytest.param(2, "LazyAdam", {"accumulate_grad_batches": 2}, marks=pytest.mark.slow),
-        pytest.param(3, "Adagrad", {}, marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`", "ignore:Sparse invariant checks")
-def test_steps_are_those_of_one_process_on_all_batches(
-    world_size: int, optimizer: str, options: dict[str, Any]
-) -> None:
-    ranks = run_ranks(owned, world_size, optimizer, options)
-    hand = {"accumulate": options.get("accumulate_grad_batches", 1), "clip": options.get("gradient_clip_val", 0.0)}
-    expected = by_hand(world_size, optimizer, **hand)
-    for state in ranks:
-        assert differs(state, ranks[0]) == 0.0
-    assert differs(ranks[0], expected) < 1e-12
-
-
-class ByHand(Owned):
-    """Steps two optimizers by hand, after two backwards."""
-
-    def __init__(self, *, is_owned: bool) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        if not is_owned:
-            self.rows = Table().rows
-
-    def training_step(self, batch: Any) -> Any:
-        optimizers: Any = self.optimizers()
-        for each in optimizers:
-            each.zero_grad()
-        self.manual_backward(super().training_step(batch))
-        self.manual_backward(super().training_step(batch) / 2)
-        for each in optimizers:
-            self.clip_gradients(each, 0.1)
-            each.step()
-
-    def configure_optimizers(self) -> Any:
-        others = torch.optim.SGD(self.head.parameters(), lr=0.1)
-        return [torch.optim.SparseAdam(list(self.rows.parameters()), lr=0.05), others]
-
-
-def steps_by_hand(rank: int, world_size: int) -> list[Made]:
-    found = []
-    for module in (ByHand(is_owned=True), ByHand(is_owned=False)):
-        fit(rank, GrappaStrategy(**PATIENCE), module, devices=world_size, train=Loader(rank), max_epochs=2)
-        found.append(state_of(module))
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
-def test_steps_by_hand_are_those_of_a_table_that_all_ranks_hold() -> None:
-    for whole, replicated in run_ranks(steps_by_hand, 2):
-        assert differs(whole, replicated) < 1e-12
 
 
 class SometimesSteps(Owned):

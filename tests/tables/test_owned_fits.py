@@ -3,45 +3,43 @@
 from __future__ import annotations
 
 import warnings
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
-from torch import Tensor
 
 from lightning_gnn_dist import (
     EverySteps,
     GrappaStrategy,
     LLCGStrategy,
+    LocalSGDStrategy,
     NeighborSampler,
     Outer,
     OwnedEmbedding,
     Partition,
     PartitionedDataModule,
     RandomPartitioner,
+    TMAStrategy,
     citations,
     save_shards,
 )
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
-from tests.ranks import run_ranks
+from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import differs
-from tests.tables.fitting import Made, state_of
-from tests.tables.test_without_features import ByLayer, OfPyG, Rows, Typed, bare_graph, errors_of_rows
+from tests.tables.fitting import Made, owned, state_of
+from tests.tables.test_without_features import Rows, Typed, bare_graph
 
+STRATEGIES: dict[str, Callable[[], Any]] = {
+    "grappa": lambda: GrappaStrategy(**PATIENCE),
+    "llcg": lambda: LLCGStrategy(EverySteps(3), outer=Outer(), **PATIENCE),
+    "local_sgd": lambda: LocalSGDStrategy(**PATIENCE),
+    "tma": lambda: TMAStrategy(EverySteps(2), average_optimizer=True, **PATIENCE),
+}
 OPTIONS: dict[str, Any] = {"max_epochs": 4, "accumulate_grad_batches": 2, "gradient_clip_val": 0.05}
-
-
-def owned(kind: type[Rows]) -> Rows:
-    """A model whose table begins as that of ``kind``, and is one of those that no rank holds whole."""
-    module = kind()
-    table = OwnedEmbedding(*module.table.weight.shape).double()
-    table.load_state_dict(module.table.state_dict())
-    module.table = table  # type: ignore[assignment]
-    return module
 
 
 def uneven_parts(num_ranks: int) -> Partition:
@@ -71,10 +69,10 @@ class Keeps(pl.Callback):
             trainer.save_checkpoint(self.path)
 
 
-def trained(module: Any, world_size: int, path: str, ckpt_path: str | None = None) -> tuple[Made, list[float], Made]:
+def on_graph(module: Any, name: str, world_size: int, path: str, ckpt_path: str | None = None) -> Any:
     """Fit and test; return the state, what validations have found, and rows of the last layer by node."""
     keeps = Keeps(path)
-    fitted = trainer(world_size, GrappaStrategy(**PATIENCE), callbacks=[keeps], **OPTIONS)
+    fitted = trainer(world_size, STRATEGIES[name](), callbacks=[keeps], **OPTIONS)
     fitted.fit(module, data_module(world_size), ckpt_path=ckpt_path)
     fitted.save_checkpoint(f"{path}.end")
     module.rows = {}
@@ -82,19 +80,33 @@ def trained(module: Any, world_size: int, path: str, ckpt_path: str | None = Non
     return state_of(module), keeps.found, {str(node): row for node, row in module.rows.items()}
 
 
-def both(rank: int, world_size: int, folder: str) -> list[Any]:
-    warnings.filterwarnings("ignore", "The checkpoint was written by")
-    found = [trained(Rows(), world_size, f"{folder}/replicated.ckpt")]
-    found.append(trained(owned(Rows), world_size, f"{folder}/owned.ckpt"))
-    found.append(trained(owned(Rows), world_size, f"{folder}/again.ckpt", f"{folder}/owned.ckpt"))
+def graphs(rank: int, world_size: int, folder: str, name: str) -> list[Any]:
+    """The fit of a table that all ranks hold, of one that no rank does, and the second half of that once more."""
+    found = [on_graph(Rows(), name, world_size, f"{folder}/replicated.ckpt")]
+    found.append(on_graph(owned(Rows(), "table"), name, world_size, f"{folder}/owned.ckpt"))
+    found.append(on_graph(owned(Rows(), "table"), name, world_size, f"{folder}/again.ckpt", f"{folder}/owned.ckpt"))
     return found
 
 
 def resumed(rank: int, world_size: int, folder: str) -> list[Any]:
     """On another number of ranks, from what each kind has written."""
     warnings.filterwarnings("ignore", "The checkpoint was written by")
-    kinds = {"replicated": Rows(), "owned": owned(Rows)}
-    return [trained(kind, world_size, f"{folder}/x.ckpt", f"{folder}/{name}.ckpt") for name, kind in kinds.items()]
+    kinds = {"replicated": Rows(), "owned": owned(Rows(), "table")}
+    paths = {name: (f"{folder}/x.ckpt", f"{folder}/{name}.ckpt") for name in kinds}
+    return [on_graph(kind, "grappa", world_size, *paths[name]) for name, kind in kinds.items()]
+
+
+def predicts(rank: int, world_size: int, path: str) -> Made:
+    """Rows of the last layer, by as many ranks as one likes from a checkpoint of others."""
+    module = owned(Rows(), "table")
+    module.rows = {}
+    fitted = trainer(world_size, LocalSGDStrategy(**PATIENCE))
+    fitted.test(module, data_module(world_size), ckpt_path=path, verbose=False)
+    return {str(node): row for node, row in module.rows.items()}
+
+
+def on_others(rank: int, world_size: int, path: str) -> None:
+    on_graph(owned(Rows(), "table"), "local_sgd", world_size, f"{path}.again", path)
 
 
 def agree(one: Any, other: Any) -> None:
@@ -105,9 +117,19 @@ def agree(one: Any, other: Any) -> None:
     assert differs(one[2], other[2]) < 1e-12
 
 
-@pytest.mark.parametrize("world_size", [3, pytest.param(2, marks=pytest.mark.slow), 1])
-def test_a_fit_is_that_of_rows_that_all_ranks_hold(world_size: int, tmp_path: Path) -> None:
-    ranks = run_ranks(both, world_size, str(tmp_path))
+@pytest.mark.parametrize(
+    ("name", "world_size"),
+    [
+        ("grappa", 3),
+        pytest.param("grappa", 2, marks=pytest.mark.slow),
+        ("grappa", 1),
+        ("llcg", 3),
+        pytest.param("local_sgd", 3, marks=pytest.mark.slow),
+        pytest.param("tma", 3, marks=pytest.mark.slow),
+    ],
+)
+def test_a_fit_is_that_of_rows_that_all_ranks_hold(name: str, world_size: int, tmp_path: Path) -> None:
+    ranks = run_ranks(graphs, world_size, str(tmp_path), name)
     for replicated, whole, again in ranks:
         agree(whole, replicated)
         agree(again, whole)
@@ -115,6 +137,15 @@ def test_a_fit_is_that_of_rows_that_all_ranks_hold(world_size: int, tmp_path: Pa
     written = [torch.load(file, weights_only=True) for file in files]
     for one in written[1:]:
         assert differs(one["state_dict"], written[0]["state_dict"]) < 1e-12
+    if name == "local_sgd":
+        rows = {node: row for _, whole, _ in ranks for node, row in whole[2].items()}
+        for found in run_ranks(predicts, 2, str(tmp_path / "owned.ckpt.end")):
+            assert differs(found, {node: rows[node] for node in found}) < 1e-12
+        with pytest.raises(RankError, match="written by 3 ranks, and this fit has 2: resume with as many"):
+            run_ranks(on_others, 2, str(tmp_path / "owned.ckpt"), timeout=60)
+    if name != "grappa":
+        return
+    for one in written[1:]:
         states = [each["optimizer_states"][0]["state"][0] for each in (one, written[0])]
         assert differs(*states) < 1e-12
     for size in {1: (2,), 2: (3,), 3: (1, 2)}[world_size]:
@@ -122,37 +153,10 @@ def test_a_fit_is_that_of_rows_that_all_ranks_hold(world_size: int, tmp_path: Pa
             agree(whole, replicated)
 
 
-def whole_of(kind: type[Rows], module: Rows) -> Tensor:
-    """The rows of all nodes by a model that has the whole table."""
-    alone = kind()
-    alone.load_state_dict(module.state_dict())
-    return alone.whole()
-
-
-def evaluated(rank: int, world_size: int) -> list[Any]:
-    """For each kind of model the largest error of a row in validation, test and prediction, and what batches were."""
-    found = []
-    for kind in (Rows, ByLayer, OfPyG):
-        module, data = owned(kind), data_module(world_size)
-        fitted = trainer(world_size, GrappaStrategy(**PATIENCE))
-        fitted.fit(module, data)
-        errors = errors_of_rows(fitted, module, data, partial(whole_of, kind, module))
-        found.append((max(errors), len(errors), module.kinds))
-    return found
-
-
-def test_evaluation_and_prediction_are_exact() -> None:
-    of_first, of_second = run_ranks(evaluated, 2)
-    for first, second in zip(of_first, of_second, strict=True):
-        assert max(first[0], second[0]) < 1e-12
-        assert first[1] + second[1] > bare_graph().num_nodes
-    assert of_first[1][2] == {"SeedBatch"}  # layer by layer
-
-
 def on_shards(rank: int, world_size: int, where: str, in_rounds: bool) -> list[Made]:
     warnings.filterwarnings("ignore", "You defined a `validation_step`")
     found = []
-    for module in (Rows(), owned(Rows)):
+    for module in (Rows(), owned(Rows(), "table")):
         data = PartitionedDataModule(where, sampler=NeighborSampler([3, 3]), batch_size=7)
         strategy = LLCGStrategy(EverySteps(3), **PATIENCE) if in_rounds else GrappaStrategy(**PATIENCE)
         trainer(world_size, strategy).fit(module, data)
@@ -164,7 +168,10 @@ def on_shards(rank: int, world_size: int, where: str, in_rounds: bool) -> list[M
 @pytest.mark.parametrize("in_rounds", [False, True])
 def test_shards_train_rows(in_rounds: bool, tmp_path: Path) -> None:
     save_shards(bare_graph(), RandomPartitioner()(bare_graph(), 2, 0), tmp_path / "shards")
-    for replicated, whole in run_ranks(on_shards, 2, str(tmp_path / "shards"), in_rounds):
+    (first, _), (second, _) = ranks = run_ranks(on_shards, 2, str(tmp_path / "shards"), in_rounds)
+    assert differs(first, second) == 0.0
+    assert bool((first["table.weight"] != Rows().table.weight).any(1).sum() > 20)
+    for replicated, whole in ranks:
         assert differs(whole, replicated) < 1e-12
 
 
@@ -195,5 +202,7 @@ def typed(rank: int, world_size: int, in_rounds: bool) -> list[Made]:
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 @pytest.mark.parametrize("in_rounds", [False, True])
 def test_a_type_may_have_learned_rows(in_rounds: bool) -> None:
-    for replicated, whole in run_ranks(typed, 2, in_rounds):
+    (first, _), (second, _) = ranks = run_ranks(typed, 2, in_rounds)
+    assert differs(first, second) == 0.0
+    for replicated, whole in ranks:
         assert differs(whole, replicated) < 1e-12

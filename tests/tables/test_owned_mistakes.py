@@ -14,15 +14,24 @@ from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.tuner import Tuner
 from torch import Tensor
 
-from lightning_gnn_dist import Correction, EverySteps, GrappaStrategy, LLCGStrategy, LocalSGDStrategy, OwnedEmbedding
+from lightning_gnn_dist import (
+    Correction,
+    EverySteps,
+    GrappaStrategy,
+    LazyAdam,
+    LLCGStrategy,
+    LocalSGDStrategy,
+    OwnedEmbedding,
+)
 from lightning_gnn_dist.tables.table import refuse_elastic
 from lightning_gnn_dist.wire.asking import THREAD_NAME
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import fit
+from tests.tables.fitting import owned
 from tests.tables.test_owned_embedding import Owned
-from tests.tables.test_owned_fits import data_module, owned
+from tests.tables.test_owned_fits import data_module
 from tests.tables.test_table_gradients import Loader
 from tests.tables.test_without_features import Rows
 
@@ -60,7 +69,7 @@ def test_a_rank_that_raises_ends_all_with_its_own_error(rounds: bool) -> None:
 
 def searched() -> Rows:
     """Has a learning rate to search for."""
-    module = owned(Rows)
+    module = owned(Rows(), "table")
     module.lr = 0.1
     return module
 
@@ -71,7 +80,7 @@ def refusals(rank: int, world_size: int) -> dict[str, str]:
         "LLCGStrategy": LLCGStrategy(EverySteps(3), correction=Correction(way="rank0"), **PATIENCE),
         "DDP": "ddp",
     }
-    said, module = {}, owned(Rows)
+    said, module = {}, owned(Rows(), "table")
     module.table = OwnedEmbedding(*module.table.weight.shape).double()  # its rows are not made
     for name, strategy in strategies.items():
         with pytest.raises(ValueError, match="table") as caught:
@@ -80,7 +89,7 @@ def refusals(rank: int, world_size: int) -> dict[str, str]:
     for strategy in (GrappaStrategy(**PATIENCE), LocalSGDStrategy(**PATIENCE)):
         averaging = trainer(world_size, strategy, callbacks=[AveragesByRound()])
         with pytest.raises(ValueError, match="table") as caught:
-            averaging.fit(owned(Rows), data_module(world_size))
+            averaging.fit(owned(Rows(), "table"), data_module(world_size))
         said[f"WeightAveraging {type(strategy).__name__}"] = str(caught.value)
     searching = trainer(world_size, LocalSGDStrategy(**PATIENCE), enable_checkpointing=False)
     with pytest.raises(ValueError, match="for the search") as caught:
@@ -105,7 +114,7 @@ def test_other_strategies_refuse_the_table_by_name() -> None:
 
 
 def wrong_ids(rank: int, world_size: int) -> dict[str, str]:
-    module, said = owned(Rows), {}
+    module, said = owned(Rows(), "table"), {}
     fitted = trainer(world_size, GrappaStrategy(**PATIENCE), limit_val_batches=0)
     fitted.fit(module, data_module(world_size))
     wrong: dict[str, Any] = {
@@ -145,6 +154,17 @@ class Tied(Owned):
         return super().training_step(batch) + self.rows.weight.square().mean()
 
 
+class TwoOptimizers(Owned):
+    """Gives its table to two optimizers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        return [LazyAdam(self.parameters()), torch.optim.SGD(self.rows.parameters(), lr=0.1)]
+
+
 class Alone(Owned):
     """Trains rows alone."""
 
@@ -153,22 +173,25 @@ class Alone(Owned):
         self.head.requires_grad_(False)
 
 
-def fits(rank: int, world_size: int, kind: type[Owned]) -> None:
-    fit(rank, GrappaStrategy(**PATIENCE), kind(), devices=world_size, train=Loader(rank))
+def fits(rank: int, world_size: int, kind: type[Owned], in_rounds: bool) -> None:
+    strategy = LocalSGDStrategy(EverySteps(3), **PATIENCE) if in_rounds else GrappaStrategy(**PATIENCE)
+    fit(rank, strategy, kind(), devices=world_size, train=Loader(rank))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    ("kind", "in_rounds", "message"),
     [
-        (Tied, "product with it is not one with the whole table: look rows up"),
-        (Alone, r"rows\.weight is all that trains, .* too: add a layer"),
-        (Late, "look them up before the backward or after the step"),
+        (Tied, False, "product with it is not one with the whole table: look rows up"),
+        (Tied, True, "product with it is not one with the whole table: look rows up"),
+        (TwoOptimizers, True, "Two optimizers hold the weight of one OwnedEmbedding"),
+        (Alone, False, r"rows\.weight is all that trains, .* too: add a layer"),
+        (Late, False, "look them up before the backward or after the step"),
     ],
 )
-def test_what_rows_cannot_have_is_refused(kind: type[Owned], message: str) -> None:
+def test_what_rows_cannot_have_is_refused(kind: type[Owned], in_rounds: bool, message: str) -> None:
     with pytest.raises(RankError, match=message):
-        run_ranks(fits, 2, kind, timeout=60)
+        run_ranks(fits, 2, kind, in_rounds, timeout=60)
 
 
 class Other(Owned):
@@ -205,4 +228,4 @@ def test_ranks_that_differ_are_named(function: Any, message: str) -> None:
 
 def test_ranks_that_may_die_refuse_the_table() -> None:
     with pytest.raises(ValueError, match=r"table is an OwnedEmbedding, .*elastic=True\).*use TMAStrategy\(\) without"):
-        refuse_elastic(owned(Rows))
+        refuse_elastic(owned(Rows(), "table"))

@@ -13,17 +13,9 @@ from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import differs
 from tests.tables import test_llcg_rows
-from tests.tables.fitting import Made, state_of
-from tests.tables.test_replica_rows import owned
+from tests.tables.fitting import Made, owned, state_of
+from tests.tables.test_llcg_rows import PLAIN
 from tests.tables.test_table_gradients import OfData
-
-PLAIN: dict[str, Any] = {
-    "drift": None,
-    "weights": "uniform",
-    "average_optimizer": False,
-    "outer": None,
-    "correction": Correction.as_published(2),
-}
 
 
 def lazy(parameters: list[Tensor]) -> LazyAdam:
@@ -66,32 +58,6 @@ def test_corrections_are_those_of_a_table_that_all_ranks_hold(names: list[str], 
     for found in run_ranks(corrected, 3, names, optimizer):
         for name, (whole, other) in found.items():
             assert differs(whole, other) == 0.0, name
-
-
-@pytest.mark.slow
-def test_corrections_are_those_by_hand() -> None:
-    first, *_ = run_ranks(corrected, 3, ["plain"], "LazyAdam")
-    assert differs(first["plain"][1], test_llcg_rows.by_hand(3, "LazyAdam")) < 1e-12
-
-
-def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> list[Made]:
-    whole, half, path = owned(OfData()), owned(OfData()), str(Path(folder, "half.ckpt"))
-
-    def strategy() -> LLCGStrategy:
-        return LLCGStrategy(EverySteps(3), **options, **PATIENCE)
-
-    test_llcg_rows.train(strategy(), whole, world_size)
-    test_llcg_rows.train(strategy(), half, world_size, rounds=2).save_checkpoint(path)
-    again = owned(OfData())
-    test_llcg_rows.train(strategy(), again, world_size, path)
-    return [state_of(whole), state_of(again)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, PLAIN], ids=["default", "plain"])
-def test_corrected_runs_go_on_to_the_bit(tmp_path: Path, options: dict[str, Any]) -> None:
-    for whole, again in run_ranks(resumed, 2, str(tmp_path), options):
-        assert differs(whole, again) == 0.0
 
 
 def of_another_kind(rank: int, world_size: int, folder: str) -> None:

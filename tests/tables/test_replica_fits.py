@@ -3,115 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightning_gnn_dist import (
     EverySteps,
     GrappaStrategy,
-    History,
-    LazyAdam,
-    LLCGStrategy,
     LocalSGDStrategy,
-    Outer,
-    TMAStrategy,
 )
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import differs, fit
-from tests.tables import test_owned_fits
-from tests.tables.fitting import NUM_ROWS, WIDTH, Made, batches_of, state_of
+from tests.tables.fitting import NUM_ROWS, WIDTH, Made, batches_of, owned, state_of
 from tests.tables.test_owned_embedding import Measured, WithoutRows
-from tests.tables.test_owned_fits import OPTIONS, Keeps, agree, data_module
-from tests.tables.test_replica_rows import owned, train
 from tests.tables.test_table_gradients import Loader, OfData
-from tests.tables.test_without_features import ByLayer, Rows
-from tests.tables.test_without_features import data_module as plain_data_module
+from tests.tables.test_touched_rows import train
 
-# Graphs.
-
-STRATEGIES: dict[str, Callable[[], Any]] = {
-    "llcg": lambda: LLCGStrategy(EverySteps(3), outer=Outer(), **PATIENCE),
-    "local_sgd": lambda: LocalSGDStrategy(**PATIENCE),
-    "tma": lambda: TMAStrategy(EverySteps(2), average_optimizer=True, **PATIENCE),
-}
-
-
-def on_graph(module: Any, name: str, world_size: int, path: str, ckpt_path: str | None = None) -> Any:
-    """Fit and test; return the state, what validations have found, and rows of the last layer by node."""
-    keeps = Keeps(path)
-    fitted = trainer(world_size, STRATEGIES[name](), callbacks=[keeps], **OPTIONS)
-    fitted.fit(module, data_module(world_size), ckpt_path=ckpt_path)
-    fitted.save_checkpoint(f"{path}.end")
-    module.rows = {}
-    fitted.test(module, data_module(world_size), verbose=False)
-    return state_of(module), keeps.found, {str(node): row for node, row in module.rows.items()}
-
-
-def graphs(rank: int, world_size: int, folder: str, name: str) -> list[Any]:
-    path = f"{folder}/owned.ckpt"
-    found = [on_graph(Rows(), name, world_size, f"{folder}/replicated.ckpt")]
-    found.append(on_graph(test_owned_fits.owned(Rows), name, world_size, path))
-    found.append(on_graph(test_owned_fits.owned(Rows), name, world_size, f"{folder}/again.ckpt", path))
-    return found
-
-
-def predicts(rank: int, world_size: int, path: str) -> Made:
-    """Rows of the last layer, by as many ranks as one likes from a checkpoint of others."""
-    module = test_owned_fits.owned(Rows)
-    module.rows = {}
-    fitted = trainer(world_size, LocalSGDStrategy(**PATIENCE))
-    fitted.test(module, data_module(world_size), ckpt_path=path, verbose=False)
-    return {str(node): row for node, row in module.rows.items()}
-
-
-def on_others(rank: int, world_size: int, path: str) -> None:
-    on_graph(test_owned_fits.owned(Rows), "local_sgd", world_size, f"{path}.again", path)
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=[] if each == "llcg" else pytest.mark.slow) for each in STRATEGIES]
-)
-def test_a_fit_is_that_of_rows_that_all_ranks_hold(name: str, tmp_path: Path) -> None:
-    ranks = run_ranks(graphs, 3, str(tmp_path), name)
-    for replicated, whole, again in ranks:
-        agree(whole, replicated)
-        agree(again, whole)
-    files = [torch.load(tmp_path / f"{kind}.ckpt.end", weights_only=True) for kind in ("replicated", "owned", "again")]
-    for one in files[1:]:
-        assert differs(one["state_dict"], files[0]["state_dict"]) < 1e-12
-    if name == "local_sgd":
-        rows = {node: row for _, whole, _ in ranks for node, row in whole[2].items()}
-        for found in run_ranks(predicts, 2, str(tmp_path / "owned.ckpt.end")):
-            assert differs(found, {node: rows[node] for node in found}) < 1e-12
-        with pytest.raises(RankError, match="written by 3 ranks, and this fit has 2: resume with as many"):
-            run_ranks(on_others, 2, str(tmp_path / "owned.ckpt"), timeout=60)
-
-
-def with_history(rank: int, world_size: int) -> list[Made]:
-    found = []
-    for module in (ByLayer(), test_owned_fits.owned(ByLayer)):
-        fitted = trainer(world_size, LocalSGDStrategy(EverySteps(2), **PATIENCE))
-        fitted.fit(module, plain_data_module(boundary=History()))
-        found.append(state_of(module))
-    return found
-
-
-@pytest.mark.slow
-def test_rows_of_the_last_meeting_come_from_learned_rows() -> None:
-    for replicated, whole in run_ranks(with_history, 2):
-        assert differs(whole, replicated) < 1e-12
-
-
-# Other ways to step.
+# Ways to step.
 
 
 class ByHand(OfData):
@@ -137,19 +50,21 @@ class ByHand(OfData):
         return [torch.optim.SparseAdam(list(self.rows.parameters()), lr=0.05), others]
 
 
-def by_hand(rank: int, world_size: int) -> list[Made]:
+def by_hand(rank: int, world_size: int, in_rounds: bool) -> list[Made]:
     found = []
     for module in (ByHand(), owned(ByHand())):
-        strategy = LocalSGDStrategy(EverySteps(3), average_optimizer=True, **PATIENCE)
-        fit(rank, strategy, module, devices=world_size, train=Loader(rank))
+        rounds = LocalSGDStrategy(EverySteps(3), average_optimizer=True, **PATIENCE)
+        strategy = rounds if in_rounds else GrappaStrategy(**PATIENCE)
+        fit(rank, strategy, module, devices=world_size, train=Loader(rank), max_epochs=2)
         found.append(state_of(module))
     return found
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
-def test_steps_by_hand_are_those_of_a_table_that_all_ranks_hold() -> None:
-    for replicated, whole in run_ranks(by_hand, 2):
+@pytest.mark.parametrize("in_rounds", [False, True])
+def test_steps_by_hand_are_those_of_a_table_that_all_ranks_hold(in_rounds: bool) -> None:
+    for replicated, whole in run_ranks(by_hand, 2, in_rounds):
         assert differs(whole, replicated) < 1e-12
 
 
@@ -170,7 +85,9 @@ def in_half(rank: int, world_size: int) -> list[Made]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_mixed_precision_is_that_of_a_table_that_all_ranks_hold() -> None:
-    for replicated, whole in run_ranks(in_half, 2):
+    (first, _), (second, _) = ranks = run_ranks(in_half, 2)
+    assert differs(first, second) == 0.0
+    for replicated, whole in ranks:
         assert differs(whole, replicated) < 1e-6
 
 
@@ -281,39 +198,3 @@ def test_a_rank_that_raises_in_a_validation_ends_all() -> None:
     with pytest.raises(RankError) as caught:
         run_ranks(judged, 2, timeout=60)
     assert caught.value.failures[1].endswith("KeyError: 'a fault'\n")
-
-
-class TwoOptimizers(OfData):
-    """Gives its table to two optimizers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def configure_optimizers(self) -> Any:
-        return [LazyAdam(self.parameters()), torch.optim.SGD(self.rows.parameters(), lr=0.1)]
-
-
-class Tied(OfData):
-    """Multiplies by the rows that lie here."""
-
-    def training_step(self, batch: Any) -> Tensor:
-        return super().training_step(batch) + self.rows.weight.square().mean()
-
-
-def refused(rank: int, world_size: int, kind: type[OfData]) -> None:
-    strategy = LocalSGDStrategy(EverySteps(3), **PATIENCE)
-    fit(rank, strategy, owned(kind()), devices=world_size, train=Loader(rank))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        (TwoOptimizers, "Two optimizers hold the weight of one OwnedEmbedding"),
-        (Tied, "product with it is not one with the whole table: look rows up"),
-    ],
-)
-def test_what_rows_cannot_have_is_refused(kind: type[OfData], message: str) -> None:
-    with pytest.raises(RankError, match=message):
-        run_ranks(refused, 2, kind, timeout=60)

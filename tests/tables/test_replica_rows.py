@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,65 +12,14 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from lightning_gnn_dist import EverySteps, LocalSGDStrategy, OwnedEmbedding, TMAStrategy
+from lightning_gnn_dist import EverySteps, LocalSGDStrategy, Outer, TMAStrategy
 from lightning_gnn_dist.rounds.clock import RoundProgress
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import differs, fit
-from tests.tables.fitting import NUM_ROWS, WIDTH, Made, Table, batches_of, loader_of, state_of
-from tests.tables.test_touched_rows import BATCHES, ROUNDS, STEPS, by_hand
-
-
-def owned(module: Any) -> Any:
-    """The model with a table whose rows live with one rank each, and begin as they are."""
-    rows = OwnedEmbedding(NUM_ROWS, WIDTH).double()
-    rows.load_state_dict(module.rows.state_dict())
-    module.rows = rows
-    return module
-
-
-class Keeps(pl.Callback):
-    """The state behind each meeting."""
-
-    def __init__(self) -> None:
-        self.states: list[Made] = []
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
-        self.states.append(state_of(module))
-
-
-def train(rank: int, strategy: Any, module: Table, world_size: int, **options: Any) -> list[Made]:
-    keeps = Keeps()
-    options = {"max_epochs": ROUNDS, "callbacks": []} | options
-    options["callbacks"] = [*options["callbacks"], keeps]
-    fit(rank, strategy, module, devices=world_size, train=loader_of(rank, BATCHES), **options)
-    return keeps.states
-
-
-def local_sgd(rank: int, world_size: int, optimizer: str, options: dict[str, Any]) -> list[Made]:
-    strategy = LocalSGDStrategy(EverySteps(STEPS), **options, **PATIENCE)
-    return train(rank, strategy, owned(Table(optimizer)), world_size)
-
-
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch's Adagrad
-@pytest.mark.parametrize(
-    ("world_size", "optimizer", "options"),
-    [
-        (3, "LazyAdam", {"average_optimizer": True}),
-        pytest.param(3, "LazyAdam", {}, marks=pytest.mark.slow),
-        pytest.param(2, "SGD", {}, marks=pytest.mark.slow),
-        pytest.param(2, "Adagrad", {}, marks=pytest.mark.slow),
-        pytest.param(3, "Adagrad", {"average_optimizer": True}, marks=pytest.mark.slow),
-        pytest.param(1, "LazyAdam", {}, marks=pytest.mark.slow),
-    ],
-)
-def test_meetings_are_those_by_hand(world_size: int, optimizer: str, options: dict[str, Any]) -> None:
-    first, *others = run_ranks(local_sgd, world_size, optimizer, options)
-    expected = by_hand(world_size, optimizer, moments=bool(options))
-    for number, state in enumerate(expected):
-        assert all(differs(first[number], other[number]) == 0.0 for other in others)
-        assert differs(first[number], state) < 1e-12
+from tests.tables.fitting import NUM_ROWS, WIDTH, Made, Table, batches_of, loader_of, owned, state_of
+from tests.tables.test_touched_rows import BATCHES, ROUNDS, STEPS, train
 
 
 class UnequalSteps:
@@ -172,7 +122,9 @@ SETTINGS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     ),
     "frozen": (lambda: LocalSGDStrategy(EverySteps(2), **PATIENCE), {"callbacks": [Freezes()]}),
     "left out": (
-        lambda: LocalSGDStrategy(EverySteps(2), nonfinite="leave_out", **PATIENCE),
+        lambda: LocalSGDStrategy(
+            EverySteps(2), nonfinite="leave_out", outer=Outer(), average_optimizer=True, **PATIENCE
+        ),
         {"callbacks": [Breaks()]},
     ),
 }
@@ -180,22 +132,26 @@ SETTINGS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 
 def settings(rank: int, world_size: int, names: list[str]) -> dict[str, list[list[Made]]]:
     """For each setting the states of a table that every rank holds, and of one whose rows have owners."""
-    return {
-        name: [
-            train(rank, SETTINGS[name][0](), module, world_size, **SETTINGS[name][1])
-            for module in (Table(), owned(Table()))
-        ]
-        for name in names
-    }
+    found: dict[str, list[list[Made]]] = {}
+    for name in names:
+        for module in (Table(), owned(Table())):
+            states = train(rank, SETTINGS[name][0](), module, world_size, **SETTINGS[name][1])
+            weights = [{key: state[key] for key in module.state_dict()} for state in states]
+            found.setdefault(name, []).append(weights)
+    return found
 
 
 @pytest.mark.slow
 def test_all_settings_are_those_of_a_table_that_all_ranks_hold() -> None:
-    for found in run_ranks(settings, 3, [*SETTINGS]):
+    first, *ranks = run_ranks(settings, 3, [*SETTINGS])
+    for found in (first, *ranks):
         for name, (whole, others) in found.items():
             assert len(whole) == ROUNDS
-            for one, other in zip(whole, others, strict=True):
-                assert differs(one, other) == 0.0, name
+            for one, other, same in zip(whole, others, first[name][0], strict=True):
+                assert differs(one, other) == differs(one, same) == 0.0, name
+                assert all(bool(value.isfinite().all()) for value in one.values()), name
+    rows = [Table().rows.weight, *(state["rows.weight"] for state in first["frozen"][0])]
+    assert [torch.equal(one, other) for one, other in pairwise(rows)] == [False, False, True, True]
 
 
 def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> dict[str, Made]:
@@ -209,18 +165,18 @@ def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) ->
         path, loader = str(Path(folder, f"{name}.ckpt")), loader_of(rank, BATCHES)
         fit(rank, strategy(), module, devices=world_size, train=loader, max_epochs=2).save_checkpoint(path)
         found[name] = train(rank, strategy(), owned(Table()), world_size, ckpt_path=path)[-1]
+    found["all hold it"] = train(rank, strategy(), Table(), world_size, ckpt_path=f"{folder}/replicated.ckpt")[-1]
     if options:  # moments of one rank alone have no place in a table that all ranks hold
         path = str(Path(folder, "owned.ckpt"))
         found["back"] = train(rank, strategy(), Table(), world_size, ckpt_path=path)[-1]
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"average_optimizer": True}])
+@pytest.mark.parametrize("options", [{}, pytest.param({"average_optimizer": True}, marks=pytest.mark.slow)])
 def test_a_run_that_goes_on_ends_as_one_that_never_stopped(tmp_path: Path, options: dict[str, Any]) -> None:
     for found in run_ranks(resumed, 2, str(tmp_path), options):
         for name, state in found.items():
-            assert differs(found["whole"], state) == 0.0, name
+            assert differs(found["whole"], {key: state[key] for key in found["whole"]}) == 0.0, name
     for name in ("owned", "replicated"):
         checkpoint = torch.load(tmp_path / f"{name}.ckpt", weights_only=True)
         assert checkpoint["state_dict"]["rows.weight"].shape == (NUM_ROWS, WIDTH)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from lightning_gnn_dist import EverySteps, LocalSGDStrategy, Outer, TMAStrategy
+from lightning_gnn_dist import EverySteps, LocalSGDStrategy, TMAStrategy
 from lightning_gnn_dist.rounds.learned_rows import LearnedRows
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
@@ -25,6 +23,7 @@ from tests.tables.fitting import (
     batches_of,
     loader_of,
     optimizer_of,
+    owned,
     rows_by_hand,
     state_of,
 )
@@ -39,21 +38,22 @@ class Keeps(pl.Callback):
         self.states: list[Made] = []
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
-        moments = trainer.optimizers[0].state[module.rows.weight]
+        moments = trainer.optimizers[0].state.get(module.rows.weight, {})
         named = {name: value.clone() for name, value in moments.items() if value.dim()}
         self.states.append(state_of(module) | named)
 
 
 def train(rank: int, strategy: Any, module: Table, world_size: int, **options: Any) -> list[Made]:
     keeps = Keeps()
-    options = {"callbacks": [keeps], "max_epochs": ROUNDS} | options
+    options = {"callbacks": [], "max_epochs": ROUNDS} | options
+    options["callbacks"] = [*options["callbacks"], keeps]
     fit(rank, strategy, module, devices=world_size, train=loader_of(rank, BATCHES), **options)
     return keeps.states
 
 
-def local_sgd(rank: int, world_size: int, optimizer: str, options: dict[str, Any]) -> list[Made]:
+def local_sgd(rank: int, world_size: int, is_owned: bool, optimizer: str, options: dict[str, Any]) -> list[Made]:
     strategy = LocalSGDStrategy(EverySteps(STEPS), **options, **PATIENCE)
-    return train(rank, strategy, Table(optimizer), world_size)
+    return train(rank, strategy, owned(Table(optimizer)) if is_owned else Table(optimizer), world_size)
 
 
 def by_hand(world_size: int, optimizer: str, *, moments: bool) -> list[Made]:
@@ -100,16 +100,22 @@ def meet(nets: list[Table], steppers: list[Any], steps: Tensor, *, moments: bool
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch's Adagrad
 @pytest.mark.parametrize(
-    ("world_size", "optimizer", "options"),
+    ("world_size", "is_owned", "optimizer", "options"),
     [
-        (3, "LazyAdam", {"average_optimizer": True}),
-        pytest.param(2, "LazyAdam", {}, marks=pytest.mark.slow),
-        pytest.param(3, "SGD", {}, marks=pytest.mark.slow),
-        pytest.param(2, "Adagrad", {"average_optimizer": True}, marks=pytest.mark.slow),
+        (3, False, "LazyAdam", {"average_optimizer": True}),
+        (3, True, "LazyAdam", {"average_optimizer": True}),
+        pytest.param(2, False, "LazyAdam", {}, marks=pytest.mark.slow),
+        pytest.param(3, True, "LazyAdam", {}, marks=pytest.mark.slow),
+        pytest.param(1, True, "LazyAdam", {}, marks=pytest.mark.slow),
+        pytest.param(3, False, "SGD", {}, marks=pytest.mark.slow),
+        pytest.param(2, True, "SGD", {}, marks=pytest.mark.slow),
+        pytest.param(2, False, "Adagrad", {"average_optimizer": True}, marks=pytest.mark.slow),
+        pytest.param(3, True, "Adagrad", {"average_optimizer": True}, marks=pytest.mark.slow),
+        pytest.param(2, True, "Adagrad", {}, marks=pytest.mark.slow),
     ],
 )
-def test_rounds_are_those_by_hand(world_size: int, optimizer: str, options: dict[str, Any]) -> None:
-    ranks = run_ranks(local_sgd, world_size, optimizer, options)
+def test_rounds_are_those_by_hand(world_size: int, is_owned: bool, optimizer: str, options: dict[str, Any]) -> None:
+    ranks = run_ranks(local_sgd, world_size, is_owned, optimizer, options)
     moments = bool(options)
     for states in zip(*ranks, by_hand(world_size, optimizer, moments=moments), strict=True):
         *replicas, expected = states
@@ -156,23 +162,6 @@ def test_the_ledger_counts_the_bytes_of_touched_rows(moments: bool) -> None:
         assert sent == pytest.approx(to_all * 2 / 3 + lengths + (4 + numbers) * len(away))
 
 
-def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> tuple[Made, Made]:
-    """The end of a run that never stopped, and of one that went on from the second meeting."""
-    whole = train(rank, LocalSGDStrategy(EverySteps(STEPS), **options, **PATIENCE), Table(), world_size)
-    path = Path(folder, "half.ckpt")
-    strategy = LocalSGDStrategy(EverySteps(STEPS), **options, **PATIENCE)
-    loader = loader_of(rank, BATCHES)
-    fit(rank, strategy, Table(), devices=world_size, train=loader, max_epochs=2).save_checkpoint(path)
-    strategy = LocalSGDStrategy(EverySteps(STEPS), **options, **PATIENCE)
-    return whole[-1], train(rank, strategy, Table(), world_size, ckpt_path=str(path))[-1]
-
-
-@pytest.mark.parametrize("options", [{}, pytest.param({"average_optimizer": True}, marks=pytest.mark.slow)])
-def test_a_run_that_goes_on_ends_as_one_that_never_stopped(tmp_path: Path, options: dict[str, Any]) -> None:
-    for whole, half in run_ranks(resumed, 2, str(tmp_path), options):
-        assert all(torch.equal(whole[name], half[name]) for name in whole)
-
-
 def failed(rank: int, world_size: int) -> tuple[Made, Made]:
     """A rank that counts for nothing, and the others without it."""
     strategy = TMAStrategy(EverySteps(STEPS), failed_ranks=[1], weights="steps", average_optimizer=True, **PATIENCE)
@@ -185,30 +174,6 @@ def test_a_rank_without_weight_takes_the_rows_of_others() -> None:
     (first, alone), (second, _) = run_ranks(failed, 2)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert differs(first, alone) < 1e-12
-
-
-class Breaks(pl.Callback):
-    """Rank 1's weights become NaN in the second round."""
-
-    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.global_rank == 1 and trainer.current_epoch == 1:
-            module.rows.weight.data[batch[1].unique()] = torch.nan
-
-
-def left_out(rank: int, world_size: int) -> Made:
-    strategy = LocalSGDStrategy(
-        EverySteps(STEPS), nonfinite="leave_out", outer=Outer(), average_optimizer=True, **PATIENCE
-    )
-    keeps = Keeps()
-    train(rank, strategy, Table(), world_size, callbacks=[Breaks(), keeps])
-    return keeps.states[-1]
-
-
-@pytest.mark.slow
-def test_a_rank_with_nan_takes_the_rows_of_others() -> None:
-    first, second, _ = run_ranks(left_out, 3)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert all(bool(value.isfinite().all()) for value in first.values())
 
 
 def clipped(rank: int, world_size: int, sparse: bool, options: dict[str, Any]) -> Made:
@@ -226,40 +191,3 @@ CLIPS: list[dict[str, Any]] = [
 def test_sparse_gradients_are_clipped_and_added_up_as_dense_ones(options: dict[str, Any]) -> None:
     sparse, dense = (run_ranks(clipped, 1, flag, options)[0] for flag in (True, False))
     assert differs(sparse, dense) < 1e-14
-
-
-def in_half(rank: int, world_size: int, precision: str) -> Made:
-    module = Table().float()
-    options: dict[str, Any] = {"precision": precision, "callbacks": [], "max_epochs": 2, "gradient_clip_val": 0.5}
-    loader = [[each.float() if each.is_floating_point() else each for each in batch] for batch in batches_of(rank, 5)]
-    strategy = LocalSGDStrategy(EverySteps(STEPS), average_optimizer=True, **PATIENCE)
-    fit(rank, strategy, module, devices=world_size, train=DataLoader(loader, batch_size=None), **options)
-    return state_of(module)
-
-
-@pytest.mark.slow
-def test_mixed_precision_keeps_replicas_equal() -> None:
-    first, second = run_ranks(in_half, 2, "bf16-mixed")
-    assert differs(first, second) == 0.0
-    assert bool((first["rows.weight"] != Table().float().rows.weight).any())
-
-
-class Freezes(pl.Callback):
-    """The table trains in the second round alone."""
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        pl_module.rows.requires_grad_(trainer.current_epoch == 1)
-
-
-def freezing(rank: int, world_size: int) -> list[Made]:
-    strategy, keeps = LocalSGDStrategy(EverySteps(STEPS), outer=Outer(), **PATIENCE), Keeps()
-    train(rank, strategy, Table("SGD"), world_size, max_epochs=3, callbacks=[Freezes(), keeps])
-    return keeps.states
-
-
-@pytest.mark.slow
-def test_a_table_may_be_frozen_and_freed() -> None:
-    first, second = run_ranks(freezing, 2)
-    assert all(differs(one, other) == 0.0 for one, other in zip(first, second, strict=True))
-    start, rows = Table().rows.weight, [state["rows.weight"] for state in first]
-    assert torch.equal(start, rows[0]) and not torch.equal(rows[0], rows[1]) and torch.equal(rows[1], rows[2])

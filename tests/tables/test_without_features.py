@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,14 +18,11 @@ from lightning_gnn_dist import (
     GrappaStrategy,
     History,
     LazyAdam,
-    LLCGStrategy,
     LocalSGDStrategy,
     NeighborSampler,
     PartitionedDataModule,
     RandomPartitioner,
     WholePartSampler,
-    citations,
-    save_shards,
     through_layers,
 )
 from tests.data_fitting import trainer
@@ -33,7 +30,7 @@ from tests.every_strategy import PATIENCE
 from tests.layers.models import NUM_CLASSES, Judged, graph_of, uneven_data
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import differs
-from tests.tables.fitting import Made, state_of
+from tests.tables.fitting import Made, owned, state_of
 
 WIDTH = 4
 
@@ -122,30 +119,39 @@ def errors_of_rows(fitted: Any, module: Any, data: Any, whole: Callable[[], Tens
     return errors
 
 
-def evaluated(rank: int, world_size: int, kinds: list[Any], options: dict[str, Any]) -> list[Any]:
-    """For each kind of model the largest error of a row, in validation, test and prediction."""
+def whole_of(module: Rows) -> Tensor:
+    """The rows of all nodes by a model that has the whole table."""
+    alone = type(module)()
+    alone.load_state_dict(module.state_dict())
+    return alone.whole()
+
+
+def evaluated(rank: int, world_size: int, kinds: list[Any], in_rounds: bool, options: dict[str, Any]) -> list[Any]:
+    """For models of each kind, whose rows all ranks have or one rank each, the largest error of a row."""
     found = []
-    for kind in kinds:
-        module, data = kind(), data_module(**options)
-        fitted = trainer(world_size, LocalSGDStrategy(EverySteps(2), **PATIENCE))
+    for module in [module for kind in kinds for module in (kind(), owned(kind(), "table"))]:
+        strategy = LocalSGDStrategy(EverySteps(2), **PATIENCE) if in_rounds else GrappaStrategy(**PATIENCE)
+        data, fitted = data_module(**options), trainer(world_size, strategy)
         fitted.fit(module, data)
-        errors = errors_of_rows(fitted, module, data, module.whole)
+        errors = errors_of_rows(fitted, module, data, partial(whole_of, module))
         found.append((max(errors), len(errors), state_of(module)))
+        assert module.kinds == {"SeedBatch"} or not isinstance(module, ByLayer)
     return found
 
 
-def test_evaluation_and_prediction_are_exact() -> None:
-    for first, second in zip(*run_ranks(evaluated, 2, [Rows, ByLayer, OfPyG], {}), strict=True):
+@pytest.mark.parametrize(
+    ("kinds", "in_rounds", "options"),
+    [
+        ([Rows, ByLayer, OfPyG], False, {}),
+        ([Rows, ByLayer, OfPyG], True, {}),
+        pytest.param([ByLayer], True, {"boundary": History()}, marks=pytest.mark.slow),  # rows of the last meeting
+    ],
+)
+def test_evaluation_and_prediction_are_exact(kinds: list[Any], in_rounds: bool, options: dict[str, Any]) -> None:
+    for first, second in zip(*run_ranks(evaluated, 2, kinds, in_rounds, options), strict=True):
         assert max(first[0], second[0]) < 1e-12
         assert first[1] + second[1] > uneven_data().num_nodes
         assert differs(first[2], second[2]) == 0.0
-
-
-@pytest.mark.slow
-def test_rows_of_the_last_meeting_come_from_learned_rows() -> None:
-    ((error, _, first),), ((_, _, second),) = run_ranks(evaluated, 2, [ByLayer], {"boundary": History()})
-    assert error < 1e-12
-    assert differs(first, second) == 0.0
 
 
 def in_exchange(rank: int, world_size: int) -> Made:
@@ -165,24 +171,6 @@ def test_exchange_trains_rows_as_one_process_on_the_whole_graph() -> None:
     first, second = run_ranks(in_exchange, 2)
     assert differs(first, second) == 0.0
     assert differs(alone, first) < 1e-12
-
-
-def on_shards(rank: int, world_size: int, where: str) -> list[Made]:
-    found = []
-    for strategy in (GrappaStrategy(**PATIENCE), LLCGStrategy(EverySteps(3), **PATIENCE)):
-        module = Rows()
-        data = PartitionedDataModule(where, sampler=NeighborSampler([3, 3]), batch_size=7)
-        trainer(world_size, strategy).fit(module, data)
-        found.append(state_of(module))
-    return found
-
-
-@pytest.mark.slow
-def test_shards_train_rows(tmp_path: Path) -> None:
-    save_shards(bare_graph(), RandomPartitioner()(bare_graph(), 2, 0), tmp_path / "shards")
-    for first, second in zip(*run_ranks(on_shards, 2, str(tmp_path / "shards")), strict=True):
-        assert differs(first, second) == 0.0
-        assert bool((first["table.weight"] != Rows().table.weight).any(1).sum() > 20)
 
 
 def by_ddp(rank: int, world_size: int) -> None:
@@ -224,22 +212,3 @@ class Typed(Judged):
 
     def configure_optimizers(self) -> Any:
         return LazyAdam(self.parameters(), lr=0.05)
-
-
-def typed(rank: int, world_size: int) -> list[Made]:
-    graph = citations(600)
-    found = []
-    for strategy in (GrappaStrategy(**PATIENCE), LLCGStrategy(EverySteps(3), **PATIENCE)):
-        arrays = graph.types.node_arrays
-        module = Typed(graph.types.num_nodes["venue"], arrays["paper"]["x"].shape[1])
-        data = PartitionedDataModule(graph, sampler=NeighborSampler([5, 5]), batch_size=32)
-        trainer(world_size, strategy, limit_val_batches=0).fit(module, data)
-        found.append(state_of(module))
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
-def test_a_type_may_have_learned_rows() -> None:
-    for first, second in zip(*run_ranks(typed, 2), strict=True):
-        assert differs(first, second) == 0.0

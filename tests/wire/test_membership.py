@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_gnn_dist import Elastic
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.elastic import LIGHTHOUSE, RANK, RANKS, Sign, check_available, quorum_of
+from lightning_gnn_dist.wire.elastic import RANK, RANKS, Sign, check_available, quorum_of
 from lightning_gnn_dist.wire.membership import Membership, name_of_rank
 from tests.ranks import join, run_ranks
 
@@ -106,10 +106,3 @@ def test_the_launcher_says_how_many_ranks_to_wait_for(monkeypatch: pytest.Monkey
 def test_what_is_missing_is_named() -> None:
     with pytest.raises(ValueError, match=r"needs torchft.*pip install lightning-gnn-dist\[elastic\]"):
         check_available()
-
-
-@pytest.mark.skipif(not HAS_TORCHFT, reason="torchft is not installed: pip install lightning-gnn-dist[elastic]")
-def test_a_rank_without_a_lighthouse_is_told_how_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(LIGHTHOUSE, raising=False)
-    with pytest.raises(ValueError, match="lightning-gnn-dist elastic --ranks 4"):
-        Membership(Elastic(), dict, lambda state: None, 0)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.pieces import all_gather_pieces, exchange_pieces
+from lightning_gnn_dist.wire.channel import all_gather_pieces, exchange_pieces
 from tests.ranks import join, run_ranks
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -61,7 +60,8 @@ def forecast(
     """
     num_batches = -(-len(seeds) // batch_size)
     bulks, drawn = [], 0
-    for keys in islice(_keys(num_batches, bulk_size), -(-most_batches // bulk_size)):
+    for first in range(0, most_batches, bulk_size):
+        keys = [BatchKey(0, *divmod(number, num_batches)) for number in range(first, first + bulk_size)]
         orders = {key.epoch: permutation(len(seeds), 0, key.epoch) for key in keys}
         asked = [seeds[orders[key.epoch][slice_of(len(seeds), num_batches, key.batch)]] for key in keys]
         nodes = torch.cat([sample.nodes for sample in sampler.sample_bulk(graph, asked, keys)]).unique()
@@ -74,11 +74,3 @@ def forecast(
             _, missing = cache.look_up(bulk, bulks[number + 1 : number + MOST_KNOWN])
             cache.offer(missing, {})
     return Forecast(drawn, num_batches, rows * num_batches / drawn, [cache.hit_rate for cache in caches])
-
-
-def _keys(num_batches: int, bulk_size: int) -> Iterator[list[BatchKey]]:
-    """Yield the keys of one bulk after the other, pass by pass."""
-    first = 0
-    while True:
-        yield [BatchKey(0, *divmod(number, num_batches)) for number in range(first, first + bulk_size)]
-        first += bulk_size

@@ -23,7 +23,7 @@ from lightning_gnn_dist.batches.batch import SampledData, bytes_of
 from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
 from lightning_gnn_dist.batches.hetero import store_of_seeds
 from lightning_gnn_dist.batches.loading import Loading, widening
-from lightning_gnn_dist.batches.source import Asked, BatchSource, Inputs, Made
+from lightning_gnn_dist.batches.source import BatchSource, BulkSeeds, Inputs, MadeBulk
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.sampling.turns import Inquiry, Steps, take_turn
 
@@ -80,7 +80,7 @@ class AheadSource(BatchSource):
     ) -> Iterator[SampledData]:
         return next(self.make_in_turn(iter([(seeds, keys, inputs)])))[1]
 
-    def make_in_turn(self, bulks: Iterator[Asked]) -> Iterator[Made]:
+    def make_in_turn(self, bulks: Iterator[BulkSeeds]) -> Iterator[MadeBulk]:
         """Make one bulk after the other; the next ones are drawn beside it.
 
         Of these there are as many as a bulk is drawn in exchanges, and with a cache some more, so that it knows what is
@@ -111,7 +111,7 @@ class AheadSource(BatchSource):
             turns += 1
         return turns
 
-    def _admit(self, line: deque[Drawing], bulks: Iterator[Asked], count: int, known: int, beside: int) -> None:
+    def _admit(self, line: deque[Drawing], bulks: Iterator[BulkSeeds], count: int, known: int, beside: int) -> None:
         """Begin some bulks more, as long as there are not so many to be known and, beside them, to be drawn."""
         for _ in range(count):
             if len(line) >= known + beside or (len(line) >= 2 + beside and not self._have_room(line)):

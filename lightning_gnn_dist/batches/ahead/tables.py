@@ -24,7 +24,7 @@ from lightning_gnn_dist.sampling.turns import Steps, together
 Types = TypeVar("Types", bound=TypeOffsets)
 
 
-class Sought(NamedTuple):
+class WantedRows(NamedTuple):
     """Rows of a type that are needed.
 
     Attributes:
@@ -44,9 +44,10 @@ class Table:
     """Rows of a type by their ids in it.
 
     Args:
-        arrays: The rows that are here of each array, by name; all of them, where the cache has none of that name.
-        first: The id of the first one here, of the arrays that the cache has.
-        num_own: How many there are.
+        arrays: The arrays by name. Of one that the cache has too, the first ``num_own`` rows are used, and others are
+            elsewhere. Of one that it does not have, all rows are here.
+        first: The id of the first row that is here.
+        num_own: How many are here.
         cache: Holds rows that are elsewhere.
         fetch: Asks for the rows of some increasing ids, by name.
     """
@@ -57,15 +58,15 @@ class Table:
         self.own, self.cache, self.fetch = arrays, cache, fetch
         self._first, self._num_own = first, num_own
 
-    def seek(self, ids: Tensor) -> Sought:
+    def seek(self, ids: Tensor) -> WantedRows:
         """Return what is to be known of some rows before they are fetched. Nobody is asked."""
         places = ids - self._first
         is_other = (places < 0) | (places >= self._num_own)
-        return Sought(places, is_other, *ids[is_other].unique(return_inverse=True))
+        return WantedRows(places, is_other, *ids[is_other].unique(return_inverse=True))
 
     def rows_of_batches(
         self,
-        wanted: Sought,
+        wanted: WantedRows,
         coming: Sequence[Tensor],
         ids: Sequence[Tensor],
         num_labels: Sequence[int | None],
@@ -119,7 +120,7 @@ class Bulk(NamedTuple):
 
     samples: list[Sample]
     apart: list[Apart]
-    nodes: list[Sought]
+    nodes: list[WantedRows]
 
 
 class Caches:

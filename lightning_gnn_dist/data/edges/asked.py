@@ -15,9 +15,9 @@ from torch import Tensor
 from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Halo, Isolated
 from lightning_gnn_dist.boundary.refusals import check_seed_hops
 from lightning_gnn_dist.checks import check_at_least_if_given, shown
+from lightning_gnn_dist.data.edges.ends import LinkEnds, ends_of
 from lightning_gnn_dist.data.edges.labels import arrays_of_edges, targets_carry, without_labels
-from lightning_gnn_dist.data.temporal.split import is_labelled
-from lightning_gnn_dist.data.typed.links import LinkEnds, ends_among
+from lightning_gnn_dist.data.time_split import is_labelled
 from lightning_gnn_dist.engine.apart import places_of
 from lightning_gnn_dist.engine.temporal.times import as_integers, times_of_receivers
 from lightning_gnn_dist.graph.graph import Graph
@@ -59,7 +59,7 @@ class AskedEdges:
         if links.labels is not None and num_negatives is not None:
             raise ValueError("num_negatives is for splits without labels: leave it out.")
         default = 1 if links.labels is None else 0
-        ends = ends_among(types, links.edge_type, links.reverse)
+        ends = ends_of(types, links.edge_type, links.reverse)
         return cls(links, ends, default if num_negatives is None else num_negatives)
 
     @property

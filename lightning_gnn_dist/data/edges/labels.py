@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_word, shown
-from lightning_gnn_dist.data.temporal.split import is_labelled
+from lightning_gnn_dist.data.time_split import is_labelled
 from lightning_gnn_dist.graph.convert import EDGE_IDS
 from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
 from lightning_gnn_dist.graph.typed.names import EdgeType

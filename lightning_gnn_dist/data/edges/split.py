@@ -9,27 +9,101 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_arrays, shown
-from lightning_gnn_dist.data.edges.dealing import FALSE_ENDS, Pairs, held_pairs, numbers_of
-from lightning_gnn_dist.data.edges.directions import both_ways, settled
+from lightning_gnn_dist.data.edges.ends import ends_of, links_of, numbers_of, without_edges
 from lightning_gnn_dist.data.edges.labels import (
     arrays_of_edges,
     check_classes,
-    check_labels,
     checked_labels,
     no_label,
     with_edge_arrays,
     without_labels,
 )
-from lightning_gnn_dist.data.temporal.events import by_time, check_same_times
-from lightning_gnn_dist.data.temporal.split import is_labelled
-from lightning_gnn_dist.data.typed.links import ends_of, links_of, without_edges
-from lightning_gnn_dist.engine.rng import Purpose, key
+from lightning_gnn_dist.data.edges.leaks import both_ways, by_time, check_same_times, settled
+from lightning_gnn_dist.data.time_split import is_labelled
+from lightning_gnn_dist.engine.rng import Purpose, draw_bits, key, permutation
 from lightning_gnn_dist.engine.temporal.times import as_integers, time_order, times_of_receivers
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.rows import degrees_of, edge_positions
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.sampling.negatives import Candidates, Moments, draw_receivers
+
+SPLIT, FALSE_ENDS = range(2)  # what is drawn
+
+
+def dealt(total: int, shares: Mapping[str, float], seed: int) -> dict[str, Tensor]:
+    """Return which of all pairs are held back under each name, if any are."""
+    counts = {name: round(share * total) for name, share in shares.items()}
+    if not total and any(shares.values()):
+        raise ValueError(
+            "There are no edges to hold back (or pairs, without loops): choose an edge type that has some."
+        )
+    for name, share in shares.items():
+        if share and not counts[name]:
+            raise ValueError(
+                f"{name}={share} of {total} edges (or pairs, without loops) is none: give a larger share, or {name}=0."
+            )
+    if any(counts.values()) and sum(counts.values()) == total:
+        raise ValueError(
+            f"val and test would hold all {total} edges (or pairs, without loops), and none is left to train on: give "
+            "smaller shares."
+        )
+    order = permutation(total, seed + Purpose.LINKS, SPLIT)[: sum(counts.values())]
+    held = dict(zip(counts, order.split(list(counts.values())), strict=True))
+    return {name: which for name, which in held.items() if len(which)}
+
+
+def held_pairs(
+    shares: Mapping[str, float | Tensor], can_be_held: Tensor, pair_of_edge: Tensor, seed: int
+) -> dict[str, Tensor]:
+    """Return which pairs of nodes are held back under each name: a share of them, or those of edges that are marked.
+
+    Args:
+        shares: For each name the share, or a boolean for each edge.
+        can_be_held: The pairs that shares are of.
+        pair_of_edge: The pair of each edge.
+        seed: Decides which pairs a share is.
+    """
+    marked = {name: share for name, share in shares.items() if isinstance(share, Tensor)}
+    if not marked:
+        dealt_out = dealt(can_be_held.numel(), {name: float(share) for name, share in shares.items()}, seed)
+        return {name: can_be_held[which] for name, which in dealt_out.items()}
+    held = {name: pair_of_edge[mask].unique() for name, mask in marked.items()}
+    held = {name: pairs[torch.isin(pairs, can_be_held)] for name, pairs in held.items()}
+    if empty := [name for name, pairs in held.items() if not pairs.numel()]:
+        raise ValueError(f"{empty[0]} marks no edge that can be held back (loops, and edges without a label, cannot).")
+    together, counts = torch.cat(list(held.values())).unique(return_counts=True)
+    if bool((counts > 1).any()):
+        raise ValueError(
+            f"val and test both mark edges between the same two nodes ({int((counts > 1).sum())} such pairs): both "
+            "directions and all copies are held back together, so mark a pair in one of them."
+        )
+    if together.numel() == can_be_held.numel():
+        raise ValueError("val and test mark all edges, and none is left to train on: mark fewer.")
+    return held
+
+
+class Pairs(NamedTuple):
+    """The pairs of nodes that edges are between, each direction by itself or both together.
+
+    Attributes:
+        numbers: A number for each, increasing.
+        of_edge: The place of each edge's among them.
+        undirected: Whether both directions are together.
+    """
+
+    numbers: Tensor
+    of_edge: Tensor
+    undirected: bool
+
+    @classmethod
+    def of(cls, links: Tensor, num_nodes: int, undirected: bool) -> Pairs:
+        numbers, of_edge = numbers_of(links, num_nodes, undirected=undirected).unique(return_inverse=True)
+        return cls(numbers, of_edge, undirected)
+
+    def one_direction(self, links: Tensor, seed: int) -> Tensor:
+        """Which edges lead in the direction that was drawn for their pair of nodes; loops do."""
+        flips = draw_bits(key(seed + Purpose.LINKS, 0, 0, SPLIT), self.numbers)[self.of_edge]
+        return (links[0] == links[1]) | ((links[0] < links[1]) ^ flips)
+
 
 Arrays = Mapping[str, Tensor]
 
@@ -107,7 +181,7 @@ class EdgesToSplit:
         carried = arrays if self.labels is not None else {} if self.time is None else {self.time: arrays[self.time]}
         edges, false, held = dict[str, Tensor](), dict[str, Tensor](), dict[str, Arrays]()
         for name, rows_of in chosen.rows.items():
-            edges[name] = ends_of(self.graph, self.edge_type).in_types(links[:, rows_of])
+            edges[name] = ends_of(self.graph.types, self.edge_type).in_types(links[:, rows_of])
             if carried:
                 held[name] = {array: of[rows_of] for array, of in carried.items()}
             if self.labels is None:
@@ -175,7 +249,7 @@ class EdgesToSplit:
 
     def _false_ends(self, edges: Tensor, ids: Tensor, times: Tensor | None, count: int, seed: int) -> Tensor:
         """False receivers for each edge, by their ids in their type."""
-        ends, kind = ends_of(self.graph, self.edge_type), "" if self.edge_type is None else self.edge_type[2]
+        ends, kind = ends_of(self.graph.types, self.edge_type), "" if self.edge_type is None else self.edge_type[2]
         number, false_key = ends.target_type and ends.target_type.number, key(seed + Purpose.LINKS, 0, 0, FALSE_ENDS)
         avoided, candidates, at = edges[:1], Candidates(ends.receivers), None
         if self.time is not None and times is not None:
@@ -192,66 +266,3 @@ class EdgesToSplit:
                 "other: there is no false receiver to draw. Leave that event out."
             )
         return drawn - ends.receivers.start
-
-
-def check_each_mapping(**held: object) -> None:
-    """Refuse what does not hold arrays by name, for each name of a split."""
-    for name, of_splits in held.items():
-        if not isinstance(of_splits, Mapping) or not all(isinstance(arrays, Mapping) for arrays in of_splits.values()):
-            raise TypeError(
-                f'{name} must hold the arrays of each split by name, as {{"val": {{"edge_rating": ...}}}}, got '
-                f"{shown(of_splits)}."
-            )
-        for arrays in of_splits.values():
-            check_arrays(**{name: arrays})
-
-
-def check_held_arrays(
-    graph: Graph,
-    edge_type: EdgeType | None,
-    labels: str | None,
-    time: str | None,
-    edges: Arrays,
-    held: Mapping[str, Arrays],
-) -> None:
-    """Refuse arrays of held edges that are not those of the graph's edges, and held edges without labels."""
-    ours = arrays_of_edges(graph, edge_type)
-    if labels is not None:
-        checked_labels(graph, edge_type, labels)
-    elif time is not None:
-        ours = {time: ours[time]}
-    if edges.keys() != held.keys():
-        raise ValueError(f"There are edges for {list(edges)} and held_arrays for {list(held)}.")
-    for name, arrays in held.items():
-        if arrays.keys() != ours.keys():
-            raise ValueError(
-                f"held_arrays of {name} are {shown(sorted(arrays))}, and edges of the graph carry "
-                f"{shown(sorted(ours))}: batches of both must have the same."
-            )
-        for array, rows in arrays.items():
-            like, count = ours[array], edges[name].shape[1]
-            if rows.shape != (count, *like.shape[1:]) or rows.dtype != like.dtype:
-                raise ValueError(
-                    f"held_arrays: {array} of {name} must be {like.dtype} of shape {(count, *like.shape[1:])}, as the "
-                    f"graph's is, got {shown(rows)}."
-                )
-        if labels is not None:
-            check_labels(labels, arrays[labels])
-            if not bool(is_labelled(arrays[labels]).all()):
-                raise ValueError(f"held_arrays: some edges of {name} have no label to be judged by: leave them out.")
-
-
-def labelled_in_graph(graph: Graph, edge_type: EdgeType | None, labels: str, edges: Tensor) -> Tensor:
-    """Which of some edges, by ids in the graph, have a copy there that has a label."""
-    rows = edges[1].unique()
-    at = edge_positions(graph.indptr, rows)
-    receivers = rows.repeat_interleave(degrees_of(graph.indptr, rows))
-    if edge_type is not None:
-        is_of = graph.types.edge_type[at] == graph.types.edge_types.index(edge_type)
-        at, receivers = at[is_of], receivers[is_of]
-        places = torch.searchsorted(graph.types.edges_of(edge_type), at)
-    else:
-        places = at
-    known = is_labelled(arrays_of_edges(graph, edge_type)[labels][places])
-    there = graph.indices[at].to(torch.int64) * graph.num_nodes + receivers
-    return torch.isin(edges[0] * graph.num_nodes + edges[1], there[known])

@@ -183,12 +183,12 @@ class TimeOrder(NamedTuple):
 
 def time_order(graph: Graph, name: str) -> TimeOrder:
     """The order of a graph's edges by the times called ``name``, made anew once these have changed."""
-    return remembered_of(graph, ("time order", name), arrays_of(graph, name), lambda: _ordered(graph, name))
 
+    def find() -> TimeOrder:
+        graph.check_edges()  # these loops follow them
+        return ordered(graph, name, _times_of_edges(graph, name))
 
-def _ordered(graph: Graph, name: str) -> TimeOrder:
-    graph.check_edges()  # these loops follow them
-    return ordered(graph, name, _times_of_edges(graph, name))
+    return remembered_of(graph, ("time order", name), arrays_of(graph, name), find)
 
 
 def ordered(graph: Graph, name: str, times: Tensor) -> TimeOrder:

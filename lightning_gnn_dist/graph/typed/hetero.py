@@ -1,15 +1,16 @@
-"""From PyG's ``HeteroData`` to tables of nodes and edges, and back."""
+"""From what PyG holds to tables of nodes and edges, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_at_least, check_tensor, shown
-from lightning_gnn_dist.graph import convert
+from lightning_gnn_dist.checks import check_at_least, check_plain, check_tensor, shown
+from lightning_gnn_dist.graph import convert, stores
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable
 from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, within
 from lightning_gnn_dist.graph.typed.types import GraphTypes
@@ -21,60 +22,21 @@ Content = dict[str, Any]  # arrays by name, num_nodes, edge_index
 _NO_ARRAYS = {"num_nodes", "edge_index", "adj_t"}
 
 
-def is_hetero(data: object) -> bool:
-    """Whether it is a ``HeteroData``."""
-    from torch_geometric.data import HeteroData  # two seconds, and saved graphs need none of it
-
-    return isinstance(data, HeteroData)
-
-
-def check_data(data: Any, time: str | None) -> None:
-    """Refuse what is neither a ``Data`` nor a ``HeteroData``, and times of a ``Data``."""
-    from torch_geometric.data import Data, HeteroData
-
-    if not isinstance(data, Data | HeteroData):
-        raise TypeError(f"data must be a torch_geometric.data.Data, for Graph.from_pyg(data), got {shown(data)}.")
-    if time is not None and isinstance(data, Data):
-        raise ValueError(f"time ({shown(time)}) orders the edges of a HeteroData: leave it out for a Data.")
-
-
-def contents_of(data: Data | HeteroData) -> tuple[dict[str, Content], dict[EdgeType, Content]]:
-    """What is set of each node type and each edge type; a ``Data`` is of one type of each, whose names are empty."""
-    if not is_hetero(data):
-        content: Content = data.to_dict() | {"num_nodes": data.num_nodes}
-        of_edges = {name: value for name, value in content.items() if convert.is_of_edges(name)}
-        of_nodes = {name: value for name, value in content.items() if name not in of_edges}
-        return {OneType.node_types[0]: of_nodes}, {OneType.edge_types[0]: of_edges}
-    if stray := [name for name, value in data._global_store.items() if isinstance(value, Tensor)]:
-        raise ValueError(f"{stray} belong to no type: set them on one, as in data['paper'].x, or remove them.")
-    check_names(tuple(data.node_types), tuple(data.edge_types))
-    return {k: data[k].to_dict() for k in data.node_types}, {k: data[k].to_dict() for k in data.edge_types}
-
-
-def check_tensors(nodes: Mapping[str, Content], edges: Mapping[EdgeType, Content], time: str | None) -> None:
-    """Refuse what is no tensor under the name of the times, or of a tensor of another type.
-
-    Other things that a type holds are left out. Left out here, a type would seem to have no such array: without times,
-    its edges are always seen.
-    """
-    kinds: list[tuple[str | EdgeType, Content]] = [*nodes.items(), *edges.items()]
-    needed = {name for _, content in kinds for name, value in content.items() if isinstance(value, Tensor)} | {time}
-    for kind, content in kinds:
-        for name, value in content.items():
-            if name in needed and name not in _NO_ARRAYS and value is not None:
-                with within(kind):
-                    check_tensor(f"data.{name}", value, "one number or row for each node, or each edge")
-
-
 def tables_of(
-    nodes: Mapping[str, Content],
-    edges: Mapping[EdgeType, Content],
-    *,
-    check_features: bool,
-    float_labels: bool,
-    edge_ids: bool,
+    data: Any, time: str | None, *, check_features: bool, float_labels: bool, edge_ids: bool
 ) -> tuple[dict[str, NodeTable], dict[EdgeType, EdgeTable]]:
-    """The nodes and the edges of each type; what cannot be trained on later is refused."""
+    """The nodes and the edges of each type of a ``Data`` or ``HeteroData``; what cannot be trained on is refused."""
+    from torch_geometric.data import Data, HeteroData  # two seconds, and saved graphs need none of it
+
+    is_pair = isinstance(data, tuple)
+    if is_pair and len(data) == 2 and data[0] is data[1] and isinstance(data[0], Data | HeteroData):
+        data, is_pair = data[0], False  # both stores at once, of which that of features would not name those of edges
+    if not is_pair and not isinstance(data, Data | HeteroData):
+        raise TypeError(f"data must be a torch_geometric.data.Data, for Graph.from_pyg(data), got {shown(data)}.")
+    nodes, edges = stores.contents_of(data) if is_pair else contents_of(data)
+    if time is not None and not any(nodes):
+        raise ValueError(f"time ({shown(time)}) orders the edges of a HeteroData: leave it out for a Data.")
+    _check_tensors(nodes, edges, time)
     found, links = {}, {}
     for kind, content in nodes.items():
         with within(kind):
@@ -90,8 +52,38 @@ def tables_of(
     return found, links
 
 
+def contents_of(data: Data | HeteroData) -> tuple[dict[str, Content], dict[EdgeType, Content]]:
+    """What is set of each node type and each edge type; a ``Data`` is of one type of each, whose names are empty."""
+    from torch_geometric.data import HeteroData
+
+    if not isinstance(data, HeteroData):
+        content: Content = data.to_dict() | {"num_nodes": data.num_nodes}
+        of_edges = {name: value for name, value in content.items() if convert.is_of_edges(name)}
+        of_nodes = {name: value for name, value in content.items() if name not in of_edges}
+        return {OneType.node_types[0]: of_nodes}, {OneType.edge_types[0]: of_edges}
+    if stray := [name for name, value in data._global_store.items() if isinstance(value, Tensor)]:
+        raise ValueError(f"{stray} belong to no type: set them on one, as in data['paper'].x, or remove them.")
+    check_names(tuple(data.node_types), tuple(data.edge_types))
+    return {k: data[k].to_dict() for k in data.node_types}, {k: data[k].to_dict() for k in data.edge_types}
+
+
+def _check_tensors(nodes: Mapping[str, Content], edges: Mapping[EdgeType, Content], time: str | None) -> None:
+    """Refuse what is no tensor under the name of the times, or of a tensor of another type.
+
+    Other things that a type holds are left out. Left out here, a type would seem to have no such array: without times,
+    its edges are always seen.
+    """
+    kinds: list[tuple[str | EdgeType, Content]] = [*nodes.items(), *edges.items()]
+    needed = {name for _, content in kinds for name, value in content.items() if isinstance(value, Tensor)} | {time}
+    for kind, content in kinds:
+        for name, value in content.items():
+            if name in needed and name not in _NO_ARRAYS and value is not None:
+                with within(kind):
+                    check_tensor(f"data.{name}", value, "one number or row for each node, or each edge")
+
+
 def _nodes(kind: str, content: Content, check_features: bool, float_labels: bool) -> NodeTable:
-    tensors = dict(convert.tensors_of(content))
+    tensors = dict(tensors_of(content))
     count = count_of(content, tensors)
     arrays = convert.with_masks(tensors, count)
     convert.check_each_name(arrays, allowed=())
@@ -116,7 +108,7 @@ def count_of(content: Content, tensors: Mapping[str, Tensor]) -> int:
 
 def _edges(content: Content, check_features: bool, edge_ids: bool) -> EdgeTable:
     edge_index = edge_index_of(content)
-    arrays = {name: array.contiguous() for name, array in convert.tensors_of(content)}
+    arrays = {name: array.contiguous() for name, array in tensors_of(content)}
     convert.check_each_name(arrays, allowed=())
     for name, array in arrays.items() if check_features else ():
         convert.check_finite(array, name=name, row="edge")
@@ -134,6 +126,32 @@ def edge_index_of(content: Content) -> Tensor:
         )
     convert.check_pairs(edge_index)
     return edge_index.detach()
+
+
+def tensors_of(content: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yield all tensors of what PyG holds of nodes or edges, but for ``edge_index``, on the CPU, without gradients."""
+    for name, value in content.items():
+        if isinstance(value, np.ndarray) or (value is not None and _is_meant(name)):
+            check_tensor(f"data.{name}", value, "one row for each node, or each edge")
+        if name in ("edge_index", "adj_t") or not isinstance(value, Tensor):  # T.ToSparseTensor says the edges twice
+            continue
+        value = value.detach() if value.is_meta else value.detach().cpu()
+        check_plain(name, value)
+        yield name, value
+
+
+def _is_meant(name: str) -> bool:
+    """Whether a model would miss it."""
+    return name in ("x", "y", "edge_attr", "edge_weight") or name.endswith("_mask")
+
+
+def to_data(indptr: Tensor, indices: Tensor, arrays: Mapping[str, Tensor]) -> Data:
+    """The graph as a PyG ``Data`` with these arrays."""
+    from torch_geometric.data import Data
+
+    num_nodes = indptr.numel() - 1
+    receiver = torch.arange(num_nodes).repeat_interleave(indptr.diff())
+    return Data(edge_index=torch.stack([indices.to(torch.int64), receiver]), num_nodes=num_nodes, **arrays)
 
 
 def to_hetero(indptr: Tensor, indices: Tensor, types: GraphTypes) -> HeteroData:

@@ -22,9 +22,9 @@ from lightning_gnn_dist.batches.loader import batches_of_ranks, slice_of
 from lightning_gnn_dist.checks import is_limit
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.sizes import bytes_per_edge, numbers_per_node
-from lightning_gnn_dist.layers.definition import BYTES_OF_AN_EDGE, COPIES
+from lightning_gnn_dist.graph.graph_report import bytes_per_edge, numbers_per_node
 from lightning_gnn_dist.layers.reach import Neighbourhoods, Reach
+from lightning_gnn_dist.layers.through_layers import BYTES_OF_AN_EDGE, COPIES
 from lightning_gnn_dist.sampling.base import Sampler
 
 _LOOKS = 5  # batches whose neighbourhoods are counted, spread over all
@@ -112,13 +112,11 @@ class Counter:
             return max(most, least)
         parts = 1
         while (size := -(-most // parts)) > least:
-            if all(self._fits(nodes, budget_bytes) for nodes in seeds.some(seeds.num_batches(size))):
+            some = seeds.some(seeds.num_batches(size))
+            if all(self._within(nodes, budget_bytes)[0] <= budget_bytes for nodes in some):
                 return size
             parts *= 2
         return least
-
-    def _fits(self, nodes: Tensor, budget_bytes: int) -> bool:
-        return self._within(nodes, budget_bytes)[0] <= budget_bytes
 
     def _within(self, nodes: Tensor, budget_bytes: int) -> tuple[int, Reach]:
         """Return the bytes of a batch, or more than the budget where it has more, and how far it was counted."""

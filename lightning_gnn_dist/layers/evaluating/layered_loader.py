@@ -23,7 +23,7 @@ from lightning_gnn_dist.batches.seed_batch import Neighbourhood, SeedsOnly
 from lightning_gnn_dist.engine.apart import in_types
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeOffsets, have_names
-from lightning_gnn_dist.layers.layer_pass import LayerPass, NodesOfRank, Step
+from lightning_gnn_dist.layers.layer_pass import LayerNodes, LayerPass, NodesOfRank
 from lightning_gnn_dist.layers.model_layers import (
     ModelLayers,
     ModelState,
@@ -60,6 +60,7 @@ class HasInputs(NodesOfRank, Protocol):
         """The types of the graph."""
         ...
 
+    @property
     def names_in_batches(self) -> NamesOfTypes:
         """The names of a batch's arrays."""
         ...
@@ -123,7 +124,7 @@ class ReadyRows:
         self._nodes: HasInputs | None = None
         self._channel: Channel | None = None
         self._pass: LayerPass | None = None
-        self._steps: list[Step] = []
+        self._planned: list[LayerNodes] = []
         self._was_asked, self._was_tried, self._is_off = True, False, False
         self._end: Callable[[], object] = lambda: None
 
@@ -205,7 +206,7 @@ class ReadyRows:
             where = device, self._budget_bytes, self._folder
             self._pass = LayerPass(self._nodes, self._channel, *where, model.norm, self._dtype)
             own = seeds() if model.norm is None else torch.arange(self._nodes.most_rows)
-            self._steps = self._pass.plan(own, len(model.layers))
+            self._planned = self._pass.plan(own, len(model.layers))
             self._was_tried = not model.is_found  # a module knows what its own layers take
 
     def _can_compute(self, model: ModelLayers) -> bool:
@@ -216,7 +217,7 @@ class ReadyRows:
         takes, self._was_tried = torch.ones(1, dtype=torch.int64), True
         try:
             with self._trainer.precision_plugin.forward_context():
-                self._pass.try_one(model.layers[0], self._steps[0])
+                self._pass.try_one(model.layers[0], self._planned[0])
         except Exception as error:  # of any kind: what the module does with its model may be right
             log.info("Layers cannot be computed one by one: %s", error)
             takes.zero_()
@@ -225,9 +226,9 @@ class ReadyRows:
 
     def _compute(self, model: ModelLayers) -> RowTables:
         assert self._pass is not None
-        total = sum(len(step.nodes) for step in self._steps)
+        total = sum(len(of_layer.nodes) for of_layer in self._planned)
         with self._trainer.precision_plugin.forward_context(), progress_of(self._trainer, total) as progress:
-            return self._pass.rows(model.layers, self._steps, progress)
+            return self._pass.rows(model.layers, self._planned, progress)
 
 
 def for_layers(batch: Any, num_layers: int) -> SampledData:
@@ -312,7 +313,7 @@ class EvaluationLoader(BatchLoader):
 
         num_seeds = {kind: len(ids) for kind, ids in zip(kinds, of_types, strict=True)}
         neighbourhood = Neighbourhood(num_seeds, made, seed_rows, rows_of)
-        return SeedsOnly.around(neighbourhood, of_nodes.names_in_batches(), seed_type, others)
+        return SeedsOnly.around(neighbourhood, of_nodes.names_in_batches, seed_type, others)
 
 
 @contextmanager

@@ -118,7 +118,9 @@ class Exactness:
 
 def _may_be_called(module: nn.Module) -> bool:
     """Whether one more call leaves no trace, takes no long preparation, and asks no other rank for rows."""
-    if is_in_training(module) or any(map(is_lazy, module.parameters())) or bytes_of_state(module) > _MOST_STATE:
+    if is_in_training(module) or any(map(is_lazy, module.parameters())):
+        return False
+    if sum(tensor.nbytes for tensor in _tensors(module)) > _MOST_STATE:
         return False
     children = list(module.modules())
     return not any(is_compiled(each) or is_watched(each) or isinstance(each, RowsOfRanks) for each in children)
@@ -197,11 +199,6 @@ def _precision(rows: Tensor) -> float:
     if kind == "cuda" and torch.get_float32_matmul_precision() != "highest":
         types.append(torch.float16)  # which has as many digits as TF32
     return max(torch.finfo(each).eps for each in types)
-
-
-def bytes_of_state(module: nn.Module) -> int:
-    """The bytes of all tensors of a module but its parameters."""
-    return sum(tensor.nbytes for tensor in _tensors(module))
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from torch import nn
 from torch_geometric.nn import HeteroConv, MessagePassing, Sequential
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from lightning_gnn_dist.layers.definition import has_layers
+from lightning_gnn_dist.layers.through_layers import has_layers
 
 # The functions by which layers count degrees, and within how many hops more all edges of a node are there: those into
 # it one hop further, those out of it another one, if both directions of every edge are in the graph.

@@ -18,7 +18,7 @@ from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage
 from lightning_gnn_dist.graph.storage.files import open_file
 from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.prepare.files.columns import check_num_nodes
-from lightning_gnn_dist.prepare.files.row_files import HeldArray, RowFiles
+from lightning_gnn_dist.prepare.files.row_files import LoadedArray, RowFiles
 
 Entry: TypeAlias = Path | NpyFile  # a file, a folder of several, or an array out of an archive
 
@@ -35,7 +35,7 @@ def entries(place: Path, drop: Collection[str] = ()) -> dict[str, Entry]:
     """Arrays by name: ``x.npy``, or ``x/`` with several files; those of an archive are read."""
     if place.suffix == ".npz" and not place.is_dir():
         with _archive(place) as archive:
-            return {name: _held(place, name, archive[name]) for name in archive.files if name not in drop}
+            return {name: _loaded(place, name, archive[name]) for name in archive.files if name not in drop}
     if not place.is_dir():
         raise ValueError(f"{place} holds no arrays: give a folder of .npy, an .npz, or a table.")
     folders = [path for path in place.iterdir() if path.is_dir() and any(path.iterdir())]
@@ -56,10 +56,10 @@ def number_in(rows: RowFiles) -> int:
     return count
 
 
-def _held(place: Path, name: str, array: object) -> HeldArray:
+def _loaded(place: Path, name: str, array: object) -> LoadedArray:
     if not isinstance(array, np.ndarray):
         raise ValueError(f"{name} is no array")
-    return HeldArray.holding(place / name, array)
+    return LoadedArray.of_array(place / name, array)
 
 
 @contextmanager

@@ -12,10 +12,10 @@ import torch
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, within
-from lightning_gnn_dist.prepare.files.arrays import Entry, entries, names_in, number_in
+from lightning_gnn_dist.prepare.files.arrays import Entry, entries, load_pyg, names_in, number_in
 from lightning_gnn_dist.prepare.files.columns import ALIASES, check_drop, check_purposes, id_of, purpose_of
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
-from lightning_gnn_dist.prepare.files.row_files import Carried, HeldArray, RowFiles
+from lightning_gnn_dist.prepare.files.row_files import Carried, LoadedArray, RowFiles
 from lightning_gnn_dist.prepare.files.tables import about_headings, columns_of, ends_first, is_table
 
 PYG = {".pt", ".pth"}
@@ -73,6 +73,17 @@ class Inputs:
 
     nodes: dict[str, NodeFiles]
     edges: dict[EdgeType, EdgeFiles]
+
+    def __post_init__(self) -> None:
+        """Refuse names of arrays that a graph cannot have."""
+        if not self.have_names:
+            convert.check_names(self.nodes[NODE].arrays, self.edges[EDGE].carried.arrays)
+            return
+        of_types: dict[str | EdgeType, Collection[str]] = {kind: files.arrays for kind, files in self.nodes.items()}
+        of_types |= {edge_type: files.carried.arrays for edge_type, files in self.edges.items()}
+        for kind, names in of_types.items():
+            with within(kind):
+                convert.check_each_name(names, allowed=())
 
     @classmethod
     def of(cls, source: Path, nodes: Path | None, drop: frozenset[str], time: str | None) -> Inputs:
@@ -165,7 +176,6 @@ def _of_one_type(source: Path, nodes: Path | None, drop: frozenset[str]) -> tupl
         if not nodes.exists():
             raise FileNotFoundError(f"{nodes} does not exist.")
         of_nodes, names = _nodes_at(nodes, drop).beside(of_nodes.arrays), names | _names(nodes)
-    convert.check_names(of_nodes.arrays, edges.carried.arrays)
     return Inputs({NODE: of_nodes}, {EDGE: edges}), names - {"edge_index"}
 
 
@@ -183,59 +193,43 @@ def _of_folders(folder: Path, nodes: Path | None, drop: frozenset[str]) -> tuple
     _check_ends(of_nodes, of_edges, folder)
     check_names(tuple(of_nodes), tuple(of_edges))
     names = set().union(*map(_names, of_nodes.values()), *map(_names_of_edges, of_edges.values()))
-    found = Inputs({}, {})
+    found_nodes, found_edges = {}, {}
     for kind, path in of_nodes.items():
         with within(kind):
-            found.nodes[kind] = _nodes_at(path, drop)
+            found_nodes[kind] = _nodes_at(path, drop)
     for edge_type, path in of_edges.items():
         with within(edge_type):
-            found.edges[edge_type] = (
-                EdgeFiles.of(path, drop) if is_table(path) else edge_files(path, entries(path, drop), drop)
-            )
-    return _checked(found), names - {"edge_index"}
+            files = EdgeFiles.of(path, drop) if is_table(path) else edge_files(path, entries(path, drop), drop)
+            found_edges[edge_type] = files
+    return Inputs(found_nodes, found_edges), names - {"edge_index"}
 
 
 def _of_pyg(path: Path, nodes: Path | None, drop: frozenset[str]) -> tuple[Inputs, set[str]]:
     """A ``Data`` or ``HeteroData`` that was saved."""
-    from lightning_gnn_dist.graph.typed import hetero
-    from lightning_gnn_dist.prepare.files.arrays import load_pyg  # two seconds, and other files need none of it
-
     if nodes is not None:
         raise ValueError(f"{path} holds nodes as well as edges: leave the table of nodes ({nodes}) out.")
+    from lightning_gnn_dist.graph.typed import hetero  # other files need none of it
+
     of_nodes, of_edges = hetero.contents_of(load_pyg(path))
     names = {name for content in (*of_nodes.values(), *of_edges.values()) for name in content}
-    found = Inputs({}, {})
+    found_nodes, found_edges = {}, {}
     for kind, content in of_nodes.items():
         with within(kind):
-            count = hetero.count_of(content, dict(convert.tensors_of(content)))
-            arrays = _rows(path, _held(path, content, drop))
-            found.nodes[kind] = NodeFiles(path, None, arrays, count)
+            count = hetero.count_of(content, dict(hetero.tensors_of(content)))
+            found_nodes[kind] = NodeFiles(path, None, _rows(path, _loaded(path, content, drop)), count)
     for edge_type, content in of_edges.items():
         with within(edge_type):
-            ends = {"edge_index": HeldArray.holding(path / "edge_index", hetero.edge_index_of(content))}
-            found.edges[edge_type] = edge_files(path, _held(path, content, drop) | ends)
-    if not found.have_names:
-        convert.check_names(found.nodes[NODE].arrays, found.edges[EDGE].carried.arrays)
-        return found, names - {"edge_index"}
-    check_names(tuple(found.nodes), tuple(found.edges))
-    return _checked(found), names - {"edge_index"}
+            ends = {"edge_index": LoadedArray.of_array(path / "edge_index", hetero.edge_index_of(content))}
+            found_edges[edge_type] = edge_files(path, _loaded(path, content, drop) | ends)
+    return Inputs(found_nodes, found_edges), names - {"edge_index"}
 
 
-def _held(path: Path, content: Mapping[str, Any], drop: Collection[str]) -> dict[str, Entry]:
+def _loaded(path: Path, content: Mapping[str, Any], drop: Collection[str]) -> dict[str, Entry]:
     """What PyG holds of a type as arrays by name."""
-    tensors = convert.tensors_of({name: value for name, value in content.items() if name not in drop})
-    return {name: HeldArray.holding(path / name, tensor) for name, tensor in tensors}
+    from lightning_gnn_dist.graph.typed.hetero import tensors_of
 
-
-def _checked(found: Inputs) -> Inputs:
-    """Refuse names of arrays that a graph with types cannot have."""
-    for kind, files in found.nodes.items():
-        with within(kind):
-            convert.check_each_name(files.arrays, allowed=())
-    for edge_type, edges in found.edges.items():
-        with within(edge_type):
-            convert.check_each_name(edges.carried.arrays, allowed=())
-    return found
+    tensors = tensors_of({name: value for name, value in content.items() if name not in drop})
+    return {name: LoadedArray.of_array(path / name, tensor) for name, tensor in tensors}
 
 
 def _nodes_at(path: Path, drop: Collection[str]) -> NodeFiles:

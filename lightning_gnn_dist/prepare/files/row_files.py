@@ -16,19 +16,19 @@ from lightning_gnn_dist.graph.storage.store import as_numpy
 
 
 @dataclass(frozen=True, eq=False)
-class HeldArray(NpyFile):
+class LoadedArray(NpyFile):
     """An array out of an archive or a file of PyG, in RAM or mapped, that is read as a file is.
 
     Args:
         numbers: All of its numbers, one after the other.
-        held_type: The torch type of what is stored, where NumPy has none such.
+        torch_type: The torch type of what is stored, where NumPy has none such.
     """
 
     numbers: Column
-    held_type: torch.dtype | None = None
+    torch_type: torch.dtype | None = None
 
     @classmethod
-    def holding(cls, path: Path, array: Column | Tensor) -> HeldArray:
+    def of_array(cls, path: Path, array: Column | Tensor) -> LoadedArray:
         """The array that is called ``path`` in errors."""
         kind = array.dtype if isinstance(array, Tensor) else None
         numbers = as_numpy(array) if isinstance(array, Tensor) else np.ascontiguousarray(array)
@@ -36,7 +36,7 @@ class HeldArray(NpyFile):
 
     @property
     def type(self) -> torch.dtype:
-        return super().type if self.held_type is None else self.held_type
+        return super().type if self.torch_type is None else self.torch_type
 
     def read(self, first: int, count: int) -> Column:
         return self.numbers[first : first + count]

@@ -130,11 +130,11 @@ def gather(
         progress: Called with the share of the edges that was read.
     """
     arrays = GrowingArrays(folder, source)
-    counts = np.zeros(0 if part is None else len(part.numbering.bounds) - 1, np.int64)
+    counts = np.zeros(0 if part is None else len(part.starts) - 1, np.int64)
     for senders, receivers, carried, share in edges:
         if part is not None and len(told) == 1:
             told[0].update(np.stack([senders, receivers], 1).astype(np.int64).data)
-            counts += part.numbering.count(receivers)
+            counts += part.count(receivers)
         elif told:
             for digest, ends in zip(told, (senders, receivers), strict=True):
                 digest.update(ends.data)
@@ -219,7 +219,7 @@ class EdgeSorting:
             once=self.undirected,
             memory_bytes=self.memory_bytes,
             num_senders=num_ids or None,
-            number=None if self.inputs.have_names or not parts else parts[edge_type[0]].numbering.number,
+            number=None if self.inputs.have_names or not parts else parts[edge_type[0]].number,
         )
 
     def _in_arrays(
@@ -270,7 +270,8 @@ class EdgeSorting:
         source = files.tables[0] if files.tables else folder
         counts = gather(edges, part, dtype, self.undirected and self.is_shard, folder, source, told, progress)
         digests = [digest.hexdigest() for digest in told]
-        journal.record(sorted(folder.iterdir()), is_gathered=True, counts=counts, digest=digests)
+        written = sorted(folder.iterdir())
+        journal.record(written, is_gathered=True, is_carried_checked=True, counts=counts, digest=digests)
 
     def _ids_of(self, kind: str) -> tuple[Path, Path | None]:
         """Where the nodes of a type are, and the file of their ids if that is a table."""

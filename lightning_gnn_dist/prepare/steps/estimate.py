@@ -37,37 +37,34 @@ class Estimate:
     seconds: float
 
 
-def estimate_of(inputs: Inputs, ways: int, num_shards: int | None) -> Estimate:
+def estimate_of(inputs: Inputs, directions: int, num_shards: int | None) -> Estimate:
     """The estimate for the whole graph, or for one of so many shards, as if all were of one size.
 
     Args:
         inputs: The files.
-        ways: 2 if each edge is added the other way round, otherwise 1.
+        directions: 2 if each edge is added the other way round, otherwise 1.
         num_shards: The number of shards, or None for the whole graph.
     """
     counts = [_nodes_of(files) for files in inputs.nodes.values()]
     num_nodes, of_tables, arrays = (sum(counted) for counted in zip(*counts, strict=True))
-    keys = [(files.num_edges * ways, _carried(files), files) for files in inputs.edges.values()]
-    per_edge = (4 if convert.index_dtype(num_nodes) == torch.int32 else 8) + TYPE_BYTES * inputs.have_names
-    again = 2 * inputs.have_names  # sorted by type, and then all types together
     nodes, num_edges = arrays + of_tables + 8 * num_nodes, sum(files.num_edges for files in inputs.edges.values())
-    disk = [  # tables, and all edges of a shard, are written into arrays before they are sorted
-        n
-        * (
-            KEY_BYTES
-            + carried
-            + (ENDS_BYTES + carried) * bool(num_shards or files.tables)
-            + again * (per_edge + carried)
-        )
-        for n, carried, files in keys
-    ]
-    seconds = [n * (SECONDS_PER_KEY + SECONDS_PER_LINE * files.has_text) for n, _, files in keys]
-    share = num_shards or 1
+    per_edge = (4 if convert.index_dtype(num_nodes) == torch.int32 else 8) + TYPE_BYTES * inputs.have_names
+    disk, stored, seconds, share = 0, 0, 0.0, num_shards or 1
+    for files in inputs.edges.values():
+        num_keys, carried = files.num_edges * directions, _carried(files)
+        per_key = KEY_BYTES + carried
+        if num_shards or files.tables:  # they are written into arrays before they are sorted
+            per_key += ENDS_BYTES + carried
+        if inputs.have_names:  # sorted by type, and then all types together
+            per_key += 2 * (per_edge + carried)
+        disk += num_keys * per_key
+        stored += num_keys * (per_edge + carried)
+        seconds += num_keys * (SECONDS_PER_KEY + SECONDS_PER_LINE * files.has_text)
     return Estimate(
         num_edges=num_edges,
-        disk_bytes=(nodes + 8 * num_nodes + sum(disk)) // share + of_tables,
-        stored_bytes=(nodes + sum(n * (per_edge + carried) for n, carried, _ in keys)) // share,
-        seconds=sum(seconds) / share + SECONDS_PER_EDGE * num_edges * (num_shards is not None),
+        disk_bytes=(nodes + 8 * num_nodes + disk) // share + of_tables,
+        stored_bytes=(nodes + stored) // share,
+        seconds=seconds / share + SECONDS_PER_EDGE * num_edges * (num_shards is not None),
     )
 
 

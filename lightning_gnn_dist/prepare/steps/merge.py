@@ -130,8 +130,7 @@ def merge(draft: Path, found: Mapping[EdgeType, SortedEdges], parts: Mapping[str
             pieces = [found[edge_type].rows(rows, draft / "edges" / folder_of(edge_type)) for edge_type in into]
             order = np.argsort(_joined([row for row, _ in pieces], np.dtype(np.int64)), kind="stable")
             senders = [
-                parts[of[0]].numbering.renumbered(ids) + np.int64(first[of[0]])
-                for (_, ids), of in zip(pieces, into, strict=True)
+                parts[of[0]].renumbered(ids) + np.int64(first[of[0]]) for (_, ids), of in zip(pieces, into, strict=True)
             ]
             types = [np.full(ids.size, numbers[of]) for (_, ids), of in zip(pieces, into, strict=True)]
             for name, columns in (("indices", senders), ("edge_type", types)):

@@ -29,7 +29,7 @@ class Keeper(Callback):
     """Keeps the weights of the last meeting, on local rank 0, for the case that the round does not come to its end."""
 
     def __init__(self) -> None:
-        self.is_told = self.is_in_step = False
+        self.is_interrupted = self.is_in_step = False
         self._round: int | None = -1  # the one whose start the weights are of
         self._weights: dict[str, Any] = {}
 
@@ -40,7 +40,7 @@ class Keeper(Callback):
         return trainer.lightning_module.state_dict()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        self._look()
+        self._end_if_interrupted()
         is_alone: bool = trainer.strategy.is_alone  # type: ignore[attr-defined]
         self.is_in_step = not is_alone  # gradients are exchanged: only whole steps leave all ranks alike
         is_new_round = is_alone and self._round != _round_of(trainer)
@@ -51,20 +51,13 @@ class Keeper(Callback):
 
     def on_train_batch_end(self, *args: Any) -> None:
         self.is_in_step = False
-        self._look()
+        self._end_if_interrupted()
 
-    def on_validation_batch_start(self, *args: Any) -> None:
-        self._look()
-
-    def on_test_batch_start(self, *args: Any) -> None:
-        self._look()
-
-    def on_predict_batch_start(self, *args: Any) -> None:
-        self._look()
-
-    def _look(self) -> None:
-        if self.is_told:  # where Python threw the exception of the signal's handler away, as in a destructor
+    def _end_if_interrupted(self, *args: Any) -> None:
+        if self.is_interrupted:  # where Python threw the exception of the signal's handler away, as in a destructor
             raise InterruptedRankError
+
+    on_validation_batch_start = on_test_batch_start = on_predict_batch_start = _end_if_interrupted  # type: ignore[assignment]
 
 
 def _has_owned(trainer: Trainer) -> bool:
@@ -135,7 +128,7 @@ class Kept:
             move_data_to_device(metrics_of(trainer), "cpu"),
             loop_state(trainer),
             getattr(trainer.strategy, "state", None),
-            [_attributes(owner, shared, at_start) for owner in _owners(shared)],
+            [_attributes(owner, shared, at_start) for owner in _given_back(shared)],
         )
 
     def give_to(self, trainer: Any, shared: Sequence[object]) -> None:
@@ -151,12 +144,12 @@ class Kept:
         load_loop_state(trainer, self.loops)
         if self.rounds is not None:
             trainer.strategy.state = self.rounds
-        for owner, attributes in zip(_owners(shared), self.attributes, strict=True):
+        for owner, attributes in zip(_given_back(shared), self.attributes, strict=True):
             for name, octets in attributes.items():
                 vars(owner)[name] = by_value.from_bytes(octets, shared)
 
 
-def _owners(shared: Sequence[object]) -> list[Any]:
+def _given_back(shared: Sequence[object]) -> list[Any]:
     """Return the module, the callbacks, but for progress bars, and the loggers."""
     kinds = LightningModule | Callback | Logger
     return [item for item in shared if isinstance(item, kinds) and not isinstance(item, ProgressBar)]
@@ -167,10 +160,8 @@ def _weights(trainer: Trainer) -> Iterable[tuple[str, Tensor]]:
 
 
 def _attributes(owner: Any, shared: Sequence[object], at_start: AtStart) -> dict[str, bytes]:
-    found = {}
-    for name, value in (
-        _notes(owner, at_start) if isinstance(owner, LightningModule) else owner.__getstate__()
-    ).items():
+    found, noted = {}, _notes(owner, at_start) if isinstance(owner, LightningModule) else owner.__getstate__()
+    for name, value in noted.items():
         with suppress(CannotTravelError):  # files, as of a logger: they stay with the rank
             found[name] = by_value.as_bytes(value, shared)
     return found

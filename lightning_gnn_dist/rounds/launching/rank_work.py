@@ -29,7 +29,7 @@ from lightning_gnn_dist.wire.launching.rank_life import How, InterruptedRankErro
 from lightning_gnn_dist.wire.launching.rank_processes import Start
 
 
-class Settings:
+class ProcessSettings:
     """What users set for a process, and ranks that are fresh processes take on.
 
     Random states, defaults of torch, filters of warnings, levels of loggers, and the cells of a notebook.
@@ -64,7 +64,7 @@ class RankWork:
     kwargs: dict[str, Any]
     trainer: Any
     start: Start
-    settings: Settings = field(default_factory=Settings)
+    settings: ProcessSettings = field(default_factory=ProcessSettings)
     keeper: Keeper = field(default_factory=Keeper)
     returned: Any = None
     at_start: AtStart = field(default_factory=AtStart)
@@ -93,12 +93,12 @@ class RankWork:
         if not sys.stdout.isatty():
             show_one_bar(self.trainer)
         try:
-            self.returned = call._call_and_handle_interrupt(self.trainer, self._noted, *self.args, **self.kwargs)
+            self.returned = call._call_and_handle_interrupt(self.trainer, self._call, *self.args, **self.kwargs)
         except SIGTERMException:
             return "left"
         return "done"
 
-    def _noted(self, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return self.function(*args, **kwargs)
         except BaseException as error:
@@ -113,7 +113,7 @@ class RankWork:
         return RankResult(move_data_to_device(self.returned, "cpu"), num_loaders, kept)
 
     def on_interrupt(self) -> None:
-        self.keeper.is_told = True
+        self.keeper.is_interrupted = True
         if not self.keeper.is_in_step:
             raise InterruptedRankError
 

@@ -56,7 +56,7 @@ class Command(subprocess.Popen[bytes]):
 
 def start(command: Sequence[str], variables: Mapping[str, str], **options: Any) -> Command:
     """Start a fresh process that is to be a rank."""
-    return Command(tied(command), env=asking_for_large_pages(variables), **options)
+    return Command(tied(command), env={LARGE_PAGES: "1", **variables}, **options)
 
 
 def tie_to_parent() -> None:
@@ -69,21 +69,16 @@ def tie_to_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def asking_for_large_pages(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a fresh process whose torch takes memory in pages of 2 MB, unless they say otherwise."""
-    return {LARGE_PAGES: "1", **variables}
-
-
 @contextmanager
-def large_pages_in_children() -> Iterator[None]:
-    """Let ``multiprocessing`` start processes whose torch takes pages of 2 MB. This process stays as it is."""
-    is_decided = LARGE_PAGES in os.environ
-    os.environ.setdefault(LARGE_PAGES, "1")
+def variables_added(variables: Mapping[str, str]) -> Iterator[None]:
+    """Let this process, and those that it starts in the block, have variables of the environment that it lacks."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        if not is_decided:
-            os.environ.pop(LARGE_PAGES, None)
+        for name in added:
+            os.environ.pop(name, None)
 
 
 @contextmanager

@@ -86,7 +86,7 @@ class Surroundings:
         os.environ.update(self.environment, LOCAL_RANK=str(rank))
 
 
-def be_rank(rank: int, around: Surroundings, work: Work | None) -> None:
+def be_rank(rank: int, surroundings: Surroundings, work: Work | None) -> None:
     """The life of a rank's process."""
     tie_to_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process has its parent's handlers
@@ -94,10 +94,10 @@ def be_rank(rank: int, around: Surroundings, work: Work | None) -> None:
     try:
         signal.signal(signal.SIGINT, _once(_raise_interrupt))
         try:
-            around.take(rank)
+            surroundings.take(rank)
             if work is None:
-                work = by_value.read(around.folder / "work")
-            file_of(around.folder, rank).touch()
+                work = by_value.read(surroundings.folder / "work")
+            outcome_file(surroundings.folder, rank).touch()
             shared = [*work.shared()]
             signal.signal(signal.SIGINT, _once(work.on_interrupt))
             outcome.how = work.run()
@@ -111,11 +111,11 @@ def be_rank(rank: int, around: Surroundings, work: Work | None) -> None:
     error, outcome.at = (work and work.failure) or (None, time.monotonic())
     if isinstance(error, Exception) and outcome.how in ("failed", "interrupted"):
         outcome.fail(error)  # the first one: tearing down may have raised another, or have been interrupted
-    _tell(file_of(around.folder, rank), outcome, work, shared)
+    _write_outcome(outcome_file(surroundings.folder, rank), outcome, work, shared)
     sys.exit(CODES[outcome.how])
 
 
-def _tell(path: Path, outcome: Outcome, work: Work | None, shared: Sequence[object]) -> None:
+def _write_outcome(path: Path, outcome: Outcome, work: Work | None, shared: Sequence[object]) -> None:
     try:
         outcome.result = None if work is None else work.result(outcome.how)
         by_value.write(path, outcome, shared)
@@ -140,6 +140,6 @@ def _raise_interrupt() -> None:
     raise InterruptedRankError
 
 
-def file_of(folder: Path, rank: int) -> Path:
+def outcome_file(folder: Path, rank: int) -> Path:
     """Return the file of a rank: there once it has read its work, and with its outcome at the end."""
     return folder / f"rank-{rank}"

@@ -25,13 +25,13 @@ from typing import IO, Any, Literal
 from lightning_gnn_dist.wire.launching import by_value
 from lightning_gnn_dist.wire.launching.processes import (
     GRACE_SECONDS,
+    LARGE_PAGES,
     LEFT_BY_SIGTERM,
-    asking_for_large_pages,
     end_all,
     end_of,
-    large_pages_in_children,
+    variables_added,
 )
-from lightning_gnn_dist.wire.launching.rank_life import CODES, Outcome, Surroundings, Work, be_rank, file_of
+from lightning_gnn_dist.wire.launching.rank_life import CODES, Outcome, Surroundings, Work, be_rank, outcome_file
 
 Start = Literal["spawn", "fork", "forkserver"]
 _PACKAGE = __name__.partition(".")[0]
@@ -81,8 +81,8 @@ class RankProcesses:
                 self.kill(signal.SIGINT)
                 started = {rank: process for rank, process in enumerate(self._processes) if process.pid is not None}
                 self.was_interrupted |= end_all(started, GRACE_SECONDS)
-            self._hear(Path(folder))
-        return None if self.was_interrupted else self._judged(culprit)
+            self._read_outcomes(Path(folder))
+        return None if self.was_interrupted else self._error_of(culprit)
 
     def kill(self, number: int) -> None:
         """Send a signal to the ranks that live."""
@@ -98,11 +98,11 @@ class RankProcesses:
             by_value.write(folder / "work", self.work)
         if self.start == "forkserver":
             context.set_forkserver_preload(_loaded())  # by its server, once, as it takes seconds
-        environment = dict(self.environment) if is_forked else asking_for_large_pages(self.environment)
-        around = Surroundings(folder, environment, os.getcwd(), [*sys.path], streams)
-        with nullcontext() if is_forked else _main_left_out(), large_pages_in_children():
+        environment = ({} if is_forked else {LARGE_PAGES: "1"}) | dict(self.environment)
+        surroundings = Surroundings(folder, environment, os.getcwd(), [*sys.path], streams)
+        with nullcontext() if is_forked else _main_left_out(), variables_added({LARGE_PAGES: "1"}):
             for rank in range(self.count):
-                args = (rank, around, self.work if is_forked else None)
+                args = (rank, surroundings, self.work if is_forked else None)
                 self._processes.append(context.Process(target=be_rank, args=args, name=f"rank {rank}"))
                 self._processes[-1].start()
         for writer in streams.values():
@@ -113,22 +113,22 @@ class RankProcesses:
         waiting, has_forgotten = dict(enumerate(self._processes)), False
         while waiting:
             wait([process.sentinel for process in waiting.values()], _SECONDS_BETWEEN_LOOKS)
-            if not has_forgotten and all(file_of(folder, rank).exists() for rank in range(self.count)):
+            if not has_forgotten and all(outcome_file(folder, rank).exists() for rank in range(self.count)):
                 has_forgotten = True
                 for path in folder.glob("work*"):  # mapped by the ranks; nobody else could delete it after a SIGKILL
                     path.unlink()
             for rank in [rank for rank, process in waiting.items() if process.exitcode is not None]:
                 code = waiting.pop(rank).exitcode
-                if code not in (0, LEFT_BY_SIGTERM) or not _has_told(folder, rank):
+                if code not in (0, LEFT_BY_SIGTERM) or not _has_outcome(folder, rank):
                     return rank
         return None
 
-    def _hear(self, folder: Path) -> None:
+    def _read_outcomes(self, folder: Path) -> None:
         for rank in range(self.count):
             with suppress(FileNotFoundError, EOFError, pickle.UnpicklingError):  # of a rank that was killed
-                self.outcomes[rank] = by_value.read(file_of(folder, rank), self.work.shared())
+                self.outcomes[rank] = by_value.read(outcome_file(folder, rank), self.work.shared())
 
-    def _judged(self, culprit: int | None) -> BaseException | None:
+    def _error_of(self, culprit: int | None) -> BaseException | None:
         """Return what ended a rank too early: of several the first, as the others follow from it."""
         code = 0 if culprit is None else self._processes[culprit].exitcode
         if culprit is not None and culprit not in self.outcomes and code != CODES["interrupted"]:
@@ -143,8 +143,8 @@ class RankProcesses:
         return error
 
 
-def _has_told(folder: Path, rank: int) -> bool:
-    file = file_of(folder, rank)
+def _has_outcome(folder: Path, rank: int) -> bool:
+    file = outcome_file(folder, rank)
     return file.exists() and file.stat().st_size > 0
 
 

@@ -53,11 +53,6 @@ class Roll:
     lost: Callable[[], Mapping[int, str]] = dict
 
     @property
-    def is_of_launcher(self) -> bool:
-        """Whether torchrun serves the store."""
-        return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-    @property
     def on_one_host(self) -> bool:
         """Whether all ranks are on this host, so that no other host has to reach its ports."""
         told = any(os.environ.get(name) == "1" for name in _NUM_HOSTS)
@@ -82,16 +77,16 @@ class Roll:
                 f"runs one port. Give each run a MASTER_PORT of its own."
             )
         store.set(f"here/{self.rank}", socket.gethostname())
-        missing = self._read(store, open_to_all) if self.rank == 0 else self._hear(store, open_to_all)
+        missing = self._find_missing(store, open_to_all) if self.rank == 0 else self._hear_missing(store, open_to_all)
         if missing:
             self._refuse(store, missing)
         return dist.PrefixStore("group", store)  # type: ignore[attr-defined]
 
     def _store(self) -> Any:
-        serves = self.rank == 0 and not self.is_of_launcher
-        address = addresses.HERE if self.on_one_host and not self.is_of_launcher else self.address
-        if serves:
+        by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        if self.rank == 0 and not by_torchrun:
             return self._serve(addresses.HERE if self.on_one_host else addresses.own_address(self.address))
+        address = addresses.HERE if self.on_one_host and not by_torchrun else self.address
         try:
             return addresses.join_store(address, self.port, self.deadline)
         except RuntimeError as error:
@@ -106,7 +101,7 @@ class Roll:
                 "MASTER_PORT."
             ) from error
 
-    def _read(self, store: Any, open_to_all: Any) -> list[int]:
+    def _find_missing(self, store: Any, open_to_all: Any) -> list[int]:
         """The missing ranks, on rank 0. It decides who came in time, so that all agree."""
         open_to_all.set("run", _digest())
         keys = [f"here/{rank}" for rank in range(self.num_ranks)]
@@ -115,7 +110,7 @@ class Roll:
         store.set("missing", json.dumps(missing))
         return missing
 
-    def _hear(self, store: Any, open_to_all: Any) -> list[int]:
+    def _hear_missing(self, store: Any, open_to_all: Any) -> list[int]:
         """The missing ranks, on the others, as rank 0 found them; without a word from it, each looks by itself."""
         patience = self.deadline + timedelta(seconds=_SECONDS_TO_LEAVE)
         with suppress(RuntimeError):

@@ -16,7 +16,7 @@ from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
-from lightning_gnn_dist.graph.quantize import quantize_rows
+from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.batch_contents import check_same, contents
 

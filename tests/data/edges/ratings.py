@@ -47,15 +47,8 @@ def store_of(graph: Graph, kind: EdgeType | None) -> tuple[Tensor, Tensor, Tenso
     """Ends, marks and labels of the edges that may be asked for."""
     data = graph.to_pyg()
     store = data if kind is None else data[kind]
-    return (
-        (store.edge_index, store.edge_mark, store.edge_rating)
-        if kind is None
-        else (
-            store.edge_index,
-            store.mark,
-            store.rating,
-        )
-    )
+    mark, rating = ("edge_mark", "edge_rating") if kind is None else ("mark", "rating")
+    return store.edge_index, store[mark], store[rating]
 
 
 def held_of(split: LinkSplit, name: str) -> Counter[tuple[int, float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
 from lightning_gnn_dist import (
-    GlobalBatching,
     Graph,
     GrappaStrategy,
     Holding,
@@ -25,10 +25,10 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from tests.data.edges.ratings import KINDS, data_of, held_of, labelled, split_of, store_of
-from tests.data_fitting import trainer
+from tests.data_fitting import SOME_STRATEGIES, fit_and_test, trainer
 from tests.edge_model import KNOWS, USERS, Rater, flat, rated
-from tests.every_strategy import PATIENCE, every_strategy
-from tests.placing import batches_of, placed
+from tests.every_strategy import PATIENCE
+from tests.placing import batches_of
 from tests.ranks import run_ranks
 
 # Batches.
@@ -124,18 +124,6 @@ def test_classes_and_rows_keep_their_types() -> None:
             assert set(batch.edge_label.tolist()) == {1, 2}
 
 
-def test_corrections_and_anchors_ask_for_labelled_edges() -> None:
-    split = split_of(None)
-    data = data_of(split, global_batching=GlobalBatching(batch_size=31))
-    (whole,) = data.correction_batches(4, sliced=False, start=2, stop=3)
-    placed(data, 1, 2)
-    (half,) = data.correction_batches(4, start=2, stop=3)
-    assert half.edge_label_mark.tolist() == whole.edge_label_mark.tolist()[16:]
-    assert half.edge_label.equal(whole.edge_label[16:]) and not whole.edge_label.isnan().any()
-    (anchor, *_) = data.anchor_batches(2)
-    assert "edge_rating" not in anchor and len(anchor.edge_label) == anchor.num_targets
-
-
 # Fits.
 
 
@@ -185,34 +173,24 @@ def test_a_step_of_two_unequal_ranks_is_that_of_one_process(kind: EdgeType | Non
             torch.testing.assert_close(state[name], weight.detach() - model.lr * grad, rtol=1e-10, atol=1e-12)
 
 
-def outcomes(rank: int, world_size: int, names: list[str], split: LinkSplit, kind: EdgeType | None) -> list[Any]:
-    found = []
-    for name in names:
-        model, data = Rater(lr=0.01, edge_type=kind), data_of(split, sampler=NeighborSampler([4, 4]))
-        fit = trainer(world_size, every_strategy()[name](), max_epochs=2)
-        fit.fit(model, data)
-        model.asked.clear()
-        (metrics,) = fit.test(model, data, verbose=False)
-        found.append([dict(model.state_dict()), float(metrics["error"]), Counter(model.asked)])
-    return found
-
-
-NAMES = [["llcg"], pytest.param(["grappa", "local_sgd", "tma"], marks=pytest.mark.slow)]
+def made(split: LinkSplit, kind: EdgeType | None, name: str) -> tuple[Rater, Any]:
+    return Rater(lr=0.01, edge_type=kind), data_of(split, sampler=NeighborSampler([4, 4]))
 
 
 @KINDS
-@pytest.mark.parametrize("names", NAMES)
+@pytest.mark.parametrize("names", SOME_STRATEGIES)
 def test_every_strategy_trains_equal_replicas_judged_exactly(names: list[str], kind: EdgeType | None) -> None:
     split = split_of(kind)
-    for of_ranks in zip(*run_ranks(outcomes, 3, names, split, kind), strict=True):
-        states, errors, asked = zip(*of_ranks, strict=True)
+    for of_ranks in zip(*run_ranks(fit_and_test, 3, names, partial(made, split, kind), "asked"), strict=True):
+        states, metrics, asked = zip(*of_ranks, strict=True)
         assert all(state[name].equal(states[0][name]) for state in states for name in state if "error" not in name)
         assert sum(asked, Counter()) == held_of(split, "test") and all(asked)
         model = Rater(edge_type=kind)
         before = [weight.detach().clone() for weight in model.parameters()]
         model.load_state_dict(states[0])
         assert any(not new.equal(old) for new, old in zip(model.parameters(), before, strict=True))
-        assert errors == pytest.approx([whole_error(model, split, kind)] * 3, rel=1e-6)
+        expected = pytest.approx(whole_error(model, split, kind), rel=1e-6)
+        assert [of_rank["error"] for of_rank in metrics] == [expected] * 3
 
 
 def whole_error(model: Rater, split: LinkSplit, kind: EdgeType | None) -> float:

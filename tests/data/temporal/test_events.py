@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,24 +16,19 @@ from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist import (
-    Fetch,
-    GlobalBatching,
     Graph,
-    Holding,
     Isolated,
     LinkDataModule,
     LinkRanking,
     LinkSplit,
     NeighborSampler,
     RandomPartitioner,
-    Rotate,
     TemporalSampler,
     split_edges,
 )
 from lightning_gnn_dist.graph.typed.names import EdgeType
-from tests.data_fitting import trainer
-from tests.every_strategy import every_strategy
-from tests.placing import batches_of, most_seeds, placed
+from tests.data_fitting import SOME_STRATEGIES, fit_and_test, trainer
+from tests.placing import batches_of
 from tests.ranks import run_ranks
 
 SENT: EdgeType = ("user", "sent", "item")
@@ -173,21 +169,6 @@ def test_no_event_at_or_after_the_time_of_a_target_reaches_its_score(kind: EdgeT
 
 
 @KINDS
-def test_events_are_asked_for_by_one_rank_where_all_are_seen(kind: EdgeType | None) -> None:
-    graph, name = events(kind), "edge_time" if kind is None else "time"
-    asked = []
-    for boundary, num_ranks in ((Isolated(), 1), (Fetch(), 3)):
-        data = data_of(split_of(kind, graph), name, boundary=boundary)
-        num_batches, found = -(-most_seeds(data, num_ranks) // 24), Counter[Any]()
-        for rank in range(num_ranks):
-            for batch in batches_of(data, data.graph, num_batches, 0, rank, num_ranks):
-                ids, times, labels, _ = targets_of(batch, kind)
-                found.update(zip(*(row[labels == 1].tolist() for row in (*ids, times)), strict=True))
-        asked.append(found)
-    assert asked[0] == asked[1]
-
-
-@KINDS
 def test_the_last_events_are_held_and_each_is_asked_for_once(kind: EdgeType | None) -> None:
     graph, name = events(kind), "edge_time" if kind is None else "time"
     split = split_of(kind, graph)
@@ -291,51 +272,28 @@ class Counts(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def outcomes(rank: int, world_size: int, names: list[str], kind: EdgeType | None, path: str) -> list[Any]:
-    found = []
-    for name in names:
-        module, data = Counts(kind), data_of(Path(path), "edge_time" if kind is None else "time")
-        fit = trainer(world_size, every_strategy()[name](), max_epochs=2)
-        fit.fit(module, data)
-        module.judged.clear()
-        (metrics,) = fit.test(module, data, verbose=False)
-        found.append([dict(module.linear.state_dict()), dict(metrics), Counter(module.judged)])
-    return found
-
-
-NAMES = [["llcg"], pytest.param(["grappa", "local_sgd", "tma"], marks=pytest.mark.slow)]
+def made(kind: EdgeType | None, path: Path, name: str) -> tuple[Counts, LinkDataModule]:
+    return Counts(kind), data_of(path, "edge_time" if kind is None else "time")
 
 
 @KINDS
-@pytest.mark.parametrize("names", NAMES)
+@pytest.mark.parametrize("names", SOME_STRATEGIES)
 def test_every_strategy_trains_equal_replicas_judged_exactly(
     names: list[str], kind: EdgeType | None, tmp_path: Path
 ) -> None:
     split = split_of(kind)
     split.save(tmp_path / "split")
     assert LinkSplit.open(tmp_path / "split").fingerprint == split.fingerprint
-    results = run_ranks(outcomes, 3, names, kind, str(tmp_path / "split"))
+    results = run_ranks(fit_and_test, 3, names, partial(made, kind, tmp_path / "split"), "judged")
     for of_ranks in zip(*results, strict=True):
         states, metrics, judged = zip(*of_ranks, strict=True)
         assert all(state[name].equal(states[0][name]) for state in states for name in state)
         module = Counts(kind)
-        module.linear.load_state_dict(states[0])
+        module.load_state_dict(states[0])
         data = data_of(split, "edge_time" if kind is None else "time")
         (alone,) = trainer(1).test(module, data, verbose=False)
         assert sum(judged, Counter()) == module.judged
         assert all(metric == pytest.approx(dict(alone)) for metric in metrics)
-
-
-def test_parts_that_rotate_ask_for_events_of_their_own_nodes() -> None:
-    data = data_of(split_of(None), holding=Holding(Rotate()), global_batching=GlobalBatching(batch_size=9))
-    owner = data.parts_of_ranks(3).assignment
-    for batch in batches_of(data, data.part(0, 3), 4, 0, 0, 3):
-        ids, *_ = targets_of(batch, None)
-        assert not owner[ids].any()
-    whole = next(data.correction_batches(0, sliced=False))
-    placed(data, 1, 2)
-    half = next(data.correction_batches(0))
-    assert half.edge_label_time.tolist()[:4] == whole.edge_label_time.tolist()[5:9]
 
 
 def own_split(split: LinkSplit, **options: Any) -> LinkSplit:

@@ -44,14 +44,6 @@ def test_the_fingerprint_knows_types_and_their_masks() -> None:
     assert len({*prints}) == 3 and Graph.from_pyg(changed(x=torch.ones(7, 1))).fingerprint == prints[0]
 
 
-def test_the_fingerprint_knows_names() -> None:
-    prints = set()
-    for name in ("to", "from"):
-        data = HeteroData({"a": {"num_nodes": 2}, ("a", name, "a"): {"edge_index": torch.tensor([[0], [1]])}})
-        prints.add(Graph.from_pyg(data).fingerprint)
-    assert len(prints) == 2
-
-
 def test_one_edge_type_takes_no_number_per_edge(tmp_path: Path) -> None:
     data = HeteroData()
     data["a"].num_nodes = 3

@@ -97,11 +97,6 @@ def truncated_row(folder: Path) -> str:
     return r"edges.csv, \d lines after line \d: 1 cells, but there are 2 columns"
 
 
-def words(folder: Path) -> str:
-    (folder / "edges.csv").write_text("from,to\nann,bob\n")
-    return "edges.csv names nodes by words, such as 'ann', and .* or a table of nodes"
-
-
 def negative(folder: Path) -> str:
     np.save(folder / "edges.npy", np.array([[0], [-3]]))
     return r"edges.npy names the receiver -3, but ids begin at 0"
@@ -110,11 +105,6 @@ def negative(folder: Path) -> str:
 def no_edges(folder: Path) -> str:
     np.save(folder / "x.npy", np.zeros((5, 3)))
     return r"x.npy must hold integers of shape \(2, E\) or \(E, 2\), got float64 \(5, 3\)"
-
-
-def objects(folder: Path) -> str:
-    np.save(folder / "edges.npy", np.array([[{}], [{}]]))
-    return "holds Python objects"
 
 
 def empty(folder: Path) -> str:
@@ -128,10 +118,8 @@ def empty(folder: Path) -> str:
         truncated_header,
         truncated_gzip,
         truncated_row,
-        words,
         negative,
         no_edges,
-        objects,
         empty,
     ],
 )

@@ -67,15 +67,6 @@ def test_files_of_one_array_must_be_alike(folder: Path) -> None:
         headers(folder)
 
 
-def test_what_torch_cannot_hold_is_refused_at_once(folder: Path) -> None:
-    np.save(folder / "names.npy", np.array(["a"] * 50))
-    with pytest.raises(ValueError, match=r"names.npy holds <U1, which torch cannot compute with"):
-        headers(folder)
-    np.save(folder / "names.npy", X.astype(">f4"))
-    with pytest.raises(ValueError, match=r"names.npy holds >f4, which torch cannot compute with"):
-        headers(folder)
-
-
 def test_what_edges_carry_must_be_one_row_each(folder: Path) -> None:
     np.save(folder / "edge_attr.npy", np.zeros((11, 4)))
     with pytest.raises(ValueError, match=r"edge_attr has shape \(11, 4\), and there are 10 edges: leave it out"):

@@ -18,6 +18,7 @@ from torch_geometric.utils import coalesce, to_undirected
 from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.graph.storage.npy import append
 from lightning_gnn_dist.prepare.prepare_graph import Preparation
+from tests.graph.equal import check_equal
 
 
 def small() -> Data:
@@ -86,24 +87,16 @@ def read(source: Path, **options: Any) -> Graph:
     return Graph.open(out)
 
 
-def same(graph: Graph, other: Graph) -> None:
-    assert torch.equal(graph.indptr, other.indptr) and torch.equal(graph.indices, other.indices)
-    for arrays, others in ((graph.node_arrays, other.node_arrays), (graph.edge_arrays, other.edge_arrays)):
-        assert arrays.keys() == others.keys()
-        for name, array in arrays.items():
-            assert array.dtype == others[name].dtype and torch.equal(array, others[name]), name
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_gives_the_graph(form: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
-    same(read(**form(small(), tmp_path)), Graph.from_pyg(small()))
+    check_equal(read(**form(small(), tmp_path)), Graph.from_pyg(small()))
 
 
 def test_arrays_of_bfloat16_stay_what_they_are(tmp_path: Path) -> None:
     data = small()
     data.x, data.edge_weight, data.z = data.x.bfloat16(), data.edge_weight.bfloat16(), torch.ones(6).bfloat16()
     where = as_pyg(data, tmp_path)
-    same(read(**where), Graph.from_pyg(data))
+    check_equal(read(**where), Graph.from_pyg(data))
     data.x[3, 1] = torch.nan
     with pytest.raises(ValueError, match=r"x holds NaN or infinite values .*at node 3"):
         read(**as_pyg(data, tmp_path))

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist import Graph, citations, prepare_graph
+from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.cli.main import main
+from tests.graph.equal import check_equal
 
 WRITES, CITES, AT = "author__writes__paper", "paper__cites__paper", "paper__at__venue"
 
@@ -60,27 +61,12 @@ def prepare(folder: Path, *options: str) -> Graph:
     return Graph.open(folder.parent / "graph")
 
 
-def check_equal(found: Graph, expected: Graph) -> None:
-    assert found.types.about == expected.types.about
-    assert found.arrays.keys() == expected.arrays.keys() and found.fingerprint == expected.fingerprint
-    for name, array in expected.arrays.items():
-        assert found.arrays[name].dtype == array.dtype and torch.equal(found.arrays[name], array), name
-
-
 def test_tables_of_all_kinds_become_the_graph_by_hand(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check_equal(prepare(folder, "--time", "year"), Graph.from_pyg(by_hand(), time="year"))
     said = capsys.readouterr().out
     assert "7 nodes of 3 types, " in said
     assert f"{CITES}.csv: line 1 is taken as heading: old, new, year, label." in said
     assert "paper cites paper" in said
-
-
-def test_reverse_edges_have_the_same_arrays(folder: Path) -> None:
-    data = by_hand()
-    for source, name, target in list(data.edge_types):
-        store = data[source, name, target]
-        data[target, f"rev_{name}", source].update(store.to_dict() | {"edge_index": store.edge_index.flip(0)})
-    check_equal(prepare(folder, "--time", "year", "--reverse"), Graph.from_pyg(data, time="year"))
 
 
 @pytest.mark.parametrize("as_data_set", [False, True])
@@ -121,27 +107,6 @@ def test_parquet_and_archives_are_read_too(folder: Path) -> None:
     check_equal(prepare(folder, "--time", "year"), expected)
 
 
-def test_a_built_in_graph_comes_back_from_arrays(tmp_path: Path) -> None:
-    graph = citations(600)
-    data = graph.to_pyg()
-    assert isinstance(data, HeteroData)
-    for kind in data.node_types:
-        save(tmp_path / "tables" / "nodes" / kind, data[kind].to_dict())
-    for edge_type in data.edge_types:
-        save(tmp_path / "tables" / "edges" / "__".join(edge_type), data[edge_type].to_dict())
-    found = prepare(tmp_path / "tables", "--time", "time").to_pyg()
-    assert isinstance(found, HeteroData)
-    for edge_type in data.edge_types:
-        assert torch.equal(found[edge_type].edge_index, data[edge_type].edge_index)
-    assert torch.equal(found["paper"].x, data["paper"].x) and torch.equal(found["paper"].y, data["paper"].y)
-
-
-def save(folder: Path, arrays: dict[str, torch.Tensor | int]) -> None:
-    folder.mkdir(parents=True)
-    for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array.numpy() if isinstance(array, torch.Tensor) else np.array(array))
-
-
 def with_text(name: str, text: str) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
@@ -165,30 +130,18 @@ BAD: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
         (),
         f"{WRITES}.csv names node 11, which .*paper.csv",
     ),
-    "a node of another type": (
-        with_text(f"edges/{WRITES}.csv", "a,b\n10,20\n"),
-        (),
-        r"names node 10, which .*author\.tsv",
-    ),
-    "a node twice": (with_text("nodes/author.tsv", "name\nann\nann\nbob\n"), (), "author.tsv lists node ann twice"),
     "a name of two words": (
         with_text("edges/writes__paper.csv", "a,b\n"),
         (),
         "is called <source type>__<name>__<dest",
     ),
     "no table": (with_text("nodes/readme.md", "x"), (), "readme.md is no table of one type: give a text"),
-    "a folder and a text": (
-        with_text(f"edges/{AT}.csv", "a,b\n"),
-        (),
-        f"{AT}.csv and .*{AT} are two tables of one type",
-    ),
     "a missing time": (
         with_text(f"edges/{CITES}.csv", "a,b,year\n10,20,1\n10,20,nan\n"),
         ("--time", "year"),
         r"column 'year' is empty or NaN in row 2",
     ),
     "no such time": (nothing, ("--time", "when"), "time names the column 'when', and .* has these"),
-    "no such column": (nothing, ("--drop", "when"), "has no 'when' to drop"),
     "words for arrays": (
         with_text("edges/paper__on__venue.csv", "a,b\n10,icml\n"),
         (),
@@ -204,17 +157,11 @@ BAD: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
         ("--reverse",),
         "rev_writes.*already",
     ),
-    "one file of parts": (
-        nothing,
-        ("--shard", "0", "--num-shards", "2", "--assignment", "parts.npy"),
-        r"assignment \(parts.npy\) must be a folder with one .npy for each node type",
-    ),
     "no labels": (
         with_text("nodes/paper.csv", "id\n10\n20\n30\n"),
         ("--split", "1", "0", "0"),
         "no node type has a label",
     ),
-    "a split twice": (nothing, ("--split", "1", "0", "0"), "The source has .'test_mask'"),
 }
 
 

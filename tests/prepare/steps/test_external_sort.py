@@ -1,12 +1,15 @@
-"""Ranges of nodes: all of them, in order, none with more edges than memory holds."""
+"""Ranges of nodes that fit into memory; keys that are the edges again, also with ids beyond 32 bits."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lightning_gnn_dist.prepare.steps import external_sort
-from lightning_gnn_dist.prepare.steps.external_sort import BYTES_PER_KEY, cut_nodes, edges_at_once
+from lightning_gnn_dist.prepare.steps.external_sort import BYTES_PER_KEY, cut_nodes, deal, edges_at_once, unpack
+from lightning_gnn_dist.prepare.steps.journal import Journal
 
 DEGREES = np.random.default_rng(0).integers(0, 30, 1000)
 
@@ -36,3 +39,32 @@ def test_too_little_memory_is_refused() -> None:
         cut_nodes(DEGREES, 463, 0, 1 << 40)
     with pytest.raises(ValueError, match="memory_bytes=16 are too few for 70,000 edges"):
         cut_nodes(np.ones(70_000, np.int64), 16, 0, 1 << 40)
+
+
+BOUNDS = np.array([0, 30, 31, 100])
+BUCKET_OF = np.repeat(np.arange(3, dtype=np.uint16), np.diff(BOUNDS))
+
+
+@pytest.mark.parametrize("flag", [0, 1])
+@pytest.mark.parametrize("bits", [7, 40, 55])
+def test_edges_come_back_from_their_buckets(bits: int, flag: int) -> None:
+    generator = np.random.default_rng(0)
+    sender, receiver = generator.integers(0, 1 << bits, 500), generator.integers(0, 100, 500)
+    keys, edges = np.empty(500, np.uint64), np.empty(500 * flag, np.int64)
+    start = deal(sender, receiver, False, BUCKET_OF, BOUNDS[:-1], bits + flag, flag, keys, edges)
+    assert start.tolist() == [0, *np.cumsum(np.bincount(BUCKET_OF[receiver])).tolist()]
+    found = []
+    for bucket in range(3):
+        order = np.sort(keys[start[bucket] : start[bucket + 1]])
+        senders, degrees = np.empty(order.size, np.int64), np.zeros(BOUNDS[bucket + 1] - BOUNDS[bucket], np.int64)
+        assert unpack(order, bits + flag, flag, False, senders, degrees, np.empty(0, np.int64)) == order.size
+        found += zip(np.repeat(np.arange(*BOUNDS[bucket : bucket + 2]), degrees), senders, strict=True)
+    assert found == sorted(zip(receiver, sender, strict=True))
+    assert sorted(edges.tolist()) == list(range(500 * flag))
+
+
+@pytest.mark.parametrize("text", ["", '{"inputs": {}', '{"inputs": {}}'])
+def test_a_damaged_journal_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "state.json").write_text(text)
+    with pytest.raises(ValueError, match=r"state.json is damaged .*Delete .* to begin anew"):
+        Journal(tmp_path, {})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gnn_dist.wire.launching.processes import LARGE_PAGES, asking_for_large_pages, large_pages_in_children
+from lightning_gnn_dist.wire.launching.processes import LARGE_PAGES, variables_added
 
 THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 SCRIPT = """
@@ -40,17 +40,12 @@ if __name__ == "__main__":
 """
 
 
-def test_a_word_in_the_environment_holds() -> None:
-    assert asking_for_large_pages({"A": "b"}) == {"A": "b", LARGE_PAGES: "1"}
-    assert asking_for_large_pages({LARGE_PAGES: "0"}) == {LARGE_PAGES: "0"}
-
-
 @pytest.mark.parametrize("before", [None, "0"])
 def test_the_starting_process_keeps_its_environment(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LARGE_PAGES, before or "")
     if before is None:
         monkeypatch.delenv(LARGE_PAGES)
-    with large_pages_in_children():
+    with variables_added({LARGE_PAGES: "1"}):
         assert os.environ[LARGE_PAGES] == ("1" if before is None else before)
     assert os.environ.get(LARGE_PAGES) == before
 

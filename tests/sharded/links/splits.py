@@ -19,7 +19,7 @@ from lightning_gnn_dist import (
     communities,
     split_edges,
 )
-from lightning_gnn_dist.data.edges.whole import WholeEdges
+from lightning_gnn_dist.data.edges.task import WholeEdges
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from tests.batch_contents import contents
 from tests.batch_contents import is_same as is_same

@@ -74,14 +74,10 @@ def test_who_waits_in_vain_is_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_to_be_told_to_end_is_not_to_finish(tmp_path: Path) -> None:
-    assert launch("--ranks", "2", *python("import sys; sys.exit(143)"), cwd=tmp_path).returncode == 1
-
-
-@pytest.mark.slow
-def test_if_nobody_finishes_the_launcher_fails(tmp_path: Path) -> None:
-    done = launch("--ranks", "2", *python("import sys; sys.exit(3)"), cwd=tmp_path)
-    assert done.returncode == 1 and done.stdout.count("ended with exit code 3") == 2
+@pytest.mark.parametrize(("code", "how"), [(3, "ended with exit code 3"), (143, "was told to end by SIGTERM")])
+def test_if_nobody_finishes_the_launcher_fails(code: int, how: str, tmp_path: Path) -> None:
+    done = launch("--ranks", "2", *python(f"import sys; sys.exit({code})"), cwd=tmp_path)
+    assert done.returncode == 1 and done.stdout.count(how) == 2
 
 
 STANDS_STILL = """

@@ -35,7 +35,7 @@ from lightning_gnn_dist.graph.graph import Graph
 _U = np.uint64
 
 
-class Asked(NamedTuple):
+class RowRequest(NamedTuple):
     """The rows to draw from.
 
     Attributes:
@@ -82,7 +82,7 @@ class DrawnEdges(NamedTuple):
 NO_ORDER = TimeOrder(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.bool_))
 
 
-def draw_from_rows(graph: Graph, asked: Asked) -> DrawnEdges:
+def draw_from_rows(graph: Graph, asked: RowRequest) -> DrawnEdges:
     """Draw edges of each type that leads to a row; a graph without types counts as one of one type."""
     csr, counts = csr_of(graph), np.empty(len(asked.rows), np.int64)
     longest = _count(csr, asked, counts)
@@ -96,7 +96,7 @@ def draw_from_rows(graph: Graph, asked: Asked) -> DrawnEdges:
 
 
 @compiled
-def _count(csr: Csr, asked: Asked, counts: Array) -> Any:
+def _count(csr: Csr, asked: RowRequest, counts: Array) -> Any:
     """Count the edges that each row gives; return the length of the longest row.
 
     Or return -1, if one is no row of the graph, or has an edge of a type that is none.
@@ -127,7 +127,7 @@ def _count(csr: Csr, asked: Asked, counts: Array) -> Any:
 
 
 @compiled
-def _draw(csr: Csr, asked: Asked, longest: int, starts: Array, positions: Array, senders: Array) -> None:
+def _draw(csr: Csr, asked: RowRequest, longest: int, starts: Array, positions: Array, senders: Array) -> None:
     """Write which edges the rows give, each row's from its place in ``starts`` on.
 
     What stands there is read a block of rows later: it was prefetched when it was drawn.
@@ -149,7 +149,7 @@ def _draw(csr: Csr, asked: Asked, longest: int, starts: Array, positions: Array,
 
 
 @inlined
-def _draw_row(csr: Csr, asked: Asked, i: int, aside: Any, begin: int, positions: Array) -> None:
+def _draw_row(csr: Csr, asked: RowRequest, i: int, aside: Any, begin: int, positions: Array) -> None:
     """Draw from row ``i``, of each edge type that leads to it."""
     row, node, out = _U(asked.rows[_U(i)]), asked.nodes[_U(i)], begin
     first, last = csr.indptr[row], csr.indptr[row + _U(1)]
@@ -176,7 +176,7 @@ def _draw_row(csr: Csr, asked: Asked, i: int, aside: Any, begin: int, positions:
 
 
 @inlined
-def _seen(asked: Asked, i: int, kind: int, first: int, stop: int) -> Any:
+def _seen(asked: RowRequest, i: int, kind: int, first: int, stop: int) -> Any:
     """Where the edges of a type into row ``i`` that are seen start and end, in the order of time."""
     if len(asked.after) == 0:
         return first, stop

@@ -1,18 +1,22 @@
-"""Reads the part of a rank: its chunks of the graph and the nodes around them, in RAM with local ids."""
+"""The parts of a rank: read into RAM with local ids, and switched from super-epoch to super-epoch."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.loader import THREAD_NAME
 from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edges_among, learned_from
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage, weights_of
 from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
+from lightning_gnn_dist.graph.graph_report import bytes_per_edge, bytes_per_node
 from lightning_gnn_dist.graph.rows import (
     Lookup,
     bytes_per_row,
@@ -23,7 +27,6 @@ from lightning_gnn_dist.graph.rows import (
     take_edges,
     take_rows,
 )
-from lightning_gnn_dist.graph.sizes import bytes_per_edge, bytes_per_node
 from lightning_gnn_dist.graph.typed.build import induced
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.residency import Holding
@@ -31,7 +34,7 @@ from lightning_gnn_dist.partition.base import Partition
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class ReadPart:
     """What a rank trains on in a super-epoch.
 
     Attributes:
@@ -74,7 +77,7 @@ class PartReader:
     boundary: Boundary
     coverage: Coverage | None
 
-    def read(self, super_epoch: int, previous: Part | None = None) -> Part:
+    def read(self, super_epoch: int, previous: ReadPart | None = None) -> ReadPart:
         """Return the part of a super-epoch. What ``previous`` holds already is copied from there."""
         started = time.perf_counter()
         # A memory map for this call alone, so that the pages it reads are freed after the copy.
@@ -87,7 +90,7 @@ class PartReader:
         if self.coverage is not None:
             part.node_arrays["coverage"] = weights_of(self.coverage, part, degrees_of(graph.indptr, nodes), is_own)
         is_resident = Lookup(residents).contains(nodes)
-        return Part(part, source.kept, source.bytes_read, time.perf_counter() - started, is_resident)
+        return ReadPart(part, source.kept, source.bytes_read, time.perf_counter() - started, is_resident)
 
     def residents(self, super_epoch: int) -> tuple[Tensor, int]:
         """Return the nodes of the part without its halo, the rank's own first, and how many are its own."""
@@ -145,7 +148,7 @@ class _Copies(RowReading):
         previous: The part before.
     """
 
-    def __init__(self, graph: Graph, previous: Part | None) -> None:
+    def __init__(self, graph: Graph, previous: ReadPart | None) -> None:
         super().__init__()
         self.sizes, self._previous, self.bytes_read = graph, previous, 0
         self.kept: PartRows | None = None
@@ -164,7 +167,7 @@ class _Copies(RowReading):
         return checked_graph(indptr, senders, arrays, edges)
 
 
-def _read_rows(graph: Graph, nodes: Tensor, previous: Part | None) -> tuple[PartRows, int]:
+def _read_rows(graph: Graph, nodes: Tensor, previous: ReadPart | None) -> tuple[PartRows, int]:
     """Return the whole rows of ``nodes``, and how many of their edges had to be read."""
     degrees = graph.indptr[nodes + 1] - graph.indptr[nodes]
     indptr = starts_of(degrees)
@@ -181,7 +184,7 @@ def _read_rows(graph: Graph, nodes: Tensor, previous: Part | None) -> tuple[Part
     return PartRows(indptr, out.pop(""), out), int(degrees[new].sum())
 
 
-def _read_arrays(graph: Graph, nodes: Tensor, previous: Part | None) -> tuple[dict[str, Tensor], int]:
+def _read_arrays(graph: Graph, nodes: Tensor, previous: ReadPart | None) -> tuple[dict[str, Tensor], int]:
     """Return the node arrays of ``nodes``, and how many bytes of them had to be read."""
     had = previous.graph.node_arrays if previous else {"n_id": nodes[:0]}
     at, known = Lookup(had["n_id"])(nodes)
@@ -202,3 +205,90 @@ def _read_arrays(graph: Graph, nodes: Tensor, previous: Part | None) -> tuple[di
 
 def _bytes_per_edge(graph: Graph) -> int:
     return graph.indices.element_size() + bytes_per_edge(graph)
+
+
+log = logging.getLogger(__name__)
+
+
+class PartSwitcher:
+    """Holds the part of the running super-epoch, and reads the next one in the background if parts change.
+
+    Args:
+        reader: Reads the parts.
+        in_background: Whether a thread reads ahead. Without it, a part is read when it is due.
+    """
+
+    def __init__(self, reader: PartReader, *, in_background: bool) -> None:
+        self._reader = reader
+        self._changes = reader.holding.residency.sweep(reader.world_size) > 1
+        self._thread = ThreadPoolExecutor(1, f"{THREAD_NAME}.parts") if in_background and self._changes else None
+        self._current: tuple[int, ReadPart] | None = None
+        self._next: tuple[int, Future[ReadPart]] | None = None
+        self.switches = 0
+        self.bytes_read = 0
+        self.waited_seconds = 0.0
+        self.coverage: float | None = None  # the mean over the seeds of the running part
+
+    def at(self, super_epoch: int) -> Graph:
+        """Return the part of a super-epoch, and forget the part before."""
+        super_epoch = super_epoch if self._changes else 0
+        if self._current is None or self._current[0] != super_epoch:
+            started = time.perf_counter()
+            part = self._take(super_epoch)
+            self._record(super_epoch, part, time.perf_counter() - started)
+            self._current = super_epoch, part if self._changes else replace(part, rows=None)
+            self._read_ahead(super_epoch + 1, part)
+        return self._current[1].graph
+
+    def current(self) -> Graph:
+        """Return the part that was asked for last, and at first the part of super-epoch 0."""
+        return self.at(self._current[0] if self._current else 0)
+
+    @property
+    def is_resident(self) -> Tensor:
+        """Which nodes of the running part the boundary did not add."""
+        self.current()
+        assert self._current is not None
+        return self._current[1].is_resident
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Numbers to log: what switching parts cost, and the coverage of the running part."""
+        figures = {
+            "data/switches": float(self.switches),
+            "data/switch_bytes": float(self.bytes_read),
+            "data/switch_waited_seconds": self.waited_seconds,
+        }
+        return figures if self.coverage is None else figures | {"data/coverage": self.coverage}
+
+    def close(self) -> None:
+        """End what runs in the background."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+        self._thread = self._next = self._current = None
+
+    def _take(self, super_epoch: int) -> ReadPart:
+        ahead, self._next = self._next, None
+        if ahead is not None and ahead[0] == super_epoch:
+            return ahead[1].result()
+        return self._reader.read(super_epoch, self._current[1] if self._current else None)
+
+    def _read_ahead(self, super_epoch: int, part: ReadPart) -> None:
+        if self._thread is not None:
+            self._next = super_epoch, self._thread.submit(self._reader.read, super_epoch, part)
+
+    def _record(self, super_epoch: int, part: ReadPart, waited: float) -> None:
+        self.switches += self._current is not None
+        self.bytes_read += part.bytes_read
+        self.waited_seconds += waited
+        if "coverage" in part.graph.node_arrays:
+            self.coverage = float(part.graph.node_arrays["coverage"][part.graph.split("train")].mean())
+        log.info(
+            "Super-epoch %d: %d nodes, %d edges; read %.1f MB in %.2f s, of which training waited %.2f s",
+            super_epoch,
+            part.graph.num_nodes,
+            part.graph.num_edges,
+            part.bytes_read / 1e6,
+            part.seconds,
+            waited,
+        )

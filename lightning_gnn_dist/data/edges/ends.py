@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.data.edges.dealing import numbers_of
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
@@ -65,13 +64,8 @@ class LinkEnds(NamedTuple):
             raise ValueError(f"{name}: negatives of shape {tuple(false.shape)} leave each edge without a rival.")
 
 
-def ends_of(graph: Graph, edge_type: EdgeType | None, reverse: Reverse = None) -> LinkEnds:
-    """The ends of the links of an edge type; without types of all links."""
-    return ends_among(graph.types, edge_type, reverse)
-
-
-def ends_among(types: GraphTypes | TypedBounds, edge_type: EdgeType | None, reverse: Reverse = None) -> LinkEnds:
-    """Do as :func:`ends_of` for the types of a graph."""
+def ends_of(types: GraphTypes | TypedBounds, edge_type: EdgeType | None, reverse: Reverse = None) -> LinkEnds:
+    """The ends of the links of an edge type; in a graph without types of all links."""
     if edge_type is None:
         nodes = types.nodes_of(types.node_types[0])
         return LinkEnds(nodes, nodes, None)
@@ -100,6 +94,12 @@ def edges_of(graph: Graph) -> tuple[Tensor, Tensor]:
     """Return all senders and all receivers: int64, shape ``(num_edges,)``, in the order of ``graph.indices``."""
     receivers = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
     return graph.indices.to(torch.int64), receivers
+
+
+def numbers_of(links: Tensor, num_nodes: int, *, undirected: bool = False) -> Tensor:
+    """A number for each edge; if ``undirected``, that of both directions."""
+    first, last = (links.amin(0), links.amax(0)) if undirected else links
+    return first * num_nodes + last
 
 
 def types_at(graph: Graph, kinds: Tensor | None, path: Path) -> tuple[EdgeType | None, EdgeType | None]:

@@ -1,0 +1,337 @@
+"""Which rows ranks send each other between the layers, found out once for a partition.
+
+    layer L computes the seeds -> their senders -> layer L - 1 computes those, each on the rank that owns it -> ...
+
+Ranks that do not hold a sender ask its owner for it, so that afterwards all know what to send and what will come.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.batches.hetero import store_of_seeds
+from lightning_gnn_dist.batches.loader import Batches, NoSeedsError
+from lightning_gnn_dist.batches.one_hop import LayerView, Nodes, RowsOfTypes, one_hop, seen_by_layers
+from lightning_gnn_dist.batches.part_batch import OfPart, part_batch_of
+from lightning_gnn_dist.batches.source import WRITTEN, writes_of
+from lightning_gnn_dist.engine.sample import Sample, has_ids
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.rows import Lookup, edge_positions, starts_of
+from lightning_gnn_dist.layers.through_layers import Layer, layer_rows, of_seeds
+from lightning_gnn_dist.sampling.block import Block
+from lightning_gnn_dist.wire.channel import Channel
+from lightning_gnn_dist.wire.row_exchange import RowExchange, tied
+from lightning_gnn_dist.wire.shipments import Route, Thrift
+
+
+class Owners(NamedTuple):
+    """Which rank owns each node of a part.
+
+    Attributes:
+        ids: The nodes of the part by their ids in the whole graph, which all ranks number alike.
+        ranks: The rank that owns each of them.
+    """
+
+    ids: Tensor
+    ranks: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class LayerPlan:
+    """What a rank does for one layer with the nodes of one type.
+
+    Attributes:
+        num_dst: The own nodes whose rows it computes: the first of the batch.
+        num_own: The own nodes whose rows it needs: the first of the batch.
+        num_remote: The nodes of other ranks whose rows it needs: the first behind all own nodes.
+        route: How the rows of the layer before get to the ranks that need them. None for input rows: each rank has
+            those that it needs.
+    """
+
+    num_dst: int
+    num_own: int
+    num_remote: int
+    route: Route | None
+
+
+@dataclass(frozen=True, eq=False)
+class ExchangePlan:
+    """What a rank computes, sends and receives in every forward.
+
+    Attributes:
+        sample: Its nodes and their edges, by positions in the part: seeds, then other own nodes, then nodes of others.
+        num_seeds: The nodes whose rows the last layer computes.
+        share: The seeds of this rank, as a share of all ranks'.
+        num_own: Of each node type, the nodes of the sample that the rank owns.
+        layers: For each layer, the first layer first, what is done for each node type.
+    """
+
+    sample: Sample
+    num_seeds: int
+    share: float
+    num_own: list[int]
+    layers: list[list[LayerPlan]]
+
+
+def exchange_plan(part: Graph, seeds: Tensor, owners: Owners, channel: Channel, num_layers: int) -> ExchangePlan:
+    """Find out what the ranks compute and send. Collective.
+
+    Args:
+        part: The rank's nodes, and all others that send to them. In a graph without types its own come first.
+        seeds: The nodes whose rows the last layer computes, positions in the part.
+        owners: The rank of every node of the part.
+        channel: The ranks.
+        num_layers: The number of layers.
+    """
+    own = torch.tensor([seeds.numel()])
+    total = int(torch.cat(channel.exchange([own] * channel.size)).sum())
+    if total == 0:
+        raise NoSeedsError("train_mask marks no node: there is nothing to learn from.")
+    reach, find = _Reach(part, owners.ranks == channel.rank, seeds, num_layers), Lookup(owners.ids)
+    needs: list[tuple[list[Tensor], list[Tensor]] | None] = []
+    for layer in range(num_layers, 1, -1):
+        others = reach.go_on(layer)
+        asked = [others[owners.ranks[others] == rank] for rank in range(channel.size)]
+        told = [find(some)[0] for some in channel.exchange([owners.ids[some] for some in asked])]
+        reach.add(torch.cat(told), layer - 1)
+        needs.insert(0, (told, asked))
+    reach.go_on(1)
+    return _planned(part, reach, [None, *needs], seeds.numel(), seeds.numel() / total)
+
+
+class _Reach:
+    """How deep in the model each node of a part is needed.
+
+    Attributes:
+        is_own: Whether the rank owns a node.
+        last: The last layer that computes an own node, or that reads another's; 0 for own nodes of which input rows
+            are read, -1 for nodes that nobody needs.
+    """
+
+    def __init__(self, part: Graph, is_own: Tensor, seeds: Tensor, num_layers: int) -> None:
+        self._part, self.is_own = part, is_own
+        self.last = torch.full((part.num_nodes,), -1)
+        self.add(seeds, num_layers)
+
+    def go_on(self, layer: int) -> Tensor:
+        """Note the senders that ``layer`` reads; return those that other ranks own."""
+        edges = edge_positions(self._part.indptr, self._computed)
+        senders: Tensor = self._part.indices[edges].to(torch.int64).unique()
+        is_own = self.is_own[senders]
+        others = senders[~is_own]
+        self._raise(others, layer)
+        self.add(senders[is_own], layer - 1)
+        return others
+
+    def add(self, own: Tensor, layer: int) -> None:
+        """Note own nodes that ``layer`` must compute, beside those of the layers behind it."""
+        self._raise(own, layer)
+        self._computed = (self.is_own & (self.last >= layer)).nonzero().view(-1)
+
+    def _raise(self, nodes: Tensor, layer: int) -> None:
+        self.last[nodes] = self.last[nodes].clamp(min=layer)
+
+    def deepest_first(self, of: Tensor, least: int) -> Tensor:
+        """Those of some nodes that are needed, those that the last layers need first, otherwise in order."""
+        order = self.last[of].argsort(descending=True, stable=True)
+        return of[order[: int((self.last[of] >= least).sum())]]
+
+
+def _planned(
+    part: Graph,
+    reach: _Reach,
+    needs: list[tuple[list[Tensor], list[Tensor]] | None],
+    num_seeds: int,
+    share: float,
+) -> ExchangePlan:
+    own, others = reach.is_own.nonzero().view(-1), (~reach.is_own).nonzero().view(-1)
+    own, others = reach.deepest_first(own, 0), reach.deepest_first(others, 1)
+    kinds, num_types = part.types.type_of(torch.arange(part.num_nodes)), len(part.types.node_types)
+    place = torch.full((part.num_nodes,), -1)  # among the own nodes of a type, or the others of one
+    for nodes in (own, others):
+        for kind in range(num_types):
+            of_kind = nodes[kinds[nodes] == kind]
+            place[of_kind] = torch.arange(len(of_kind))
+    of_layers = []
+    for layer, need in enumerate(needs, 1):
+        of_types = []
+        for kind in range(num_types):
+            last_own, last_other = (reach.last[nodes[kinds[nodes] == kind]] for nodes in (own, others))
+            computed, read = (int((last_own >= least).sum()) for least in (layer, layer - 1))
+            route = None if need is None else Route(*([place[n[kinds[n] == kind]] for n in some] for some in need))
+            of_types.append(LayerPlan(computed, read, int((last_other >= layer).sum()), route))
+        of_layers.append(of_types)
+    num_dst = sum(plan.num_dst for plan in of_layers[0])
+    num_own = torch.bincount(kinds[own], minlength=num_types).tolist()
+    return ExchangePlan(_sample(part, torch.cat([own, others]), num_dst), num_seeds, share, num_own, of_layers)
+
+
+def _sample(part: Graph, nodes: Tensor, num_dst: int) -> Sample:
+    """The nodes with the edges into the first ``num_dst`` of them."""
+    position = torch.full((part.num_nodes,), -1)
+    position[nodes] = torch.arange(len(nodes))
+    edges = edge_positions(part.indptr, nodes[:num_dst])
+    degrees = part.indptr[nodes[:num_dst] + 1] - part.indptr[nodes[:num_dst]]
+    small = torch.int32 if max(edges.numel(), len(nodes)) < 2**31 else torch.int64
+    return Sample(
+        nodes=nodes,
+        indptr=starts_of(degrees).to(small),
+        indices=position[part.indices[edges].to(torch.int64)].to(small),
+        num_sampled_nodes=[num_dst, len(nodes) - num_dst],
+        num_sampled_edges=[edges.numel()],
+        edge_ids=edges if has_ids(part) else None,
+    )
+
+
+class ExchangeLoader:
+    """Yields the same batch in every pass: all that a rank computes on its part. It is made by all ranks together.
+
+    Args:
+        part: The rank's nodes, and all others that send to them.
+        seeds: The nodes that the rank learns from, positions in the part.
+        owners: The rank of every node of the part.
+        channel: The ranks.
+        num_layers: Layers of the model.
+        thrift: How the exchange saves bytes and time.
+        seed: Decides what is random in that.
+        weigh: Whether gradients are weighed by the rank's share of the seeds, for a strategy that takes the mean over
+            ranks.
+        make: Returns the batch of a sample of the part.
+        all_labels: Whether ``y`` has a row for each node.
+        device: Where the model computes.
+        inputs: A number for each seed, that batches hold as ``input_id``. Default: they hold none.
+    """
+
+    waited_seconds = 0.0  # nothing is waited for
+
+    def __init__(
+        self,
+        part: Graph,
+        seeds: Tensor,
+        owners: Owners,
+        channel: Channel,
+        num_layers: int,
+        *,
+        thrift: Thrift,
+        seed: int,
+        weigh: bool,
+        make: Callable[[Sample], Any],
+        all_labels: bool,
+        device: torch.device,
+        inputs: Tensor | None = None,
+    ) -> None:
+        plan = exchange_plan(part, seeds, owners, channel, num_layers)
+        self.num_seeds = plan.num_seeds
+        batch = make(plan.sample)
+        seeds_of, batch.batch_size = store_of_seeds(batch), plan.num_seeds
+        seeds_of.batch_size = plan.num_seeds
+        if "y" in seeds_of and not all_labels:
+            seeds_of.y = seeds_of.y[: plan.num_seeds]
+        if inputs is not None:
+            seeds_of.input_id = inputs
+        self._exchange = RowExchange(channel, seed, thrift)
+        weight = plan.share * channel.size if weigh else 1.0
+        types = part.types
+        ends = [tuple(map(types.node_types.index, kind[::2])) for kind in types.edge_types]
+        run = _LayerRun(plan, ends, self._exchange, weight)
+        self._batch = part_batch_of(batch.to(device), run)
+        self._written = writes_of(self._batch)
+
+    def between(self, start: int, stop: int | None, then: Sequence[range] = ()) -> Batches:
+        """Yield the batch as often as the stream has batches from ``start`` to ``stop``, or without end.
+
+        It is there before it is asked for, whatever comes ``then``.
+        """
+        while stop is None or start < stop:
+            if writes_of(self._batch) != self._written:
+                raise RuntimeError(WRITTEN)
+            start += 1
+            self._exchange.begin_step(start)
+            yield copy.copy(self._batch)
+
+    def close(self) -> None:
+        """End the connections. Not collective."""
+        self._exchange.close()
+
+
+class _LayerRun:
+    """Runs layers on the batch of a part, with an exchange before each layer but the first.
+
+    Args:
+        plan: What the rank computes, sends and receives.
+        ends: The numbers of the two node types of each edge type.
+        exchange: Sends and receives.
+        weight: What gradients are multiplied by.
+    """
+
+    def __init__(
+        self, plan: ExchangePlan, ends: Sequence[tuple[int, ...]], exchange: RowExchange, weight: float
+    ) -> None:
+        self._plan, self._ends, self._exchange, self._weight = plan, ends, exchange, weight
+        self._seen: tuple[Block, list[LayerView]] | None = None
+
+    def __call__(self, batch: OfPart, layers: Sequence[Layer]) -> Tensor:
+        plans = self._plan.layers
+        if len(layers) != len(plans):
+            raise ValueError(
+                f"layers() returns {len(layers)} layers, and the sampler was told of {len(plans)}: give it as many, "
+                f"WholePartSampler({len(layers)})."
+            )
+        seen, thread = self._seen_by_layers(batch), self._exchange.begin()
+        first = one_hop(batch, seen[0])
+        rows = layer_rows(layers[0], first, 0)
+        for index in range(1, len(layers)):
+            x = RowsOfTypes()
+            for kind, (plan, of_kind) in enumerate(zip(plans[index], rows, strict=True)):
+                if of_kind is not None:
+                    assert plan.route is not None
+                    number = (index - 1) * len(rows) + kind
+                    of_kind, thread = self._exchange.gather(of_kind, thread, plan.route, number, len(rows))
+                x.append(of_kind)
+            rows = layer_rows(layers[index], one_hop(first, seen[index], x), index)
+        return tied(of_seeds(batch, rows), thread, self._weight)
+
+    def _seen_by_layers(self, batch: OfPart) -> list[LayerView]:
+        """Return what each layer sees of the batch. It is found once for its blocks, which change with the device."""
+        outermost = batch.outermost
+        if self._seen is None or self._seen[0] is not outermost[0]:
+            (first,) = seen_by_layers(batch)
+            self._seen = (
+                outermost[0],
+                [first, *(self._seen_in(outermost, of_types) for of_types in self._plan.layers[1:])],
+            )
+        return self._seen[1]
+
+    def _seen_in(self, outermost: list[Block], of_types: list[LayerPlan]) -> LayerView:
+        device = outermost[0].indices.device
+        nodes = [self._nodes(kind, plan, device) for kind, plan in enumerate(of_types)]
+        blocks = [
+            self._block(block, of_types[receiver], of_types[sender], self._plan.num_own[sender])
+            for block, (sender, receiver) in zip(outermost, self._ends, strict=True)
+        ]
+        return LayerView(nodes, blocks)
+
+    def _nodes(self, kind: int, plan: LayerPlan, device: torch.device) -> Nodes:
+        """Return the nodes of a type that a layer sees, and where they stand in the batch if it does not see all."""
+        first, num_own = self._plan.layers[0][kind], self._plan.num_own[kind]
+        num_src = plan.num_own + plan.num_remote
+        if num_src == num_own + first.num_remote:
+            return Nodes(plan.num_dst, num_src)
+        others = torch.arange(num_own, num_own + plan.num_remote, device=device)
+        return Nodes(plan.num_dst, num_src, torch.cat([torch.arange(plan.num_own, device=device), others]))
+
+    @staticmethod
+    def _block(outermost: Block, receivers: LayerPlan, senders: LayerPlan, num_own: int) -> Block:
+        num_edges = int(outermost.indptr[receivers.num_dst])
+        block = outermost.head(receivers.num_dst, senders.num_own + senders.num_remote, num_edges)
+        if senders.num_own == num_own:
+            return block
+        is_other = block.indices >= num_own  # rows of other ranks begin where those of own nodes end
+        left_out = num_own - senders.num_own
+        return replace(block, indices=torch.where(is_other, block.indices - left_out, block.indices))

@@ -1,1 +1,0 @@
-"""Splits by time, and what data modules refuse of samplers that draw by it."""

@@ -1,1 +1,0 @@
-"""Parts of graphs with types, and what data modules refuse of such graphs."""
