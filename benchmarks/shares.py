@@ -59,7 +59,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.batches.ahead.row_cache import RowCache
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.layers.prediction import Work
+from lightning_gnn_dist.layers.prediction import Prediction
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.owner import Message, Question
@@ -186,7 +186,7 @@ def predict(rank: int, folder: str, file: str) -> None:
     widths = [array[:1].numel() * array.element_size() for array in shard.rows.node_arrays.values()]
     model = Layered(shard.rows.node_arrays["x"].shape[1])
     before, start = traffic.bytes_sent, time.perf_counter()
-    Work(model, Path(folder), None, 1 << 30, lambda batch, rows: None).step(torch.zeros(1))
+    Prediction(model, Path(folder), None, 1 << 30, lambda batch, rows: None).step(torch.zeros(1))
     formula = halo * (2 * 8 + sum([*widths, 4 * 64]))
     seen = torch.tensor([traffic.bytes_sent - before, formula, time.perf_counter() - start, halo])
     dist.all_reduce(seen)
