@@ -27,8 +27,8 @@ from lightning_gnn_dist.engine.kernels import (
     take_row,
 )
 from lightning_gnn_dist.engine.sample import csr_of, graph_is_damaged
-from lightning_gnn_dist.engine.temporal.times import TimeOrder
-from lightning_gnn_dist.engine.temporal.trees import seen_of
+from lightning_gnn_dist.engine.temporal.times import BEFORE_ALL, TimeOrder
+from lightning_gnn_dist.engine.temporal.trees import first_later
 from lightning_gnn_dist.engine.weighted import Piece, Rule, aside_for, prefetch_weights
 from lightning_gnn_dist.graph.graph import Graph
 
@@ -178,7 +178,10 @@ def _draw_row(csr: Csr, asked: RowRequest, i: int, aside: Any, begin: int, posit
 @inlined
 def _seen(asked: RowRequest, i: int, kind: int, first: int, stop: int) -> Any:
     """Where the edges of a type into row ``i`` that are seen start and end, in the order of time."""
-    if len(asked.after) == 0:
-        return first, stop
-    group = _U(asked.groups[_U(i)])
-    return seen_of(asked.order, kind, first, stop, asked.after[group], asked.upto[group])
+    start, end = first, stop
+    if len(asked.after) and asked.order.has_time[_U(kind)]:
+        group = _U(asked.groups[_U(i)])
+        if asked.after[group] != BEFORE_ALL:
+            start = first_later(asked.order.times, first, stop, asked.after[group])
+        end = first_later(asked.order.times, start, stop, asked.upto[group])
+    return start, end
