@@ -96,7 +96,7 @@ def test_what_the_package_refuses_is_said_in_one_line(
         ("drift.towards=x", "trainer.strategy.drift.towards must be one of ['ranks', 'global'] or null, got x."),
         (
             "drift=ranks",
-            "strategy.drift must be settings of towards, decay, anchor_steps, corrects or null, got ranks.",
+            "strategy.drift must be settings of towards, decay, anchor_steps or null, got ranks.",
         ),
         ("launch.timeout=x", "trainer.strategy.launch.timeout: Not of type timedelta: Expected a string with form "),
         ("launch.start_method=x", "trainer.strategy.launch.start_method must be one of ['popen', 'spawn', 'fork', "),

@@ -208,7 +208,6 @@ def test_embeddings_of_the_receivers_type_can_be_predicted(tmp_path: Path) -> No
     ("options", "message"),
     [
         ({"boundary": Exchange()}, r"boundary must be Isolated\(\), Halo\(\) or Fetch\(\) for edges, got Exchange"),
-        ({"boundary": "auto"}, "boundary must be Isolated"),
         ({"sampler": ShadowSampler([4, 4], num_hops=2)}, "got ShadowSampler"),
         ({"global_batching": GlobalBatching(sampler=LadiesSampler([4, 4]), deal="own")}, "got LadiesSampler"),
         ({"sampler": TemporalSampler([4, 4], "time")}, "holds them back at random.*or take NeighborSampler"),
