@@ -174,10 +174,11 @@ class GrappaStrategy(PartitionedStrategy):
         super().on_train_batch_start(batch, batch_idx)
         if self._table_gradients is not None:
             self._table_gradients.begin_batch()
-        leaving = self._leaving()
-        own = _weight(batch, self.weights).to(self.root_device)
-        sums = torch.tensor([0.0, *leaving.own()], dtype=own.dtype, device=own.device)
-        sums[0] = own
+        leaving, own = self._leaving(), _weight(batch, self.weights)
+        votes = leaving.own()
+        sums = torch.zeros(1 + len(votes), dtype=torch.float64, device=self.root_device)
+        for place, number in enumerate([own, *votes]):  # filled in on the device: a copy from RAM would wait for it
+            sums[place].fill_(number)
         collectives.sum_(sums)
         leaving.take(sums[1:])
         self._has_stepped, self._has_types = True, isinstance(batch, HeteroData)
@@ -289,8 +290,8 @@ class GrappaStrategy(PartitionedStrategy):
         if self._rounded is None:  # tables, whose gradients are sparse, are counted where they are exchanged
             is_sent = [is_trained and not gradient.is_sparse for gradient, is_trained in found]
             collectives.count_all_reduce(compress(gradients, is_sent))
-        # Mixed precision skips steps that overflow.
-        if not finite.is_scaled(self) and not (are_finite and finite.are_finite(gradients)):
+        # Mixed precision skips steps that overflow. The votes are read with the check: one wait for the device a step.
+        if not finite.is_scaled(self) and not (are_finite and finite.are_finite(gradients, self._leaving().read_with)):
             finite.refuse_gradients(finite.are_finite(self._losses), self.root_device, "loss")
         self._losses = []
 
@@ -360,14 +361,14 @@ class StepCallback(Callback):
         self.strategy.is_cut_off = not isinstance(exception, SIGTERMException)
 
 
-def _weight(batch: Any, weights: str) -> Tensor:
-    """Return the weight of a batch, a float64 scalar; 0 for a filler."""
+def _weight(batch: Any, weights: str) -> float | Tensor:
+    """Return the weight of a batch; 0 for a filler."""
     if getattr(batch, "is_filler", False):
-        return torch.zeros((), dtype=torch.float64)
+        return 0.0
     size = 1.0 if weights == "uniform" else float(getattr(batch, "num_targets", getattr(batch, "batch_size", 1)))
     coverage = getattr(batch, "coverage", None)
     if coverage is None or weights != "coverage":
-        return torch.tensor(size, dtype=torch.float64)
+        return size
     total = coverage[: batch.batch_size].sum(dtype=torch.float64)
     return torch.where(total > 0, total, _UNCOVERED * size)
 

@@ -56,7 +56,8 @@ class Leaving:
         self._is_unfinished, self._on_unfinished, self._replica = is_unfinished, on_unfinished, replica
         self._wants_to_stop = False
         self._is_agreed = False
-        self._sums: Callable[[], StepVotes] | None = None
+        self._sums: Tensor | None = None  # of the votes of the step that runs
+        self._votes: StepVotes | None = None  # the same, once they are read
 
     def own(self) -> list[bool]:
         """Return this rank's votes for the exchange of a step, in the order of :class:`StepVotes`."""
@@ -64,16 +65,24 @@ class Leaving:
 
     def take(self, sums: Tensor) -> None:
         """Take the sums of all ranks' votes; refuse ranks that disagree on whether there is a step at all."""
-        self._sums = _arriving(sums)
+        self._sums, self._votes = sums, None
         # A rank that leaves may wait for the numbers. Where they are summed on the CPU, so may all.
         if self.skips or not sums.is_cuda:
-            _check_skips(self._sums(), self.skips)
+            _check_skips(self._read(), self.skips)
+
+    def read_with(self, number: Tensor) -> float:
+        """Return the number in a tensor of the device, and read the votes with it: the host waits once for both."""
+        if self._sums is None or self._votes is not None:
+            return float(number)
+        found, *votes = torch.cat([number.to(self._sums.dtype).view(1), self._sums]).tolist()
+        self._votes = StepVotes(*map(int, votes))
+        return float(found)
 
     def before_step_ends(self) -> None:
         """Act on the votes of the step before Lightning looks at ``should_stop`` to validate or leave. Collective."""
-        votes, self._sums = None if self._sums is None else self._sums(), None
-        if votes is not None:
-            self._act_on(votes)
+        if self._sums is not None:
+            self._act_on(self._read())
+        self._sums = None
         self.hold()
 
     def after_step(self) -> None:
@@ -98,6 +107,12 @@ class Leaving:
         replica.compare(checksums)
         self._trainer.should_stop |= self._is_agreed
 
+    def _read(self) -> StepVotes:
+        if self._votes is None:
+            assert self._sums is not None
+            self._votes = StepVotes(*map(int, self._sums.tolist()))
+        return self._votes
+
     def _act_on(self, votes: StepVotes) -> None:
         if votes.unused == collectives.world_size():
             self._on_unfinished()
@@ -105,24 +120,6 @@ class Leaving:
             rank_zero_info("SIGTERM: all ranks stop after this step.")
             announce_sigterm(self._trainer)
         self._is_agreed |= votes.stop > 0
-
-
-def _arriving(sums: Tensor) -> Callable[[], StepVotes]:
-    """Return a function that waits for the votes. On a GPU they are copied while the step is computed."""
-    if not sums.is_cuda:
-        return lambda: _as_votes(sums)
-    copy, arrived = sums.to("cpu", non_blocking=True), torch.cuda.Event()
-    arrived.record()
-
-    def read() -> StepVotes:
-        arrived.synchronize()
-        return _as_votes(copy)
-
-    return read
-
-
-def _as_votes(sums: Tensor) -> StepVotes:
-    return StepVotes(*(int(number) for number in sums.tolist()))
 
 
 def _check_skips(votes: StepVotes, this_rank_skips: bool) -> None:

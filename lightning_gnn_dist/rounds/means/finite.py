@@ -20,14 +20,19 @@ Average = Callable[[Sequence[Tensor], float], None]
 
 
 @torch.no_grad()
-def are_finite(tensors: Iterable[Tensor]) -> bool:
-    """Return whether there is no NaN and no infinity in any tensor."""
+def are_finite(tensors: Iterable[Tensor], read: Callable[[Tensor], float] = float) -> bool:
+    """Return whether there is no NaN and no infinity in any tensor.
+
+    Args:
+        tensors: The tensors.
+        read: Returns the number in a tensor, and may read others from the device with it.
+    """
     all_values = (each._values() if each.is_sparse else each for each in tensors)
     floating = [values for values in all_values if values.is_floating_point() and values.numel()]
     if not floating:
         return True
     # A sum keeps NaN and infinity, and takes a thirtieth of the time of a check of each number.
-    if math.isfinite(float(torch.stack([tensor.sum() for tensor in floating]).sum())):
+    if math.isfinite(read(torch.stack([tensor.sum() for tensor in floating]).sum())):
         return True
     return all(bool(tensor.isfinite().all()) for tensor in floating)  # large numbers may overflow a sum
 
