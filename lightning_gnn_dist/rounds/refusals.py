@@ -256,8 +256,8 @@ def check_replicas(checksums: list[int], round_idx: int) -> None:
         raise RuntimeError(
             f"After the meeting of round {round_idx} the replicas of ranks {odd} differ from that of rank 0, by more "
             "than processors of different kinds explain. What runs at a meeting must do the same on all ranks: look "
-            "for a hook or end_round() that acts on some ranks only, draws random numbers, or whose results vary from "
-            "call to call."
+            "for an end_round() that does not call average_replicas(), or a hook that acts on some ranks only, draws "
+            "random numbers, or whose results vary from call to call."
         )
 
 

@@ -26,7 +26,7 @@ LEAST = 1e-3  # below it numbers are compared as they are
 TRAINED = ("fits/", "rows/", "resumed/", "evaluation/")
 DRAWN = ("fits/llcg/sampler_", "fits/llcg/links_", "fits/llcg/3_ranks", "fits/grappa/fetch/")
 PLACES = [("cpu", job) for job in jobs(lambda name: name.startswith(TRAINED))]
-PLACES += [("auto", job) for job in jobs(lambda name: name.startswith(DRAWN))]
+PLACES += [("auto", job) for job in jobs(lambda name: name.startswith(DRAWN) and "/shards" not in name)]
 pytestmark = pytest.mark.gpu
 
 
