@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tests.golden.device import computing
+from tests.golden.fits import HOLDINGS
 from tests.golden.runs import Found, Job, jobs, prepare
 from tests.ranks import run_ranks
 
@@ -25,8 +26,29 @@ CLOSE = 1e-6  # of the largest number of an array
 LEAST = 1e-3  # below it numbers are compared as they are
 TRAINED = ("fits/", "rows/", "resumed/", "evaluation/")
 DRAWN = ("fits/llcg/sampler_", "fits/llcg/links_", "fits/llcg/3_ranks", "fits/grappa/fetch/")
-PLACES = [("cpu", job) for job in jobs(lambda name: name.startswith(TRAINED))]
+ALIKE = ("/files", "/adagrad", "/sgd", "/little_memory", "/batches_of_17", "/clipped", "/typed_labelled", "_paper")
+ALIKE += ("fits/local_sgd/halo", "fits/local_sgd/fetch", "fits/local_sgd/isolated", "fits/local_sgd/typed", "/3_ranks")
+ALIKE += (
+    "rows/sparse/tma",
+    "rows/owned/tma",
+    "rows/sparse/local_sgd/",
+    "rows/owned/local_sgd/",
+    "/around_seeds",
+    "fits/tma/",
+)
+ALIKE += ("resumed/llcg/links_", "resumed/grappa/links_typed", "evaluation/links/", "fits/llcg/links_typed_")
+ALIKE += ("rows/sparse/llcg/", "rows/sparse/grappa/")
+ALIKE += tuple(f"fits/{strategy}/{holding}" for strategy in ("local_sgd", "grappa") for holding in HOLDINGS)
+
+
+def is_alike(name: str) -> bool:
+    """Whether a run differs from others in nothing that a device sees."""
+    return any(part in name for part in ALIKE)
+
+
+PLACES = [("cpu", job) for job in jobs(lambda name: name.startswith(TRAINED) and not is_alike(name))]
 PLACES += [("auto", job) for job in jobs(lambda name: name.startswith(DRAWN) and "/shards" not in name)]
+MORE = [("cpu", job) for job in jobs(lambda name: name.startswith(TRAINED) and is_alike(name))]
 pytestmark = pytest.mark.gpu
 
 
@@ -41,7 +63,9 @@ def name_of(value: Any) -> str:
     return f"{value.names[0]}-and-{len(value.names) - 1}" if isinstance(value, Job) else f"sample_on-{value}"
 
 
-@pytest.mark.parametrize(("sample_on", "job"), PLACES, ids=name_of)
+@pytest.mark.parametrize(
+    ("sample_on", "job"), [*PLACES, *(pytest.param(*more, marks=pytest.mark.slow) for more in MORE)], ids=name_of
+)
 def test_a_device_computes_what_a_cpu_does(sample_on: str, job: Job, shared: Path, tmp_path: Path) -> None:
     if job.num_ranks > torch.cuda.device_count():
         pytest.skip(f"fewer than {job.num_ranks} CUDA devices")
