@@ -42,7 +42,7 @@ ALIKE += tuple(f"fits/{strategy}/{holding}" for strategy in ("local_sgd", "grapp
 
 
 def is_alike(name: str) -> bool:
-    """Whether a run differs from others in nothing that a device sees."""
+    """Whether other runs try what this one does on a device, so that it can be left to the slow tests."""
     return any(part in name for part in ALIKE)
 
 
