@@ -1,9 +1,11 @@
-"""The most exact way to treat a boundary for which there is memory, chosen when a fit begins."""
+"""The most exact way to treat a boundary for which there is memory and time, chosen when a fit begins."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -11,23 +13,27 @@ from torch import Tensor
 
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Exchange, Fetch, Halo, Isolated
 from lightning_gnn_dist.boundary.prices import bytes_with_halos, short_name
+from lightning_gnn_dist.boundary.work import Pass
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.layers.budget import free_bytes, ranks_here
-from lightning_gnn_dist.rules import Count, check_fields
+from lightning_gnn_dist.layers.reach import Neighbourhoods
+from lightning_gnn_dist.rules import Count, Positive, check_fields
 from lightning_gnn_dist.wire.collectives import gather_numbers
 
 LOOKED_AT = 4  # super-epochs whose parts are counted
+SMALL = 100_000  # work of a batch, in edges, some ms: less saves no time worth an edge
 
 
 @dataclass(frozen=True)
 class Auto(Boundary):
-    """The most exact boundary that fits into memory, chosen when a fit begins; ``"auto"`` is short for ``Auto()``.
+    """The most exact boundary that costs no more than is allowed, chosen when a fit begins; ``"auto"`` is ``Auto()``.
 
-    That is the deepest :class:`Halo`, of as many hops as the sampler at most, otherwise :class:`Isolated`. It fits if
-    the largest part does, with all nodes that come along; of parts that change, those of the first four super-epochs
-    are looked at. All ranks choose the same (with :class:`Elastic` each for itself), and a line in the log says what. A
-    resumed fit keeps what the checkpoint's has chosen.
+    That is the deepest :class:`Halo`, of as many hops as the sampler at most, otherwise :class:`Isolated`. It must fit
+    into memory: the largest part, with all nodes that come along. And it must not multiply the work: where batches
+    reach all of a part, as with :class:`WholePartSampler`, every rank computes what came along as well. Of parts that
+    change, those of the first four super-epochs are looked at. All ranks choose the same (with :class:`Elastic` each
+    for itself), and a line in the log says what. A resumed fit keeps what the checkpoint's has chosen.
 
     Args:
         bytes: Most bytes that a part may take in RAM. Default: half of the rank's share of the memory that is free when
@@ -35,10 +41,13 @@ class Auto(Boundary):
         exchange: Whether to take :class:`Exchange` where the fit can use it (by its sampler, module and strategy, with
             parts for good). It then needs memory for one hop, and sends rows in every step. Of a module with
             ``layers()`` it is supposed that ``forward()`` returns :func:`through_layers`.
+        work: Most that all ranks together may compute in a pass, in times of what one process would. Batches of some
+            milliseconds may always be computed. None: any amount.
     """
 
     bytes: Count | None = None
     exchange: bool = False
+    work: Positive | None = 2.0
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -46,64 +55,112 @@ class Auto(Boundary):
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
         raise NotImplementedError("A fit takes what has been chosen in its place.")
 
+    def allowed(self, num_ranks: int) -> Allowed:
+        """Return what a boundary may cost a rank, by what is free on its host."""
+        room = free_bytes() // ranks_here(num_ranks) // 2 if self.bytes is None else self.bytes
+        return Allowed(room, math.inf if self.work is None else self.work)
+
+
+class Allowed(NamedTuple):
+    """What a boundary may cost.
+
+    Attributes:
+        bytes: Bytes of the largest part in RAM.
+        times: Work of all ranks, in times of one process.
+    """
+
+    bytes: int
+    times: float
+
+
+class Cost(NamedTuple):
+    """What a boundary costs.
+
+    Attributes:
+        boundary: The boundary.
+        bytes: Bytes that the largest part takes with it in RAM.
+        times: Work of all ranks in a pass, in times of one process.
+        is_quick: Whether a batch is so small that its work does not matter.
+    """
+
+    boundary: Boundary
+    bytes: int
+    times: float = 1.0
+    is_quick: bool = False
+
+    def is_within(self, allowed: Allowed) -> bool:
+        return self.bytes <= allowed.bytes and (self.is_quick or self.times <= allowed.times)
+
+    def __str__(self) -> str:
+        return f"{_megabytes(self.bytes)} for the largest part, and {self.times:.1f} times the work of one process"
+
 
 class Choice(NamedTuple):
     """What has been chosen, and why not what is more exact.
 
     Attributes:
         boundary: What has been chosen.
-        bytes_held: Bytes that the largest part takes with it in RAM. None for ``Isolated``, which is not counted.
-        better: The next more exact boundary, and the bytes of the largest part with it. None if there is none.
+        cost: What it costs. None for ``Isolated``, which is not counted.
+        better: What the next more exact boundary costs. None if there is none.
     """
 
     boundary: Boundary
-    bytes_held: int | None
-    better: tuple[Boundary, int] | None
+    cost: Cost | None
+    better: Cost | None
 
-    def told(self, room: int) -> str:
+    def told(self, allowed: Allowed) -> str:
         """The choice in words."""
-        held = "" if self.bytes_held is None else f": the largest part takes {_megabytes(self.bytes_held)}"
-        found = f'boundary="auto" is {short_name(self.boundary)}{held}'
+        takes = "" if self.cost is None else f": it takes {self.cost}"
+        found = f'boundary="auto" is {short_name(self.boundary)}{takes}.'
+        limit = "" if allowed.times == math.inf else f" and {allowed.times:g} times"
+        limits = f"{_megabytes(allowed.bytes)}{limit} are allowed."
         if self.better is None:
-            return f"{found}, and {_megabytes(room)} are allowed."
-        boundary, num_bytes = self.better
-        return (
-            f"{found}. {short_name(boundary)} would take {_megabytes(num_bytes)}, and {_megabytes(room)} are allowed."
-        )
-
-
-def room_of(asked: Auto, num_ranks: int) -> int:
-    """Return the bytes that a part of this rank may take."""
-    return free_bytes() // ranks_here(num_ranks) // 2 if asked.bytes is None else asked.bytes
+            return f"{found} {limits}"
+        return f"{found} {short_name(self.better.boundary)} would take {self.better}. {limits}"
 
 
 def chosen(
-    room: int, graph: Graph, parts: Iterable[Tensor], num_hops: int, device: torch.device, *, exchanges: bool
+    allowed: Allowed, graph: Graph, parts: Iterable[Tensor], steps: Pass, device: torch.device, *, exchanges: bool
 ) -> tuple[Boundary, str]:
-    """Return the most exact boundary that fits on all ranks, and a line for the log. Collective, when a fit begins.
+    """Return the most exact boundary that all ranks can afford, and a line for the log. Collective, as a fit begins.
 
     Args:
-        room: The bytes that a part of this rank may take.
+        allowed: What it may cost this rank.
         graph: The whole graph.
         parts: The nodes that this rank holds without a halo, at some times of the fit.
-        num_hops: Hops of the sampler.
+        steps: A pass over the training nodes.
         device: Where the ranks exchange numbers.
         exchanges: Whether ranks can exchange rows in this fit.
     """
-    rooms, *held = zip(*gather_numbers([room, *_most_bytes(graph, parts, num_hops)], device), strict=True)
-    choice = choose([max(of_ranks) for of_ranks in held], min(rooms), exchanges=exchanges)
-    return choice.boundary, choice.told(min(rooms))
+    most_held, most_work = _counted(graph, parts, steps)
+    rooms, *of_hops = zip(*gather_numbers([allowed.bytes, *most_held, *most_work], device), strict=True)
+    held, work = of_hops[: steps.num_layers], of_hops[steps.num_layers :]
+    allowed = allowed._replace(bytes=min(rooms))
+    choice = choose(costs(graph, held, work, steps), allowed, exchanges=exchanges)
+    return choice.boundary, choice.told(allowed)
 
 
-def chosen_here(room: int, graph: Graph, parts: Iterable[Tensor], num_hops: int) -> Boundary:
-    """Return what :func:`chosen` would, for ranks that have ``room`` bytes each, without them."""
-    return choose(_most_bytes(graph, parts, num_hops), room, exchanges=False).boundary
+def chosen_here(allowed: Allowed, graph: Graph, parts: Sequence[Iterable[Tensor]], steps: Pass) -> Boundary:
+    """Return what :func:`chosen` would, without other ranks, of the ``parts`` of each rank."""
+    counted = [_counted(graph, of_rank, steps) for of_rank in parts]
+    held, work = (list(zip(*of_ranks, strict=True)) for of_ranks in zip(*counted, strict=True))
+    return choose(costs(graph, held, work, steps), allowed, exchanges=False).boundary
 
 
-def _most_bytes(graph: Graph, parts: Iterable[Tensor], num_hops: int) -> list[int]:
-    """Return the bytes that the largest of some parts takes, with a halo of 1, 2 ... hops."""
-    most: list[int] = torch.stack([bytes_with_halos(graph, nodes, num_hops) for nodes in parts]).amax(0).tolist()
-    return most
+def _counted(graph: Graph, parts: Iterable[Tensor], steps: Pass) -> tuple[list[int], list[int]]:
+    """Return the most bytes of some parts, and the most work of a batch of them, with halos of 1, 2 ... hops."""
+    neighbourhoods = Neighbourhoods(graph, steps.num_layers)
+    found = [neighbourhoods.of(nodes) for nodes in parts]
+    held = torch.stack([bytes_with_halos(graph, reach) for reach in found]).amax(0)
+    return held.tolist(), torch.tensor([steps.with_halos(reach) for reach in found]).amax(0).tolist()
+
+
+def costs(graph: Graph, held: Sequence[Sequence[int]], work: Sequence[Sequence[int]], steps: Pass) -> list[Cost]:
+    """Return what halos of 1, 2 ... hops cost, by the bytes and the work of each rank."""
+    return [
+        Cost(Halo(hops), max(num_bytes), steps.times(of_ranks, graph), max(of_ranks) <= SMALL)
+        for hops, (num_bytes, of_ranks) in enumerate(zip(held, work, strict=True), 1)
+    ]
 
 
 def kept(name: str, num_hops: int, *, exchanges: bool) -> tuple[Boundary, str]:
@@ -153,25 +210,22 @@ def candidates(num_hops: int, *, exchanges: bool) -> list[Boundary]:
     return [*([Exchange()] if exchanges else []), *halos, Isolated()]
 
 
-def choose(held: Sequence[int], room: int, *, exchanges: bool) -> Choice:
-    """Choose the most exact boundary that fits.
+def choose(halos: Sequence[Cost], allowed: Allowed, *, exchanges: bool) -> Choice:
+    """Choose the most exact boundary that costs no more than is allowed.
 
     Args:
-        held: The bytes of the largest part with a halo of 1, 2 ... hops.
-        room: The bytes that it may take.
+        halos: What halos of 1, 2 ... hops cost.
+        allowed: What one may cost.
         exchanges: Whether ranks can exchange rows.
     """
+    exchange = [Cost(Exchange(), halos[0].bytes)] if exchanges else []
+    farther = [cost for before, cost in pairwise(halos) if cost.bytes > before.bytes]  # a hop that brings something
     better = None
-    for boundary in candidates(len(held), exchanges=exchanges):
-        if isinstance(boundary, Isolated):
-            return Choice(boundary, None, better)
-        hops = boundary.hops if isinstance(boundary, Halo) else 1
-        if isinstance(boundary, Halo) and hops > 1 and held[hops - 1] == held[hops - 2]:
-            continue  # nothing is farther away
-        if held[hops - 1] <= room:
-            return Choice(boundary, held[hops - 1], better)
-        better = boundary, held[hops - 1]
-    raise AssertionError
+    for cost in [*exchange, *reversed([halos[0], *farther])]:
+        if cost.is_within(allowed):
+            return Choice(cost.boundary, cost, better)
+        better = cost
+    return Choice(Isolated(), None, better)
 
 
 def _megabytes(num_bytes: int) -> str:

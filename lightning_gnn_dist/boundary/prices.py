@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, get_args
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Halo, History, Isolated
+from lightning_gnn_dist.boundary.work import Pass
 from lightning_gnn_dist.checks import brief
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.layers.reach import Neighbourhoods, Reach
@@ -32,6 +34,8 @@ class Price(NamedTuple):
         bytes_sent: Bytes that a rank sends for its boundary, beside gradients and models.
         loses: What of the neighbourhoods of training nodes is not seen, in words.
         per: What ``bytes_sent`` is sent in.
+        work: The work of a step on a whole part, in edges.
+        times: What all ranks compute in a pass over whole parts, in times of one process.
     """
 
     boundary: Boundary
@@ -40,6 +44,8 @@ class Price(NamedTuple):
     bytes_sent: int
     loses: str
     per: Literal["step", "round"] = "step"
+    work: int = 0
+    times: float = 1.0
 
 
 def prices(graph: Graph, partition: Partition, report: PartitionReport, num_layers: int, width: int) -> Iterator[Price]:
@@ -55,14 +61,14 @@ def prices(graph: Graph, partition: Partition, report: PartitionReport, num_laye
     halos = _halos(graph, partition, report, num_layers)
     rows_before = 0
     yield Price(Isolated(), 0, int(bytes_per_part(graph, report).max()), 0, f"{report.cut_ratio:.0%} of all edges")
-    for hops, (rows, held) in enumerate(halos, 1):
+    for hops, (rows, held, work, times) in enumerate(halos, 1):
         is_exact = hops == num_layers or rows == rows_before  # no node of the last hop, which would receive nothing
         away = "what is more than a hop away" if hops == 1 else f"what is more than {hops} hops away"
-        yield Price(Halo(hops), rows, held, 0, "nothing" if is_exact else away)
+        yield Price(Halo(hops), rows, held, 0, "nothing" if is_exact else away, work=work, times=times)
         if is_exact:
             break
         rows_before = rows
-    rows, held = halos[0]
+    rows, held, *_ = halos[0]
     between = _rows_between(graph, partition, num_layers)
     if not between.any():  # as of a single layer, or a single part
         yield Price(Exchange(), rows, held, 0, "nothing")
@@ -83,27 +89,31 @@ def short_name(boundary: Boundary) -> str:
     return f"Halo({boundary.hops})" if isinstance(boundary, Halo) else brief(boundary)
 
 
-def bytes_with_halos(graph: Graph, residents: Tensor, num_hops: int) -> Tensor:
-    """Bytes in RAM of the part of some nodes with halos of 1, 2 ... hops, shape ``(num_hops,)``."""
-    return _bytes_within(graph, Neighbourhoods(graph, num_hops).of(residents))
+def bytes_with_halos(graph: Graph, found: Reach) -> Tensor:
+    """Bytes in RAM of a part with halos of 1, 2 ... hops, shape ``(num_hops,)``.
 
-
-def _bytes_within(graph: Graph, found: Reach) -> Tensor:
+    Args:
+        graph: The whole graph.
+        found: The neighbourhood of the part's nodes.
+    """
     return bytes_of_part(graph, torch.tensor(found.nodes[1:]), torch.tensor(found.edges))
 
 
-def _halos(graph: Graph, partition: Partition, report: PartitionReport, num_layers: int) -> list[tuple[int, int]]:
-    """For halos of 1, 2 ... hops, the most rows that a part gets, and the most bytes that one then takes."""
+def _halos(
+    graph: Graph, partition: Partition, report: PartitionReport, num_layers: int
+) -> list[tuple[int, int, int, float]]:
+    """For halos of 1, 2 ... hops, the most rows, bytes and work of a part, and what all compute."""
     neighbourhoods, parts = Neighbourhoods(graph, num_layers), torch.arange(partition.num_parts)
     if partition.num_parts * num_layers * graph.num_edges > _MOST_EDGES:
         parts = report.halo_nodes.argsort(descending=True)[:1]  # it likely pays most
-    rows, held = torch.zeros(2, num_layers, dtype=torch.int64)
-    for part in parts.tolist():
-        found = neighbourhoods.of((partition.assignment == part).nonzero().view(-1))
-        nodes = torch.tensor(found.nodes)
-        rows = torch.maximum(rows, nodes[1:] - nodes[0])
-        held = torch.maximum(held, _bytes_within(graph, found))
-    return list(zip(rows.tolist(), held.tolist(), strict=True))
+    found = [neighbourhoods.of((partition.assignment == part).nonzero().view(-1)) for part in parts.tolist()]
+    nodes = torch.tensor([reach.nodes for reach in found])
+    held = torch.stack([bytes_with_halos(graph, reach) for reach in found])
+    whole = Pass(num_layers, math.inf, 1, 1)
+    work = torch.tensor([whole.with_halos(reach) for reach in found])
+    times = [whole.times(of_parts, graph) * partition.num_parts / len(found) for of_parts in work.T.tolist()]
+    most = [each.amax(0).tolist() for each in (nodes[:, 1:] - nodes[:, :1], held, work)]
+    return list(zip(*most, times, strict=True))
 
 
 def _rows_between(graph: Graph, partition: Partition, num_layers: int) -> Tensor:

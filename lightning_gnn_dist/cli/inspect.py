@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lightning_gnn_dist.boundary.auto import Auto, choose, room_of
+from lightning_gnn_dist.boundary.auto import SMALL, Auto, Cost, choose
 from lightning_gnn_dist.boundary.boundary import Halo
 from lightning_gnn_dist.boundary.prices import Price, prices, short_name
 from lightning_gnn_dist.cli.partitioners import partitioner_of
@@ -117,25 +118,40 @@ def _cache() -> Any:
 
 def _prices(graph: Graph, partition: Partition, report: PartitionReport, options: argparse.Namespace) -> str:
     """Return a table of what each boundary costs."""
-    rows = [("boundary", "rows of others", "RAM of the part", "sent in a step", "seconds", "lost")]
+    rows = [("boundary", "rows of others", "RAM of the part", "work", "sent in a step", "seconds", "lost")]
     found = list(prices(graph, partition, report, options.layers, options.width))
     for price in found:
         seconds = price.bytes_sent * 8 / (options.bandwidth * 1e9)
         sent = in_bytes(price.bytes_sent) if price.bytes_sent else "nothing"
         sent += " a round" if price.bytes_sent and price.per == "round" else ""
-        figures = f"{price.rows:,}", in_bytes(price.bytes_held), sent, f"{seconds:.2g}"
+        figures = f"{price.rows:,}", in_bytes(price.bytes_held), f"{price.times:.1f}", sent, f"{seconds:.2g}"
         rows.append((short_name(price.boundary), *figures, price.loses))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     layers = "1 layer" if options.layers == 1 else f"{options.layers} layers"
     model = f"{layers} of width {options.width} and {options.bandwidth:g} Gbit/s"
-    title = f"The edges between parts, for {model}, of the part that pays most:"
+    title = (
+        f"The edges between parts, for {model}, of the part that pays most; the work is that of whole parts, of all "
+        "ranks together, in times of one process:"
+    )
     return "\n".join([title, *lines, _of_auto(found, options.parts)])
 
 
 def _of_auto(found: Sequence[Price], num_parts: int) -> str:
     """Return what ``boundary="auto"`` would choose if all ranks ran on this host."""
-    room = room_of(Auto(), num_parts)
-    held = [price.bytes_held for price in found if isinstance(price.boundary, Halo)]
-    which = short_name(choose(held, room, exchanges=False).boundary)
-    return f'boundary="auto" is {which}: {num_parts} ranks on this host have room for parts of {in_bytes(room)}'
+    allowed = Auto().allowed(num_parts)
+    halos = [
+        Cost(price.boundary, price.bytes_held, price.times, price.work <= SMALL)
+        for price in found
+        if isinstance(price.boundary, Halo)
+    ]
+    drawn, whole = (
+        short_name(choose(halos, of_kind, exchanges=False).boundary)
+        for of_kind in (allowed._replace(times=math.inf), allowed)
+    )
+    which = (
+        drawn if drawn == whole else f"{drawn} with batches of few seeds, and {whole} with whole parts, for the work"
+    )
+    return (
+        f'boundary="auto" is {which}: {num_parts} ranks on this host have room for parts of {in_bytes(allowed.bytes)}'
+    )

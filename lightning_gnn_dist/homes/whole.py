@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -17,12 +17,13 @@ from lightning_gnn_dist.batches.ahead.files import DiskRows, FileSource, check_r
 from lightning_gnn_dist.batches.part_batch import Run
 from lightning_gnn_dist.batches.placement import Placement, release, stream_to
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto, chosen, chosen_here, kept, room_of
+from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto, chosen, chosen_here, kept
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.exchange import Owners
 from lightning_gnn_dist.boundary.historic_rows import PLACE, HistoricRows
 from lightning_gnn_dist.boundary.prices import short_name
 from lightning_gnn_dist.boundary.refusals import against_exchange
+from lightning_gnn_dist.boundary.work import Pass
 from lightning_gnn_dist.graph.graph import Graph, with_arrays
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
@@ -141,9 +142,9 @@ class WholeHome(Home):
         if self._plan.partitioner is None:
             rank_zero_info(f"{self.partitioner} cuts the graph, as no partitioner was named.")
         if isinstance(asked, Auto):
-            parts, room = self._residents([self.running.rank], num_ranks), room_of(asked, num_ranks)
+            parts, steps = self._residents(self.running.rank, num_ranks), self._pass(num_ranks)
             device, exchanges = self.running.device, self._can_exchange()
-            self._take(*chosen(room, self.graph, parts, self._num_hops, device, exchanges=exchanges))
+            self._take(*chosen(asked.allowed(num_ranks), self.graph, parts, steps, device, exchanges=exchanges))
 
     def open(self, check: Callable[[Graph], None], *, is_fit: bool) -> None:
         """Do nothing: the graph is open, and was looked at."""
@@ -200,12 +201,17 @@ class WholeHome(Home):
     def _has_chosen(self) -> bool:
         return isinstance(self.cut.boundary, Auto) and not isinstance(self.boundary, Auto)
 
-    def _residents(self, ranks: Iterable[int], num_ranks: int) -> Iterator[Tensor]:
-        """Yield what ranks hold without a halo, in the first super-epochs."""
-        for rank in ranks:
-            reader = self.cut.reader(rank, num_ranks, self.cut.boundary, None)
-            epochs = range(min(self.cut.residency.sweep(num_ranks), LOOKED_AT))
-            yield from (reader.residents(super_epoch)[0] for super_epoch in epochs)
+    def _residents(self, rank: int, num_ranks: int) -> Iterator[Tensor]:
+        """Yield what a rank holds without a halo, in the first super-epochs."""
+        reader = self.cut.reader(rank, num_ranks, self.cut.boundary, None)
+        epochs = range(min(self.cut.residency.sweep(num_ranks), LOOKED_AT))
+        return (reader.residents(super_epoch)[0] for super_epoch in epochs)
+
+    def _pass(self, num_ranks: int) -> Pass:
+        """Return a pass of so many ranks over the training nodes, or over all nodes where seeds are edges."""
+        settings, owner = self.running.settings, self.cut.by_rank(num_ranks).assignment
+        seeds = owner[nodes] if (nodes := self.graph.split("train")).numel() else owner
+        return Pass.of(settings.of_parts(), settings.batch_size, int(seeds.bincount().max()), seeds.numel())
 
     def _can_exchange(self) -> bool:
         """Return whether ``boundary="auto"`` may be ``Exchange()`` in this fit."""
@@ -252,8 +258,8 @@ class WholeHome(Home):
         """Return the reader of a rank's parts. Before a fit ``"auto"`` is what it would be on ranks of this host."""
         boundary = self.boundary
         if isinstance(boundary, Auto):
-            parts = self._residents(range(num_ranks), num_ranks)
-            boundary = chosen_here(room_of(boundary, num_ranks), self.graph, parts, self._num_hops)
+            parts = [self._residents(each, num_ranks) for each in range(num_ranks)]
+            boundary = chosen_here(boundary.allowed(num_ranks), self.graph, parts, self._pass(num_ranks))
         return self.cut.reader(rank, num_ranks, boundary, self.coverage)
 
     def _own_parts(self) -> PartSwitcher:

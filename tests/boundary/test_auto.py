@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +21,23 @@ from lightning_gnn_dist import (
     History,
     Holding,
     Isolated,
+    LadiesSampler,
     LocalSGDStrategy,
     NeighborSampler,
     Partition,
     RandomPartitioner,
     Redeal,
     Rotate,
+    WholePartSampler,
 )
 from lightning_gnn_dist.boundary import auto
-from lightning_gnn_dist.boundary.auto import choose
+from lightning_gnn_dist.boundary.auto import Allowed, Cost, choose
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.prices import prices, short_name
+from lightning_gnn_dist.boundary.work import Pass
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.homes.parts import PartReader
+from lightning_gnn_dist.layers.reach import Neighbourhoods
 from tests.boundary.models import model, weighted_data, weights_of
 from tests.boundary.test_exchange import check, data_of, quick, rows_moved
 from tests.boundary.test_history_rules import rows_moved as rows_of_meetings
@@ -42,23 +48,103 @@ from tests.strategies.fitting import hear
 
 
 @pytest.mark.parametrize(
-    ("held", "room", "exchanges", "boundary", "better"),
+    ("held", "times", "allowed", "exchanges", "boundary", "better"),
     [
-        ([10, 20, 30], 10, True, Exchange(), None),
-        ([10, 20, 30], 9, True, Isolated(), (Halo(1), 10)),
-        ([10, 20, 30], 30, False, Halo(3), None),
-        ([10, 20, 30], 29, False, Halo(2), (Halo(3), 30)),
-        ([10, 20, 20], 30, False, Halo(2), None),  # nothing is three hops away
-        ([10, 20, 20], 19, False, Halo(1), (Halo(2), 20)),
-        ([10], 5, False, Isolated(), (Halo(1), 10)),
+        ([10, 20, 30], [1, 1, 1], (10, 2), True, Exchange(), None),
+        ([10, 20, 30], [1, 1, 1], (9, 2), True, Isolated(), Halo(1)),
+        ([10, 20, 30], [1, 1, 1], (30, 2), False, Halo(3), None),
+        ([10, 20, 30], [1, 1, 1], (29, 2), False, Halo(2), Halo(3)),
+        ([10, 20, 20], [1, 1, 1], (30, 2), False, Halo(2), None),  # nothing is three hops away
+        ([10, 20, 20], [1, 1, 1], (19, 2), False, Halo(1), Halo(2)),
+        ([10], [1], (5, 2), False, Isolated(), Halo(1)),
+        ([10, 20, 30], [1.2, 2.0, 2.1], (30, 2), False, Halo(2), Halo(3)),
+        ([10, 20, 30], [2.5, 3, 4], (30, 2), False, Isolated(), Halo(1)),
+        ([10, 20, 30], [2.5, 3, 4], (30, 2), True, Exchange(), None),
+        ([10, 20, 30], [2.5, 3, 4], (30, math.inf), False, Halo(3), None),
     ],
 )
-def test_the_most_exact_that_fits_is_chosen(
-    held: list[int], room: int, exchanges: bool, boundary: Boundary, better: Any
+def test_the_most_exact_that_costs_no_more_than_allowed_is_chosen(
+    held: list[int], times: list[float], allowed: tuple[int, float], exchanges: bool, boundary: Boundary, better: Any
 ) -> None:
-    choice = choose(held, room, exchanges=exchanges)
-    assert (choice.boundary, choice.better) == (boundary, better)
-    assert auto.short_name(boundary) in choice.told(room)
+    halos = [Cost(Halo(hops), *of_halo) for hops, of_halo in enumerate(zip(held, times, strict=True), 1)]
+    choice = choose(halos, Allowed(*allowed), exchanges=exchanges)
+    assert (choice.boundary, choice.better and choice.better.boundary) == (boundary, better)
+    assert auto.short_name(boundary) in choice.told(Allowed(*allowed))
+
+
+def test_a_quick_batch_may_be_computed_many_times() -> None:
+    assert Cost(Halo(1), 10, 8.0, is_quick=True).is_within(Allowed(10, 2.0))
+
+
+def works(sampler: Any, batch_size: int, graph: Graph, partition: Partition) -> list[float]:
+    """By hand: what all ranks compute in a pass with halos of 1 and 2 hops, in times of one process."""
+    rows = [graph.indices[a:b].tolist() for a, b in pairwise(graph.indptr.tolist())]
+    trains = set(graph.split("train").tolist())
+
+    def batch(nodes: set[int], receivers: set[int]) -> float:
+        whole = 2 * (sum(len(rows[node]) for node in receivers) + 8 * len(nodes))
+        if isinstance(sampler, WholePartSampler):
+            return whole
+        first, second = sampler.num_neighbors
+        seeds, one, two = batch_size, batch_size * first, batch_size * first * second
+        return min(whole, 2 * (one + 8 * seeds) + two + 8 * one)
+
+    parts = [{node for node, owner in enumerate(partition.assignment.tolist()) if owner == p} for p in range(PARTS)]
+    everything = set(range(len(rows)))
+    of_one = -(-len(trains) // batch_size) * batch(everything, everything)
+    most, found = max(len(part & trains) for part in parts), [0.0, 0.0]
+    for part in parts:
+        near = part | {sender for node in part for sender in rows[node]}
+        far = near | {sender for node in near for sender in rows[node]}
+        found[0] += -(-most // batch_size) * batch(near, part) / of_one
+        found[1] += -(-most // batch_size) * batch(far, near) / of_one
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sampler", "batch_size"),
+    [
+        (WholePartSampler(2), 1000),
+        (WholePartSampler(2), 8),
+        (NeighborSampler([2, 2]), 4),
+        (NeighborSampler([9, 9]), 50),
+    ],
+)
+def test_work_is_counted_in_times_of_one_process(sampler: Any, batch_size: int) -> None:
+    graph, partition = cut_graph()
+    seeds = partition.assignment[graph.split("train")]
+    steps = Pass.of(sampler, batch_size, int(seeds.bincount().max()), seeds.numel())
+    reached = [Neighbourhoods(graph, 2).of((partition.assignment == p).nonzero().view(-1)) for p in range(PARTS)]
+    found = [steps.times(of_ranks, graph) for of_ranks in zip(*map(steps.with_halos, reached), strict=True)]
+    assert found == pytest.approx(works(sampler, batch_size, graph, partition))
+    assert found[1] > 1
+
+
+def test_samplers_of_a_bounded_size_compute_the_same_in_each_part() -> None:
+    graph, _ = cut_graph()
+    assert Pass.of(LadiesSampler([4, 4]), 8, 8, 30).times([0, 0, 0], graph) == 1
+
+
+def chosen_by_work(rank: int, world_size: int) -> list[Any]:
+    """What a fit on whole parts takes, where each step is long, by what it may cost."""
+    auto.SMALL = 0
+    graph, partition = cut_graph()
+    lines, found = hear(), []
+    for asked_for in ("auto", Auto(work=1.05), Auto(work=None)):
+        data = data_of(graph, partitioner=partition, boundary=asked_for)
+        quick(world_size, LocalSGDStrategy(EverySteps(2), **PATIENCE), max_epochs=1).fit(model("SAGE", 2), data)
+        found.append(data.boundary)
+    return [found, [line for line in lines if line.startswith("boundary=")]]
+
+
+def test_a_fit_does_not_multiply_the_work_unless_asked() -> None:
+    (found, lines), *others = run_ranks(chosen_by_work, PARTS)
+    graph, partition = cut_graph()
+    one, two = works(WholePartSampler(2), 1000, graph, partition)
+    assert 1.05 < one < 2 < two
+    assert found == [Halo(1), Isolated(), Halo(2)] and all(other[0] == found for other in others)
+    assert f"and {one:.1f} times the work of one process" in lines[0] and f"and {two:.1f} times the work" in lines[0]
+    assert lines[0].endswith("and 2 times are allowed.") and "times are" not in lines[2]
 
 
 def bytes_of_parts(hops: int) -> int:
