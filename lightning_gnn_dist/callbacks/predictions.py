@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lightning_gnn_dist.batches.hetero import store_of_seeds
 from lightning_gnn_dist.checks import check_npy, check_true_or_false, is_limit
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.layers.shared_rows import SharedRows
@@ -14,6 +15,8 @@ from lightning_gnn_dist.layers.shared_rows import SharedRows
 
 class PredictionWriter(Callback):
     """Writes the rows that ``predict_step`` returns to one ``.npy``, row ``v`` for node ``v`` of the graph.
+
+    Of ``data.only(nodes)`` it is row ``i`` for node ``nodes[i]``.
 
         trainer = pl.Trainer(..., callbacks=[PredictionWriter("logits.npy")])
         trainer.predict(model, data, return_predictions=False)  # otherwise Lightning keeps all in RAM
@@ -54,10 +57,12 @@ class PredictionWriter(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        rows = rows_of(outputs, batch.batch_size)
+        rows, data = rows_of(outputs, batch.batch_size), _datamodule(trainer)
+        some = getattr(data, "predicted", None)
         if self._rows is None:
-            self._rows = SharedRows(self.path, _datamodule(trainer).num_nodes, pl_module.device)
-        self._rows.write(batch.n_id[: batch.batch_size].cpu().numpy(), rows)
+            self._rows = SharedRows(self.path, data.num_nodes if some is None else len(some), pl_module.device)
+        at = batch.n_id[: batch.batch_size] if some is None else store_of_seeds(batch).input_id
+        self._rows.write(at.cpu().numpy(), rows)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Publish the file. All ranks come here, after each has written its share."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist.batches.loading import Loading
@@ -16,6 +19,7 @@ from lightning_gnn_dist.boundary.refusals import check_whole_part
 from lightning_gnn_dist.checks import check_instance
 from lightning_gnn_dist.data.explained_errors import knows_words_of_pyg
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
+from lightning_gnn_dist.data.inductive import checked_nodes, task_elsewhere
 from lightning_gnn_dist.data.task import NodeTask
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
@@ -118,10 +122,14 @@ class PartitionedDataModule(GraphDataModule):
         if asked.exchanges:
             check_whole_part(sampler)
         running, values = Running(settings, self), ValueCheck(is_on=settings.loading.check_values)
+        self._given: dict[str, Any] = {"sampler": sampler, "batch_size": batch_size, "seed": seed, "loading": loading}
+        self._given |= {"holding": holding, "boundary": boundary, "global_batching": global_batching}
+        self._given |= {"evaluation": evaluation, "coverage": coverage, "seed_type": seed_type}
         if shards is not None:
             refuse_to_cut(shards, partitioner, holding)
             bounds = _bounds_of_nodes(shards, seed_type)
-            super().__init__(NodeTask(ShardHome(shards, bounds, running, asked, coverage), values))
+            task = NodeTask(ShardHome(shards, bounds, running, asked, coverage), values)
+            super().__init__(task, task_elsewhere(running, bounds.types))
             return
         whole = graph_of(graph)
         kind = chosen_seed_type(whole.types, seed_type, "this one")
@@ -131,7 +139,37 @@ class PartitionedDataModule(GraphDataModule):
         plan = PartPlan(whole, partitioner, holding, asked, coverage, settings.seed_of_parts)
         task = NodeTask(WholeHome(plan, running), values)
         task.check(whole)
-        super().__init__(task)
+        super().__init__(task, task_elsewhere(running, whole.types))
+
+    def on(self, graph: Graph | Data | HeteroData | str | Path) -> PartitionedDataModule:
+        """Return a data module of another graph, with the settings of this one.
+
+            trainer.test(model, data.on(later_graph))
+
+        It validates, tests, predicts and trains on that graph alone. It is cut by the default partitioner.
+
+        Args:
+            graph: A graph with the same features and types, or its path, or that of shards.
+        """
+        given = self._given | {"evaluation": replace(self.evaluation, on=None)}
+        found = copy(self)  # of a class derived from this one, too
+        vars(found).pop("_evaluating", None)
+        PartitionedDataModule.__init__(found, graph, **given)
+        return found
+
+    def only(self, nodes: Sequence[int] | Tensor) -> PartitionedDataModule:
+        """Return a data module that predicts these nodes, in their order, and does all else as this one.
+
+            rows = trainer.predict(model, data.only([3, 141, 59]))
+
+        Where that costs less than a pass over all nodes, only what these nodes reach is computed.
+
+        Args:
+            nodes: Ids of nodes; of a typed graph, among those of the type that is learned from.
+        """
+        found = copy(self)
+        found.predicted = checked_nodes(nodes, self._judging.home.ids)
+        return found
 
 
 def _bounds_of_nodes(path: Path, seed_type: str | None) -> Bounds:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
+from torch import Tensor
 from torch_geometric.data import Data
 
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
@@ -26,7 +27,8 @@ from lightning_gnn_dist.checks import (
     check_true_or_false,
 )
 from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels, guard_plain_ddp
-from lightning_gnn_dist.data.task import Evaluating, Task, judged_nodes
+from lightning_gnn_dist.data.inductive import joined
+from lightning_gnn_dist.data.task import Evaluating, Task, predicted_nodes
 from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader, passes_left
 from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.graph.graph import Graph
@@ -47,15 +49,18 @@ class GraphDataModule(LightningDataModule):
     Its home says where the graph lives, and its task what is learned of it.
 
     Args:
-        task: What is learned and judged.
+        task: What is learned.
+        judging: What is judged and predicted, where that is another graph. Default: what is learned.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, judging: Task | None = None) -> None:
         self._task, self._home, self._running = task, task.home, task.home.running
+        self._judging = task if judging is None else judging
         super().__init__()
         settings = self._running.settings
         self.sampler, self.batch_size, self.loading = settings.of_parts(), settings.batch_size, settings.loading
         self.evaluation, self.global_batching = settings.evaluation, settings.global_batching
+        self.predicted: Tensor | None = None  # nodes of the whole graph; all where none are named
         self._loaders: list[BatchLoader | TrainLoader] = []
         self._train_loader: TrainLoader | None = None
         self._anchors: tuple[Graph, BatchLoader] | None = None
@@ -89,7 +94,7 @@ class GraphDataModule(LightningDataModule):
 
     @cached_property
     def _evaluating(self) -> Evaluating:
-        return Evaluating(self._home, probes=self._task.probes)
+        return Evaluating(self._judging.home, probes=self._judging.probes)
 
     @property
     def exactness(self) -> Exactness:
@@ -97,7 +102,6 @@ class GraphDataModule(LightningDataModule):
         return self._evaluating.exactness
 
     def __str__(self) -> str:
-        # Lightning's own would take every loader apart.
         return f"{type(self).__name__}({self._home.about}, {self.sampler}, batch_size={self.batch_size})"
 
     __repr__ = __str__
@@ -107,7 +111,7 @@ class GraphDataModule(LightningDataModule):
     @property
     def fingerprint(self) -> str:
         """A hash of the graph, by which a strategy sees whether all ranks have the same one."""
-        return self._home.fingerprint
+        return joined([task.home.fingerprint for task in self._tasks])
 
     @property
     def digests(self) -> dict[str, Any]:
@@ -116,8 +120,8 @@ class GraphDataModule(LightningDataModule):
 
     @property
     def num_nodes(self) -> int:
-        """The number of nodes of the whole graph; of a typed one, those of the type that is learned from."""
-        return len(self._home.ids)
+        """The number of nodes of the graph that is predicted, of the type that is learned from."""
+        return len(self._judging.home.ids)
 
     def counts_of_nodes(self) -> frozenset[int]:
         """Return how many nodes the graph has, and how many there are of each type."""
@@ -189,8 +193,9 @@ class GraphDataModule(LightningDataModule):
             if self._running.num_ranks > 1:
                 check_in_fit(self.boundary, trainer)
             guard_plain_ddp(trainer)  # before DDP takes rows that are not made
-        self._home.open(self._task.check, is_fit=is_fit)
-        self._task.begin(is_fit=is_fit)
+        for task in self._tasks:
+            task.home.open(task.check, is_fit=is_fit and task is self._task)
+            task.begin(is_fit=is_fit and task is self._task)
         if is_fit:
             self._num_batches()  # refuses ranks with nothing to learn from
 
@@ -215,17 +220,15 @@ class GraphDataModule(LightningDataModule):
         return self._train_loader
 
     def val_dataloader(self) -> BatchLoader:
-        return self._kept(self._evaluating.loader(self._task.judged("val")))
+        return self._kept(self._evaluating.loader(self._judging.judged("val")))
 
     def test_dataloader(self) -> BatchLoader:
-        return self._kept(self._evaluating.loader(self._task.judged("test")))
+        return self._kept(self._evaluating.loader(self._judging.judged("test")))
 
     def predict_dataloader(self) -> BatchLoader:
-        """Return a loader of this rank's share of all nodes in order; with shards, nearly all are of its own."""
-        self._task.check_prediction()
-        ids = self._home.ids
-        nodes = judged_nodes(self._home, torch.arange(ids.start, ids.stop), "the graph has")
-        loader = self._kept(self._evaluating.loader(nodes))
+        """Return a loader of this rank's share of the nodes in order; of shards, of all nodes nearly all its own."""
+        self._judging.check_prediction()
+        loader = self._kept(self._evaluating.loader(predicted_nodes(self._judging.home, self.predicted)))
         loader.spare_memory()
         return loader
 
@@ -244,10 +247,11 @@ class GraphDataModule(LightningDataModule):
             loader.close()
         if self._global is not None:
             self._global.close()
-        self._home.close()
         vars(self).update(self._at_rest())
-        self._task.rest()
-        self._home.rest()
+        for task in self._tasks:
+            task.home.close()
+            task.rest()
+            task.home.rest()
         if "_evaluating" in vars(self):
             self.exactness.forget()
 
@@ -267,7 +271,6 @@ class GraphDataModule(LightningDataModule):
         return vars(self) | self._at_rest() | {"_train_loader": None}
 
     # What strategies ask for.
-
     def correction_batches(
         self, round_idx: int, *, sliced: bool = True, start: int = 0, stop: int | None = None
     ) -> Iterator[Data]:
@@ -345,6 +348,10 @@ class GraphDataModule(LightningDataModule):
         self._home.refresh_rows(self._train_loader.super_epoch(start))
 
     # What it is made of.
+
+    @property
+    def _tasks(self) -> list[Task]:
+        return [self._task] if self._judging is self._task else [self._task, self._judging]
 
     def _kept(self, loader: BatchLoader) -> BatchLoader:
         self._loaders.append(loader)

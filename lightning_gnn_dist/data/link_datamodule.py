@@ -121,6 +121,11 @@ class LinkDataModule(GraphDataModule):
         sampler = sampler_of_events(sampler, links.time)
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
         check_settings_of_edges(settings, boundary)
+        if settings.evaluation.on is not None:
+            raise ValueError(
+                "Evaluation(on=...) is for nodes: a split holds the edges that are judged. To judge those of another "
+                "graph, give its split to a data module of its own, trainer.test(model, LinkDataModule(other))."
+            )
         running, values = Running(settings, self), ValueCheck(is_on=settings.loading.check_values)
         if isinstance(known, LinkSplit):
             self.split: LinkSplit | None = known

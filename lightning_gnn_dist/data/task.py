@@ -71,8 +71,8 @@ class Evaluating:
         num_ranks, count = run.num_ranks, len(judged.ids)
         if count < num_ranks:
             raise ValueError(
-                f"{judged.whose}, but {num_ranks} ranks share the evaluation: mark more or leave it out, "
-                "limit_val_batches=0."
+                f"{judged.whose}, but {num_ranks} ranks share the evaluation: mark more, take "
+                "fewer ranks, or leave it out, limit_val_batches=0."
             )
         evaluated = Evaluated(judged.ids, lambda ids: judged.targets(ids).nodes.unique(), num_ranks)
         sampler, model = judged.sampler(0), run.layers_of_model(is_typed=have_names(self._home.types))
@@ -203,3 +203,10 @@ def judged_nodes(home: Home, nodes: Tensor, whose: str) -> Judged:
     """Return nodes as what is judged; ``whose`` begins a sentence about how many there are."""
     sampler: Callable[[int], Sampler] = home.running.sampler_of_evaluation
     return Judged(nodes, f"{whose} {nodes.numel()} nodes", sampler)
+
+
+def predicted_nodes(home: Home, some: Tensor | None) -> Judged:
+    """Return nodes to predict, of the whole graph, or all of the type that is learned from."""
+    if some is not None:
+        return judged_nodes(home, some, "only() was given")
+    return judged_nodes(home, torch.arange(home.ids.start, home.ids.stop), "the graph has")

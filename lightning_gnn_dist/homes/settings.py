@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
+
+from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placement import check_sample_on
@@ -15,6 +18,7 @@ from lightning_gnn_dist.checks import (
     check_instance,
     shown,
 )
+from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.layers.budget import LEAST_BYTES
 from lightning_gnn_dist.rules import Count, Seed, check_fields, whole
 from lightning_gnn_dist.sampling.base import Sampler
@@ -41,12 +45,16 @@ class Evaluation:
             halved until it is at most half of the rank's share of the memory that is free when it begins.
         probe: Whether a few seeds are computed with one more hop before the first evaluation, and a model is told that
             sees farther than its batches.
+        on: Another graph to evaluate and predict on, as a data module takes one, with the same features and types: one
+            with nodes that training does not see. Its masks mark what is validated and tested. Default: the graph
+            that is trained on.
     """
 
     batch_size: Count | None = None
     sampler: Sampler | None = None
     bytes: Annotated[int, whole(LEAST_BYTES)] | None = None
     probe: bool = True
+    on: Graph | Data | HeteroData | str | Path | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)

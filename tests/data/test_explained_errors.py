@@ -81,7 +81,8 @@ def test_a_mask_that_marks_nothing_is_named_with_the_way_out() -> None:
     graph.node_arrays["val_mask"][:] = False
     data = PartitionedDataModule(graph, batch_size=30)
     with pytest.raises(
-        ValueError, match=r"^val_mask marks 0 nodes, but 1 ranks .*mark more or leave it out, limit_val"
+        ValueError,
+        match=r"^val_mask marks 0 nodes, but 1 ranks .*mark more, take fewer ranks, or leave it out, limit_val",
     ):
         trainer(1).fit(model(), data)
     trainer(1, limit_val_batches=0).fit(model(), data)

@@ -1,0 +1,134 @@
+"""A graph that training has not seen: judged and predicted in place of the one that is learned from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.boundary.boundary import Isolated
+from lightning_gnn_dist.checks import check_choice, check_instance, shown
+from lightning_gnn_dist.data.task import NodeTask, Task
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
+from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.graph.value_check import ValueCheck
+from lightning_gnn_dist.homes.opening import check_typed, chosen_seed_type, folder_of_shards, graph_of
+from lightning_gnn_dist.homes.parts import InPlace
+from lightning_gnn_dist.homes.plan import PartPlan
+from lightning_gnn_dist.homes.residency import Holding
+from lightning_gnn_dist.homes.running import Running
+from lightning_gnn_dist.homes.whole import WholeHome
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.prepare.bounds import TypedBounds
+from lightning_gnn_dist.sampling.base import check_ids
+
+Held = Literal["val", "test"]
+
+
+def inductive_graph(graph: Graph, leave_out: Sequence[Held] = get_args(Held)) -> Graph:
+    """Return the graph to train on where held nodes must not be seen: without them, and without their edges.
+
+        data = PartitionedDataModule(inductive_graph(graph), evaluation=Evaluation(on=graph))
+
+    ``n_id`` holds each node's id in the whole graph. Nodes that no mask marks stay. In a graph with types the held
+    nodes are those of the type that is learned from.
+
+    Args:
+        graph: The whole graph, with ``train_mask`` and masks of what is held.
+        leave_out: The splits whose nodes are left out, ``"val"`` for ``val_mask`` and ``"test"`` for ``test_mask``.
+    """
+    check_instance("graph", graph, Graph, "a Graph, such as Graph.open(path)")
+    if isinstance(leave_out, str) or not leave_out:
+        raise ValueError(f'leave_out must be a list such as ["val", "test"], got {shown(leave_out)}.')
+    stays = torch.ones(graph.num_nodes, dtype=torch.bool)
+    for name in leave_out:
+        check_choice("leave_out", name, Held)
+        held = graph.split(name)
+        if not held.numel():
+            raise ValueError(f"{name}_mask marks no node: leave {name!r} out of leave_out, or mark what is held.")
+        stays[held] = False
+    nodes = stays.nonzero().view(-1)
+    found = InPlace(graph).among(nodes, [nodes])
+    if not have_names(graph.types):
+        found.node_arrays["n_id"] = nodes
+    return found
+
+
+def task_elsewhere(running: Running, types: GraphTypes | TypedBounds) -> Task | None:
+    """Return what is judged on another graph; None where it is the one that is trained on.
+
+    Args:
+        running: The run, whose evaluation may be on another graph.
+        types: The types of the graph that is trained on, or of its shards.
+    """
+    settings = running.settings
+    if settings.evaluation.on is None:
+        return None
+    if folder_of_shards(settings.evaluation.on, "on") is not None:
+        raise ValueError(
+            f"Evaluation(on={shown(settings.evaluation.on)}) must be a graph that every host has, and this folder "
+            "holds shards: give the data module these shards as its graph, and trainer.test(model, that) or predict."
+        )
+    graph = graph_of(settings.evaluation.on)
+    named = have_names(types), types.node_types, types.edge_types
+    if (have_names(graph.types), graph.types.node_types, graph.types.edge_types) != named:
+        raise ValueError(
+            f"Evaluation(on=...) has the types {_words(graph.types)}, and the graph that is trained on "
+            f"{_words(types)}: both must have the same."
+        )
+    if isinstance(types, GraphTypes):
+        check_widths(types, graph.types)
+    kind = chosen_seed_type(types, None, "this one")
+    graph = graph if kind is None or kind == graph.types.seeds else graph.with_seeds(kind)
+    check_typed(graph.types, settings, Isolated())
+    plan = PartPlan(graph, RandomPartitioner(), Holding(), Isolated(), None, settings.seed_of_parts)
+    task = NodeTask(WholeHome(plan, running), ValueCheck(is_on=settings.loading.check_values))
+    task.check(graph)
+    return task
+
+
+def check_widths(trained: GraphTypes, judged: GraphTypes) -> None:
+    """Refuse features of other widths than a model has learned from."""
+    for kind, arrays in trained.node_arrays.items():
+        of_type = f" of {kind}" if kind else ""
+        if (x := arrays.get("x")) is None:
+            continue
+        other = judged.node_arrays[kind].get("x")
+        if other is None:
+            raise ValueError(f"Evaluation(on=...) has no x{of_type}, which the graph that is trained on has: add it.")
+        if other.shape[1:] != x.shape[1:]:
+            raise ValueError(
+                f"x{of_type} has the shape {tuple(other.shape)} in Evaluation(on=...) and {tuple(x.shape)} in the "
+                "graph that is trained on: make both features in the same way."
+            )
+
+
+def checked_nodes(nodes: object, ids: range) -> Tensor:
+    """Return nodes to predict as ids of the whole graph.
+
+    Args:
+        nodes: Their ids among those of the type that is predicted, as a user gives them.
+        ids: The nodes of that type.
+    """
+    given = torch.as_tensor(nodes)
+    if given.numel() == 0:
+        raise ValueError("nodes is empty: name the nodes to predict, or leave it out for all of them.")
+    check_ids("nodes", given)
+    if int(given.min()) < 0 or int(given.max()) >= len(ids):
+        raise ValueError(f"nodes must lie in [0, {len(ids)}), got {int(given.min())} to {int(given.max())}.")
+    return given.to(torch.int64) + ids.start
+
+
+def joined(fingerprints: Sequence[str]) -> str:
+    """Return one fingerprint for several graphs."""
+    if len(fingerprints) == 1:
+        return fingerprints[0]
+    return hashlib.blake2b(" ".join(fingerprints).encode(), digest_size=16).hexdigest()
+
+
+def _words(types: TypeNames) -> str:
+    return shown([*types.node_types, *types.edge_types]) if have_names(types) else "of a graph without types"

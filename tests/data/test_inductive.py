@@ -1,0 +1,240 @@
+"""Models are judged and predict on nodes that training has not seen, as one forward over their graph would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv
+
+from lightning_gnn_dist import (
+    Evaluation,
+    Graph,
+    GrappaStrategy,
+    LinkDataModule,
+    LLCGStrategy,
+    NeighborSampler,
+    PartitionedDataModule,
+    PredictionWriter,
+    communities,
+    inductive_graph,
+    save_shards,
+    split_edges,
+)
+from tests.data_fitting import trainer
+from tests.every_strategy import PATIENCE
+from tests.ranks import run_ranks
+from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
+
+SOME = [7, 300, 12, 299, 0]
+
+
+def whole() -> Graph:
+    """A graph whose training nodes and those without a split lie mostly before its test nodes."""
+    plain = communities(320, 4, num_features=6, train_share=0.4, seed=5)
+    arrays = plain.node_arrays
+    return Graph(plain.indptr, plain.indices, arrays | {"x": arrays["x"].double()})
+
+
+class Net(pl.LightningModule):
+    """Two layers, of which the second has what ``kind`` says."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        make = {"SAGE": SAGEConv, "GCN": GCNConv, "GAT": GATConv}[kind]
+        self.first, self.last = make(6, 8).double(), make(8, 4).double()
+        self.accuracy = list[float]()
+
+    def forward(self, batch: Any) -> Tensor:
+        rows: Tensor = self.last(self.first(batch.x, batch.edge_index).relu(), batch.edge_index)
+        return rows[: batch.batch_size]
+
+    def training_step(self, batch: Any) -> Tensor:
+        return functional.cross_entropy(self(batch), batch.y[: batch.batch_size])
+
+    def validation_step(self, batch: Any) -> None:
+        self.note("val", batch)
+
+    def test_step(self, batch: Any) -> None:
+        self.note("test", batch)
+
+    def note(self, name: str, batch: Any) -> None:
+        is_right = (self(batch).argmax(1) == batch.y[: batch.batch_size]).double().mean()
+        self.log(name, is_right, batch_size=batch.batch_size, sync_dist=True)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=0.02)
+
+
+def by_hand(module: Net, graph: Graph) -> Tensor:
+    """One forward over the whole graph, with PyG alone."""
+    receivers = torch.arange(graph.num_nodes).repeat_interleave(graph.indptr.diff())
+    edges = torch.stack([graph.indices.long(), receivers])
+    with torch.no_grad():
+        rows: Tensor = module.last(module.first(graph.node_arrays["x"], edges).relu(), edges)
+    return rows
+
+
+STRATEGIES: dict[str, Any] = {
+    "plain": lambda: "auto",
+    "grappa": lambda: GrappaStrategy(**PATIENCE),
+    "llcg": lambda: LLCGStrategy(**PATIENCE),
+}
+
+
+def judged_elsewhere(rank: int, world_size: int, kind: str, strategy: str, folder: Path) -> None:
+    """Fit without the held nodes, and look at all of them in validation, tests and predictions."""
+    graph, seen = whole(), inductive_graph(whole())
+    data = PartitionedDataModule(
+        seen, sampler=NeighborSampler([4, 4]), batch_size=16, evaluation=Evaluation(on=graph), seed=1
+    )
+    module = Net(kind)
+    running = trainer(world_size, STRATEGIES[strategy]())
+    running.fit(module, data)
+    rows = by_hand(module, graph)
+    right = rows.argmax(1) == graph.node_arrays["y"]
+    assert float(running.callback_metrics["val"]) == pytest.approx(float(right[graph.split("val")].double().mean()))
+    others = data.on(graph)
+    for each in (data, others):
+        found = trainer(world_size, STRATEGIES[strategy]()).test(module, each, verbose=False)
+        assert found[0]["test"] == pytest.approx(float(right[graph.split("test")].double().mean()))
+    for name, asked, expected in (
+        ("all", data, rows),
+        ("other", others, rows),
+        ("some", data.only(SOME), rows[SOME]),
+        ("first", others.only([5, 4, 9]), rows[[5, 4, 9]]),
+        ("again", data, rows),
+        ("trained", data.on(seen).only(torch.tensor([3, 1, 2])), by_hand(module, seen)[[3, 1, 2]]),
+    ):
+        path = folder / f"{name}.npy"
+        writer = PredictionWriter(path)
+        trainer(world_size, STRATEGIES[strategy](), callbacks=[writer]).predict(module, asked, return_predictions=False)
+        np.testing.assert_allclose(np.load(path), expected.numpy(), atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`:UserWarning")
+@pytest.mark.parametrize(
+    ("kind", "strategy", "num_ranks"),
+    [
+        ("SAGE", "plain", 1),
+        ("GCN", "grappa", 2),
+        pytest.param("GAT", "llcg", 2, marks=pytest.mark.slow),
+        pytest.param("SAGE", "llcg", 3, marks=pytest.mark.slow),
+    ],
+)
+def test_another_graph_is_judged_as_one_forward_over_it(
+    kind: str, strategy: str, num_ranks: int, tmp_path: Path
+) -> None:
+    run_ranks(judged_elsewhere, num_ranks, kind, strategy, tmp_path)
+
+
+@pytest.mark.parametrize("leave_out", [("val", "test"), ("test",)])
+def test_an_inductive_graph_has_no_held_node(leave_out: tuple[str, ...]) -> None:
+    graph = whole()
+    seen = inductive_graph(graph, leave_out)
+    held = {node for name in leave_out for node in graph.split(name).tolist()}
+    stays = [node for node in range(graph.num_nodes) if node not in held]
+    rows = [graph.indices[a:b].tolist() for a, b in zip(graph.indptr[:-1], graph.indptr[1:], strict=True)]
+    assert seen.node_arrays["n_id"].tolist() == stays
+    assert seen.node_arrays["x"].equal(graph.node_arrays["x"][stays])
+    found = [seen.indices[a:b].tolist() for a, b in zip(seen.indptr[:-1], seen.indptr[1:], strict=True)]
+    assert [[stays[at] for at in row] for row in found] == [[u for u in rows[v] if u not in held] for v in stays]
+
+
+def test_a_typed_graph_leaves_held_nodes_of_the_learned_type_out() -> None:
+    graph = typed_graph_of_papers()
+    seen = inductive_graph(graph)
+    papers = seen.types.node_arrays["paper"]
+    held = sum(graph.split(name).numel() for name in ("val", "test"))
+    assert len(papers["n_id"]) == len(graph.types.nodes_of("paper")) - held
+    assert not papers["val_mask"].any() and not papers["test_mask"].any()
+    assert seen.types.node_types == graph.types.node_types
+    data = PartitionedDataModule(seen, sampler=NeighborSampler([4, 4]), evaluation=Evaluation(on=graph))
+    module = HeteroSAGE(list(graph.types.edge_types))
+    trainer(1, max_epochs=1).fit(module, data)
+    kept = trainer(1).test(module, data, verbose=False)
+    assert kept == trainer(1).test(module, PartitionedDataModule(graph, sampler=NeighborSampler([4, 4])), verbose=False)
+
+
+def test_the_graph_of_an_evaluation_may_be_a_path_or_pyg(tmp_path: Path) -> None:
+    graph, module = whole(), Net("SAGE")
+    graph.save(tmp_path / "whole")
+    given: list[Any] = [tmp_path / "whole", str(tmp_path / "whole"), graph.to_pyg(), graph]
+    found = []
+    for each in given:
+        data = PartitionedDataModule(
+            inductive_graph(graph), sampler=NeighborSampler([4, 4]), evaluation=Evaluation(on=each)
+        )
+        found += trainer(1).test(module, data, verbose=False)
+    assert all(one == found[0] for one in found)
+
+
+def narrow() -> Graph:
+    graph = whole()
+    return Graph(graph.indptr, graph.indices, graph.node_arrays | {"x": graph.node_arrays["x"][:, :5].contiguous()})
+
+
+def without_features() -> Data:
+    data = whole().to_pyg()
+    del data.x
+    return data
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (narrow, r"^x has the shape \(320, 5\) in Evaluation\(on=...\) and \(\d+, 6\) in the graph that is trained on"),
+        (without_features, r"^Evaluation\(on=...\) has no x, which the graph that is trained on has"),
+        (typed_graph_of_papers, r"^Evaluation\(on=...\) has the types .*'paper'.* trained on of a graph without types"),
+    ],
+)
+def test_a_graph_that_does_not_fit_is_refused(other: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        PartitionedDataModule(inductive_graph(whole()), evaluation=Evaluation(on=other()))
+
+
+def test_shards_and_links_are_not_judged_elsewhere(tmp_path: Path) -> None:
+    graph = whole()
+    save_shards(graph, PartitionedDataModule(graph).partition(2), tmp_path / "shards")
+    with pytest.raises(ValueError, match=r"must be a graph that every host has, and this folder holds shards"):
+        PartitionedDataModule(graph, evaluation=Evaluation(on=tmp_path / "shards"))
+    with pytest.raises(ValueError, match=r"^Evaluation\(on=...\) is for nodes"):
+        LinkDataModule(split_edges(graph), evaluation=Evaluation(on=graph))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        ([], "^nodes is empty"),
+        ([320], r"^nodes must lie in \[0, 320\), got 320 to 320"),
+        ([1.5], "nodes must be a vector of node ids"),
+        ([-1], "got -1 to -1"),
+    ],
+)
+def test_nodes_to_predict_are_ids_of_the_graph(nodes: Any, said: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=said):
+        PartitionedDataModule(whole()).only(nodes)
+
+
+def test_a_node_is_asked_for_once() -> None:
+    with pytest.raises(ValueError, match="node 3 is given 2 times"):
+        trainer(1).predict(Net("SAGE"), PartitionedDataModule(whole(), sampler=NeighborSampler([4, 4])).only([3, 3]))
+
+
+def test_an_inductive_graph_says_what_it_misses() -> None:
+    graph = whole()
+    arrays = {name: array for name, array in graph.node_arrays.items() if name != "val_mask"}
+    with pytest.raises(ValueError, match=r"^val_mask marks no node"):
+        inductive_graph(Graph(graph.indptr, graph.indices, arrays))
+    with pytest.raises(ValueError, match=r"^leave_out must be a list"):
+        inductive_graph(graph, "test")
+    with pytest.raises(ValueError, match="leave_out must be"):
+        inductive_graph(graph, ["train"])
