@@ -28,6 +28,7 @@ from lightning_gnn_dist.cli.config_file import check_files
 from lightning_gnn_dist.cli.mistakes.misspelt import PACKAGE, hint
 from lightning_gnn_dist.cli.mistakes.value_errors import check_values, in_one_line, with_path
 from lightning_gnn_dist.cli.options import PROGRAM, PURPOSE
+from lightning_gnn_dist.cli.values import nodes_named
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.layers.prediction import BUDGET_BYTES, predict_by_layer
@@ -143,7 +144,10 @@ class TrainCLI(LightningCLI):
     def predict(self, **kwargs: Any) -> None:
         """Called in place of ``trainer.predict``."""
         options = self.config_init.predict
-        graph = _graph_of(self.datamodule)
+        if options.nodes is not None:
+            with self._refusals_in_one_line():
+                kwargs["datamodule"] = _only(self.datamodule, options.nodes)
+        graph = None if options.nodes is not None else _graph_of(self.datamodule)
         leaves_out = getattr(getattr(self.datamodule, "sampler", None), "leaves_types_out", False)
         if options.output is not None and has_layers(self.model) and graph is not None and not leaves_out:
             self._predict_by_layer(graph, **kwargs)
@@ -168,6 +172,8 @@ class TrainCLI(LightningCLI):
         if subcommand == "predict":
             parser.add_argument("--output", type=str | None, help="the .npy to write, a row for each node")
             parser.add_argument("--overwrite", type=bool, default=False, help="replace a file that is there")
+            about = "predict these alone: ids with commas, or a file of ids, .npy or a line each"
+            parser.add_argument("--nodes", type=str | None, help=about)
             about = "what a batch may take on each rank; for modules with a method layers, which predict by layer"
             parser.add_argument("--budget_megabytes", type=PositiveInt, default=BUDGET_BYTES >> 20, help=about)
         self.parser.names |= set(parser.get_defaults().keys())
@@ -184,8 +190,17 @@ def _own_refusal(error: BaseException | None) -> str | None:
     return None
 
 
+def _only(datamodule: LightningDataModule, nodes: str) -> PartitionedDataModule:
+    """Return a data module that predicts the nodes that the command line names."""
+    if not isinstance(datamodule, PartitionedDataModule):
+        raise TypeError(f"--nodes={nodes} names nodes, and {type(datamodule).__name__} has none: leave it out.")
+    return datamodule.only(nodes_named(nodes))
+
+
 def _graph_of(datamodule: LightningDataModule) -> Graph | Path | None:
-    """What ``predict_by_layer`` computes on."""
+    """What ``predict_by_layer`` computes on; None where nodes of another graph are predicted."""
+    if getattr(getattr(datamodule, "evaluation", None), "on", None) is not None:
+        return None
     shards: Path | None = getattr(datamodule, "shards_path", None)
     return getattr(datamodule, "graph", None) if shards is None else shards
 

@@ -17,7 +17,6 @@ from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.opening import check_typed, chosen_seed_type, folder_of_shards, graph_of
-from lightning_gnn_dist.homes.parts import InPlace
 from lightning_gnn_dist.homes.plan import PartPlan
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.running import Running
@@ -34,8 +33,8 @@ def inductive_graph(graph: Graph, leave_out: Sequence[Held] = get_args(Held)) ->
 
         data = PartitionedDataModule(inductive_graph(graph), evaluation=Evaluation(on=graph))
 
-    ``n_id`` holds each node's id in the whole graph. Nodes that no mask marks stay. In a graph with types the held
-    nodes are those of the type that is learned from.
+    ``n_id`` holds each node's id in the whole graph, of a graph with types its id in its type. Nodes that no mask marks
+    stay. In a graph with types the held nodes are those of the type that is learned from.
 
     Args:
         graph: The whole graph, with ``train_mask`` and masks of what is held.
@@ -51,11 +50,7 @@ def inductive_graph(graph: Graph, leave_out: Sequence[Held] = get_args(Held)) ->
         if not held.numel():
             raise ValueError(f"{name}_mask marks no node: leave {name!r} out of leave_out, or mark what is held.")
         stays[held] = False
-    nodes = stays.nonzero().view(-1)
-    found = InPlace(graph).among(nodes, [nodes])
-    if not have_names(graph.types):
-        found.node_arrays["n_id"] = nodes
-    return found
+    return graph.induced(stays.nonzero().view(-1))
 
 
 def task_elsewhere(running: Running, types: GraphTypes | TypedBounds) -> Task | None:

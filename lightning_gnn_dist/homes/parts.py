@@ -84,7 +84,7 @@ class PartReader:
         graph = Graph.open(self.graph.path) if self.graph.path else self.graph
         residents, num_own = self.residents(super_epoch)
         changes = self.holding.residency.sweep(self.world_size) > 1 and not have_names(graph.types)
-        source = _Copies(graph, previous) if changes else InPlace(graph)
+        source = _Copies(graph, previous) if changes else _InPlace(graph)
         part, nodes, is_own = around(source, residents, residents[:num_own], self.boundary, self.seed)
         part.node_arrays |= {"n_id": nodes, "train_mask": is_own & learned_from(part, self.graph.types.seeds)}
         if self.coverage is not None:
@@ -109,7 +109,7 @@ def nodes_of(partition: Partition, chunks: Iterable[int]) -> Tensor:
     return chosen[partition.assignment].nonzero().view(-1)
 
 
-class InPlace:
+class _InPlace:
     """Rows of a graph on this host, read where they are, twice if a boundary looks at them: nothing is held.
 
     Args:

@@ -43,6 +43,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.callbacks.record import RunRecord
 from lightning_gnn_dist.cli import train
 from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.cli.values import nodes_named
 from tests.ranks import run_ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -266,6 +267,48 @@ def test_what_others_refuse_keeps_its_traceback(tmp_path: Path, monkeypatch: pyt
 def test_predict_writes_a_row_for_every_node(tmp_path: Path) -> None:
     run_ranks(command, 2, "predict", "--config=configs/ddp.yaml", *SMALL, f"--output={tmp_path}/logits.npy")
     assert np.load(tmp_path / "logits.npy").shape == (2000, 8)
+
+
+def some_nodes(rank: int, world_size: int, config: list[str], folder: Path) -> None:
+    """Predict nodes that a file names, and all."""
+    command(rank, world_size, *config, f"--output={folder}/some.npy", f"--nodes={folder}/ids.txt")
+    command(rank, world_size, *config, f"--output={folder}/all.npy")
+
+
+def test_predict_writes_the_rows_of_nodes_that_are_named(tmp_path: Path) -> None:
+    (tmp_path / "ids.txt").write_text("7\n1999\n0\n")
+    run_ranks(some_nodes, 2, ["predict", "--config=configs/ddp.yaml", *SMALL], tmp_path)
+    expected = np.load(tmp_path / "all.npy")[[7, 1999, 0]]
+    np.testing.assert_allclose(np.load(tmp_path / "some.npy"), expected, atol=1e-5)
+
+
+def test_nodes_are_named_by_ids_or_files(tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.array([7, 1999, 0], np.int32))
+    (tmp_path / "ids.txt").write_text("7\n1999\n0\n")
+    for text in ("7,1999, 0", tmp_path / "ids.npy", tmp_path / "ids.txt"):
+        assert nodes_named(str(text)) == [7, 1999, 0]
+    np.save(tmp_path / "rows.npy", np.ones((2, 2)))
+    with pytest.raises(ValueError, match=r"rows.npy must hold a vector of integers, got float64 of shape \(2, 2\)"):
+        nodes_named(str(tmp_path / "rows.npy"))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        ("1,x", "must be ids with commas between them, or a file of ids, got 'x' in 1,x"),
+        ("2000", r"nodes must lie in \[0, 2000\), got 2000 to 2000"),
+    ],
+)
+def test_nodes_that_are_none_are_refused(
+    nodes: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    config = ["--config=configs/ddp.yaml", *SMALL, f"--output={tmp_path}/some.npy", f"--nodes={nodes}"]
+    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "predict", *config])
+    with pytest.raises(SystemExit):
+        main()
+    assert re.search(said, capsys.readouterr().err) and not (tmp_path / "some.npy").exists()
 
 
 @pytest.mark.slow
