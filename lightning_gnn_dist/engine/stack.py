@@ -52,6 +52,9 @@ class Stack:
         nodes: The ids of the nodes of the frontier; 0 for those that do not exist.
     """
 
+    batch: Tensor
+    nodes: Tensor
+
     def __init__(self, seeds: Sequence[Tensor], num_nodes: int, device: torch.device | None = None) -> None:
         self._seeds = seeds
         self.num_batches, self.num_nodes = len(seeds), num_nodes
