@@ -23,7 +23,7 @@ from lightning_gnn_dist.batches.hetero import store_of_seeds
 from lightning_gnn_dist.batches.part_batch import Run, part_batch_of
 from lightning_gnn_dist.batches.placement import Placement
 from lightning_gnn_dist.batches.pool import BufferPool, Pool, Widen
-from lightning_gnn_dist.engine.page_locked import sent
+from lightning_gnn_dist.engine.lending import sent
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.large_pages import enlarge_pages

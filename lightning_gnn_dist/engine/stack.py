@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.page_locked import sent
+from lightning_gnn_dist.engine.lending import sent
 from lightning_gnn_dist.engine.sample import Sample, refuse_repeated
 
 MAX_EDGES = 2**31 - 1  # of one hop of all batches

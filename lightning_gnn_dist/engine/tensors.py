@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.page_locked import sent
+from lightning_gnn_dist.engine.lending import sent
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.engine.stack import Edges, Stack, packed

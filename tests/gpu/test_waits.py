@@ -63,7 +63,7 @@ class Net(pl.LightningModule):
 
 
 class Waits:
-    """Where the package waits: the thread that trains, or those that make batches."""
+    """Where the package waits: the thread that trains, or those that make batches. Counts page-locked memory, too."""
 
     def __init__(self) -> None:
         import pretend
@@ -85,18 +85,25 @@ class Waits:
             }
         )
 
+    @property
+    def num_locked(self) -> int:
+        """How often the system was asked for page-locked memory."""
+        return int(self._pretend.lib.counts(False).get("pinned allocations", 0))
+
 
 class Steps(pl.Callback):
-    """Keeps where the thread that trains waited."""
+    """Keeps where the thread that trains waited, and how often memory was locked."""
 
     def __init__(self, waits: Waits) -> None:
         self.waits, self.before, self.found = waits, Counter[str](), list[str]()
+        self.num_locked = 0
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if trainer.current_epoch == 1 and batch_idx == FIRST:
-            self.before = self.waits.of(makers=False)
+            self.before, self.num_locked = self.waits.of(makers=False), self.waits.num_locked
         if trainer.current_epoch == 1 and batch_idx == LAST:
             self.found = list((self.waits.of(makers=False) - self.before).elements())
+            self.num_locked = self.waits.num_locked - self.num_locked
 
 
 def kept_of_bulks(waits: Waits) -> list[list[str]]:
@@ -114,14 +121,14 @@ def kept_of_bulks(waits: Waits) -> list[list[str]]:
     return found
 
 
-def waits(rank: int, world_size: int, name: str, sample_on: SampleOn) -> tuple[list[str], list[list[str]]]:
+def waits(rank: int, world_size: int, name: str, sample_on: SampleOn) -> tuple[list[str], list[list[str]], int]:
     graph, waits = communities(4000, 4, num_features=16, train_share=0.6), Waits()
     loading = Loading(sample_on=sample_on)
     data = PartitionedDataModule(graph, sampler=NeighborSampler([5, 5]), batch_size=64, loading=loading)
     steps, bulks = Steps(waits), kept_of_bulks(waits)
     options: dict[str, Any] = {"callbacks": [steps], "limit_val_batches": 0, "accelerator": "gpu"}
     trainer(world_size, STRATEGIES[name][0](), **options).fit(Net(), data)
-    return steps.found, bulks
+    return steps.found, bulks, steps.num_locked
 
 
 @pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`:UserWarning")
@@ -134,8 +141,9 @@ def test_waits_of_a_step(name: str, sample_on: SampleOn, num_ranks: int) -> None
         pytest.skip("only pretended devices count how often the host waits")
     if num_ranks > torch.cuda.device_count():
         pytest.skip("fewer than two CUDA devices")
-    for of_steps, of_bulks in run_ranks(waits, num_ranks, name, sample_on):
+    for of_steps, of_bulks, num_locked in run_ranks(waits, num_ranks, name, sample_on):
         assert len(of_steps) <= STRATEGIES[name][1] * (LAST - FIRST), "\n".join(of_steps)
+        assert num_locked < LAST - FIRST  # 0, unless a busy machine had never before made so many batches ahead
         assert len(of_bulks) > 4
         for found in of_bulks[1:]:  # the first one copies the graph
             assert len(found) == (sample_on == "device"), "\n".join(found)
