@@ -7,6 +7,7 @@ A plain ``batch.to("cuda")`` makes the host wait until the device has finished a
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,20 +15,9 @@ from functools import cache
 from typing import NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, device_of_batch
-
-
-class PinnedPool:
-    """Lends page-locked memory for the large arrays of batches.
-
-    torch keeps such memory when the last tensor on it is gone, and uses it again once all copies from it are done: so
-    nobody has to track copies. The memory stays with the process, in pieces of powers of two.
-    """
-
-    def take(self, num_bytes: int) -> Tensor:
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+from lightning_gnn_dist.engine.lending import pinned_pool
 
 
 class Sent(NamedTuple):
@@ -63,7 +53,7 @@ class DeviceStream:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.pool = PinnedPool()
+        self.pool = pinned_pool()
         self._stream = _side_stream(device)
 
     @contextmanager
@@ -83,14 +73,18 @@ class DeviceStream:
 
     def _loaded(self, batch: SampledData) -> SampledData | Sent:
         is_there = device_of_batch(batch) == self.device
-        return self.send(batch) if is_there else batch.pin_memory()
+        return self.send(batch) if is_there else batch.apply(self.pool.copied)
 
     def send(self, batch: SampledData | Sent) -> Sent:
         """Begin the copy of a batch; the host does not wait for it."""
         if isinstance(batch, Sent):
             return batch
         with self.open():
-            return Sent(batch.to(self.device, non_blocking=True), self._stream.record_event())
+            source = None if device_of_batch(batch) == self.device else copy.copy(batch)
+            sent = Sent(batch.to(self.device, non_blocking=True), self._stream.record_event())
+        if source is not None:
+            self.pool.hold(source, sent.event)
+        return sent
 
     def receive(self, bulk: InFlight) -> SampledData:
         """Take the first batch. Work that this thread launches from here on waits until it is complete."""

@@ -7,7 +7,6 @@ batch, or three rows of it: a buffer comes back only when no tensor shares its m
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from math import prod
 from typing import Any, Protocol, TypeAlias
@@ -20,6 +19,7 @@ from torch import Tensor
 from lightning_gnn_dist.engine.compiling import compiled, inlined, part
 from lightning_gnn_dist.engine.intrinsics import WIDENS_HALVES, copy_bytes, prefetch, widened_half
 from lightning_gnn_dist.engine.kernels import LINE, Array
+from lightning_gnn_dist.engine.lending import Bytes, lent
 
 ROWS_AHEAD = 8  # rows of features in flight
 
@@ -134,8 +134,6 @@ def _prefetch_row(source: Array, rows: Array, i: int, width: int, size: int) -> 
         prefetch(source, start + offset)
 
 
-Bytes = npt.NDArray[np.uint8]
-
 SMALL_BYTES = 1 << 16  # less than this torch copies faster, in one thread, than a kernel is called
 POOLED_BYTES = 1 << 20  # the allocator of the C library keeps smaller pieces by itself
 ALIGNMENT = 64  # bytes of a cache line
@@ -162,8 +160,6 @@ class BufferPool:
     """
 
     def __init__(self, max_free: int) -> None:
-        # Buffers come back from whichever thread drops the last tensor, even in the middle of a garbage
-        # collection, where a lock could already be held. A deque's append and pop are atomic.
         self._free: deque[Bytes] = deque(maxlen=max_free)
         self._largest = 0
 
@@ -178,11 +174,7 @@ class BufferPool:
         if buffer is None:
             buffer = np.empty(self._largest + self._largest // 8 + ALIGNMENT, np.uint8)
         start = -buffer.ctypes.data % ALIGNMENT
-        view = buffer[start : start + num_bytes]
-        # Each loan has a view object of its own. torch.from_numpy() keeps it alive for as long as any
-        # tensor shares the memory, so the end of the view is the end of the loan.
-        weakref.finalize(view, _give_back, weakref.ref(self._free), buffer).atexit = False
-        return torch.from_numpy(view)
+        return lent(buffer, buffer[start : start + num_bytes], self._free)
 
     def _pop(self, num_bytes: int) -> Bytes | None:
         """A waiting buffer that is large enough, or None. Smaller ones are dropped: batches have grown."""
@@ -194,13 +186,6 @@ class BufferPool:
             if buffer.size >= num_bytes + ALIGNMENT:
                 return buffer
         return None
-
-
-def _give_back(free: weakref.ref[deque[Bytes]], buffer: Bytes) -> None:
-    """Put a buffer back into its pool, unless the pool is gone: a loan does not keep it alive."""
-    waiting = free()
-    if waiting is not None:
-        waiting.append(buffer)
 
 
 def gather_rows(

@@ -23,6 +23,7 @@ from lightning_gnn_dist.batches.hetero import store_of_seeds
 from lightning_gnn_dist.batches.part_batch import Run, part_batch_of
 from lightning_gnn_dist.batches.placement import Placement
 from lightning_gnn_dist.batches.pool import BufferPool, Pool, Widen
+from lightning_gnn_dist.engine.lending import sent
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.large_pages import enlarge_pages
@@ -213,8 +214,8 @@ class GraphSource(BatchSource):
         batches = self._assembled(samples)
         if inputs is not None:
             for batch, sample, ids, given in zip(batches, samples, seeds, inputs, strict=True):
-                numbers = (_sorted_as(sample, ids, given) if sample.is_constant else given).to(device_of_batch(batch))
-                store_of_seeds(batch).input_id = numbers
+                numbers = _sorted_as(sample, ids, given) if sample.is_constant else given
+                store_of_seeds(batch).input_id = sent(numbers, device_of_batch(batch))
         return batches
 
     def _assembled(self, samples: list[Sample]) -> list[SampledData]:

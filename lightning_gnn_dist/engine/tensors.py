@@ -10,12 +10,14 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.rng import key
+from lightning_gnn_dist.engine.lending import sent
+from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.engine.stack import Edges, Stack
+from lightning_gnn_dist.engine.stack import Edges, Stack, packed
 from lightning_gnn_dist.engine.weighted import LEAST_WEIGHT, LOG_2, OTHER, SHORT, SQRT_HALF, T3, T5, T7, T9, T11, T13
 
 
@@ -27,14 +29,17 @@ _NODE, _STEP = _signed(0xD1342543DE82EF95), _signed(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
 
 
-def keys_of(batch_keys: Sequence[BatchKey], hop: int, device: torch.device) -> Tensor:
-    """The key of a hop in each batch, int64, shape (k,)."""
-    return torch.tensor([_signed(int(key(*batch_key, hop))) for batch_key in batch_keys], device=device)
+def keys_of(batch_keys: Sequence[BatchKey], num_hops: int, device: torch.device) -> Tensor:
+    """The key of each hop in each batch, int64, shape (num_hops, k + 1); the last batch does not exist."""
+    keys = [typed_keys(*batch_key, num_hops, 1) for batch_key in batch_keys]
+    words = np.concatenate([*keys, np.zeros((num_hops, 1), np.uint64)], axis=1).view(np.int64)
+    return sent(torch.from_numpy(words), device)
 
 
 def draw(keys: Tensor, nodes: Tensor, i: Tensor | int) -> Tensor:
     """The ``i``-th random word of each node under its key; the arguments broadcast."""
-    return _mix_(_mix_(keys + _NODE * nodes) + _STEP * torch.as_tensor(i, device=keys.device))
+    step = _STEP * i if isinstance(i, Tensor) else _signed(_STEP * i)
+    return _mix_(_mix_(keys + _NODE * nodes) + step)
 
 
 def unit(words: Tensor) -> Tensor:
@@ -105,9 +110,11 @@ class TensorWeights(NamedTuple):
     table: Tensor
 
 
-def rows_of(indptr: Tensor, key: Tensor, node: Tensor) -> Frontier:
-    first = indptr[node]
-    return Frontier(key, node, first, indptr[node + 1] - first)
+def rows_of(indptr: Tensor, stack: Stack, keys: Tensor) -> Frontier:
+    """The rows of a stack's frontier. Those of nodes that do not exist are empty."""
+    first = indptr[stack.nodes]
+    degree = (indptr[stack.nodes + 1] - first) * (stack.batch < stack.num_batches)
+    return Frontier(keys[stack.batch], stack.nodes, first, degree)
 
 
 def every_edge(rows: Frontier) -> tuple[Tensor, Tensor]:
@@ -122,8 +129,11 @@ def every_edge(rows: Frontier) -> tuple[Tensor, Tensor]:
 def drawn_edges(rows: Frontier, size: int, *, replace: bool, weights: TensorWeights | None) -> tuple[Tensor, Tensor]:
     """Draw ``size`` edges of each row, or take all of a shorter one; return as :func:`every_edge` does.
 
+    With a size, the edges are followed by fillers of the last row, which must be empty, up to ``size`` for each row
+    before it. So the host need not know how many there are.
+
     Args:
-        rows: The rows to draw from.
+        rows: The rows to draw from, of a graph that has edges.
         size: Edges per row; -1 takes all.
         replace: Whether an edge may be drawn more than once; then a short row draws ``size`` edges, too.
         weights: How likely each edge of the graph is, or None if all are equally likely.
@@ -138,7 +148,9 @@ def drawn_edges(rows: Frontier, size: int, *, replace: bool, weights: TensorWeig
         slots, drawn = in_order.repeat(rows.node.numel(), 1), is_drawn.nonzero().view(-1)
         slots[drawn] = by_weight(rows.at(drawn), size, replace=replace, weights=weights)
     taken = in_order < torch.where(is_drawn, size, rows.degree)[:, None]
-    chosen = taken.view(-1).nonzero().view(-1)
+    room = (rows.node.numel() - 1) * size
+    entries = torch.arange(room + size, device=rows.node.device)
+    chosen = packed(entries, taken.view(-1), room, room)[:room]
     return chosen // size, (rows.first[:, None] + slots).view(-1)[chosen]
 
 
@@ -270,7 +282,7 @@ class LayerRule(NamedTuple):
 
 def drawn_layer(indptr: Tensor, indices: Tensor, stack: Stack, keys: Tensor, rule: LayerRule) -> Edges:
     """Draw nodes; return the frontier's edges from them, with their weights."""
-    rows = rows_of(indptr, keys[stack.batch], stack.nodes)
+    rows = rows_of(indptr, stack, keys)
     row, position = every_edge(rows)
     column = indices[position].to(torch.int64)
     value = rows.degree[row] if rule.weights is None else rule.weights[position]

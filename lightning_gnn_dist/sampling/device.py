@@ -27,6 +27,7 @@ from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler, LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.targets.sampler import LinkSampler
 
+PADDED = 1 << 23  # edges that a hop may have room for, 100 bytes each, without knowing how many there are
 KINDS = (NeighborSampler, LadiesSampler, FastGCNSampler)
 NODES_AT_ONCE = 1 << 27  # nodes of the graph times batches sampled together: 4 bytes each, 40 in layer-wise sampling
 
@@ -61,6 +62,13 @@ class DeviceSampler:
     differ in the last digit. It takes 4 bytes for each node of the graph and each batch sampled together, at most 2**27
     of these at a time. On a CPU it is several times slower.
 
+    The host waits for a GPU once for all batches sampled together, and further for
+
+    - each hop of a ``NeighborSampler`` that takes all neighbours (-1), once; and each hop that could have over 2**23
+      edges, once;
+    - draws by weight, some ten times a hop, as their tries depend on the rows;
+    - each hop of the other samplers, once for its edges, once for those kept, and once for each rescaling of chances.
+
     Args:
         sampler: A ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler``.
     """
@@ -89,17 +97,19 @@ class DeviceSampler:
         device, name = graph.indices.device, self.sampler.weight
         weights = None if name is None else checked_weights(graph, name)
         stack = Stack(seeds, graph.num_nodes, device)
-        for hop in range(self.num_hops):
-            stack.grow(self._hop(graph, stack, keys_of(batch_keys, hop, device), weights, hop))
+        for hop, keys_of_hop in enumerate(keys_of(batch_keys, self.num_hops, device)):
+            stack.grow(self._hop(graph, stack, keys_of_hop, weights, hop))
         return stack.samples(with_ids=bool(graph.edge_arrays))
 
     def _hop(self, graph: Graph, stack: Stack, keys: Tensor, weights: Tensor | None, hop: int) -> Edges:
         sampler = self.sampler
         if isinstance(sampler, NeighborSampler):
-            rows = rows_of(graph.indptr, keys[stack.batch], stack.nodes)
-            name = sampler.weight
+            size, name = sampler.per_hop[hop] if graph.num_edges else -1, sampler.weight
+            if stack.nodes.numel() * size > PADDED:
+                stack.trim()
+            rows = rows_of(graph.indptr, stack, keys)
             likely = None if weights is None or name is None else TensorWeights(weights, alias_table(graph, name))
-            row, position = drawn_edges(rows, sampler.per_hop[hop], replace=sampler.replace, weights=likely)
+            row, position = drawn_edges(rows, size, replace=sampler.replace, weights=likely)
             return Edges(row, graph.indices[position], position, None)
         norms = _norms(graph, sampler.weight, weights) if isinstance(sampler, FastGCNSampler) else None
         rule = LayerRule(sampler.num_nodes[hop], norms, weights, sampler.normalize)

@@ -70,8 +70,8 @@ class MatrixSampler:
             refuse_repeated(ids)
         matrix = adjacency(graph)
         stack = Stack([ids.to(matrix.device) for ids, _ in bulk], graph.num_nodes)
-        for hop in range(self.num_hops):
-            words = keys_of(keys, hop, matrix.device)
+        for hop, words in enumerate(keys_of(keys, self.num_hops, matrix.device)[:, :-1]):
+            stack.trim()
             if isinstance(self.sampler, NeighborSampler):
                 stack.grow(_node_wise(self.sampler, graph, matrix, stack, words, hop))
             else:
@@ -112,7 +112,7 @@ def _values(sampler: NeighborSampler | LayerSampler, graph: Graph) -> Tensor:
 
 
 def _node_wise(sampler: NeighborSampler, graph: Graph, matrix: Tensor, stack: Stack, keys: Tensor, hop: int) -> Edges:
-    batch, nodes = stack.batch, stack.nodes
+    batch, nodes = stack.batch[:-1], stack.nodes[:-1]
     product = torch.sparse.mm(_one_hot(nodes, graph.num_nodes), matrix).coalesce()
     row, position = product.indices()[0], product.values().long() - 1
     degrees = torch.bincount(row, minlength=nodes.numel())
@@ -153,7 +153,7 @@ def _draw_slots(
 
 
 def _layer_wise(sampler: LayerSampler, graph: Graph, matrix: Tensor, stack: Stack, keys: Tensor, hop: int) -> Edges:
-    batch, nodes, n = stack.batch, stack.nodes, graph.num_nodes
+    batch, nodes, n = stack.batch[:-1], stack.nodes[:-1], graph.num_nodes
     values = _values(sampler, graph)
     rows = torch.sparse.mm(_one_hot(nodes, n), matrix).coalesce()  # Q_R A
     (row, column), position = rows.indices().unbind(), rows.values().long() - 1
@@ -176,7 +176,7 @@ def _layer_wise(sampler: LayerSampler, graph: Graph, matrix: Tensor, stack: Stac
 
 def _chances(sampler: LayerSampler, matrix: Tensor, values: Tensor, stack: Stack, hop: int) -> Tensor:
     """NORM: the probability that each node is drawn for each batch, shape (k * n,)."""
-    batch, nodes, n = stack.batch, stack.nodes, stack.num_nodes
+    batch, nodes, n = stack.batch[:-1], stack.nodes[:-1], stack.num_nodes
     if not isinstance(sampler, LadiesSampler):  # Q has one row, all ones
         batch, nodes = nodes.new_zeros(n), torch.arange(n, device=nodes.device)
     square = _sparse(matrix.indices()[0], matrix.indices()[1], values.square(), n, n)

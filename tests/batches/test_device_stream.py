@@ -20,6 +20,7 @@ from lightning_gnn_dist.batches.device_stream import DeviceStream, Sent
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.engine.lending import PinnedPool
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.sampling.device import DeviceSampler
 from tests.sampling.reference import random_graph
@@ -28,6 +29,13 @@ from tests.sampling.test_device import on
 GRAPH = random_graph(300, 3000, seed=1)
 CPU = torch.device("cpu")
 ELSEWHERE = torch.device("cpu", 0)  # to torch another device than where the batches of these tests are made
+
+
+class Event(int):
+    """The number of what was sent."""
+
+    def query(self) -> bool:
+        return True
 
 
 class Device:
@@ -41,12 +49,12 @@ class Device:
         self.stream = "training"
         self.num_events = 0
 
-    def record_event(self) -> int:
+    def record_event(self) -> Event:
         self.num_events += 1
         self.log.append(f"sent {self.num_events} on {self.stream}")
-        return self.num_events
+        return Event(self.num_events)
 
-    def wait_event(self, event: int) -> None:
+    def wait_event(self, event: Event) -> None:
         self.log.append(f"waits for {event} on {self.stream}")
 
     @contextmanager
@@ -74,11 +82,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
         return to(tensor, *args, **options)
 
     monkeypatch.setattr(module, "_side_stream", lambda _: fake)
+    monkeypatch.setattr(module, "pinned_pool", PinnedPool)
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "stream", fake.side)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: fake)
     monkeypatch.setattr(torch, "empty", allocate)
-    monkeypatch.setattr(Tensor, "pin_memory", pin)
+    monkeypatch.setattr(Tensor, "is_pinned", lambda tensor: tensor.data_ptr() in fake.pinned)
     monkeypatch.setattr(Tensor, "to", move)
     monkeypatch.setattr(Tensor, "record_stream", lambda tensor, _: fake.kept.add(tensor.data_ptr()))
     return fake

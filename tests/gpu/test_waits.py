@@ -1,7 +1,12 @@
-"""The host runs ahead of a device: within an epoch it waits for it once a step under Grappa, and never in a round."""
+"""The host runs ahead of a device: within an epoch it waits for it once a step under Grappa, and never in a round.
+
+Batches are made in the background without a wait in RAM, and with one a bulk on the device.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
@@ -17,12 +22,16 @@ from lightning_gnn_dist import (
     EverySteps,
     GrappaStrategy,
     LLCGStrategy,
+    Loading,
     LocalSGDStrategy,
     NeighborSampler,
     PartitionedDataModule,
     TMAStrategy,
     communities,
 )
+from lightning_gnn_dist.batches.loader import THREAD_NAME
+from lightning_gnn_dist.batches.placement import SampleOn
+from lightning_gnn_dist.batches.source import GraphSource
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
@@ -53,41 +62,88 @@ class Net(pl.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
-class Counts(pl.Callback):
-    """Keeps where the package waited."""
+class Waits:
+    """Where the package waits: the thread that trains, or those that make batches. Counts page-locked memory, too."""
 
-    def __init__(self, notes: Any) -> None:
-        self.notes, self.waits = notes, list[str]()
+    def __init__(self) -> None:
+        import pretend
+
+        where, self._pretend = pretend._where, pretend
+        pretend._where = lambda: f"{where()} in {threading.current_thread().name}"
+
+    def of(self, *, makers: bool) -> Counter[str]:
+        with self._pretend._lock:
+            noted = self._pretend.notes.copy()
+        return Counter(
+            {
+                f"{what} at {place}": times
+                for (kind, what, place), times in noted.items()
+                if kind == "sync"
+                and "lightning_gnn_dist/" in place
+                and (f" in {THREAD_NAME}" in place) is makers
+                and not any(file in place for file in PASSED_THROUGH)
+            }
+        )
+
+    @property
+    def num_locked(self) -> int:
+        """How often the system was asked for page-locked memory."""
+        return int(self._pretend.lib.counts(False).get("pinned allocations", 0))
+
+
+class Steps(pl.Callback):
+    """Keeps where the thread that trains waited, and how often memory was locked."""
+
+    def __init__(self, waits: Waits) -> None:
+        self.waits, self.before, self.found = waits, Counter[str](), list[str]()
+        self.num_locked = 0
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.current_epoch != 1:
-            return
-        if batch_idx == FIRST:
-            self.notes.clear()
-        if batch_idx == LAST:
-            for (kind, what, place), times in self.notes.items():
-                if kind == "sync" and "lightning_gnn_dist/" in place and not any(f in place for f in PASSED_THROUGH):
-                    self.waits += [f"{what} at {place}"] * times
+        if trainer.current_epoch == 1 and batch_idx == FIRST:
+            self.before, self.num_locked = self.waits.of(makers=False), self.waits.num_locked
+        if trainer.current_epoch == 1 and batch_idx == LAST:
+            self.found = list((self.waits.of(makers=False) - self.before).elements())
+            self.num_locked = self.waits.num_locked - self.num_locked
 
 
-def waits(rank: int, world_size: int, name: str) -> list[str]:
-    from pretend import notes
+def kept_of_bulks(waits: Waits) -> list[list[str]]:
+    """From now on, where the thread that makes a bulk waited."""
+    make, found = GraphSource.make, list[list[str]]()
 
-    graph = communities(4000, 4, num_features=16, train_share=0.6)
-    data = PartitionedDataModule(graph, sampler=NeighborSampler([5, 5]), batch_size=64)
-    counts = Counts(notes)
-    options: dict[str, Any] = {"callbacks": [counts], "limit_val_batches": 0, "accelerator": "gpu"}
+    def noted(self: GraphSource, *asked: Any) -> Any:
+        before = waits.of(makers=True)
+        made = make(self, *asked)
+        if threading.current_thread().name.startswith(THREAD_NAME):
+            found.append(list((waits.of(makers=True) - before).elements()))
+        return made
+
+    GraphSource.make = noted  # type: ignore[method-assign]
+    return found
+
+
+def waits(rank: int, world_size: int, name: str, sample_on: SampleOn) -> tuple[list[str], list[list[str]], int]:
+    graph, waits = communities(4000, 4, num_features=16, train_share=0.6), Waits()
+    loading = Loading(sample_on=sample_on)
+    data = PartitionedDataModule(graph, sampler=NeighborSampler([5, 5]), batch_size=64, loading=loading)
+    steps, bulks = Steps(waits), kept_of_bulks(waits)
+    options: dict[str, Any] = {"callbacks": [steps], "limit_val_batches": 0, "accelerator": "gpu"}
     trainer(world_size, STRATEGIES[name][0](), **options).fit(Net(), data)
-    return counts.waits
+    return steps.found, bulks, steps.num_locked
 
 
 @pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`:UserWarning")
 @pytest.mark.parametrize("num_ranks", [1, 2])
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_waits_of_a_step(name: str, num_ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "sample_on"), [*((name, "cpu") for name in STRATEGIES), ("grappa", "device"), ("llcg", "device")]
+)
+def test_waits_of_a_step(name: str, sample_on: SampleOn, num_ranks: int) -> None:
     if find_spec("pretend") is None:
         pytest.skip("only pretended devices count how often the host waits")
     if num_ranks > torch.cuda.device_count():
         pytest.skip("fewer than two CUDA devices")
-    for found in run_ranks(waits, num_ranks, name):
-        assert len(found) <= STRATEGIES[name][1] * (LAST - FIRST), "\n".join(found)
+    for of_steps, of_bulks, num_locked in run_ranks(waits, num_ranks, name, sample_on):
+        assert len(of_steps) <= STRATEGIES[name][1] * (LAST - FIRST), "\n".join(of_steps)
+        assert num_locked < LAST - FIRST  # 0, unless a busy machine had never before made so many batches ahead
+        assert len(of_bulks) > 4
+        for found in of_bulks[1:]:  # the first one copies the graph
+            assert len(found) == (sample_on == "device"), "\n".join(found)

@@ -169,6 +169,22 @@ def test_on_a_gpu_too(sampler):
         check_same(sampler.sample_bulk(graph, *bulk(graph, 7)), found)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("padded", "numbers", "expected"), [(None, [5, 3, 2], 1), (None, [5, -1, 2], 2), (400, [2, 4], 2)]
+)
+@pytest.mark.parametrize("replace", [False, True])
+def test_the_host_waits_once_for_a_bulk(padded, numbers, expected, replace, monkeypatch):
+    notes = pytest.importorskip("pretend", reason="only pretended devices count how often the host waits").notes
+    graph, same = on("cuda", GRAPHS[0]), DeviceSampler(NeighborSampler(numbers, replace=replace))
+    if padded is not None:
+        monkeypatch.setattr(module, "PADDED", padded)
+    same.sample_bulk(graph, *bulk(graph, 7))  # checks the graph
+    notes.clear()
+    same.sample_bulk(graph, *bulk(graph, 7))
+    assert sum(times for (kind, _, _), times in notes.items() if kind == "sync") == expected, notes
+
+
 @pytest.mark.parametrize("sampler", [NeighborSampler([4, 2]), LadiesSampler([9, 9]), FastGCNSampler([9])], ids=repr)
 def test_a_bulk_is_its_batches_however_many_are_sampled_together(sampler, monkeypatch):
     graph, same = GRAPHS[0], DeviceSampler(sampler)
@@ -179,6 +195,13 @@ def test_a_bulk_is_its_batches_however_many_are_sampled_together(sampler, monkey
     monkeypatch.setattr(module, "NODES_AT_ONCE", 2 * graph.num_nodes)
     check_same(alone, same.sample_bulk(graph, seeds, keys))
     assert same.sample_bulk(graph, [], []) == []
+
+
+@pytest.mark.parametrize("sampler", [NeighborSampler([4, 3, 2]), NeighborSampler([4, 3], replace=True)], ids=repr)
+def test_batches_are_the_same_without_much_padding(sampler, monkeypatch):
+    monkeypatch.setattr(module, "PADDED", 1)
+    graph = GRAPHS[0]
+    check_same(sampler.sample_bulk(graph, *bulk(graph, 7)), DeviceSampler(sampler).sample_bulk(graph, *bulk(graph, 7)))
 
 
 @pytest.mark.parametrize("replace", [False, True])
