@@ -83,7 +83,11 @@ class DeviceStream:
 
     def _loaded(self, batch: SampledData) -> SampledData | Sent:
         is_there = device_of_batch(batch) == self.device
-        return self.send(batch) if is_there else batch.pin_memory()
+        return self.send(batch) if is_there else batch.apply(_pinned)
+
+    def bring(self, batch: SampledData) -> SampledData:
+        """Bring a batch to the device, of which some arrays may be there; the host does not wait for it."""
+        return self.receive(self.load([batch]))
 
     def send(self, batch: SampledData | Sent) -> Sent:
         """Begin the copy of a batch; the host does not wait for it."""
@@ -101,6 +105,10 @@ class DeviceStream:
         current.wait_event(sent.event)
         sent.batch.record_stream(current)  # otherwise its memory could be reused while this stream reads it
         return sent.batch
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_cuda else tensor.pin_memory()
 
 
 def handed_out(make: Callable[[], Iterable[SampledData]], stream: DeviceStream | None) -> Iterator[SampledData]:

@@ -157,7 +157,8 @@ class TrainCLI(LightningCLI):
 
     def _predict_by_layer(self, graph: Graph | Path, model: LightningModule, datamodule: object, **kwargs: Any) -> None:
         options = self.config_init.predict
-        how = {"budget_bytes": options.budget_megabytes << 20, "overwrite": options.overwrite}
+        budget = None if options.budget_megabytes is None else options.budget_megabytes << 20
+        how = {"budget_bytes": budget, "overwrite": options.overwrite}
         predict_by_layer(self.trainer, model, graph, options.output, **how, **kwargs)
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
@@ -168,8 +169,10 @@ class TrainCLI(LightningCLI):
         if subcommand == "predict":
             parser.add_argument("--output", type=str | None, help="the .npy to write, a row for each node")
             parser.add_argument("--overwrite", type=bool, default=False, help="replace a file that is there")
-            about = "what a batch may take on each rank; for modules with a method layers, which predict by layer"
-            parser.add_argument("--budget_megabytes", type=PositiveInt, default=BUDGET_BYTES >> 20, help=about)
+            about = (
+                f"what prediction by layer may take on each rank, of RAM (by default {BUDGET_BYTES >> 20}) and of a GPU"
+            )
+            parser.add_argument("--budget_megabytes", type=PositiveInt | None, default=None, help=about)
         self.parser.names |= set(parser.get_defaults().keys())
         return parser
 
