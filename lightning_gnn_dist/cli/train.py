@@ -170,7 +170,7 @@ class TrainCLI(LightningCLI):
             parser.add_argument("--output", type=str | None, help="the .npy to write, a row for each node")
             parser.add_argument("--overwrite", type=bool, default=False, help="replace a file that is there")
             about = (
-                f"what prediction by layer may take on each rank, of RAM (by default {BUDGET_BYTES >> 20}) and of a GPU"
+                f"what predicting by layer may take on each rank, of RAM (default: {BUDGET_BYTES >> 20}) and of a GPU"
             )
             parser.add_argument("--budget_megabytes", type=PositiveInt | None, default=None, help=about)
         self.parser.names |= set(parser.get_defaults().keys())

@@ -135,10 +135,10 @@ class WayBack:
             return
         current, beside = torch.cuda.current_stream(rows.device), _stream_back(rows.device)
         beside.wait_event(current.record_event())
+        rows.record_stream(beside)  # otherwise its memory could be reused before it is copied
         with torch.cuda.stream(beside):
             found = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
             found.copy_(rows, non_blocking=True)
-            rows.record_stream(beside)  # otherwise its memory could be reused before it is copied
             self._under_way.add((nodes, found), rows.nbytes, beside.record_event())
         yield from self._under_way.done()
 
