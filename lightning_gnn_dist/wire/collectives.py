@@ -86,9 +86,9 @@ def check_group(size: int, device: torch.device | None = None) -> None:
             f"and this fit has {size}: run one of them in another process, or start the ranks of both by "
             'launch=Launch(start_method="fork").'
         )
-    if device is not None and is_joined() and device.type == "cpu" and "gloo" not in dist.get_backend_config():
+    if device is not None and device.type == "cpu" and is_joined() and dist.get_backend() == "nccl":
         raise RuntimeError(
-            f"This process is in a group ({dist.get_backend()}) of an earlier fit on GPUs, which it keeps until it "
+            "This process is in a group (nccl) of an earlier fit on GPUs, which it keeps until it "
             "ends, and this fit computes on CPUs: run it in another process."
         )
 

@@ -47,6 +47,7 @@ def stopped(
 
     The first of them may run on another accelerator than the rest.
     """
+    leave_group()
     torch.manual_seed(0)
     first, path = module(), place.own / "stopped.ckpt"
     with computing(accelerator=chosen("first_accelerator") or chosen("accelerator")):
@@ -55,10 +56,15 @@ def stopped(
     run.fit(first, data(place))
     run.save_checkpoint(path)
     show_state(tally, run, first)
-    if chosen("first_accelerator") and dist.is_initialized():
-        dist.destroy_process_group()  # the next one is of another kind
+    leave_group()
     torch.manual_seed(2)
     show_fit(tally, data(place), module(), make(), num_ranks, max_epochs=4, ckpt_path=path)
+
+
+def leave_group() -> None:
+    """Where fits change their device, let the next one make a process group that reaches it."""
+    if chosen("first_accelerator") and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def nodes(place: Place, graph: str = "plain", store: str = "ram", **options: Any) -> Any:
