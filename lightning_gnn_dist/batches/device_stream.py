@@ -75,6 +75,10 @@ class DeviceStream:
         is_there = device_of_batch(batch) == self.device
         return self.send(batch) if is_there else batch.apply(self.pool.copied)
 
+    def bring(self, batch: SampledData) -> SampledData:
+        """Bring a batch to the device, of which some arrays may be there; the host does not wait for it."""
+        return self.receive(self.load([batch]))
+
     def send(self, batch: SampledData | Sent) -> Sent:
         """Begin the copy of a batch; the host does not wait for it."""
         if isinstance(batch, Sent):

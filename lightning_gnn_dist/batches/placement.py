@@ -77,6 +77,11 @@ class Placement:
 
     def of(self, graph: Graph, sampler: Sampler) -> tuple[Graph, Sampler]:
         """The graph or its copy on the device, and a sampler that draws the same batches from it."""
+        if self.sample_on == "device" and self.device.type not in ("cpu", "cuda"):
+            raise ValueError(
+                f'sample_on="device" draws on CUDA devices, and this trainer computes on {self.device.type}: leave it '
+                'out, or give sample_on="cpu".'
+            )
         if self.sample_on == "cpu" or (self.sample_on == "auto" and not self._is_better(graph, sampler)):
             return graph, sampler
         return self._copy(graph), drawn_there(sampler, graph)

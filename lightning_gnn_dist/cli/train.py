@@ -161,7 +161,8 @@ class TrainCLI(LightningCLI):
 
     def _predict_by_layer(self, graph: Graph | Path, model: LightningModule, datamodule: object, **kwargs: Any) -> None:
         options = self.config_init.predict
-        how = {"budget_bytes": options.budget_megabytes << 20, "overwrite": options.overwrite}
+        budget = None if options.budget_megabytes is None else options.budget_megabytes << 20
+        how = {"budget_bytes": budget, "overwrite": options.overwrite}
         predict_by_layer(self.trainer, model, graph, options.output, **how, **kwargs)
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
@@ -174,8 +175,10 @@ class TrainCLI(LightningCLI):
             parser.add_argument("--overwrite", type=bool, default=False, help="replace a file that is there")
             about = "predict these alone: ids with commas, or a file of ids, .npy or a line each"
             parser.add_argument("--nodes", type=str | None, help=about)
-            about = "what a batch may take on each rank; for modules with a method layers, which predict by layer"
-            parser.add_argument("--budget_megabytes", type=PositiveInt, default=BUDGET_BYTES >> 20, help=about)
+            about = (
+                f"what predicting by layer may take on each rank, of RAM (default: {BUDGET_BYTES >> 20}) and of a GPU"
+            )
+            parser.add_argument("--budget_megabytes", type=PositiveInt | None, default=None, help=about)
         self.parser.names |= set(parser.get_defaults().keys())
         return parser
 

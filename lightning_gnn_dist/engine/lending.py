@@ -70,8 +70,8 @@ class PinnedPool:
         return lent(buffer, buffer[:num_bytes], self._free[size])
 
     def copied(self, array: Tensor) -> Tensor:
-        """The array in page-locked memory; itself, if it is there or has nothing to copy."""
-        if array.is_pinned() or not array.numel():
+        """The array in page-locked memory; itself, if it is there or on a device, or has nothing to copy."""
+        if array.is_cuda or array.is_pinned() or not array.numel():
             return array
         return self.take(array.nbytes).view(array.dtype).view(array.shape).copy_(array)
 

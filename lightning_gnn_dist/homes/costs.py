@@ -65,8 +65,8 @@ class WholeCosts:
             return WholeNodes(self._graph, seeds, model.layers, *limits, widen=run.widen)
 
         assert run.trainer is not None
-        folder, budget = folder_beside(self._graph), run.bytes_of_evaluation
-        return ReadyRows(run.trainer, nodes_of_rank, num_ranks, budget, folder, run.dtype)
+        budget = run.bytes_of_evaluation, run.settings.evaluation.bytes
+        return ReadyRows(run.trainer, nodes_of_rank, num_ranks, *budget, folder_beside(self._graph), run.dtype)
 
     def bytes_around(self, some: Sequence[Tensor], most: int) -> list[int | None]:
         """Return the bytes of a batch around each of some lists of nodes, with one hop more than an evaluation has.
@@ -136,8 +136,8 @@ class ShardCosts:
             return ShardNodes(self._graph().shard, model.layers, channel, most, folder, widen=run.widen)
 
         assert run.trainer is not None
-        num_ranks, budget = evaluated.num_ranks, run.bytes_of_evaluation
-        return ReadyRows(run.trainer, nodes_of_rank, num_ranks, budget, folder, run.dtype)
+        num_ranks, budget = evaluated.num_ranks, (run.bytes_of_evaluation, run.settings.evaluation.bytes)
+        return ReadyRows(run.trainer, nodes_of_rank, num_ranks, *budget, folder, run.dtype)
 
     def bytes_around(self, some: Sequence[Tensor], most: int) -> list[int | None]:
         sizes = dict[int, int]()

@@ -109,7 +109,8 @@ class MeetingRows:
             if self._channel is None:
                 self._channel = MeetingChannel(open_channel(run.num_ranks))
             limits = run.device, run.bytes_of_evaluation, folder
-            rows.plan(LayerPass(own_nodes(), self._channel, *limits, None, run.dtype))
+            there = run.settings.evaluation.bytes
+            rows.plan(LayerPass(own_nodes(), self._channel, *limits, None, run.dtype, there))
         with run.trainer.precision_plugin.forward_context():
             rows.refresh(run.trainer.lightning_module)
 

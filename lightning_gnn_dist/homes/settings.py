@@ -42,7 +42,8 @@ class Evaluation:
             estimates; beside a ``TemporalSampler`` another one. Default: all neighbours within these hops, which makes
             them exact; beside a ``TemporalSampler(pick="latest")``, which draws without chance, the same one.
         bytes: Memory that an evaluation may take on each rank, beside what the rank takes anyway. Default: 4 GiB. It is
-            halved until it is at most half of the rank's share of the memory that is free when it begins.
+            halved until it is at most half of the rank's share of the memory that is free when it begins. Layer by
+            layer it is also what may be taken of a GPU's own memory, by default half of what is free there.
         probe: Whether a few seeds are computed with one more hop before the first evaluation, and a model is told that
             sees farther than its batches.
         on: Another graph to evaluate and predict on, as a data module takes one, with the same features and types: one

@@ -5,11 +5,13 @@ may be.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from lightning_gnn_dist.batches.placement import free_bytes as free_on
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.wire.collectives import check_group, gather_numbers
 
@@ -45,8 +47,21 @@ def budget(wanted: int | None, device: torch.device, num_sharers: int) -> int:
     """
     free = free_bytes() // num_sharers
     if device.type == "cuda":
-        free = min(free, torch.cuda.mem_get_info(device)[0])
-    allowed = DEFAULT_BYTES if wanted is None else wanted
+        free = min(free, free_on(device))
+    return _halved(DEFAULT_BYTES if wanted is None else wanted, free)
+
+
+def bytes_there(wanted: int | None, device: torch.device) -> int:
+    """Return the bytes of its own memory that a device may be asked for: ``wanted``, halved until it is at most half of
+    what is free there now. By default it is that half; of a device without memory of its own, 0.
+    """
+    if device.type != "cuda":
+        return 0
+    free = free_on(device)
+    return _halved(free // 2 if wanted is None else wanted, free)
+
+
+def _halved(allowed: int, free: int) -> int:
     while allowed > max(free // 2, LEAST_BYTES):
         allowed //= 2
     return max(allowed, LEAST_BYTES)
@@ -100,6 +115,57 @@ def reset_peak() -> bool:
     return True
 
 
+class Memory(Protocol):
+    """A memory of which it is known how much is held."""
+
+    def held(self) -> int | None:
+        """The bytes that are held; None where nobody says it."""
+        ...
+
+    def peak(self) -> int | None:
+        """The most bytes that have been held since :meth:`reset_peak`; None where nobody says it."""
+        ...
+
+    def reset_peak(self) -> bool:
+        """Count the peak from now on. False where that is not possible."""
+        ...
+
+
+class _Ram:
+    def held(self) -> int | None:
+        return held_bytes()
+
+    def peak(self) -> int | None:
+        return peak_bytes()
+
+    def reset_peak(self) -> bool:
+        return reset_peak()
+
+
+RAM: Memory = _Ram()
+
+
+class OnDevice:
+    """What tensors take on a CUDA device, launched or done: to ask for it, nobody waits for the device.
+
+    Args:
+        device: The device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def held(self) -> int | None:
+        return torch.cuda.memory_allocated(self._device)
+
+    def peak(self) -> int | None:
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def reset_peak(self) -> bool:
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return True
+
+
 class Forecast:
     """Learns how many bytes a batch takes for each byte that was foreseen for it.
 
@@ -109,11 +175,12 @@ class Forecast:
 
     Args:
         most_bytes: Bytes that a batch may take.
+        memory: Where it takes them.
     """
 
-    def __init__(self, most_bytes: float) -> None:
+    def __init__(self, most_bytes: float, memory: Memory = RAM) -> None:
         self._most, self._factor, self._is_first = most_bytes, 1.0, True
-        self._base, self._highest = held_bytes(), 0
+        self._memory, self._base, self._highest = memory, memory.held(), 0
 
     @property
     def allowed(self) -> float:
@@ -122,12 +189,12 @@ class Forecast:
 
     def begin(self) -> None:
         """Note that a batch begins."""
-        self._before = held_bytes() if reset_peak() else None
+        self._before = self._memory.held() if self._memory.reset_peak() else None
 
     def end(self, foreseen: float, held_by_tables: int) -> None:
         """Note what a batch was foreseen to take, and how many bytes tables of rows take beside it."""
         self._is_first = False
-        peak = peak_bytes()
+        peak = self._memory.peak()
         if peak is not None and self._base is not None and self._before is not None and foreseen > _MEASURABLE:
             least, most = peak - self._before, peak - self._base - held_by_tables
             fitting = min(max(self._factor, least / foreseen), most / foreseen)
@@ -139,3 +206,34 @@ class Forecast:
     def was_too_much(self, foreseen: float) -> None:
         """Note that memory was short for a batch: from now on, half of it is the most."""
         self._most = min(self._most, foreseen * self._factor) / 2
+
+
+class Forecasts:
+    """Forecasts for several memories, of which a batch takes something each.
+
+    Args:
+        of_memories: One for each.
+    """
+
+    def __init__(self, of_memories: Sequence[Forecast]) -> None:
+        self._of_memories = of_memories
+
+    @property
+    def allowed(self) -> float:
+        """The bytes that may be foreseen for the next batch."""
+        return min(each.allowed for each in self._of_memories)
+
+    def begin(self) -> None:
+        """Note that a batch begins."""
+        for each in self._of_memories:
+            each.begin()
+
+    def end(self, foreseen: float, held_by_tables: Sequence[int]) -> None:
+        """Note what a batch was foreseen to take, and how many bytes tables of rows take in each memory beside it."""
+        for each, held in zip(self._of_memories, held_by_tables, strict=False):
+            each.end(foreseen, held)
+
+    def was_too_much(self, foreseen: float) -> None:
+        """Note that some memory was short for a batch: from now on, half of it is the most."""
+        for each in self._of_memories:
+            each.was_too_much(foreseen)

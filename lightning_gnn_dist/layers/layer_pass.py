@@ -19,15 +19,16 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import in_type
 from lightning_gnn_dist.batches.one_hop import RowsOfTypes
-from lightning_gnn_dist.layers.budget import Forecast
-from lightning_gnn_dist.layers.row_table import Ids, RowTables, by_type, by_types, fetch_rows, ids_of, kept
+from lightning_gnn_dist.layers.budget import RAM, Forecast, Forecasts, OnDevice, bytes_there
+from lightning_gnn_dist.layers.row_table import Ids, Room, RowTables, by_type, by_types, fetch_rows, ids_of, kept
 from lightning_gnn_dist.layers.through_layers import BYTES_OF_AN_EDGE, COPIES, Layer, rows_of_types
+from lightning_gnn_dist.layers.way import Way
 from lightning_gnn_dist.wire.channel import Channel
 
 _FOR_A_BATCH = 0.4  # of the budget; pages of files and what an allocator keeps come on top
-_FOR_A_TABLE = 0.2  # of the budget: a layer's rows in RAM, beside those of the layer before
+_FOR_A_TABLE = 0.2  # of the budget: a layer's rows in RAM or on the device, beside those of the layer before
+_UNDER_WAY = 0.1  # of the budget: what is on its way to the device, and what is on its way back
 _FOR_A_LIST = 0.02  # of the budget: the ids of nodes
 _MESSAGES = 2  # rows that a layer makes for each edge: a sender's, and what attention makes of it
 _FORM = 8  # numbers that tell the type and shape of a row
@@ -35,7 +36,6 @@ _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.in
 _SHORT = ("can't allocate memory", "not enough memory")  # what torch says where the system gives it no memory
 
 Progress = Callable[[int], object]
-Bring = Callable[[Tensor], Tensor]
 OnRows = Callable[[Any, Tensor], object]
 Told = Callable[[Any, RowsOfTypes], object]
 
@@ -71,10 +71,11 @@ class NodesOfRank(Protocol):
         """Have the input rows of these nodes and seeds at hand; return the bytes of one. Collective."""
         ...
 
-    def one_hop(self, nodes: Tensor, rows: RowTables | None, bring: Bring) -> Any:
+    def one_hop(self, nodes: Tensor, rows: RowTables | None, way: Way) -> Any:
         """A batch of own nodes with all their in-neighbours. Its ``x`` are ``rows``, or the input rows.
 
-        Its ``x0`` are the input rows, which ``bring`` brings to the device when they are read.
+        It is made in RAM, but for rows that lie on the device. Its ``x0`` are the input rows, which ``way`` brings to
+        the device when they are read.
         """
         ...
 
@@ -107,6 +108,8 @@ class LayerPass:
         folder: Where rows go that take more, or None for the system's folder of temporary files.
         whole: The name of a layer that needs the rows of all nodes in one batch, or None.
         dtype: The type of the model's numbers, if batches are brought to it.
+        bytes_there: Bytes of its own memory that the device may be asked for, if it is no CPU. Default: half of what is
+            free there when a pass begins.
     """
 
     nodes: NodesOfRank
@@ -116,6 +119,7 @@ class LayerPass:
     folder: Path | None = None
     whole: str | None = None
     dtype: torch.dtype | None = None
+    bytes_there: int | None = None
     _says: str = "Layer 0 of layers()"
 
     def plan(self, seeds: Tensor, num_layers: int) -> list[LayerNodes]:
@@ -185,7 +189,7 @@ class LayerPass:
             progress: Called with the number of nodes whose rows were computed.
         """
         table = None
-        self._forecast = Forecast(_FOR_A_BATCH * self.budget_bytes)
+        self._begin()
         for number, (layer, of_layer) in enumerate(zip(layers, planned, strict=True)):
             self._says = f"Layer {number} of layers()"
             table = self._computed(layer, of_layer, table, progress)
@@ -215,23 +219,37 @@ class LayerPass:
             if on_rows is not None:
                 on_rows(batch, of_kind)
 
+        back = self._way.back()
         for nodes, rows in self._batches(layers[-1], planned[-1].nodes, table, told):
             of_kind = rows[kind]
             assert of_kind is not None
-            yield nodes, of_kind
+            yield from back.send(nodes, of_kind)
+        yield from back.rest()
 
     def try_one(self, layer: Layer, of_layer: LayerNodes) -> None:
         """Compute the first layer for one node, if this rank has some."""
+        self._begin()
         if len(of_layer.nodes):
             self._outputs(layer, ids_of(of_layer.nodes[:1]), None)
+
+    def _begin(self) -> None:
+        """Find out how much memory there is for a pass."""
+        there = bytes_there(self.bytes_there, self.device)
+        self._least_bytes = min(self.budget_bytes, there or self.budget_bytes)
+        self._way = Way(self.device, self.dtype, int(_UNDER_WAY * self._least_bytes))
+        in_ram, on_device = (int(_FOR_A_TABLE * num_bytes) for num_bytes in (self.budget_bytes, there))
+        self._room = Room(in_ram, self.folder, self._way, on_device)
+        memories = [(self.budget_bytes, RAM), *([(there, OnDevice(self.device))] if there else [])]
+        self._forecast = Forecasts([Forecast(_FOR_A_BATCH * num_bytes, memory) for num_bytes, memory in memories])
 
     def _computed(self, layer: Layer, of_layer: LayerNodes, before: RowTables | None, progress: Progress) -> RowTables:
         """Compute a layer for own nodes, and fetch the rows of the others. Collective."""
         held = by_type(of_layer.held, self.nodes.offsets)
-        tables = RowTables(held, int(_FOR_A_TABLE * self.budget_bytes), self.folder, self._says)
+        tables, (ram, there) = RowTables(held, self._room, self._says), _held_by(before)
         for nodes, rows in self._batches(layer, of_layer.nodes, before):
             tables.write([ids_of(ids) for ids in by_type(nodes, self.nodes.offsets)], rows)
-            self._held += _bytes_of(rows) if tables.bytes_in_ram else 0
+            ram += _bytes_of(rows) if tables.bytes_in_ram else 0
+            self._held = ram, there + tables.bytes_there
             progress(len(nodes))
         if self.channel.size > 1:
             tables.make(self.agreed_forms(tables.likes))
@@ -241,8 +259,8 @@ class LayerPass:
     def _batches(
         self, layer: Layer, nodes: Ids, before: RowTables | None, told: Told = lambda *_: None
     ) -> Iterator[tuple[Tensor, RowsOfTypes]]:
-        """Yield the nodes of each batch of a layer, and their rows by types."""
-        bytes_in, self._held = (self.bytes_in, 0) if before is None else (before.bytes_of_row, before.bytes_in_ram)
+        """Yield the nodes of each batch of a layer, and their rows by types, on the device."""
+        bytes_in, self._held = self.bytes_in if before is None else before.bytes_of_row, _held_by(before)
         start, bytes_out, edges = 0, bytes_in, self.nodes.edges_before(nodes)
         while start < len(nodes):
             foreseen = partial(self._foreseen, edges, start, bytes_in, bytes_out)
@@ -260,18 +278,20 @@ class LayerPass:
                 self._forecast.was_too_much(foreseen(stop))
                 continue
             told(batch, outputs)
-            rows = [None if each is None else each.cpu() for each in outputs]
-            del batch, outputs  # otherwise two batches would be held while the next is made
-            yield some, rows
+            self._way.launched(batch)
+            del batch  # otherwise two batches would be held while the next is made
+            yield some, outputs
             self._forecast.end(foreseen(stop), self._held)
-            start, bytes_out = stop, max((each[:1].nbytes for each in rows if each is not None), default=0)
+            start, bytes_out = stop, max((each[:1].nbytes for each in outputs if each is not None), default=0)
+            del outputs
 
     def _all_of(self, nodes: Ids, num_bytes: float) -> int:
         """Return the number of all nodes; refuse them if they take too much memory for one batch."""
-        if num_bytes > self.budget_bytes:
+        most = self._least_bytes
+        if num_bytes > most:
             raise ValueError(
                 f"{self.whole} takes the rows of all {len(nodes)} nodes at once: about {num_bytes / 1e9:.1f} GB for a "
-                f"layer, and an evaluation may take {self.budget_bytes / 1e9:.1f} GB. Allow more with "
+                f"layer, and an evaluation may take {most / 1e9:.1f} GB. Allow more with "
                 "Evaluation(bytes=...), or budget_bytes=... of predict_by_layer, or choose a norm of single rows such "
                 "as BatchNorm."
             )
@@ -286,18 +306,13 @@ class LayerPass:
 
     def _outputs(self, layer: Layer, nodes: Tensor, before: RowTables | None) -> tuple[Any, RowsOfTypes]:
         """A batch of a layer, and the rows of its seeds."""
-        batch = self.nodes.one_hop(nodes, before, self._brought)
-        batch = in_type(batch, self.dtype).to(self.device)
+        batch = self._way.batch(self.nodes.one_hop(nodes, before, self._way))
         outputs = rows_of_types(layer(batch), batch, self._says)
         for rows in outputs:
             if rows is not None and rows.dtype not in _DTYPES:
                 known = ", ".join(map(str, _DTYPES))
                 raise TypeError(f"{self._says} returned rows of {rows.dtype}, and may return {known}.")
         return batch, [None if rows is None else rows.detach() for rows in outputs]
-
-    def _brought(self, rows: Tensor) -> Tensor:
-        """Rows in the type and on the device that compute."""
-        return rows.to(self.device, self.dtype if rows.is_floating_point() else None)
 
     def agreed_forms(self, likes: RowsOfTypes) -> RowsOfTypes:
         """Return rows of the types and shapes that some rank has computed; others own none of the nodes. Collective."""
@@ -334,6 +349,11 @@ def _is_outside(nodes: Tensor, own: Ids) -> Tensor:
     if isinstance(own, range):
         return (nodes < own.start) | (nodes >= own.stop)
     return ~torch.isin(nodes, own, assume_unique=True)
+
+
+def _held_by(tables: RowTables | None) -> tuple[int, int]:
+    """The bytes that tables take in RAM, and on the device that computes."""
+    return (0, 0) if tables is None else (tables.bytes_in_ram, tables.bytes_there)
 
 
 def _bytes_of(rows: RowsOfTypes) -> int:

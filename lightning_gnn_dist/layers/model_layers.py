@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType
@@ -139,7 +139,7 @@ class ModelState:
             return False
         now = _tensors(model, self._versions)
         are_same = len(now) == len(self._tensors) and all(map(lambda a, b: a is b, now, self._tensors))
-        return are_same and all(torch.equal(_compared(a), b) for a, b in zip(now, self._values, strict=True))
+        return are_same and _are_equal([*map(_compared, now)], self._values)
 
 
 def is_in_training(model: nn.Module) -> bool:
@@ -159,6 +159,19 @@ def _tensors(model: nn.Module, divided: Iterable[nn.Module]) -> list[Tensor]:
     elsewhere = {id(each) for child in divided for each in child.parameters()}
     tensors = (*model.parameters(), *model.buffers())
     return [tensor for tensor in tensors if not isinstance(tensor, lazy) and id(tensor) not in elsewhere]
+
+
+def _are_equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
+    """Whether tensors are equal in pairs. For those on a device the host waits once."""
+    pairs, there = list(zip(ours, theirs, strict=True)), list[Tensor]()
+    for our, their in pairs:
+        if (our.shape, our.device, our.dtype) != (their.shape, their.device, their.dtype):
+            return False
+        if our.device.type != "cpu":
+            there.append(our.ne(their).any())
+        elif not torch.equal(our, their):
+            return False
+    return not there or not bool(torch.stack(there).any())
 
 
 def _compared(tensor: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def predict_by_layer(
     path: str | Path | None,
     *,
     on_rows: OnRows | None = None,
-    budget_bytes: int = BUDGET_BYTES,
+    budget_bytes: int | None = None,
     overwrite: bool = False,
     seed_type: str | None = None,
     **options: Any,
@@ -83,9 +83,10 @@ def predict_by_layer(
         on_rows: Called on each rank with the batches of the last layer and the rows of their ``batch_size`` seeds. Over
             all ranks, every node is a seed once: ``metric.update(rows[mask], batch.y[:batch.batch_size][mask])`` with
             ``mask = batch.test_mask[:batch.batch_size]`` is an exact evaluation.
-        budget_bytes: Bytes that prediction may take on each rank, beside what the process takes anyway. Pages of mapped
-            files come on top where there is no ``/proc``. A node with more neighbours than the budget allows is a batch
-            of its own.
+        budget_bytes: Bytes that prediction may take on each rank, beside what the process takes anyway: so many of RAM,
+            and so many of a GPU's own memory, up to half of what is free there. Pages of mapped files come on top where
+            there is no ``/proc``. A node with more neighbours than the budget allows is a batch of its own. Default: 1
+            GiB of RAM, and half of what is free on the GPU.
         overwrite: Replace an existing file.
         seed_type: In a graph with types the node type whose rows are written, row ``v`` for its node ``v``. Default:
             the one with a ``train_mask``.
@@ -99,7 +100,8 @@ def predict_by_layer(
         check_callable("on_rows", on_rows, "a function of a batch and its rows, such as lambda batch, rows: ...", 0, 0)
     _check(trainer, model, budget_bytes)
     _check_path(path, on_rows, overwrite=overwrite)
-    work = Prediction(model, where, path, budget_bytes, on_rows, seed_type, type_of_model(trainer))
+    budget = BUDGET_BYTES if budget_bytes is None else budget_bytes
+    work = Prediction(model, where, path, budget, on_rows, seed_type, type_of_model(trainer), budget_bytes)
     # Run as a step of Lightning's loop, which starts ranks, loads the checkpoint and sets the precision.
     model.predict_step = work.step  # type: ignore[method-assign]
     try:
@@ -170,6 +172,7 @@ class Prediction:
         on_rows: Called with each batch of the last layer and the rows of its seeds.
         seed_type: The node type that is predicted, in a graph with types.
         dtype: The type of the model's numbers, if batches are brought to it.
+        bytes_there: Bytes of its own memory that a device may be asked for. Default: half of what is free there.
     """
 
     model: LightningModule
@@ -179,6 +182,7 @@ class Prediction:
     on_rows: OnRows | None
     seed_type: str | None = None
     dtype: torch.dtype | None = None
+    bytes_there: int | None = None
 
     def step(self, batch: Tensor) -> Tensor:
         """Take the place of the module's ``predict_step``."""
@@ -188,7 +192,7 @@ class Prediction:
             of_all = self._of_all(layers, channel)
             rank_zero_info(f"{len(layers)} layers, one after the other, for {of_all.num_nodes:,} nodes.")
             norm = norm_of_all_rows(self.model)
-            options = channel, self.model.device, self.budget_bytes, of_all.folder, norm, self.dtype
+            options = channel, self.model.device, self.budget_bytes, of_all.folder, norm, self.dtype, self.bytes_there
             if norm is not None and channel.size > 1:
                 raise ValueError(
                     f"{norm} takes the rows of all nodes at once: predict with Trainer(devices=1), or choose a norm of "
@@ -256,14 +260,14 @@ def _check_places(n_id: Tensor, num_nodes: int) -> None:
         )
 
 
-def _check(trainer: Trainer, model: LightningModule, budget_bytes: int) -> None:
+def _check(trainer: Trainer, model: LightningModule, budget_bytes: int | None) -> None:
     check_instance("trainer", trainer, Trainer, "a lightning.pytorch.Trainer")
     check_instance("model", model, LightningModule, "a LightningModule with a method layers()")
     if not has_layers(model):
         raise TypeError(
             f"model: {type(model).__name__} has no method layers() that returns one function for each layer."
         )
-    if not is_integer(budget_bytes) or not LEAST_BYTES <= budget_bytes <= MAX_INTEGER:
+    if budget_bytes is not None and (not is_integer(budget_bytes) or not LEAST_BYTES <= budget_bytes <= MAX_INTEGER):
         raise ValueError(f"budget_bytes must be at least 16 megabytes, 16 << 20, got {shown(budget_bytes)}.")
     if is_limit(trainer.limit_predict_batches):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Nodes in increasing order, and rows of them: in RAM, or in files where they would take too much of it."""
+"""Nodes in increasing order, and rows of them: on the device that computes, in RAM, or in files, wherever is room."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +21,11 @@ from lightning_gnn_dist.graph.rows import degrees_of, starts_of
 from lightning_gnn_dist.graph.storage.mapped import MappedRows
 from lightning_gnn_dist.graph.storage.row_file import RowFile, make
 from lightning_gnn_dist.graph.storage.store import map_npy
+from lightning_gnn_dist.layers.way import Way
 from lightning_gnn_dist.wire.channel import Channel
 
 Ids = Tensor | range
+IN_RAM = Way(torch.device("cpu"))
 _COPIES_SENT = 6  # of the rows that a round of the exchange sends: sent, as bytes, received, kept by an allocator
 
 
@@ -66,26 +69,44 @@ def by_types(of_ranks: Sequence[Tensor], offsets: Sequence[int]) -> list[list[Te
     return [[ids_of(piece) for piece in of_type] for of_type in zip(*pieces, strict=True)]
 
 
+class Room(NamedTuple):
+    """Where rows may lie: on the device as long as there is room, then in RAM, then in a file.
+
+    Attributes:
+        in_ram: Bytes that they may take in RAM.
+        folder: Where a file is made. It has no name any more once it is open, so nothing stays of it.
+        way: Brings rows to the device that computes, and back.
+        there: Bytes that they may take on that device, if it is no CPU.
+    """
+
+    in_ram: int
+    folder: Path | None
+    way: Way = IN_RAM
+    there: int = 0
+
+
 class RowTable:
     """A row for each of some nodes.
 
     Args:
         ids: The nodes, in increasing order.
         like: Rows of the type and shape that the table's rows have.
-        most_bytes: Bytes that the table may take in RAM; a larger one is a file.
-        folder: Where the file is made. It has no name any more once it is open, so nothing stays of it.
+        room: Where they may lie.
     """
 
-    def __init__(self, ids: Ids, like: Tensor, most_bytes: int, folder: Path | None) -> None:
-        self.ids, self.like = ids, like[:0].clone()
+    def __init__(self, ids: Ids, like: Tensor, room: Room) -> None:
+        self.ids, self.like = ids, torch.empty((0, *like.shape[1:]), dtype=like.dtype)
         self.bytes_of_row = like.element_size() * prod(like.shape[1:])
         self._is_range = len(ids) > 0 and int(ids[-1]) - int(ids[0]) + 1 == len(ids)
         self._rows: Tensor | None = None
-        self.is_file = len(ids) * self.bytes_of_row > most_bytes
+        self._way, self._back = room.way, room.way.back()
+        self.is_there = 0 < len(ids) * self.bytes_of_row <= room.there
+        self.is_file = not self.is_there and len(ids) * self.bytes_of_row > room.in_ram
         if not self.is_file:
-            self._rows = torch.empty((len(ids), *like.shape[1:]), dtype=like.dtype)
+            where = room.way.device if self.is_there else None
+            self._rows = torch.empty((len(ids), *like.shape[1:]), dtype=like.dtype, device=where)
             return
-        with tempfile.TemporaryDirectory(dir=folder) as draft:
+        with tempfile.TemporaryDirectory(dir=room.folder) as draft:
             path = Path(draft) / "rows.npy"
             make(path, len(ids), _bits(self.like).numpy())
             self._file = RowFile(path, "a layer")
@@ -95,22 +116,38 @@ class RowTable:
     @property
     def bytes_in_ram(self) -> int:
         """The bytes that the rows take in RAM."""
-        return 0 if self.is_file else len(self.ids) * self.bytes_of_row
+        return 0 if self.is_file or self.is_there else len(self.ids) * self.bytes_of_row
+
+    @property
+    def bytes_there(self) -> int:
+        """The bytes that the rows take on the device."""
+        return len(self.ids) * self.bytes_of_row if self.is_there else 0
 
     def write(self, nodes: Tensor, rows: Tensor) -> None:
-        """Set the rows of some nodes of the table."""
+        """Set the rows of some nodes of the table. Those that come from a device are there when rows are taken."""
         at = self._positions(nodes)
+        if self._rows is not None and self.is_there:
+            self._rows.index_copy_(0, self._way.there(at), self._way.there(rows))
+            return
+        for arrived in self._back.send(at, rows):
+            self._put(*arrived)
+
+    def take(self, nodes: Tensor) -> Tensor:
+        """Return the rows of some nodes of the table, on the device if they lie there."""
+        at = self._positions(nodes)
+        if self._rows is not None and self.is_there:
+            return self._rows.index_select(0, self._way.there(at))
+        for arrived in self._back.rest():
+            self._put(*arrived)
+        if self._rows is not None:
+            return gather_rows(self._rows, at, self._way.pool)
+        return self._mapped.take(at).view(self.like.dtype)
+
+    def _put(self, at: Tensor, rows: Tensor) -> None:
         if self._rows is not None:
             self._rows[at] = rows
         else:
             self._file.write(at.numpy(), _bits(rows).numpy())
-
-    def take(self, nodes: Tensor) -> Tensor:
-        """Return the rows of some nodes of the table."""
-        at = self._positions(nodes)
-        if self._rows is not None:
-            return gather_rows(self._rows, at)
-        return self._mapped.take(at).view(self.like.dtype)
 
     def _positions(self, nodes: Tensor) -> Tensor:
         return nodes - self.ids[0] if self._is_range else torch.searchsorted(ids_of(self.ids), nodes)
@@ -121,13 +158,12 @@ class RowTables:
 
     Args:
         ids: The nodes of each type, in increasing order.
-        most_bytes: Bytes that the tables may take in RAM.
-        folder: Where files are made.
+        room: Where they may lie, together.
         says: What makes the rows, for error messages.
     """
 
-    def __init__(self, ids: Sequence[Ids], most_bytes: int, folder: Path | None, says: str) -> None:
-        self._ids, self._most_bytes, self._folder, self._says = ids, most_bytes, folder, says
+    def __init__(self, ids: Sequence[Ids], room: Room, says: str) -> None:
+        self._ids, self._room, self._says = ids, room, says
         self.of_types: list[RowTable | None] = [None] * len(ids)
         self._without = [0] * len(ids)  # nodes of each type that were written without rows
 
@@ -135,8 +171,9 @@ class RowTables:
         """Make the tables of those types that have rows of some type and shape, and no table yet."""
         for number, like in enumerate(likes):
             if self.of_types[number] is None and like is not None:
-                room = self._most_bytes - self.bytes_in_ram
-                self.of_types[number] = RowTable(self._ids[number], like, room, self._folder)
+                room = self._room
+                left = room._replace(in_ram=room.in_ram - self.bytes_in_ram, there=room.there - self.bytes_there)
+                self.of_types[number] = RowTable(self._ids[number], like, left)
             if self.of_types[number] is not None and self._without[number]:
                 raise TypeError(
                     f"{self._says} returned rows of a type on some ranks or for some batches, and none for "
@@ -158,6 +195,11 @@ class RowTables:
     def bytes_in_ram(self) -> int:
         """The bytes that the rows take in RAM."""
         return sum(table.bytes_in_ram for table in self.of_types if table is not None)
+
+    @property
+    def bytes_there(self) -> int:
+        """The bytes that the rows take on the device."""
+        return sum(table.bytes_there for table in self.of_types if table is not None)
 
     def write(self, nodes: Sequence[Tensor], rows: RowsOfTypes) -> None:
         """Set the rows of some nodes of each type; rows of a type are there for all of its nodes or for none."""
@@ -196,7 +238,7 @@ def fetch_rows(
     rounds = int(torch.cat(channel.exchange([most] * channel.size)).max())
     for start in range(0, rounds, size):
         part = slice(start, start + size)
-        rows = channel.exchange([take(ids[part]) for ids in told], [len(ids[part]) for ids in asked])
+        rows = channel.exchange([take(ids[part]).cpu() for ids in told], [len(ids[part]) for ids in asked])
         for ids, piece in zip(asked, rows, strict=True):
             if len(piece):
                 table.write(ids[part], piece)

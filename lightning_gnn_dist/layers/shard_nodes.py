@@ -20,10 +20,10 @@ from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.graph import with_arrays
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, bytes_per_row, edge_positions, row_pieces, take_rows
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.layers.layer_pass import Bring
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
 from lightning_gnn_dist.layers.row_table import (
     Ids,
+    Room,
     RowTable,
     RowTables,
     by_type,
@@ -33,6 +33,7 @@ from lightning_gnn_dist.layers.row_table import (
     ids_of,
 )
 from lightning_gnn_dist.layers.through_layers import Layer
+from lightning_gnn_dist.layers.way import Way
 from lightning_gnn_dist.layers.whole_nodes import FEATURES, batch_of_layer
 from lightning_gnn_dist.prepare.bounds import TypedBounds
 from lightning_gnn_dist.prepare.shard import Shard
@@ -153,12 +154,12 @@ class ShardNodes:
         nodes = torch.cat([ids_of(nodes), seeds]).unique() if len(seeds) else ids_of(nodes)
         asked = self.by_owner(nodes)
         told = self._channel.exchange(asked)
-        room = self._budget_bytes
+        left = self._budget_bytes
         of_types = by_type(nodes, self.offsets), by_types(asked, self.offsets), by_types(told, self.offsets)
         for kind, (ids, asked_of, told_of) in enumerate(zip(*of_types, strict=True)):
             for name, array in sorted(self._own[kind].items()):
-                table = RowTable(ids, array[:0], room, self._folder)
-                room -= table.bytes_in_ram
+                table = RowTable(ids, array[:0], Room(left, self._folder))
+                left -= table.bytes_in_ram
                 take = partial(self.own_rows, kind, array)
                 fetch_rows(self._channel, asked_of, told_of, take, table, self._budget_bytes)
                 self._tables[kind][name] = table
@@ -173,7 +174,7 @@ class ShardNodes:
         """Rows of an array of a type for own nodes."""
         return take_rows(array, ids_of(self.rows_at(nodes)) - self._shard.rows.types.offsets[kind])
 
-    def one_hop(self, nodes: Tensor, rows: RowTables | None, bring: Bring) -> Any:
+    def one_hop(self, nodes: Tensor, rows: RowTables | None, way: Way) -> Any:
         sample, left_out = self._sample(nodes), () if rows is None else FEATURES
         apart = take_apart_of_shards(self.types, sample)
         of_types = [at + start for at, start in zip(apart.nodes, self.offsets, strict=False)]
@@ -185,7 +186,7 @@ class ShardNodes:
         content = Content.by_types(self.types, apart, sample, taken, edges, self._seed_type)
         batch = made_of(content, widen=self._widen)
         x = [store.get("x") for store in batch.node_stores] if rows is None else rows.take(of_types)
-        return batch_of_layer(batch, x, lambda kind, ids: self.inputs(kind, "x", ids), of_types, bring)
+        return batch_of_layer(batch, x, lambda kind, ids: self.inputs(kind, "x", ids), of_types, way)
 
     @cached_property
     def names_in_batches(self) -> NamesOfTypes:

@@ -13,7 +13,7 @@ from torch import Tensor
 from lightning_gnn_dist.batches.assembling import Content, made_of
 from lightning_gnn_dist.batches.batch import NamesOfTypes, gathered, names_of_types
 from lightning_gnn_dist.batches.one_hop import RowsOfTypes, with_rows
-from lightning_gnn_dist.batches.pool import Widen
+from lightning_gnn_dist.batches.pool import Pool, Widen
 from lightning_gnn_dist.batches.source import FileRows
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.convert import SUFFIX
@@ -21,11 +21,11 @@ from lightning_gnn_dist.graph.graph import Graph, with_arrays, with_arrays_of_ty
 from lightning_gnn_dist.graph.rows import bytes_per_row, degrees_of
 from lightning_gnn_dist.graph.storage.mapped import MappedRows, all_maps
 from lightning_gnn_dist.graph.typed.names import TypeOffsets, have_names
-from lightning_gnn_dist.layers.layer_pass import Bring
 from lightning_gnn_dist.layers.reach import EDGES_OF_A_NODE, Neighbourhoods
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
 from lightning_gnn_dist.layers.row_table import Ids, RowTables, edges_before, ids_of
 from lightning_gnn_dist.layers.through_layers import Layer
+from lightning_gnn_dist.layers.way import Way
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 FEATURES = ("x", "x" + SUFFIX)
@@ -78,7 +78,7 @@ class GraphNodes:
         others = self._others.types.node_arrays.values()
         return max(bytes_per_row(row) + bytes_per_row(more) for row, more in zip(rows, others, strict=True))
 
-    def one_hop(self, nodes: Tensor, rows: RowTables | None, bring: Bring) -> Any:
+    def one_hop(self, nodes: Tensor, rows: RowTables | None, way: Way) -> Any:
         (sample,) = NeighborSampler([-1]).sample_bulk(self._graph, [ids_of(self._at(nodes))], [BatchKey(0, 0, 0)])
         content = Content.of(self._others, sample, self._seed_type)
         if self._files is not None:
@@ -87,10 +87,9 @@ class GraphNodes:
         else:
             batch = made_of(content, widen=self._widen)
         of_types = content.apart.nodes
-        if rows is not None:
-            return batch_of_layer(batch, rows.take(self._ids(of_types)), self._inputs, of_types, bring)
-        inputs = [self._inputs(number, at) for number, at in enumerate(of_types)]
-        return batch_of_layer(batch, inputs, self._inputs, of_types, bring)
+        inputs = partial(self._inputs, pool=way.pool)
+        x = [inputs(*of) for of in enumerate(of_types)] if rows is None else rows.take(self._ids(of_types))
+        return batch_of_layer(batch, x, inputs, of_types, way)
 
     def _at(self, nodes: Ids) -> Ids:
         """The places of own nodes in the graph."""
@@ -104,15 +103,15 @@ class GraphNodes:
         offsets = self._graph.types.offsets
         return offsets[number + 1] - offsets[number]
 
-    def _inputs(self, number: int, at: Tensor) -> Tensor | None:
-        return self._taken(self._features[number], at).get("x")
+    def _inputs(self, number: int, at: Tensor, pool: Pool | None = None) -> Tensor | None:
+        return self._taken(self._features[number], at, pool).get("x")
 
-    def _taken(self, arrays: Mapping[str, Tensor], at: Tensor) -> dict[str, Tensor]:
+    def _taken(self, arrays: Mapping[str, Tensor], at: Tensor, pool: Pool | None = None) -> dict[str, Tensor]:
         """Rows of arrays as batches have them."""
         if self._files is not None:
             arrays = {name: self._mapped[id(array)].take(at) for name, array in arrays.items()}
             at = torch.arange(len(at))
-        return gathered(arrays, at, widen=self._widen)
+        return gathered(arrays, at, lambda _: pool, widen=self._widen)
 
 
 def batch_of_layer(
@@ -120,7 +119,7 @@ def batch_of_layer(
     rows: RowsOfTypes,
     inputs: Callable[[int, Tensor], Tensor | None],
     of_types: list[Tensor],
-    bring: Bring,
+    way: Way,
 ) -> Any:
     """A batch of one hop as a layer reads it.
 
@@ -129,14 +128,14 @@ def batch_of_layer(
         rows: Its rows of each type.
         inputs: Returns input rows of some nodes of a type.
         of_types: Its nodes of each type.
-        bring: Brings input rows to the device.
+        way: Brings input rows to the device that computes.
     """
 
     def read(number: int) -> Tensor:
         found = inputs(number, of_types[number])
         if found is None:
             raise AttributeError("x0 is the input rows x, and these nodes have none.")
-        return bring(found)
+        return way.inputs(found)
 
     for number, store in enumerate(batch.node_stores):
         store["batch_size"] = store["num_sampled_nodes"][0]

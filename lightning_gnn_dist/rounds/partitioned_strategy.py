@@ -251,7 +251,7 @@ class PartitionedStrategy(DDPStrategy):
         self.set_world_ranks()
         environment = self.cluster_environment
         assert environment is not None
-        collectives.check_group(self.world_size)
+        collectives.check_group(self.world_size, self.root_device)
         if not collectives.is_joined():
             lost = self._launcher.lost if isinstance(self._launcher, ScriptLauncher) else dict
             who = (self.global_rank, self.world_size, self.launch.start_timeout, self.num_nodes, lost)
@@ -274,6 +274,7 @@ class PartitionedStrategy(DDPStrategy):
         return super().reduce(tensor, group, reduce_op)
 
     def _configure_launcher(self) -> None:  # Lightning asks for it once it knows where it runs
+        refusals.check_devices(type(self).__name__, self.parallel_devices or [])
         self._launcher = launcher_for(self, self.launch)
 
     def _give_back(self, trainer: Trainer) -> None:

@@ -34,6 +34,16 @@ def check_clock(clock: Any) -> None:
         )
 
 
+def check_devices(strategy: str, devices: Iterable[Any]) -> None:
+    """Refuse devices whose tensors no backend of ours exchanges, before any rank is started."""
+    others = {getattr(device, "type", "xla") for device in devices} - {"cpu", "cuda"}
+    if others:
+        raise ValueError(
+            f"{strategy} trains on CPUs and on CUDA devices, and this trainer computes on {min(others)}: give it "
+            'accelerator="cpu", or leave the strategy out, which trains in one process.'
+        )
+
+
 def check_trainer(strategy: str, trainer: Trainer, *, has_layer_sync: bool) -> None:
     """Refuse settings of the Trainer that act inside a round, where every rank is alone."""
     _refuse(

@@ -65,7 +65,7 @@ def random_state() -> dict[str, Any]:
 def restore_random_state(state: Mapping[str, Any]) -> None:
     """Restore torch's generators, so that dropout draws what it would have drawn."""
     torch.set_rng_state(state["cpu"])
-    if "cuda" in state and torch.cuda.is_available():
+    if "cuda" in state and torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.set_rng_state(state["cuda"])
 
 

@@ -78,13 +78,18 @@ def rank() -> int:
     return dist.get_rank() if is_joined() else 0
 
 
-def check_group(size: int) -> None:
-    """Refuse a fit on several ranks in a process whose group, of an earlier fit, has another size."""
+def check_group(size: int, device: torch.device | None = None) -> None:
+    """Refuse a fit in a process whose group, of an earlier fit, has another size, or cannot reach its device."""
     if size > 1 and is_joined() and world_size() != size:
         raise RuntimeError(
             f"This process is in a group of {world_size()} rank(s) of an earlier fit, which it keeps until it ends, "
             f"and this fit has {size}: run one of them in another process, or start the ranks of both by "
             'launch=Launch(start_method="fork").'
+        )
+    if device is not None and device.type == "cpu" and is_joined() and dist.get_backend() == "nccl":
+        raise RuntimeError(
+            "This process is in a group (nccl) of an earlier fit on GPUs, which it keeps until it "
+            "ends, and this fit computes on CPUs: run it in another process."
         )
 
 
@@ -199,7 +204,7 @@ def gather_objects(item: Any, *, everywhere: bool = False) -> list[Any] | None:
         with counted(0.0 if rank() == 0 else len(content)):
             dist.gather(content, pieces or None, dst=0)
     contents = [piece[:length].cpu().numpy().tobytes() for piece, length in zip(pieces, lengths, strict=False)]
-    return [torch.load(io.BytesIO(octets), weights_only=True) for octets in contents] or None
+    return [torch.load(io.BytesIO(octets), map_location="cpu", weights_only=True) for octets in contents] or None
 
 
 def _all_reduce(flat: Tensor, op: dist.ReduceOp.RedOpType) -> None:

@@ -1,4 +1,4 @@
-"""Where runs compute: on CPUs in float32, or as the environment says, which all ranks of a run share."""
+"""Where and how runs compute: on CPUs in float32, or as the environment says, which all ranks of a run share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from contextlib import contextmanager
 from typing import Any
 
 _NAME = "GOLDEN_{}"
-_DEFAULTS = {"accelerator": "cpu", "precision": "32-true", "sample_on": "cpu"}
+_DEFAULTS = {
+    "accelerator": "cpu",
+    "precision": "32-true",
+    "sample_on": "cpu",
+    "first_accelerator": "",
+    "dropout": "0.2",
+}
 
 
 def chosen(name: str) -> Any:
@@ -19,9 +25,11 @@ def chosen(name: str) -> Any:
 def computing(**options: str) -> Iterator[None]:
     """Runs of the block, and the ranks that they start, compute so: on an accelerator, with a precision."""
     names = {_NAME.format(name.upper()): value for name, value in options.items()}
+    before = {name: os.environ.get(name) for name in names}
     os.environ.update(names)
     try:
         yield
     finally:
-        for name in names:
-            del os.environ[name]
+        for name, value in before.items():
+            os.environ.pop(name)
+            os.environ.update({} if value is None else {name: value})

@@ -15,6 +15,7 @@ from torchmetrics import MeanSquaredError
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_gnn_dist import LazyAdam, LinkRanking, OwnedEmbedding, coverage_mean, layers_of, through_layers
+from tests.golden.device import chosen
 from tests.golden.graphs import CLASSES, COUNTS, NODES, WIDTH, WIDTHS
 
 OPTIMIZERS: dict[str, Any] = {
@@ -61,7 +62,7 @@ class Blocks(Judged):
         super().__init__(**options)
         widths = [WIDTH, *[12] * (num_layers - 1), CLASSES]
         self.convs = nn.ModuleList(SAGEConv(a, b) for a, b in pairwise(widths))
-        self.norm = nn.BatchNorm1d(12)
+        self.norm, self.dropout = nn.BatchNorm1d(12), float(chosen("dropout"))
 
     def rows(self, batch: Any) -> Tensor:
         found: Tensor = batch.x
@@ -71,7 +72,7 @@ class Blocks(Judged):
         x = self.rows(batch)
         for conv, block in zip(self.convs, batch.blocks, strict=True):
             x = conv((x, x[: block.num_dst]), block.adj if block.weight is None else block.weighted_adj)
-            x = x if conv is self.convs[-1] else functional.dropout(self.norm(x).relu(), 0.2, self.training)
+            x = x if conv is self.convs[-1] else functional.dropout(self.norm(x).relu(), self.dropout, self.training)
         return x[: batch.batch_size]
 
 

@@ -17,7 +17,7 @@ from lightning_gnn_dist.layers.budget import LEAST_BYTES, budget, free_bytes, ra
 from lightning_gnn_dist.layers.evaluating.choice import Counter, Evaluated
 from lightning_gnn_dist.layers.layer_pass import LayerPass
 from lightning_gnn_dist.layers.reach import Neighbourhoods
-from lightning_gnn_dist.layers.row_table import RowTable
+from lightning_gnn_dist.layers.row_table import Room, RowTable
 from lightning_gnn_dist.layers.whole_nodes import WholeNodes
 from lightning_gnn_dist.wire.channel import open_channel
 from tests.layers.models import Appnp, Sage, graph_of, uneven_data, whole_rows
@@ -85,7 +85,7 @@ def test_a_batch_that_fits_keeps_to_the_budget():
 def test_a_table_gives_the_rows_that_it_got(most_bytes, dtype, shape, ids, tmp_path):
     nodes = torch.tensor(ids)
     rows = torch.randn(len(nodes), *shape).to(dtype)
-    table = RowTable(nodes, rows, most_bytes, tmp_path)
+    table = RowTable(nodes, rows, Room(most_bytes, tmp_path))
     assert table.is_file == (most_bytes == 0)
     assert list(tmp_path.rglob("*")) == []
     for part in torch.randperm(len(nodes)).split(6):

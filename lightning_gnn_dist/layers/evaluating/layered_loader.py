@@ -106,6 +106,7 @@ class ReadyRows:
         nodes: Returns the part of the graph that this rank computes rows for, for some layers. Collective.
         num_ranks: How many ranks share the work.
         budget_bytes: Bytes that the work may take on this rank.
+        bytes_there: Bytes of its own memory that a device may be asked for. Default: half of what is free there.
         folder: Where rows go that take more, or None for the system's folder of temporary files.
         dtype: The type of the model's numbers, if batches are brought to it.
     """
@@ -116,11 +117,12 @@ class ReadyRows:
         nodes: Callable[[ModelLayers, Channel], HasInputs],
         num_ranks: int,
         budget_bytes: int,
+        bytes_there: int | None,
         folder: Path | None,
         dtype: torch.dtype | None,
     ) -> None:
         self._trainer, self._nodes_of_rank, self._num_ranks = trainer, nodes, num_ranks
-        self._budget_bytes, self._folder, self._dtype = budget_bytes, folder, dtype
+        self._budget_bytes, self._bytes_there, self._folder, self._dtype = budget_bytes, bytes_there, folder, dtype
         self._nodes: HasInputs | None = None
         self._channel: Channel | None = None
         self._pass: LayerPass | None = None
@@ -204,7 +206,7 @@ class ReadyRows:
             self._nodes = self._nodes_of_rank(model, self._channel)
             device = self._trainer.strategy.root_device
             where = device, self._budget_bytes, self._folder
-            self._pass = LayerPass(self._nodes, self._channel, *where, model.norm, self._dtype)
+            self._pass = LayerPass(self._nodes, self._channel, *where, model.norm, self._dtype, self._bytes_there)
             own = seeds() if model.norm is None else torch.arange(self._nodes.most_rows)
             self._planned = self._pass.plan(own, len(model.layers))
             self._was_tried = not model.is_found  # a module knows what its own layers take

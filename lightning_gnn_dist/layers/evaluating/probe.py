@@ -188,7 +188,7 @@ def _rows_of_seeds(outputs: Any, batch: Any) -> Tensor:
 
 
 def _distance(first: Tensor, second: Tensor) -> float:
-    first, second = first.double(), second.double()
+    first, second = first.cpu().double(), second.cpu().double()  # not every device has float64
     return float((first - second).abs().max() / first.abs().max().clamp(min=torch.finfo(torch.float32).tiny))
 
 

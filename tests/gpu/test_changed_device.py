@@ -1,0 +1,103 @@
+"""A fit that is stopped on one kind of device and goes on on another ends as one that never left its CPUs.
+
+The runs are those of `tests/golden/stops.py`: every strategy, with moments, outer and correction optimizers, drifts,
+learned rows, histories, types, links and shards.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_gnn_dist import GrappaStrategy, PartitionedDataModule
+from tests.data_fitting import small_graph, trainer
+from tests.every_strategy import PATIENCE, every_strategy
+from tests.golden.device import computing
+from tests.golden.runs import Job, jobs
+from tests.gpu.test_every_run import differences, done, is_alike, name_of
+from tests.gpu.test_every_run import shared as shared
+from tests.gpu.test_precisions import LR, Seen
+from tests.ranks import run_ranks
+from tests.sage import SAGE
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`:UserWarning")]
+CHANGES = [("gpu", "cpu"), ("cpu", "gpu")]
+
+
+def stopped(name: str) -> bool:
+    return name.startswith("resumed/")
+
+
+LESS = jobs(lambda name: stopped(name) and not is_alike(name))
+MORE = jobs(lambda name: stopped(name) and is_alike(name))
+
+
+@pytest.mark.parametrize("job", [*LESS, *(pytest.param(job, marks=pytest.mark.slow) for job in MORE)], ids=name_of)
+def test_a_fit_goes_on_on_another_device(job: Job, shared: Path, tmp_path: Path) -> None:
+    if job.num_ranks > torch.cuda.device_count():
+        pytest.skip(f"fewer than {job.num_ranks} CUDA devices")
+    with computing(precision="64-true", dropout="0"):  # each device draws its own
+        done(job, shared, tmp_path / "cpu")
+        for first, second in CHANGES:
+            keep = tmp_path / f"{first} to {second}"
+            with computing(first_accelerator=first, accelerator=second):
+                found = done(job, shared, keep)
+            raised = {name: text for name, shown in found.items() for key, text in shown.items() if "raised" in key}
+            assert not raised, "\n".join(raised.values())
+            paths = sorted((tmp_path / "cpu").iterdir())
+            assert len(paths) == len(job.names) * job.num_ranks
+            far = list(chain.from_iterable(differences(path, keep / path.name) for path in paths))
+            assert not far, f"{first} to {second}: " + "\n".join(far)
+
+
+class Scheduled(Seen):
+    """Halves its learning rate after each epoch, or round."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=LR)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+
+
+def scaled(rank: int, world_size: int, name: str, accelerator: str, path: Path) -> tuple[float, float]:
+    """Fit two epochs, or go on up to the fourth; return the scale of gradients and the learning rate at the end."""
+    data = PartitionedDataModule(small_graph(), batch_size=16)
+    resumes, options = path.exists(), {"accelerator": accelerator, "precision": "16-mixed", "limit_val_batches": 0}
+    run = trainer(world_size, every_strategy()[name](), max_epochs=4 if resumes else 2, **options)
+    scaler = torch.amp.GradScaler(
+        {"gpu": "cuda"}.get(accelerator, accelerator), init_scale=512.0 if not resumes else 2.0
+    )
+    run.precision_plugin.scaler = scaler  # type: ignore[attr-defined]
+    run.fit(Scheduled(), data, ckpt_path=path if resumes else None)
+    run.save_checkpoint(path)
+    return scaler.get_scale(), run.optimizers[0].param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize(("first", "second"), CHANGES)
+@pytest.mark.parametrize("name", every_strategy())
+def test_the_scale_of_gradients_and_the_schedule_go_on(name: str, first: str, second: str, tmp_path: Path) -> None:
+    for accelerator, epochs in ((first, 2), (second, 4)):
+        (found,) = run_ranks(scaled, 1, name, accelerator, tmp_path / "stopped.ckpt")
+        assert found == (512.0, LR * 0.5**epochs)
+
+
+def one_after_the_other(rank: int, world_size: int) -> str:
+    for accelerator in ("gpu", "cpu"):
+        data = PartitionedDataModule(small_graph(), batch_size=64)
+        run = trainer(
+            world_size, GrappaStrategy(**PATIENCE), accelerator=accelerator, max_epochs=1, limit_val_batches=0
+        )
+        try:
+            run.fit(SAGE(12, 4), data)
+        except RuntimeError as error:
+            return f"{accelerator}: {error}"
+    return ""
+
+
+def test_a_fit_on_a_cpu_is_refused_in_a_process_of_a_fit_on_a_gpu() -> None:
+    (said,) = run_ranks(one_after_the_other, 1)
+    assert said.startswith("cpu: This process is in a group (nccl) of an earlier fit on GPUs")
+    assert said.endswith("run it in another process.")

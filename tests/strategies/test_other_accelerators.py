@@ -1,0 +1,89 @@
+"""Accelerators that are neither CPU nor CUDA: strategies refuse them before ranks start; one process moves batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.fabric.accelerators.mps as of_fabric
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.accelerators import CPUAccelerator, MPSAccelerator
+from torch import Tensor
+
+from lightning_gnn_dist import LadiesSampler, NeighborSampler, PartitionedDataModule, WholePartSampler, communities
+from lightning_gnn_dist.batches.placement import Placement, stream_to
+from tests.every_strategy import every_strategy
+from tests.layers.typed_model import some_data
+
+DEVICES = ["mps", "xpu", "hpu", "xla"]
+WAY_OUT = "accelerator=.cpu."
+
+
+def of_kind(kind: str) -> CPUAccelerator:
+    """One that finds devices of another kind."""
+
+    class Other(CPUAccelerator):
+        @staticmethod
+        def get_parallel_devices(devices: Any) -> list[torch.device]:
+            return [torch.device(kind, 0)] * int(devices)
+
+    return Other()
+
+
+@pytest.fixture
+def a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (MPSAccelerator, of_fabric.MPSAccelerator):
+        monkeypatch.setattr(kind, "is_available", staticmethod(lambda: True))
+
+
+@pytest.mark.parametrize("accelerator", ["auto", "gpu", "mps"])
+@pytest.mark.parametrize("name", every_strategy())
+def test_strategies_are_refused_on_a_mac(name: str, accelerator: str, a_mac: None) -> None:
+    for strategy in (every_strategy()[name](), name):
+        with pytest.raises(ValueError, match=WAY_OUT):
+            pl.Trainer(accelerator=accelerator, devices=1, strategy=strategy, logger=False)
+
+
+@pytest.mark.parametrize("kind", DEVICES)
+@pytest.mark.parametrize("name", every_strategy())
+def test_strategies_name_the_device_that_they_refuse(name: str, kind: str) -> None:
+    with pytest.raises(ValueError, match=f"Strategy trains on CPUs and on CUDA devices.* on {kind}: .*{WAY_OUT}"):
+        pl.Trainer(accelerator=of_kind(kind), devices=2, strategy=every_strategy()[name](), logger=False)
+
+
+def test_a_mac_without_a_strategy_is_not_refused(a_mac: None) -> None:
+    assert pl.Trainer(accelerator="auto", devices=1, logger=False).strategy.root_device == torch.device("mps", 0)
+
+
+SAMPLERS = [NeighborSampler([3, 3]), LadiesSampler([20, 20]), WholePartSampler(2)]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
+@pytest.mark.parametrize("is_typed", [False, True], ids=["plain", "typed"])
+def test_batches_are_moved_whole_and_hold_no_number_that_such_a_device_lacks(sampler: Any, is_typed: bool) -> None:
+    if is_typed and isinstance(sampler, LadiesSampler):
+        pytest.skip("draws from graphs without types")
+    graph: Any = communities(200, 3, num_features=5)
+    if is_typed:
+        graph = some_data()
+        graph.apply(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor)
+    data = PartitionedDataModule(graph, sampler=sampler, batch_size=40)
+    for stage in ("fit", "test"):
+        data.setup(stage)
+    for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
+        for batch in loader:
+            moved, held = batch.to("meta"), list[Any]()
+            moved.apply_(held.append)
+            found = [each for each in held if isinstance(each, Tensor)]
+            assert {tensor.device.type for tensor in found} == {"meta"}
+            assert torch.float64 not in {tensor.dtype for tensor in found}
+
+
+def test_nothing_of_cuda_is_asked_of_such_a_device() -> None:
+    device = torch.device("mps", 0)
+    assert stream_to(device) is None
+    graph, sampler = communities(50, 2), NeighborSampler([2])
+    assert Placement(device, "auto").of(graph, sampler) == (graph, sampler)
+    with pytest.raises(ValueError, match='sample_on="device" draws on CUDA devices, and this trainer computes on mps'):
+        Placement(device, "device").of(graph, sampler)
