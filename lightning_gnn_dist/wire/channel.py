@@ -3,8 +3,8 @@
 ``open_channel`` and the exchanges of a ``Channel`` are collective: all ranks must call them, in the same order.
 
 Rows on a GPU are sent from its memory where ranks reach each other by NCCL, on a communicator and a stream beside those
-of DDP. Two communicators of NCCL can wait for each other for ever, if ranks use them in different orders and a device or
-its host is kept by the one that came first. That they do not, here, is due to this:
+of DDP. Two communicators of NCCL can wait for each other for ever, if ranks use them in different orders and the first
+keeps a device or its host from beginning the second. They do not here, by this:
 
     order     A rank exchanges behind layer 1, 2 ... in the forward, and behind ... 2, 1 in the backward; behind a layer
               once for each node type, in the order of types. Autograd goes back in the order in which the forward came,
@@ -86,7 +86,7 @@ class Channel:
         return self._begun(pieces, lengths)()
 
     def begin(self, pieces: Sequence[Tensor], lengths: Sequence[int]) -> Callable[[], list[Tensor]]:
-        """Begin an exchange of rows on a GPU. What is returned lets the stream that calls it wait, and returns the rows.
+        """Begin an exchange of rows on a GPU; return what lets the current stream wait for it, and returns the rows.
 
         The arguments are those of :meth:`exchange`.
         """
