@@ -218,7 +218,7 @@ class LayerPass:
         for nodes, rows in self._batches(layers[-1], planned[-1].nodes, table, told):
             of_kind = rows[kind]
             assert of_kind is not None
-            yield nodes, of_kind
+            yield nodes, of_kind.cpu()
 
     def try_one(self, layer: Layer, of_layer: LayerNodes) -> None:
         """Compute the first layer for one node, if this rank has some."""
@@ -228,7 +228,7 @@ class LayerPass:
     def _computed(self, layer: Layer, of_layer: LayerNodes, before: RowTables | None, progress: Progress) -> RowTables:
         """Compute a layer for own nodes, and fetch the rows of the others. Collective."""
         held = by_type(of_layer.held, self.nodes.offsets)
-        tables = RowTables(held, int(_FOR_A_TABLE * self.budget_bytes), self.folder, self._says)
+        tables = RowTables(held, int(_FOR_A_TABLE * self.budget_bytes), self.folder, self._says, self.device)
         for nodes, rows in self._batches(layer, of_layer.nodes, before):
             tables.write([ids_of(ids) for ids in by_type(nodes, self.nodes.offsets)], rows)
             self._held += _bytes_of(rows) if tables.bytes_in_ram else 0
@@ -260,7 +260,7 @@ class LayerPass:
                 self._forecast.was_too_much(foreseen(stop))
                 continue
             told(batch, outputs)
-            rows = [None if each is None else each.cpu() for each in outputs]
+            rows = outputs
             del batch, outputs  # otherwise two batches would be held while the next is made
             yield some, rows
             self._forecast.end(foreseen(stop), self._held)

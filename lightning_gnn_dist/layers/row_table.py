@@ -1,4 +1,4 @@
-"""Nodes in increasing order, and rows of them: in RAM, or in files where they would take too much of it."""
+"""Nodes in increasing order, and rows of them: in memory, or in files where they would take too much of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lightning_gnn_dist.graph.rows import degrees_of, starts_of
 from lightning_gnn_dist.graph.storage.mapped import MappedRows
 from lightning_gnn_dist.graph.storage.row_file import RowFile, make
 from lightning_gnn_dist.graph.storage.store import map_npy
-from lightning_gnn_dist.wire.channel import Channel
+from lightning_gnn_dist.wire.channel import CPU, Channel
 
 Ids = Tensor | range
 _COPIES_SENT = 6  # of the rows that a round of the exchange sends: sent, as bytes, received, kept by an allocator
@@ -72,18 +72,21 @@ class RowTable:
     Args:
         ids: The nodes, in increasing order.
         like: Rows of the type and shape that the table's rows have.
-        most_bytes: Bytes that the table may take in RAM; a larger one is a file.
+        most_bytes: Bytes that the table may take in memory; a larger one is a file.
         folder: Where the file is made. It has no name any more once it is open, so nothing stays of it.
+        device: Whose memory holds the rows.
     """
 
-    def __init__(self, ids: Ids, like: Tensor, most_bytes: int, folder: Path | None) -> None:
-        self.ids, self.like = ids, like[:0].clone()
+    def __init__(
+        self, ids: Ids, like: Tensor, most_bytes: int, folder: Path | None, device: torch.device = CPU
+    ) -> None:
+        self.ids, self.like = ids, like[:0].cpu().clone()
         self.bytes_of_row = like.element_size() * prod(like.shape[1:])
         self._is_range = len(ids) > 0 and int(ids[-1]) - int(ids[0]) + 1 == len(ids)
         self._rows: Tensor | None = None
         self.is_file = len(ids) * self.bytes_of_row > most_bytes
         if not self.is_file:
-            self._rows = torch.empty((len(ids), *like.shape[1:]), dtype=like.dtype)
+            self._rows = torch.empty((len(ids), *like.shape[1:]), dtype=like.dtype, device=device)
             return
         with tempfile.TemporaryDirectory(dir=folder) as draft:
             path = Path(draft) / "rows.npy"
@@ -93,23 +96,24 @@ class RowTable:
         weakref.finalize(self, self._file.abandon)
 
     @property
-    def bytes_in_ram(self) -> int:
-        """The bytes that the rows take in RAM."""
+    def bytes_held(self) -> int:
+        """The bytes that the rows take in memory."""
         return 0 if self.is_file else len(self.ids) * self.bytes_of_row
 
     def write(self, nodes: Tensor, rows: Tensor) -> None:
         """Set the rows of some nodes of the table."""
         at = self._positions(nodes)
         if self._rows is not None:
-            self._rows[at] = rows
+            self._rows[at.to(self._rows.device)] = rows.to(self._rows.device)
         else:
-            self._file.write(at.numpy(), _bits(rows).numpy())
+            self._file.write(at.numpy(), _bits(rows.cpu()).numpy())
 
     def take(self, nodes: Tensor) -> Tensor:
-        """Return the rows of some nodes of the table."""
+        """Return the rows of some nodes of the table, where it has them."""
         at = self._positions(nodes)
         if self._rows is not None:
-            return gather_rows(self._rows, at)
+            is_here = self._rows.device == CPU
+            return gather_rows(self._rows, at) if is_here else self._rows[at.to(self._rows.device)]
         return self._mapped.take(at).view(self.like.dtype)
 
     def _positions(self, nodes: Tensor) -> Tensor:
@@ -121,13 +125,16 @@ class RowTables:
 
     Args:
         ids: The nodes of each type, in increasing order.
-        most_bytes: Bytes that the tables may take in RAM.
+        most_bytes: Bytes that the tables may take in memory.
         folder: Where files are made.
         says: What makes the rows, for error messages.
+        device: Whose memory holds the rows.
     """
 
-    def __init__(self, ids: Sequence[Ids], most_bytes: int, folder: Path | None, says: str) -> None:
-        self._ids, self._most_bytes, self._folder, self._says = ids, most_bytes, folder, says
+    def __init__(
+        self, ids: Sequence[Ids], most_bytes: int, folder: Path | None, says: str, device: torch.device = CPU
+    ) -> None:
+        self._ids, self._most_bytes, self._folder, self._says, self._device = ids, most_bytes, folder, says, device
         self.of_types: list[RowTable | None] = [None] * len(ids)
         self._without = [0] * len(ids)  # nodes of each type that were written without rows
 
@@ -135,8 +142,8 @@ class RowTables:
         """Make the tables of those types that have rows of some type and shape, and no table yet."""
         for number, like in enumerate(likes):
             if self.of_types[number] is None and like is not None:
-                room = self._most_bytes - self.bytes_in_ram
-                self.of_types[number] = RowTable(self._ids[number], like, room, self._folder)
+                room = self._most_bytes - self.bytes_held
+                self.of_types[number] = RowTable(self._ids[number], like, room, self._folder, self._device)
             if self.of_types[number] is not None and self._without[number]:
                 raise TypeError(
                     f"{self._says} returned rows of a type on some ranks or for some batches, and none for "
@@ -155,9 +162,14 @@ class RowTables:
         return max((table.bytes_of_row for table in self.of_types if table is not None), default=0)
 
     @property
+    def bytes_held(self) -> int:
+        """The bytes that the rows take in memory."""
+        return sum(table.bytes_held for table in self.of_types if table is not None)
+
+    @property
     def bytes_in_ram(self) -> int:
-        """The bytes that the rows take in RAM."""
-        return sum(table.bytes_in_ram for table in self.of_types if table is not None)
+        """The bytes of these that are no device's."""
+        return self.bytes_held if self._device == CPU else 0
 
     def write(self, nodes: Sequence[Tensor], rows: RowsOfTypes) -> None:
         """Set the rows of some nodes of each type; rows of a type are there for all of its nodes or for none."""
@@ -196,7 +208,8 @@ def fetch_rows(
     rounds = int(torch.cat(channel.exchange([most] * channel.size)).max())
     for start in range(0, rounds, size):
         part = slice(start, start + size)
-        rows = channel.exchange([take(ids[part]) for ids in told], [len(ids[part]) for ids in asked])
+        own = [take(ids[part]).to(channel.device) for ids in told]
+        rows = channel.exchange(own, [len(ids[part]) for ids in asked])
         for ids, piece in zip(asked, rows, strict=True):
             if len(piece):
                 table.write(ids[part], piece)

@@ -158,7 +158,7 @@ class ShardNodes:
         for kind, (ids, asked_of, told_of) in enumerate(zip(*of_types, strict=True)):
             for name, array in sorted(self._own[kind].items()):
                 table = RowTable(ids, array[:0], room, self._folder)
-                room -= table.bytes_in_ram
+                room -= table.bytes_held
                 take = partial(self.own_rows, kind, array)
                 fetch_rows(self._channel, asked_of, told_of, take, table, self._budget_bytes)
                 self._tables[kind][name] = table

@@ -147,7 +147,8 @@ class Channel:
         *,
         in_background: bool = False,
     ) -> dist.Work | None:
-        return dist.all_to_all_single(received, sent, to_receive, to_send, self._group, in_background)
+        work: dist.Work | None = dist.all_to_all_single(received, sent, to_receive, to_send, self._group, in_background)
+        return work
 
 
 @torch.no_grad()

@@ -78,22 +78,25 @@ def test_a_batch_that_fits_keeps_to_the_budget():
             assert max(counter.bytes_of(each.nodes[-1], each.edges[-1]) for each in reached) <= num_bytes
 
 
-@pytest.mark.parametrize("most_bytes", [0, 1 << 30], ids=["file", "RAM"])
+PLACES = [(0, "cpu"), (1 << 30, "cpu"), pytest.param(1 << 30, "cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize(("most_bytes", "device"), PLACES, ids=["file", "RAM", "device"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("shape", [(3,), (2, 3), ()], ids=str)
 @pytest.mark.parametrize("ids", [range(5, 25), range(1, 60, 3)], ids=["range", "some"])
-def test_a_table_gives_the_rows_that_it_got(most_bytes, dtype, shape, ids, tmp_path):
+def test_a_table_gives_the_rows_that_it_got(most_bytes, device, dtype, shape, ids, tmp_path):
     nodes = torch.tensor(ids)
-    rows = torch.randn(len(nodes), *shape).to(dtype)
-    table = RowTable(nodes, rows, most_bytes, tmp_path)
+    rows = torch.randn(len(nodes), *shape).to(device, dtype)
+    table = RowTable(nodes, rows, most_bytes, tmp_path, torch.device(device))
     assert table.is_file == (most_bytes == 0)
     assert list(tmp_path.rglob("*")) == []
     for part in torch.randperm(len(nodes)).split(6):
         table.write(nodes[part], rows[part])
     order = torch.randperm(len(nodes)).repeat(2)
     found = table.take(nodes[order])
-    assert found.dtype == dtype
-    assert found.equal(rows[order])
+    assert found.dtype == dtype and found.device.type == device
+    assert found.equal(rows[order.to(device)])
     assert table.take(nodes[:0]).shape == (0, *shape)
 
 
