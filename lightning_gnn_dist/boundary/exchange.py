@@ -78,6 +78,14 @@ class ExchangePlan:
     num_own: list[int]
     layers: list[list[LayerPlan]]
 
+    def to(self, device: torch.device) -> ExchangePlan:
+        """Return the same with its routes on the device that computes."""
+
+        def moved(plan: LayerPlan) -> LayerPlan:
+            return plan if plan.route is None else replace(plan, route=plan.route.to(device))
+
+        return replace(self, layers=[[moved(plan) for plan in of_types] for of_types in self.layers])
+
 
 def exchange_plan(part: Graph, seeds: Tensor, owners: Owners, channel: Channel, num_layers: int) -> ExchangePlan:
     """Find out what the ranks compute and send. Collective.
@@ -226,7 +234,7 @@ class ExchangeLoader:
         device: torch.device,
         inputs: Tensor | None = None,
     ) -> None:
-        plan = exchange_plan(part, seeds, owners, channel, num_layers)
+        plan = exchange_plan(part, seeds, owners, channel, num_layers).to(device)
         self.num_seeds = plan.num_seeds
         batch = make(plan.sample)
         seeds_of, batch.batch_size = store_of_seeds(batch), plan.num_seeds

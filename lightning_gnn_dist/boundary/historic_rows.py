@@ -129,7 +129,7 @@ class MeetingChannel(Channel):
     """
 
     def __init__(self, channel: Channel) -> None:
-        super().__init__(channel._group, channel.size, channel.rank)
+        super().__init__(channel._group, channel.size, channel.rank, channel.device)
         self.is_of_boundary = True
 
     def exchange(self, pieces: Sequence[Tensor], lengths: Sequence[int] | None = None) -> list[Tensor]:

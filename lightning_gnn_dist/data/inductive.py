@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.boundary.boundary import Isolated
-from lightning_gnn_dist.checks import check_choice, check_instance, shown
+from lightning_gnn_dist.checks import check_choice, check_ids, check_instance, shown
 from lightning_gnn_dist.data.task import NodeTask, Task
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
@@ -23,7 +23,6 @@ from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.prepare.bounds import TypedBounds
-from lightning_gnn_dist.sampling.base import check_ids
 
 Held = Literal["val", "test"]
 

@@ -243,7 +243,7 @@ class Home(ForgetsRun, ABC):
             whole,
             seeds,
             owners,
-            open_channel(run.num_ranks),
+            open_channel(run.num_ranks, run.device),
             run.settings.of_parts().num_hops,
             thrift=self.boundary.thrift,  # type: ignore[attr-defined]
             seed=run.seed,

@@ -107,7 +107,7 @@ class MeetingRows:
         assert run.trainer is not None
         if not rows.is_planned:
             if self._channel is None:
-                self._channel = MeetingChannel(open_channel(run.num_ranks))
+                self._channel = MeetingChannel(open_channel(run.num_ranks, run.device))
             limits = run.device, run.bytes_of_evaluation, folder
             there = run.settings.evaluation.bytes
             rows.plan(LayerPass(own_nodes(), self._channel, *limits, None, run.dtype, there))

@@ -187,7 +187,7 @@ class Prediction:
     def step(self, batch: Tensor) -> Tensor:
         """Take the place of the module's ``predict_step``."""
         layers = layers_in(self.model)
-        channel = open_channel(collectives.world_size())
+        channel = open_channel(collectives.world_size(), self.model.device)
         try:
             of_all = self._of_all(layers, channel)
             rank_zero_info(f"{len(layers)} layers, one after the other, for {of_all.num_nodes:,} nodes.")

@@ -238,7 +238,8 @@ def fetch_rows(
     rounds = int(torch.cat(channel.exchange([most] * channel.size)).max())
     for start in range(0, rounds, size):
         part = slice(start, start + size)
-        rows = channel.exchange([take(ids[part]).cpu() for ids in told], [len(ids[part]) for ids in asked])
+        own = [take(ids[part]).to(channel.device) for ids in told]
+        rows = channel.exchange(own, [len(ids[part]) for ids in asked])
         for ids, piece in zip(asked, rows, strict=True):
             if len(piece):
                 table.write(ids[part], piece)

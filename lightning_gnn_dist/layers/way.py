@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import bytes_of, in_type
-from lightning_gnn_dist.batches.device_stream import PinnedPool
 from lightning_gnn_dist.batches.placement import stream_to
+from lightning_gnn_dist.engine.lending import PinnedPool
 
 What = TypeVar("What")
 Arrived = tuple[Tensor, Tensor]  # nodes, or places, and their rows in RAM

@@ -1,6 +1,22 @@
 """Rows sent from rank to rank, on connections of their own, and in the background. Every byte is counted.
 
-``open_channel`` and ``Channel.exchange`` are collective: all ranks must call them, in the same order.
+``open_channel`` and the exchanges of a ``Channel`` are collective: all ranks must call them, in the same order.
+
+Rows on a GPU are sent from its memory where ranks reach each other by NCCL, on a communicator and a stream beside those
+of DDP. Two communicators of NCCL can wait for each other for ever, if ranks use them in different orders and the first
+keeps a device or its host from beginning the second. They do not here, by this:
+
+    order     A rank exchanges behind layer 1, 2 ... in the forward, and behind ... 2, 1 in the backward; behind a layer
+              once for each node type, in the order of types. Autograd goes back in the order in which the forward came,
+              and hands each weight's gradient to DDP as soon as it is there. All ranks run the same layers, so these
+              sums, too, stand in one place among the exchanges. A rank that has nothing to send calls as the others do.
+    hosts     Before each exchange between layers the hosts compare, by gloo, which one it is. So none is begun before
+              all ranks have come to it, and ranks that are elsewhere raise instead of waiting.
+    streams   The stream that computes waits for an exchange where its rows are read, and for DDP's sums at the end of a
+              backward alone. The stream of an exchange waits for what was computed before it, the one of DDP's sums for
+              gradients: neither waits for the other. No host waits for its device between the first exchange of a step
+              and the last. So where a weight has no gradient on one rank, and its sum begins there at the end of the
+              backward, that sum waits on the other ranks beside the exchanges, not before them.
 """
 
 from __future__ import annotations
@@ -25,6 +41,8 @@ from lightning_gnn_dist.wire.collectives import broadcast_, counted, gather_numb
 from lightning_gnn_dist.wire.octets import octets
 
 Result = TypeVar("Result")
+CPU = torch.device("cpu")
+_OF_DEVICE = "cpu:gloo,cuda:nccl"  # one group with two backends: each tensor goes by that of its device
 _SECONDS_TO_END = 5.0  # that an exchange in the background has at the end; ranks that are well take part at once
 _SECONDS_TO_SAY = 5.0  # that an exchange has failed on a rank, too
 
@@ -40,14 +58,15 @@ class Channel:
         group: The process group of these ranks. None: that of all ranks.
         size: How many ranks there are in it.
         rank: The number of this rank among them.
+        device: Where rows are sent from, CPU or a GPU. Other tensors may be sent from RAM in any case.
 
     Attributes:
         is_waited_for: Whether this rank waits for what it exchanges, so that the seconds count.
         is_of_boundary: Whether it exchanges rows between layers, which are counted apart, too.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, size: int, rank: int) -> None:
-        self._group, self.size, self.rank = group, size, rank
+    def __init__(self, group: dist.ProcessGroup | None, size: int, rank: int, device: torch.device = CPU) -> None:
+        self._group, self.size, self.rank, self.device = group, size, rank, device
         self.is_waited_for, self.is_of_boundary = True, False
 
     def exchange(self, pieces: Sequence[Tensor], lengths: Sequence[int] | None = None) -> list[Tensor]:
@@ -64,11 +83,32 @@ class Channel:
             with counted(own.element_size() * (self.size - 1)):
                 self._all_to_all(found, own, [1] * self.size, [1] * self.size)
             lengths = found.tolist()
+        return self._begun(pieces, lengths)()
+
+    def begin(self, pieces: Sequence[Tensor], lengths: Sequence[int]) -> Callable[[], list[Tensor]]:
+        """Begin an exchange of rows on a GPU; return what lets the current stream wait for it, and returns the rows.
+
+        The arguments are those of :meth:`exchange`.
+        """
+        if self.size == 1:
+            return lambda: list(pieces)
+        return self._begun(pieces, lengths, in_background=True)
+
+    def _begun(
+        self, pieces: Sequence[Tensor], lengths: Sequence[int], *, in_background: bool = False
+    ) -> Callable[[], list[Tensor]]:
         empty = pieces[0][:0]
         width = empty.element_size() * math.prod(empty.shape[1:])
         sent = torch.cat([octets(piece) for piece in pieces])
-        received = self._octets(sent, [len(piece) * width for piece in pieces], [n * width for n in lengths])
-        return list(received.view(empty.dtype).view(-1, *empty.shape[1:]).split(list(lengths)))
+        sizes = [len(piece) * width for piece in pieces], [length * width for length in lengths]
+        received, work = self._octets(sent, *sizes, in_background=in_background)
+
+        def came() -> list[Tensor]:
+            if work is not None:
+                work.wait()
+            return list(received.view(empty.dtype).view(-1, *empty.shape[1:]).split(list(lengths)))
+
+        return came
 
     def exchange_equal(self, pieces: Tensor) -> Tensor:
         """Send ``pieces[i]`` to rank ``i``; return what each rank sent here, all of the same shape."""
@@ -76,7 +116,8 @@ class Channel:
             return pieces
         sent = octets(pieces)
         sizes = [len(sent) // self.size] * self.size
-        return self._octets(sent, sizes, sizes).view(pieces.dtype).view(pieces.shape)
+        received, _ = self._octets(sent, sizes, sizes)
+        return received.view(pieces.dtype).view(pieces.shape)
 
     def who_is_gone(self) -> str:
         """After an exchange has failed: name the ranks that do not say so, too, within some seconds."""
@@ -89,14 +130,25 @@ class Channel:
             dist.destroy_process_group(self._group)
         self._group = None
 
-    def _octets(self, sent: Tensor, to_send: list[int], to_receive: list[int]) -> Tensor:
+    def _octets(
+        self, sent: Tensor, to_send: list[int], to_receive: list[int], *, in_background: bool = False
+    ) -> tuple[Tensor, dist.Work | None]:
         received, num_bytes = sent.new_empty(sum(to_receive)), sum(to_send) - to_send[self.rank]
         with counted(num_bytes, waits=self.is_waited_for, of_boundary=self.is_of_boundary):
-            self._all_to_all(received, sent, to_receive, to_send)
-        return received
+            work = self._all_to_all(received, sent, to_receive, to_send, in_background=in_background)
+        return received, work
 
-    def _all_to_all(self, received: Tensor, sent: Tensor, to_receive: list[int], to_send: list[int]) -> None:
-        dist.all_to_all_single(received, sent, to_receive, to_send, group=self._group)
+    def _all_to_all(
+        self,
+        received: Tensor,
+        sent: Tensor,
+        to_receive: list[int],
+        to_send: list[int],
+        *,
+        in_background: bool = False,
+    ) -> dist.Work | None:
+        work: dist.Work | None = dist.all_to_all_single(received, sent, to_receive, to_send, self._group, in_background)
+        return work
 
 
 @torch.no_grad()
@@ -202,16 +254,23 @@ class Background:
                 future.set_exception(error)
 
 
-def open_channel(size: int) -> Channel:
-    """Divide the ranks into channels of ``size`` consecutive ranks, and return this rank's. Collective."""
+def open_channel(size: int, device: torch.device = CPU) -> Channel:
+    """Divide the ranks into channels of ``size`` consecutive ranks, and return this rank's. Collective.
+
+    Args:
+        size: How many ranks there are in a channel.
+        device: Where the rows lie that ranks will send. From a GPU they go as they are if the ranks have NCCL; else
+            they travel through RAM, and the channel's ``device`` says so.
+    """
     if world_size() % size:
         raise ValueError(f"{world_size()} ranks cannot be divided into channels of {size}.")
     if size == 1:
-        return Channel(None, 1, 0)
-    starts = range(0, world_size(), size)
+        return Channel(None, 1, 0, device)
+    starts, is_direct = range(0, world_size(), size), device.type == "cuda" and "nccl" in dist.get_backend_config()
+    backend = _OF_DEVICE if is_direct else "gloo"
     with kept_on_host(keeps_on_host()):
-        groups = [dist.new_group(range(start, start + size), patience(), backend="gloo") for start in starts]
-    return Channel(groups[rank() // size], size, rank() % size)
+        groups = [dist.new_group(range(start, start + size), patience(), backend) for start in starts]
+    return Channel(groups[rank() // size], size, rank() % size, device if is_direct else CPU)
 
 
 def patience() -> timedelta:

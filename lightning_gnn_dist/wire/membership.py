@@ -64,7 +64,9 @@ class MembersChannel(Channel):
         self._manager, self._of_members = manager, group
         self.is_waited_for = False  # the meeting counts its seconds
 
-    def _all_to_all(self, received: Tensor, sent: Tensor, to_receive: list[int], to_send: list[int]) -> None:
+    def _all_to_all(
+        self, received: Tensor, sent: Tensor, to_receive: list[int], to_send: list[int], **how: bool
+    ) -> None:
         if self._manager.errored():
             raise MemberLost
         try:

@@ -4,7 +4,8 @@
     backward   gradient of own rows = that of x_in here + those that other ranks send for the rows they were sent
 
 The gradients are added in the order of ranks, so that a run gives the same bits as the one before. What comes from
-other ranks may be older than the step, or some of what there is: see :class:`Thrift`.
+other ranks may be older than the step, or some of what there is: see :class:`Thrift`. Rows on a GPU go from its memory
+to that of others if the channel reaches it (:mod:`~lightning_gnn_dist.wire.channel` says in which order), else by RAM.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class RowExchange:
 
         def send() -> Shipment:
             drawn = self._shipping.drawn(route, place)
-            pieces = [rows[which.to(rows.device)].cpu() for which in drawn.to_send]
+            pieces = [rows[which.to(rows.device)].to(self._shipping.device) for which in drawn.to_send]
             return self._shipping.send(place, drawn, pieces, drawn.to_receive, route.to_receive)
 
         came = self._shipping.latest(place, send)
@@ -102,7 +103,7 @@ class RowExchange:
         own, below = gradient[:num_own].clone(), gradient[num_own:]
 
         def send() -> Shipment:
-            pieces = [below[places.to(below.device)].cpu() for places in drawn.to_receive]
+            pieces = [below[places.to(below.device)].to(self._shipping.device) for places in drawn.to_receive]
             return self._shipping.send(place, drawn, pieces, drawn.to_send, route.to_send)
 
         came = self._shipping.latest(place, send)
@@ -144,7 +145,8 @@ class _Tied(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return gradient if ctx.weight == 1.0 else gradient * ctx.weight, gradient.new_zeros(()), None
+        own = gradient if ctx.weight == 1.0 else gradient * ctx.weight
+        return own, torch.zeros(()), None  # as the thread is: in RAM
 
 
 def tied(rows: Tensor, thread: Tensor, weight: float = 1.0) -> Tensor:

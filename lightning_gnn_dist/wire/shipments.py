@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.wire.channel import Background, Channel
+from lightning_gnn_dist.wire.channel import CPU, Background, Channel
 from lightning_gnn_dist.wire.codec import Codec
 from lightning_gnn_dist.wire.collectives import counted
 
@@ -42,6 +41,10 @@ class Route(NamedTuple):
     @property
     def num_received(self) -> int:
         return sum(map(len, self.to_receive))
+
+    def to(self, device: torch.device) -> Route:
+        """Return the same with its places on the device that has the rows, so that no step waits for a copy of them."""
+        return Route(*([places.to(device) for places in of_ranks] for of_ranks in self))
 
 
 class Place(NamedTuple):
@@ -96,21 +99,24 @@ class Thrift:
 class Shipment:
     """What the other ranks have sent, or are sending.
 
-    Attributes:
+    Args:
         step: The step in which it was sent.
         route: The rows that travel, or whose gradients travel.
+        pieces: A tensor of each rank, or what waits for these.
+
+    Attributes:
         is_used: Whether its gradients have been added.
     """
 
-    def __init__(self, step: int, route: Route, pieces: list[Tensor] | Future[list[Tensor]]) -> None:
+    def __init__(self, step: int, route: Route, pieces: list[Tensor] | Callable[[], list[Tensor]]) -> None:
         self.step, self.route, self._pieces = step, route, pieces
         self.is_used = False
 
     def pieces(self) -> list[Tensor]:
-        """A tensor of each rank, on the CPU. Waits for what is under way."""
-        if isinstance(self._pieces, Future):
+        """A tensor of each rank, where ranks send from. Waits for what is under way."""
+        if not isinstance(self._pieces, list):
             with counted(0.0, of_boundary=True):
-                self._pieces = self._pieces.result()
+                self._pieces = self._pieces()
         return self._pieces
 
 
@@ -124,12 +130,16 @@ class Shipping:
         channel: The ranks. Nobody else uses it before :meth:`close`.
         seed: Random seed.
         thrift: What is saved.
+
+    Attributes:
+        device: Where ranks send from: RAM, where numbers are packed, or the GPU that computes.
     """
 
     def __init__(self, channel: Channel, seed: int, thrift: Thrift) -> None:
         self._channel, self._seed, self._thrift = channel, seed, thrift
         self._kept: dict[tuple[int, int, str, int], Shipment] = {}
-        self._thread = Background(THREAD_NAME) if thrift.overlap else None
+        self.device = channel.device if thrift.codec is None else CPU
+        self._thread = Background(THREAD_NAME) if thrift.overlap and self.device == CPU else None
         channel.is_waited_for, channel.is_of_boundary = not thrift.overlap, True
 
     def forget(self) -> None:
@@ -162,19 +172,23 @@ class Shipping:
         Args:
             place: Where this rank is.
             route: The rows that travel, or whose gradients travel.
-            pieces: The tensors, on the CPU.
+            pieces: The tensors, where ranks send from.
             expected: Where what comes from each rank will stand.
             whole: Where it would, had none been left out. What comes is scaled up by as much.
         """
         lengths = [len(places) for places in expected]
         scales = [len(places) / max(length, 1) for places, length in zip(whole, lengths, strict=True)]
 
-        def exchanged() -> list[Tensor]:
-            received = self._exchanged(place, pieces, lengths)
+        def scaled(received: list[Tensor]) -> list[Tensor]:
             return [piece if scale == 1.0 else piece * scale for piece, scale in zip(received, scales, strict=True)]
 
-        rows = exchanged() if self._thread is None else self._thread.submit(exchanged)
-        return Shipment(place.step, route, rows)
+        if not self._thrift.overlap:
+            return Shipment(place.step, route, scaled(self._exchanged(place, pieces, lengths)()))
+        if self._thread is None:  # a stream does what a thread does for RAM
+            came = self._exchanged(place, pieces, lengths)
+            return Shipment(place.step, route, lambda: scaled(came()))
+        sent = self._thread.submit(lambda: scaled(self._exchanged(place, pieces, lengths)()))
+        return Shipment(place.step, route, sent.result)
 
     def drawn(self, route: Route, place: Place) -> Route:
         """Return the way of the rows that are drawn to travel. Those who send and who receive draw the same."""
@@ -188,15 +202,19 @@ class Shipping:
     def _drawn(self, which: Tensor, place: Place, sender: int, receiver: int) -> Tensor:
         number = math.ceil(self._thrift.share * len(which))
         order = torch.randperm(len(which), generator=self._chance(place, sender, receiver))
-        return which[order[:number].sort().values]
+        drawn = order[:number].sort().values
+        return which[drawn if which.device == CPU else drawn.pin_memory().to(which.device, non_blocking=True)]
 
     def _chance(self, place: Place, *ranks: int) -> torch.Generator:
         return torch.Generator().manual_seed(_mixed(self._seed, *ranks, *_numbers(place)))
 
-    def _exchanged(self, place: Place, pieces: list[Tensor], lengths: list[int]) -> list[Tensor]:
+    def _exchanged(self, place: Place, pieces: list[Tensor], lengths: list[int]) -> Callable[[], list[Tensor]]:
+        """Exchange, or begin to on a GPU if nobody waits for it, and return what returns the rows."""
         codec = self._thrift.codec
         try:
             self._compare(pieces[0], place)
+            if self._thrift.overlap and self.device != CPU:
+                return self._channel.begin(pieces, lengths)
             packed = pieces if codec is None else self._packed(codec, pieces, place)
             received = self._channel.exchange(packed, lengths)
         except DifferentPlacesError:
@@ -206,7 +224,8 @@ class Shipping:
                 f"Rank {self._channel.rank} exchanged rows in step {place.step}, behind layer {place.layer} "
                 f"({place.direction}), and {self._channel.who_is_gone()} did not answer. See what was said there."
             ) from error
-        return received if codec is None else [codec.unpack(piece, pieces[0]) for piece in received]
+        rows = received if codec is None else [codec.unpack(piece, pieces[0]) for piece in received]
+        return lambda: rows
 
     def _packed(self, codec: Codec, pieces: list[Tensor], place: Place) -> list[Tensor]:
         chance = self._chance(place, self._channel.rank)

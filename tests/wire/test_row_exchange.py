@@ -35,10 +35,14 @@ def route_of(rank: int) -> Route:
     return Route(told, list(places.split(lengths)))
 
 
-def exchanged(rank: int, world_size: int, device: str) -> tuple[Tensor, Tensor]:
-    dist.init_process_group("gloo", timeout=SECONDS)
+def exchanged(rank: int, world_size: int, device: str, backend: str) -> tuple[Tensor, Tensor]:
+    if backend == "nccl":
+        device = f"{device}:{rank}"
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, timeout=SECONDS)
     assert patience() == SECONDS
-    channel = open_channel(world_size)
+    channel = open_channel(world_size, torch.device(device))
+    assert channel.device.type == ("cuda" if backend == "nccl" else "cpu")
     rows = rows_of(rank).to(device).requires_grad_()
     exchange = RowExchange(channel)
     gathered, thread = exchange.gather(rows, exchange.begin(), route_of(rank), 0)
@@ -50,8 +54,17 @@ def exchanged(rank: int, world_size: int, device: str) -> tuple[Tensor, Tensor]:
     return gathered.detach().cpu(), rows.grad.cpu()
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_rows_and_gradients_are_those_of_one_process(device: str) -> None:
+@pytest.mark.parametrize(
+    ("device", "backend"),
+    [
+        ("cpu", "gloo"),
+        pytest.param("cuda", "gloo", marks=pytest.mark.gpu),
+        pytest.param("cuda", "nccl", marks=pytest.mark.gpu),
+    ],
+)
+def test_rows_and_gradients_are_those_of_one_process(device: str, backend: str) -> None:
+    if backend == "nccl" and torch.cuda.device_count() < 3:
+        pytest.skip("fewer than three CUDA devices")
     leaves = [rows_of(rank).requires_grad_() for rank in range(3)]
     loss, expected = torch.zeros((), dtype=torch.float64), []
     for rank in range(3):
@@ -59,7 +72,7 @@ def test_rows_and_gradients_are_those_of_one_process(device: str) -> None:
         expected.append(torch.cat([leaves[rank], torch.cat(pieces).flip(0)]))
         loss = loss + ((expected[rank] * factors(rank, len(expected[rank]))).sum() if rank != 2 else 0.0)
     loss.backward()
-    for rank, (gathered, gradient) in enumerate(run_ranks(exchanged, 3, device)):
+    for rank, (gathered, gradient) in enumerate(run_ranks(exchanged, 3, device, backend)):
         assert torch.equal(gathered, expected[rank])
         assert torch.allclose(gradient, leaves[rank].grad, rtol=0, atol=1e-14)  # type: ignore[arg-type]
 

@@ -187,7 +187,7 @@ class ReadyRows:
         made equal. Then each rank evaluates its own, as on full neighbourhoods.
         """
         if self._channel is None:
-            self._channel = open_channel(self._num_ranks)
+            self._channel = open_channel(self._num_ranks, self._trainer.strategy.root_device)
         votes = torch.tensor([[int(self._was_asked), -1 if digest is None else digest]])
         asked, digests = torch.cat(self._channel.exchange([votes] * self._channel.size)).unbind(1)
         self._is_off = not asked.any()
