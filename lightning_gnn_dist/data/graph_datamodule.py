@@ -25,7 +25,7 @@ from lightning_gnn_dist.checks import (
     check_choice,
     check_true_or_false,
 )
-from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels, guard_plain_ddp
+from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels, explain_tables, guard_plain_ddp
 from lightning_gnn_dist.data.task import Evaluating, Task, judged_nodes
 from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader, passes_left
 from lightning_gnn_dist.engine.rng import Purpose
@@ -256,6 +256,7 @@ class GraphDataModule(LightningDataModule):
         self._home.abort()  # first, as a thread may wait for a rank that will never answer
         explain_features(exception, self._home.features())
         explain_labels(exception)
+        explain_tables(exception)
         self.teardown("fit")
 
     def _at_rest(self) -> dict[str, Any]:
