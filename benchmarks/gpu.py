@@ -32,8 +32,8 @@ SECONDS = 570.0  # of all parts
 SECONDS_TO_END = 15.0  # for tests that were interrupted, to say how far they came
 LIMITS = {  # seconds of each part, in their order, if all have as many as is usual
     "tests": 150,
-    "machine": 40,
-    "draws": 60,
+    "machine": 90,
+    "draws": 75,
     "steps": 60,
     "epochs": 150,
     "batches": 120,
@@ -69,7 +69,7 @@ def run_parts(options: argparse.Namespace) -> None:
 def run_measure(name: str, limit: float, options: argparse.Namespace) -> str:
     own = [sys.executable, __file__, options.out, "--scale", options.scale, "--part", name]
     with (options.out / "log.txt").open("a") as log:
-        code = finished(own, limit, log)
+        code = finished(own, limit, log, 0.0)
     if code == 0:
         return "done"
     how = f"stopped at its limit of {limit:.0f} s" if code is None else f"ended with code {code}"
@@ -86,19 +86,20 @@ def run_tests(name: str, limit: float, options: argparse.Namespace) -> str:
     if find_spec("xdist") and (cores := len(os.sched_getaffinity(0))) > 3:
         command += ["-n", str(min(8, cores // 2)), "--dist", "worksteal"]
     with said.open("w") as file:
-        code = finished(command, limit - SECONDS_TO_END, file)
+        code = finished(command, limit - SECONDS_TO_END, file, SECONDS_TO_END)
     text = said.read_text()
+    summary = re.findall(r"^.*\d+ (?:passed|failed|skipped|error).* in [\d.]+s.*$", text, re.M)[-1:]
     for outcome in ("passed", "failed", "error", "skipped"):
-        found = re.findall(rf"(\d+) {outcome}s?\b", text.strip().rsplit("\n", 1)[-1])
+        found = re.findall(rf"(\d+) {outcome}s?\b", summary[0]) if summary else []
         rows.add(outcome, int(found[-1]) if found else 0, "tests")
     for line in re.findall(r"^(?:FAILED|ERROR) .*", text, re.M):
         rows.failed(*line.partition(" - ")[::2], "see tests.txt")
-    if code not in (0, 1, None):
+    if not summary or code not in (0, 1, None):
         rows.failed("all of it", f"pytest ended with code {code}", text[-2000:])
     return f"stopped after {limit - SECONDS_TO_END:.0f} s, before all were run," if code is None else "done"
 
 
-def finished(command: list[Any], limit: float, file: IO[str]) -> int | None:
+def finished(command: list[Any], limit: float, file: IO[str], seconds_to_end: float) -> int | None:
     """The exit code of a command, or None if it was interrupted at its limit. None of its processes stays."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     with subprocess.Popen(
@@ -114,7 +115,7 @@ def finished(command: list[Any], limit: float, file: IO[str]) -> int | None:
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
-                process.wait(SECONDS_TO_END)
+                process.wait(seconds_to_end)
             return None
         finally:
             with suppress(ProcessLookupError):
@@ -123,9 +124,10 @@ def finished(command: list[Any], limit: float, file: IO[str]) -> int | None:
 
 def write(options: argparse.Namespace, ended: dict[str, str]) -> None:
     rows = read(options.out / "rows.jsonl")
-    found = {"scale": options.scale, "parts": ended, "rows": rows}
+    now = time.strftime("%Y-%m-%d %H:%M:%S %Z")
+    found = {"scale": options.scale, "written": now, "parts": ended, "rows": rows}
     (options.out / "results.json").write_text(json.dumps(found, indent=1) + "\n")
-    lines = [f"# On a GPU\n\n`python benchmarks/gpu.py OUT --scale {options.scale}`\n", *table(rows)]
+    lines = [f"# On a GPU\n\n`python benchmarks/gpu.py OUT --scale {options.scale}`, {now}\n", *table(rows)]
     lines += ["\n## The parts\n", *(f"- {name}: {how}" for name, how in ended.items())]
     (options.out / "results.md").write_text("\n".join(lines) + "\n")
 

@@ -82,7 +82,7 @@ least, part, most = (
 assert least < part < most
 """,
     "class WithNext": "assert data.part(0, 2).num_nodes == graph.num_nodes > data.part(0, 4).num_nodes",
-    'neighbours = graph.indices[': "assert x.shape == (300, 8) and len(train_nodes) == int(graph.node_arrays['train_mask'].sum())",
+    "neighbours = graph.indices[": "assert x.shape == (300, 8) and 0 < len(train_nodes) < 300 and weights is None",
     "class Halving": "assert trainer.global_step == 64",
     "holding=Holding(Rotate())": "trainer.fit(model, data)",
     "torch.cat(rows)": "assert sum(map(len, rows)) > 0\ntrainer.validate(model, data)",

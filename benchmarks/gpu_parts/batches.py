@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from gpu_parts.common import (
     DEVICE,
+    IN_RAM,
     IS_PRETENDED,
     Scale,
     attached,
@@ -38,7 +39,7 @@ def measure(rows: Rows, scale: Scale, _: Any) -> None:
         with rows.guarded(name):
             of_way(rows, scale, graph, name, loading)
     with rows.guarded(PLAIN):
-        of_way(rows, scale, graph, PLAIN, Loading(num_threads=8), accelerator="cpu")
+        of_way(rows, scale, graph, PLAIN, IN_RAM, accelerator="cpu")
 
 
 def gathering(rows: Rows, scale: Scale, graph: Graph) -> None:

@@ -93,10 +93,13 @@ def places() -> dict[str, Loading]:
     return made | threads
 
 
+IN_RAM = Loading(num_threads=8)
+
+
 def best_places() -> dict[str, Loading]:
     """One for each place."""
     names = [name for name in get_args(SampleOn) if name not in ("auto", "cpu")]
-    return {f'sample_on="{name}"': _on(name, 16) for name in names} | {'sample_on="cpu"': Loading(num_threads=8)}
+    return {f'sample_on="{name}"': _on(name, 16) for name in names} | {'sample_on="cpu"': IN_RAM}
 
 
 def _on(name: Any, bulk_size: int) -> Loading:

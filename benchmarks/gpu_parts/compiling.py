@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from gpu_parts.common import (
+    IN_RAM,
     Net,
     Scale,
     Training,
     attached,
-    best_places,
     data_of,
     made_graph,
     now,
@@ -24,7 +24,7 @@ BATCHES = 8  # of different sizes
 
 
 def measure(rows: Rows, scale: Scale, _: Any) -> None:
-    data = data_of(made_graph(scale, BATCHES), scale, next(iter(best_places().values())))
+    data = data_of(made_graph(scale, BATCHES), scale, IN_RAM)
     batches = list(islice(attached(data), BATCHES))
     for form in ("adj", "edge_index"):
         with rows.guarded(f"block.{form}"):

@@ -5,10 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from typing import Any
 
 import torch
-from gpu_parts.common import DEVICE, IS_PRETENDED, Scale, least_seconds
+from gpu_parts.common import (
+    DEVICE,
+    IN_RAM,
+    IS_PRETENDED,
+    SCALES,
+    Scale,
+    attached,
+    data_of,
+    least_seconds,
+    made_graph,
+)
 from gpu_parts.rows import Rows
 from harness import machine
 
@@ -22,6 +33,9 @@ def measure(rows: Rows, scale: Scale, _: Any) -> None:
     rows.add("device", properties.name, note=f"{memory}{', pretended' if IS_PRETENDED else ''}")
     rows.add("torch", torch.__version__, note=f"CUDA {torch.version.cuda}, driver {driver()}")
     rows.add("host", machine(), note=f"this process may use {len(os.sched_getaffinity(0))} cores")
+    start = time.perf_counter()
+    next(iter(attached(data_of(made_graph(SCALES["small"], 1), SCALES["small"], IN_RAM))))
+    rows.add("the first batch of all", time.perf_counter() - start, "s", note="with loops compiled, if they were not")
     num_bytes = BYTES if scale == Scale() else BYTES_SMALL
     source = torch.ones(num_bytes // 4, device=DEVICE)
     target = torch.empty_like(source)

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from gpu_parts.common import (
+    IN_RAM,
     IS_PRETENDED,
     Net,
     Scale,
     Training,
     TrimmedNet,
     attached,
-    best_places,
     data_of,
     least_seconds,
     made_graph,
@@ -34,7 +34,7 @@ PRECISIONS = {"float32": None, "float32 in tf32": None, "bfloat16": torch.bfloat
 
 
 def measure(rows: Rows, scale: Scale, out: Path) -> None:
-    data = data_of(made_graph(scale, 2), scale, next(iter(best_places().values())))
+    data = data_of(made_graph(scale, 2), scale, IN_RAM)
     batch = next(iter(attached(data)))
     rows.add("the batch", f"{batch.num_nodes:,} nodes, {batch.num_edges:,} edges")
     for form, make in NETS.items():

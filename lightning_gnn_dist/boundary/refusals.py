@@ -36,7 +36,7 @@ def check_hops(boundary: Boundary, hops: object, residents: Tensor, num_nodes: i
                 f"{name} must return ids of the {num_nodes:,} nodes of the graph, and those of its hop {number} go "
                 f"from {int(hop.min())} to {int(hop.max())}."
             )
-    nodes = torch.cat([residents, *hops]).sort().values
+    nodes = torch.cat([residents, *hops]).sort().values if hops else residents[:0]
     if (again := nodes[1:][nodes[1:] == nodes[:-1]]).numel():
         raise ValueError(
             f"{name} must return each outside node once, in the first hop that reaches it, and no node of the part, "
