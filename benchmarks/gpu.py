@@ -38,7 +38,7 @@ LIMITS = {  # seconds of each part, in their order, if all have as many as is us
     "epochs": 150,
     "batches": 120,
     "waits": 75,
-    "compiling": 75,
+    "compiling": 110,
     "others": 60,
 }
 NO_DEVICE = "No CUDA device: torch {} finds none. Run this where nvidia-smi shows one, with a build of torch for CUDA."
