@@ -71,6 +71,17 @@ def test_the_batch_file_asks_for_as_many_tasks_as_ranks() -> None:
     subprocess.run(["bash", "-n", str(ROOT / "examples" / "slurm.sbatch")], check=True)
 
 
+def test_the_batch_file_asks_for_a_gpu_for_every_task_where_it_is_told_to() -> None:
+    text = (ROOT / "examples" / "slurm.sbatch").read_text()
+    tasks = re.findall(r"^#SBATCH --ntasks-per-node=(\d+)$", text, re.MULTILINE)
+    assert re.findall(r"^##SBATCH --gpus-per-node=(\d+)", text, re.MULTILINE) == tasks
+    assert not re.search(r"^#+SBATCH --(?:gpus-per-task|gpu-bind)", text, re.MULTILINE)
+    assert re.search(r"^# export .*NCCL_SOCKET_IFNAME=", text, re.MULTILINE)
+    options = [line.partition(" # ")[0] for line in text.splitlines() if "SBATCH" in line]
+    on_gpus = [line.removeprefix("#") if line.startswith("##") else line for line in options]
+    assert all(re.fullmatch(r"#SBATCH --[a-z-]+=\S+", line) for line in on_gpus)
+
+
 def namespaces() -> bool:
     """Whether this process may make network namespaces."""
     if os.geteuid() != 0 or shutil.which("ip") is None:

@@ -29,7 +29,13 @@ def test_every_public_name_exists_and_is_documented() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "strategy"), [("local_sgd", LocalSGDStrategy), ("llcg", LLCGStrategy), ("grappa", GrappaStrategy)]
+    ("name", "strategy"),
+    [
+        ("local_sgd", LocalSGDStrategy),
+        ("llcg", LLCGStrategy),
+        ("grappa", GrappaStrategy),
+        ("lightning_gnn_dist.GrappaStrategy", GrappaStrategy),
+    ],
 )
 def test_a_short_name_gives_the_strategy_with_its_defaults(name: str, strategy: type[Strategy]) -> None:
     trainer = pl.Trainer(accelerator="cpu", devices=1, strategy=name, logger=False, enable_checkpointing=False)
@@ -41,7 +47,8 @@ def test_the_list_for_tests_has_every_strategy() -> None:
     ours = {
         name for name in StrategyRegistry if StrategyRegistry[name]["strategy"].__module__.startswith("lightning_gnn")
     }
-    assert ours == every_strategy().keys()
+    assert {name for name in ours if "." not in name} == every_strategy().keys()
+    assert len(ours) == 2 * len(every_strategy())  # each by the path of its class, too
 
 
 def test_a_trainer_of_pytorch_lightning_is_told_of_the_other_package(monkeypatch: pytest.MonkeyPatch) -> None:

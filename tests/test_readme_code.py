@@ -71,6 +71,18 @@ SlowMomentum, ends = Watched, []
 pl.Trainer(strategy=SlowMomentumStrategy(EverySteps(16))).fit(model, data)
 assert len(ends) == 1
 """,
+    "class GradientNorm": """
+norms = [part for part in trainer.strategy.meeting.parts if isinstance(part, GradientNorm)][0].of_rounds
+assert len(norms) == 1 and norms[0] > 0
+""",
+    "class StrongTies": """
+least, part, most = (
+    PartitionedDataModule(graph, boundary=each).part(0, 4).num_nodes for each in (Isolated(), StrongTies(2), Halo())
+)
+assert least < part < most
+""",
+    "class WithNext": "assert data.part(0, 2).num_nodes == graph.num_nodes > data.part(0, 4).num_nodes",
+    "neighbours = graph.indices[": "assert x.shape == (300, 8) and 0 < len(train_nodes) < 300 and weights is None",
     "class Halving": "assert trainer.global_step == 64",
     "holding=Holding(Rotate())": "trainer.fit(model, data)",
     "torch.cat(rows)": "assert sum(map(len, rows)) > 0\ntrainer.validate(model, data)",

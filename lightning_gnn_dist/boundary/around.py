@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.boundary.refusals import check_hops
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup, induced_rows, senders_by_row, starts_of
@@ -65,7 +66,9 @@ def around(
         boundary: Which nodes come along: those of the last hop receive nothing.
         seed: Decides everything random.
     """
-    hops = [residents, *boundary.around(source.sizes, residents, source.edges_into, seed)]
+    found = boundary.around(source.sizes, residents, source.edges_into, seed)
+    check_hops(boundary, found, residents, source.sizes.num_nodes)
+    hops = [residents, *found]
     nodes = torch.cat(hops)
     if have_names(source.sizes.types):
         nodes = nodes.sort().values  # so that those of one type follow each other

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_gnn_dist.boundary.boundary import Boundary
-from lightning_gnn_dist.checks import brief
+from lightning_gnn_dist.checks import brief, shown
 from lightning_gnn_dist.joint import TrainsReplicasApart, WeighsRanks
 from lightning_gnn_dist.layers.model_layers import norm_of_all_rows
 from lightning_gnn_dist.layers.through_layers import has_layers
@@ -21,6 +22,30 @@ def check_whole_part(sampler: object) -> None:
             "boundary=Exchange() exchanges the rows of whole parts, so it takes sampler=WholePartSampler(num_hops), "
             f"with a hop for each layer of the model, got {sampler}."
         )
+
+
+def check_hops(boundary: Boundary, hops: object, residents: Tensor, num_nodes: int) -> None:
+    """Refuse what is no list of outside nodes, as ``around`` of a boundary returns one."""
+    name = f"{type(boundary).__name__}.around()"
+    if not isinstance(hops, list | tuple) or not all(map(_is_vector_of_ids, hops)):
+        got = f"a list of {', '.join(map(shown, hops))}" if isinstance(hops, list | tuple) else shown(hops)
+        raise TypeError(f"{name} must return a list of vectors of int64, the ids of each hop, got {got}.")
+    for number, hop in enumerate(hops, 1):
+        if hop.numel() and not 0 <= int(hop.min()) <= int(hop.max()) < num_nodes:
+            raise ValueError(
+                f"{name} must return ids of the {num_nodes:,} nodes of the graph, and those of its hop {number} go "
+                f"from {int(hop.min())} to {int(hop.max())}."
+            )
+    nodes = torch.cat([residents, *hops]).sort().values if hops else residents[:0]
+    if (again := nodes[1:][nodes[1:] == nodes[:-1]]).numel():
+        raise ValueError(
+            f"{name} must return each outside node once, in the first hop that reaches it, and no node of the part, "
+            f"got node {int(again[0])} again."
+        )
+
+
+def _is_vector_of_ids(hop: object) -> bool:
+    return isinstance(hop, Tensor) and hop.dim() == 1 and hop.dtype == torch.int64
 
 
 def check_in_fit(boundary: Boundary, trainer: Trainer) -> None:

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from lightning_gnn_dist.cli.values import Commands, count, gigabits, gigabytes, positive, seconds
+from lightning_gnn_dist.cli.values import Commands, count, gigabits, gigabytes, memory, positive, seconds
 
 PROGRAM = "lightning-gnn-dist"
 PURPOSE = "Train graph neural networks on partitioned graphs."
@@ -80,7 +80,7 @@ def _add_prepare(commands: Commands) -> None:
     prepare.add_argument(
         "--memory",
         "--out-of-core",
-        type=gigabytes,
+        type=memory,
         nargs="?",
         const=0,  # prepare_graph's default
         metavar="GB",

@@ -25,7 +25,7 @@ from lightning_gnn_dist.callbacks.predictions import PredictionWriter
 from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
 from lightning_gnn_dist.callbacks.run_report import RunReport
 from lightning_gnn_dist.cli.config_file import check_files
-from lightning_gnn_dist.cli.mistakes.misspelt import PACKAGE, hint
+from lightning_gnn_dist.cli.mistakes.misspelt import PACKAGE, check_strategy, hint
 from lightning_gnn_dist.cli.mistakes.value_errors import check_values, in_one_line, with_path
 from lightning_gnn_dist.cli.options import PROGRAM, PURPOSE
 from lightning_gnn_dist.cli.values import nodes_named
@@ -116,6 +116,7 @@ class TrainCLI(LightningCLI):
         self.parser.add_instantiator(self._make, object)
         with self._refusals_in_one_line():
             check_values(self.config[self.subcommand])
+            check_strategy(self.config[self.subcommand].trainer.strategy)
             super().instantiate_classes()
 
     def _make(self, kind: type, *args: Any, **kwargs: Any) -> object:

@@ -9,6 +9,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+LEAST_MEMORY = 1_000_000  # with less, files are read a few thousand edges at a time, or nothing can be sorted
+
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
@@ -52,6 +54,16 @@ def gigabytes(text: str) -> int:
     if not 1 <= value < 2**63:
         raise argparse.ArgumentTypeError(f"must be more than 0 and finite, got {text:.40}")
     return round(value)
+
+
+def memory(text: str) -> int:
+    """Gigabytes of memory to work with, returned in bytes."""
+    value = gigabytes(text)
+    if value < LEAST_MEMORY:
+        raise argparse.ArgumentTypeError(
+            f"must be at least {LEAST_MEMORY / 1e9:g} ({in_bytes(LEAST_MEMORY)}), got {text}"
+        )
+    return value
 
 
 def in_bytes(count: float) -> str:

@@ -194,6 +194,24 @@ def explain_labels(exception: BaseException) -> None:
                 return
 
 
+def explain_tables(exception: BaseException) -> None:
+    """Say in the error of a table of embeddings which one it is, how many rows it has, and which are asked for."""
+    frames = [frame for frame, _ in traceback.walk_tb(exception.__traceback__)]
+    modules = [held for frame in frames for held in frame.f_locals.values() if isinstance(held, LightningModule)]
+    for frame in frames:
+        table, ids = frame.f_locals.get("self"), frame.f_locals.get("input")
+        if not isinstance(exception, IndexError) or not isinstance(table, nn.Embedding) or not isinstance(ids, Tensor):
+            continue
+        names = [name for module in modules[:1] for name, each in module.named_modules() if each is table]
+        exception.args = (
+            f"{names[0] if names else 'A table'} has {table.num_embeddings:,} rows, nn.Embedding("
+            f"{table.num_embeddings}, {table.embedding_dim}), and rows {int(ids.min())} to {int(ids.max())} were asked "
+            "for: give it a row for each id that there can be, nn.Embedding(graph.num_nodes, ...) for batch.n_id, and "
+            f"num_nodes of its type for that of a type. ({' '.join(str(exception).split())})",
+        )
+        return
+
+
 def _with_labels(held: object) -> tuple[Any, str]:
     """A batch, or the seeds' type in it, and how it is called; None for anything else.
 

@@ -26,7 +26,7 @@ from lightning_gnn_dist.checks import (
     check_choice,
     check_true_or_false,
 )
-from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels, guard_plain_ddp
+from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels, explain_tables, guard_plain_ddp
 from lightning_gnn_dist.data.inductive import joined
 from lightning_gnn_dist.data.task import Evaluating, Task, predicted_nodes
 from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader, passes_left
@@ -260,6 +260,7 @@ class GraphDataModule(LightningDataModule):
         self._home.abort()  # first, as a thread may wait for a rank that will never answer
         explain_features(exception, self._home.features())
         explain_labels(exception)
+        explain_tables(exception)
         self.teardown("fit")
 
     def _at_rest(self) -> dict[str, Any]:

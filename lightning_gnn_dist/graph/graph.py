@@ -111,7 +111,8 @@ class Graph:
         def __getattr__(self, name: str) -> Any:  # called where there is none of this name
             if name in ("node_arrays", "edge_arrays") and "types" in vars(self):
                 raise ValueError(UNTYPED_ONLY)
-            raise AttributeError(f"a Graph has no attribute {name!r}")
+            types = vars(self).get("types")  # not there while a copy is made
+            raise AttributeError(f"a Graph has no attribute {name!r}{'' if types is None else types.told_of(name)}")
 
     @classmethod
     def from_pyg(

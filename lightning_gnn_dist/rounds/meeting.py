@@ -44,6 +44,7 @@ class Meeting:
     def __init__(self, fit: Fit, stages: Sequence[Sequence[Part]]) -> None:
         self.fit, self.stages = fit, stages
         self._has_taken_first = False
+        self._held: set[int] = set()
         self.parts = [*chain.from_iterable(stages)]
         (self.parameters,) = (part for part in self.parts if isinstance(part, Parameters))
         for part in self.parts:
@@ -78,6 +79,12 @@ class Meeting:
             self.fit.means.average_(share.pseudo_gradients, share.whole, share.moments, weight)
             for part in stage:
                 part.apply()
+            self._held |= {id(part) for part in stage}
+
+    def not_held(self) -> list[Part]:
+        """Return the parts of further stages that have not met since this was asked last."""
+        held, self._held = self._held, set()
+        return [part for part in chain.from_iterable(self.stages[1:]) if id(part) not in held]
 
     def meet(self, batches: int, end_round: Callable[[], None], *, is_told_to_end: bool) -> list[Votes]:
         """Compare, exchange, count the round, and return what each rank said. Collective.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, NoReturn
@@ -257,6 +257,16 @@ def check_sizes(sizes: list[int]) -> None:
         raise RuntimeError(
             f"The ranks are about to average different numbers of values: {sizes}, in order of rank. An optimizer has "
             "no state yet, or a parameter is frozen where gradients are averaged too, on some ranks only."
+        )
+
+
+def check_stages(strategy: str, not_held: Sequence[object]) -> None:
+    """Refuse an ``end_round`` that let parts out. All ranks run the same one, so all of them raise or none."""
+    if not_held:
+        names = ", ".join(sorted({type(part).__name__ for part in not_held}))
+        raise RuntimeError(
+            f"{strategy}.end_round() let the parts of further stages out ({names}), which its stages() lists: call "
+            "self.hold_further_stages() in it, after self.average_replicas()."
         )
 
 

@@ -268,13 +268,17 @@ class RoundStrategy(PartitionedStrategy):
         """End the round: exchange, then agree on who wants to stop. Returns what each rank said."""
         self.state.seconds = self.pace.timer.end(batches)
         self.state.is_training = False
-        votes = self.peers.meet(self.meeting, batches, self.end_round, is_told_to_end=self.sigterm_received)
+        votes = self.peers.meet(self.meeting, batches, self._end_round, is_told_to_end=self.sigterm_received)
         self.pace.plan(self.state.distance)
         self.state.batches_done += batches
         self.state.stop_requested = False
         self.meeting.begin_round()
         self.state.in_round = False  # last: what fails before this leaves no checkpoint that could be resumed
         return votes
+
+    def _end_round(self) -> None:
+        self.end_round()
+        refusals.check_stages(type(self).__name__, self.meeting.not_held())
 
     def estimated_steps(self) -> float:
         """Return the value of ``trainer.estimated_stepping_batches``."""

@@ -83,6 +83,6 @@ def check_lr(lr: Any) -> float:
     if not is_number(lr) or not 0 < lr <= MAX_NUMBER:
         raise ValueError(
             f"lr must be a positive number, a function of the round that gives one, or one of "
-            f"{list(get_args(OfLocalSteps))}, got {shown(lr)}. For no correction use correction=None."
+            f"{list(get_args(OfLocalSteps))}, got {shown(lr)}."
         )
     return lr  # type: ignore[no-any-return]

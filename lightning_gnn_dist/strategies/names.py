@@ -1,5 +1,7 @@
 """Names that Lightning learns: ``Trainer(strategy="llcg")``, and classes that a configuration names without a module.
 
+A strategy is known by the path of its class, too, where that stands as a text in the place of a name.
+
 Both work once the package is imported, before Lightning or after it.
 """
 
@@ -15,6 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+_PACKAGE = __name__.partition(".")[0]
 _CLASSES = {  # by `strategy_name`; imported when a Trainer is made with one
     "local_sgd": ("local_sgd", "LocalSGDStrategy"),
     "llcg": ("llcg", "LLCGStrategy"),
@@ -43,7 +46,8 @@ def tell_lightning(import_all: Callable[[], None]) -> None:
 def _register(module: ModuleType) -> None:
     for name, (file, strategy) in _CLASSES.items():
         about = f"{strategy} with its defaults"
-        module.StrategyRegistry.register(name, _maker(file, strategy), description=about, override=True)
+        for said in (name, f"{_PACKAGE}.{strategy}".lower()):  # Lightning looks names up in small letters
+            module.StrategyRegistry.register(said, _maker(file, strategy), description=about, override=True)
 
 
 def _register_refusals(module: ModuleType) -> None:

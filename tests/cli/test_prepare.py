@@ -68,10 +68,20 @@ def test_a_target_of_regression_is_accepted_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--memory", "--out-of-core"])
 def test_less_memory_gives_the_same(option: str, edges: Path, tmp_path: Path) -> None:
-    for name, more in (("expected", []), ("graph", [option, "0.00001"])):
+    for name, more in (("expected", []), ("graph", [option, "0.001"])):
         main(["prepare", str(edges), str(tmp_path / name), "--undirected", "--split", "0.6", "0.2", "0.2", *more])
     assert Graph.open(tmp_path / "graph").fingerprint == Graph.open(tmp_path / "expected").fingerprint
     assert "nowhere does not exist" in refused("nowhere", str(tmp_path / "other"))
+
+
+def test_memory_that_cannot_work_is_refused_with_the_least(
+    edges: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for given in ("0.000001", "0.0009"):
+        with pytest.raises(SystemExit):
+            main(["prepare", str(edges), str(tmp_path / "graph"), "--memory", given])
+        assert f"--out-of-core: must be at least 0.001 (1.0 MB), got {given}" in capsys.readouterr().err
+    assert not (tmp_path / "graph").exists()
 
 
 def test_a_host_prepares_its_own_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -204,3 +204,19 @@ def test_ranks_that_are_forked_say_it_too() -> None:
     forked = trainer(2, LocalSGDStrategy(launch=Launch(start_method="fork")))
     with pytest.raises(ValueError, match=r"batch\.y holds the labels of the \d+ seeds"):
         forked.fit(WholeGraphLoss(cross_entropy), data)
+
+
+def test_a_table_with_too_few_rows_is_named_with_the_rows_that_are_asked_for() -> None:
+    class WithRows(OneLayer):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(4, 2))
+            self.rows = nn.Embedding(40, 4, sparse=True)
+
+        def training_step(self, batch: Any) -> Tensor:
+            return self.layer(self.rows(batch.n_id)).sum()
+
+    data = PartitionedDataModule(GRAPH, batch_size=30)
+    with pytest.raises(
+        IndexError, match=r"^rows has 40 rows, nn\.Embedding\(40, 4\), and rows \d to 5\d were asked for"
+    ):
+        trainer(1, limit_val_batches=0).fit(WithRows(), data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import subgraph
 
-from lightning_gnn_dist import Graph
+from lightning_gnn_dist import Graph, communities
 from lightning_gnn_dist.graph import rows as rows_module
+from lightning_gnn_dist.graph.synthetic import citations
 
 
 def random_edges(num_nodes: int = 40, num_edges: int = 200, seed: int = 0) -> Tensor:
@@ -124,3 +126,17 @@ def test_what_is_no_list_of_rows_is_refused(indptr, indices, message):
 def test_a_graph_without_types_counts_as_one_of_one_type(graph: Graph) -> None:
     assert list(graph.types.node_arrays) == [""] and graph.types.node_arrays[""] is graph.node_arrays
     assert list(graph.types.edge_arrays) == [("", "", "")] and graph.types.edge_arrays["", "", ""] is graph.edge_arrays
+
+
+def test_an_attribute_that_is_an_array_is_told_where_it_is() -> None:
+    graph = communities(60, 2, num_features=4)
+    with pytest.raises(AttributeError, match=r"^a Graph has no attribute 'x': read it as graph\.node_arrays\['x'\]$"):
+        _ = graph.x
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'feat': its arrays are x, y, train_mask, val_mask, test_mask$"
+    ):
+        _ = graph.feat
+    typed = citations(600, 6)
+    with pytest.raises(AttributeError, match=r"'y': read it as graph\.types\.node_arrays\['paper'\]\['y'\]$"):
+        _ = typed.y
+    assert not hasattr(graph, "x") and copy.deepcopy(graph).num_nodes == 60

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.optim import Optimizer
@@ -85,3 +86,21 @@ def test_a_part_of_ones_own_shares_the_exchange_and_is_resumed(tmp_path: Any) ->
         assert said == ["begin", "round 0", "round 1", "round 2", "end"]
         assert said_again == ["begin", "round 2", "restore", "round 3", "end"]
         assert total == (ROUNDS - 1) * STEPS * 1.5 and again == ROUNDS * STEPS * 1.5
+
+
+class Forgetful(WithPart):
+    """Lists a stage behind the mean, and lets it meet in its first round alone."""
+
+    def stages(self, fit: Fit) -> list[list[Part]]:
+        return [*LocalSGDStrategy.stages(self, fit), [self.part]]
+
+    def end_round(self) -> None:
+        self.average_replicas()
+        if self.state.round_idx == 0:
+            self.hold_further_stages()
+
+
+def test_a_stage_that_does_not_meet_is_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"^Forgetful\.end_round\(\) let .*\(StepsOfAll\).*hold_further_stages\(\)"):
+        fit(0, Forgetful(part := StepsOfAll()), same_start(), devices=1, max_epochs=ROUNDS)
+    assert part.total == STEPS

@@ -152,7 +152,7 @@ def test_the_rate_may_go_by_rounds() -> None:
 def test_a_round_without_a_rate_is_refused(lr: Any) -> None:
     ours = weights()
     own = beside([ADAM(ours)], "sgd", lambda round_idx: lr)
-    with pytest.raises(ValueError, match=f"lr must be a positive number, .* got {lr!r}"):
+    with pytest.raises(ValueError, match=rf"lr must be a positive number, .* got {lr!r}\.$"):
         own.prepare(ours, 0)
 
 

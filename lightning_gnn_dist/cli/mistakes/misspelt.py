@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.strategies import StrategyRegistry
 
 from lightning_gnn_dist.data.explained_errors import WORDS_OF_PYG, sentence
 
@@ -102,6 +103,22 @@ def _of_values(kind: type) -> dict[str, str]:
     places = [(name, field.name) for name, value in values.items() for field in fields(value)]
     # An argument of an earlier version may have had both names.
     return {said: f"{name}.{field}" for name, field in places for said in (field, f"{name}_{field}")}
+
+
+def check_strategy(given: object) -> None:
+    """Refuse a text that names no strategy: Lightning says neither which is near nor how a class is named."""
+    known = {"auto", *StrategyRegistry.available_strategies()}
+    if not isinstance(given, str) or given.lower() in known:
+        return
+    module, _, name = given.rpartition(".")
+    if module not in ("", PACKAGE):
+        raise ValueError(
+            f"trainer.strategy: a class is named by class_path, --trainer.strategy.class_path={given}, or in a file "
+            f"strategy: {{class_path: {given}}}, got the text {given!r}."
+        )
+    names = [each for each in known if PACKAGE not in each]
+    near = _without_module(name) if name.lower().endswith("strategy") else None
+    raise ValueError(f"trainer.strategy: {near or _suggest(given, names, 'Lightning knows')}")
 
 
 def _without_module(name: str) -> str | None:

@@ -98,6 +98,18 @@ class GraphTypes:
         ends = zip(self.offsets, self.offsets[1:], strict=False)
         return {name: end - start for name, (start, end) in zip(self.node_types, ends, strict=True)}
 
+    def told_of(self, name: str) -> str:
+        """Say, to whoever asks a graph for an attribute, where the array of this name is, or which arrays there are."""
+        places: dict[str, list[str]] = {}
+        for field, of_types in (("node_arrays", self.node_arrays), ("edge_arrays", self.edge_arrays)):
+            for kind, arrays in of_types.items():
+                at = f"graph.types.{field}[{kind!r}]" if have_names(self) else f"graph.{field}"
+                for each in arrays:
+                    places.setdefault(each, []).append(f"{at}[{each!r}]")
+        if name in places:
+            return f": read it as {' or '.join(places[name])}"
+        return f": its arrays are {', '.join(places)}" if places else ""
+
     def nodes_of(self, node_type: str) -> range:
         """The ids in the graph of all nodes of a type."""
         number = _number(node_type, self.node_types, "node")

@@ -326,7 +326,7 @@ def cut_nodes(degrees: Column, memory_bytes: int, carried_bytes: int, most_nodes
     if (largest := int(degrees.max(initial=0))) > most:
         raise MemoryTooSmall(
             f"Node {int(degrees.argmax())} has {largest:,} edges, which take {largest * per_key:,} bytes to sort: "
-            f"memory_bytes={memory_bytes:,} are too few. With more the same call goes on."
+            f"memory_bytes={memory_bytes:,} are too few. With {largest * per_key:,} or more the same call goes on."
         )
     ends = degrees.cumsum()
     total = int(ends[-1]) if ends.size else 0
@@ -337,5 +337,6 @@ def cut_nodes(degrees: Column, memory_bytes: int, carried_bytes: int, most_nodes
         bounds.append(min(max(reached, bounds[-1] + 1), bounds[-1] + most_nodes))
         before = int(ends[bounds[-1] - 1])
     if len(bounds) > np.iinfo(np.uint16).max:
-        raise MemoryTooSmall(f"memory_bytes={memory_bytes:,} are too few for {total:,} edges: give more.")
+        least = 2 * per_key * (total // np.iinfo(np.uint16).max + 1)
+        raise MemoryTooSmall(f"memory_bytes={memory_bytes:,} are too few for {total:,} edges: give {least:,} or more.")
     return bounds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_gnn_dist.cli.mistakes.misspelt import hint
+from lightning_gnn_dist.cli.mistakes.misspelt import check_strategy, hint
 
 NAMES = {"seed_everything", "data.graph", "data.batch_size", "data.bulk_size", "trainer.max_epochs", "model"}
 
@@ -44,3 +44,26 @@ def test_a_complaint_is_answered(message: str, advice: str) -> None:
 )
 def test_other_complaints_are_left_alone(message: str) -> None:
     assert hint(message, NAMES) is None
+
+
+@pytest.mark.parametrize("name", ["auto", "ddp", "grappa", "lightning_gnn_dist.GrappaStrategy", None])
+def test_names_and_classes_of_strategies_are_known(name: str | None) -> None:
+    check_strategy(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("grapa", "There is no 'grapa'. Did you mean 'grappa'?"),
+        ("GrappaStrategy", "A class is named with its module. Did you mean 'lightning_gnn_dist.GrappaStrategy'?"),
+        ("lightning_gnn_dist.GrapaStrategy", "Did you mean 'lightning_gnn_dist.GrappaStrategy'?"),
+        (
+            "my.Own",
+            "a class is named by class_path, --trainer.strategy.class_path=my.Own, or in a file strategy: {class",
+        ),
+    ],
+)
+def test_what_is_no_strategy_is_refused_with_what_is(name: str, advice: str) -> None:
+    with pytest.raises(ValueError, match=r"^trainer\.strategy: ") as refused:
+        check_strategy(name)
+    assert advice in str(refused.value)

@@ -73,6 +73,8 @@ def halo(**init_args: Any) -> dict[str, Any]:
             [],
             "data.evaluation.sampler must be a Sampler or null, got lightning_gnn_dist.MetisPartitioner.",
         ),
+        ({}, ["--trainer.strategy=grapa"], "trainer.strategy: There is no 'grapa'. Did you mean 'grappa'?"),
+        ({}, ["--trainer.strategy=my.Own"], "trainer.strategy: a class is named by class_path, --trainer.strategy.cl"),
         ({}, ["--data.holding=Rotate"], "data.holding must be settings such as {name: value}, got Rotate."),
         ({}, ["--data.boundary=halo"], "data.boundary: A class is named with its module. Did you mean 'lightning_gnn_"),
         ({}, ["--data.boundary=1"], "data.boundary must be a Boundary or one of ['auto'], got 1."),

@@ -1,0 +1,80 @@
+"""The benchmark of a GPU: a part that fails or hangs costs no other, and it says where it cannot run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+PARTS = ("machine", "draws", "steps", "epochs", "batches", "waits", "compiling", "others")
+
+
+def benchmark(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), *map(str, arguments)]
+    more = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    return subprocess.run(command, env=more, capture_output=True, text=True, timeout=1800, check=False)
+
+
+def test_without_a_device_it_says_what_is_missing(tmp_path: Path) -> None:
+    done = benchmark(tmp_path / "out", CUDA_VISIBLE_DEVICES="", PRETEND_CUDA="")
+    assert done.returncode == 1 and not (tmp_path / "out").exists()
+    assert done.stderr.startswith("No CUDA device: torch ") and done.stderr.count("\n") == 1
+
+
+def test_what_fails_is_told_and_what_follows_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from gpu_parts.rows import Rows, read, table  # type: ignore[import-not-found]
+
+    rows = Rows(tmp_path / "rows", "steps")
+    with rows.guarded("bfloat16"):
+        raise RuntimeError("no such kernel\nand more")
+    rows.add("float32", 0.8, "times", goal=("at most", 1.3))
+    rows.add("edges", 0.5, "G", goal=("at least", 1.0), note="a | b")
+    with (tmp_path / "rows").open("a") as file:
+        file.write('{"part": "st')  # killed while it wrote
+    found = read(tmp_path / "rows")
+    assert "in test_what_fails_is_told" in found[0]["details"]
+    lines = list(table(found))
+    assert lines[2] == "| steps | bfloat16 | **failed** |  | RuntimeError: no such kernel |"
+    assert lines[3] == "| steps | float32 | 0.8 times | at most 1.3: met |  |"
+    assert lines[4] == "| steps | edges | 0.5 G | at least 1.0: not met | a / b |"
+
+
+def test_a_part_that_hangs_is_stopped_with_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from gpu import finished  # type: ignore[import-not-found]
+
+    hangs = "import signal, subprocess; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    hangs += "print(subprocess.Popen(['sleep', '600']).pid, flush=True); signal.pause()"
+    with (tmp_path / "said").open("w") as file:
+        assert finished([sys.executable, "-c", hangs], 2.0, file, 0.2) is None
+    state = Path("/proc") / (tmp_path / "said").read_text().strip() / "stat"
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+@pytest.mark.slow
+@pytest.mark.gpu
+def test_all_parts_run(tmp_path: Path) -> None:
+    test = "tests/gpu/test_precisions.py::test_a_fit_is_a_loop_by_hand[local_sgd-1-32-true]"
+    done = benchmark(tmp_path, "--scale", "small", "--seconds", 1700, "--tests", test)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads((tmp_path / "results.json").read_text())
+    failed = [row for row in found["rows"] if "failed" in row]
+    if find_spec("pretend") is not None:
+        assert {row["part"] for row in failed} <= {"compiling"}  # what torch.compile asks for is not pretended
+    else:
+        assert not failed
+    figures = {(row["part"], row["what"]): row.get("value") for row in found["rows"]}
+    assert figures["tests", "failed"] == figures["tests", "error"] == 0 < figures["tests", "passed"]
+    assert {part for part, _ in figures} == {"tests", *PARTS}
+    alike = [value for (part, what), value in figures.items() if "the batches of a CPU" in what]
+    assert alike == ["yes"] * 5
+    assert figures["waits", 'GrappaStrategy(), sample_on="cpu"'] < 2
+    assert "at most 1.3: " in (tmp_path / "results.md").read_text()
