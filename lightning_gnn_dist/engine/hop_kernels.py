@@ -22,6 +22,7 @@ from lightning_gnn_dist.engine.kernels import (
     AT_ONCE,
     BLOCK,
     DAMAGED,
+    LINE,
     REPEATED_SEED,
     ZERO,
     Array,
@@ -175,6 +176,9 @@ def _draw_rows(
                 notes[_U(noted), 0], notes[_U(noted), 1] = total, degree
                 notes[_U(noted), 2], notes[_U(noted), 3] = node, kind
                 noted += np.int64((not is_whole) & (fanout > 0))
+                if rule.shared and not is_whole:
+                    for edge in range(fanout, degree, LINE // 4):
+                        prefetch(indices, first + edge)
                 if len(rule.weights.table) and not is_whole:
                     prefetch_weights(Piece(first, degree, fanout, draws.keys[_U(hop), _U(kind)], node), rule)
             first, total = stop, total + count

@@ -134,6 +134,7 @@ def assert_same_links(sampler: LinkSampler, home: Graph, graph: Graph) -> None:
 
 
 LINKED = [NeighborSampler([4, 3]), NeighborSampler([-1, 2]), NeighborSampler([3, 2], weight="edge_weight")]
+LINKED += [NeighborSampler([4, 3], shared=True)]
 
 
 @pytest.mark.parametrize("nodes", LINKED, ids=repr)
