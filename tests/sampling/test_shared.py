@@ -32,7 +32,9 @@ def taken(word: int, senders: list[int], weights: list[float], fanout: int) -> l
     return sorted(range(len(senders)), key=arrivals.__getitem__)[:fanout]
 
 
-def by_hand(graph: Graph, seeds: list[int], fanouts: Sequence[Sequence[int]], place: BatchKey, weight: str | None) -> Any:
+def by_hand(
+    graph: Graph, seeds: list[int], fanouts: Sequence[Sequence[int]], place: BatchKey, weight: str | None
+) -> Any:
     """The nodes of a batch and its edges; ``fanouts`` has a number for each hop and edge type."""
     nodes, edges, begin, kinds = list(seeds), [], 0, graph.types.edge_type.tolist() or [0] * graph.num_edges
     weights = torch.ones(graph.num_edges) if weight is None else graph.edge_arrays[weight]
@@ -82,11 +84,15 @@ KEYS = [BatchKey(7, 0, batch) for batch in range(TRIALS)]
 def counts_of(graph: Graph, fanout: int, **more: Any) -> torch.Tensor:
     """How often node 0 takes each edge under many keys."""
     samples = NeighborSampler([fanout], shared=True, **more).sample_bulk(graph, [torch.tensor([0])] * TRIALS, KEYS)
-    return torch.bincount(torch.cat([edges for s in samples if (edges := s.edge_ids) is not None]), minlength=graph.num_edges)
+    return torch.bincount(
+        torch.cat([edges for s in samples if (edges := s.edge_ids) is not None]), minlength=graph.num_edges
+    )
 
 
 def with_ids(graph: Graph) -> Graph:
-    return Graph(graph.indptr, graph.indices, {}, {"edge_weight": torch.tensor([1.0, 2, 4, 0.5, 8] * 8)[: graph.num_edges]})
+    return Graph(
+        graph.indptr, graph.indices, {}, {"edge_weight": torch.tensor([1.0, 2, 4, 0.5, 8] * 8)[: graph.num_edges]}
+    )
 
 
 @pytest.mark.parametrize(("degree", "fanout"), [(20, 5), (6, 5), (12, 1), (40, 33)])
@@ -166,7 +172,9 @@ def test_batches_have_fewer_nodes_at_as_many_edges_of_a_node(shared_data, name):
 
 def test_draws_differ_between_seeds_epochs_batches_and_hops():
     graph = star(1000)
-    assert len({tuple(shared(graph, [0], [10], BatchKey(*place)).nodes.tolist()) for place in np.ndindex(3, 3, 3)}) == 27
+    assert (
+        len({tuple(shared(graph, [0], [10], BatchKey(*place)).nodes.tolist()) for place in np.ndindex(3, 3, 3)}) == 27
+    )
     line = torch.stack([torch.arange(2, 1002).repeat(2), torch.arange(2).repeat_interleave(1000)])
     both = Graph.from_edge_index(torch.cat([line, torch.tensor([[1], [0]])], 1), 1002)  # 1 sends to 0
     sample = shared(both, [0], [1001, 10])
