@@ -3,10 +3,11 @@
     python benchmarks/shared_draws.py DIRECTORY                        # costs on two graphs, a few minutes
     python benchmarks/shared_draws.py DIRECTORY --accuracy cora dblp   # and accuracy, three seeds each
 
-DIRECTORY is that of ``accuracy.py``. Costs: one thread, 128 floats a node, GraphSAGE 128-256-...-32 on blocks; CPU time,
-the least of several repetitions in which both samplers take turns. Accuracy: GraphSAGE of hidden size 64, Adam 0.01, one
-process, batches of 256, as many layers as fan-outs; on all test nodes of the whole graph with the weights of the best of
-all validations, one after each pass, and the nodes of a batch in the mean. What shards send: ``shares.py --kinds shared``.
+DIRECTORY is that of ``accuracy.py``. Costs: one thread, 128 floats a node, GraphSAGE 128-256-...-32 on blocks; CPU
+time, the least of several repetitions in which both samplers take turns. Accuracy: GraphSAGE of hidden size 64, Adam
+0.01, one process, batches of 256, as many layers as fan-outs; on all test nodes of the whole graph with the weights of
+the best of all validations, one after each pass, and the nodes of a batch in the mean. What shards send:
+``shares.py --kinds neighbors shared``.
 """
 
 from __future__ import annotations
@@ -122,9 +123,8 @@ def fit(graph: Graph, sampler: NeighborSampler, passes: int, seed: int) -> tuple
 
 
 def show_accuracy(options: argparse.Namespace) -> None:
-    print(
-        f"\n| graph | fan-outs | draws | test accuracy, {options.seeds} seeds | nodes of a batch |\n|---|---|---|---|---|"
-    )
+    print(f"\n| graph | fan-outs | draws | test accuracy, {options.seeds} seeds | nodes of a batch |")
+    print("|---|---|---|---|---|")
     for name in options.accuracy:
         for fanouts in ([15, 10], [4, 3]):
             for shared in (False, True):

@@ -15,7 +15,7 @@ has the q that was seen, and no cache.
 
 neighbors      around training nodes of the own shard, fan-out 15 and 10
 shared         the same, of draws that the nodes of a hop share
-ladies         the same as the first with about 2048 nodes a layer: f are counted once a bulk, and e are all edges of their rows
+ladies         as the first with about 2048 nodes a layer: f are counted once a bulk, and e are all edges of their rows
 corrections    slices of 256 of a batch around training nodes of the whole graph, fan-out 15 and 10, as in LLCG
 
 And for all nodes by two layers of GraphSAGE with hidden size 64 (predict_by_layer): nodes of a rank's halo, megabytes
