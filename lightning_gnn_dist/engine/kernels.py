@@ -187,16 +187,17 @@ def _draw_shared(indices: Array, piece: Piece, rule: Rule, aside: Aside, positio
     An edge that is there several times, one beside the other, arrives at a time of its own each time.
     """
     first, arrivals = piece.first, aside.arrivals[: piece.degree]
-    for slot in range(piece.degree):
+    degree = len(arrivals)  # no more than there is memory for, should a file be changed meanwhile
+    for slot in range(degree):
         arrivals[_U(slot)] = _arrival(draw(piece.key, indices[_U(first + slot)], ZERO))
     is_repeated, times = False, ZERO
-    for slot in range(1, piece.degree):
+    for slot in range(1, degree):
         is_repeated |= indices[_U(first + slot)] == indices[_U(first + slot - 1)]
-    for slot in range(1, piece.degree if is_repeated else 0):
+    for slot in range(1, degree if is_repeated else 0):
         sender = indices[_U(first + slot)]
         times = times + 1 if sender == indices[_U(first + slot - 1)] else ZERO
         arrivals[_U(slot)] = _arrival(draw(piece.key, sender, times))
-    for slot in range(piece.degree if len(rule.weights.values) else 0):
+    for slot in range(degree if len(rule.weights.values) else 0):
         weight = max(np.float64(rule.weights.values[_U(first + slot)]), LEAST_WEIGHT)
         arrivals[_U(slot)] = np.divide(minus_log(-arrivals[_U(slot)]), weight)
     put_first(arrivals, piece.fanout, aside.times, aside.order)

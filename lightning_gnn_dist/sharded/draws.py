@@ -122,11 +122,12 @@ def draw_hops(
         keys: The key of each batch.
         how: How they are drawn.
     """
-    words = np.stack([typed_keys(*key, *fanouts.shape, alike=how.shared).view(np.int64) for key in keys])
+    of_batches = [typed_keys(*key, *fanouts.shape, alike=how.shared).view(np.int64) for key in keys]
+    words = torch.from_numpy(np.stack(of_batches))
     for hop, of_hop in enumerate(torch.from_numpy(fanouts)):
         frontiers = [batch.frontier for batch in batches]
         nodes, groups = names.nodes(torch.cat(frontiers)), names.groups(frontiers)
-        drawn = yield from draw(graph, nodes, groups, torch.from_numpy(words[:, hop].copy()), of_hop, how)
+        drawn = yield from draw(graph, nodes, groups, words[:, hop].contiguous(), of_hop, how)
         for batch, frontier, own in zip(batches, frontiers, _divided(drawn, list(map(len, frontiers))), strict=True):
             batch.join(names.of_senders(own, frontier), own.counts, own.edge_ids, own.kinds)
     return [batch.sample() for batch in batches]
