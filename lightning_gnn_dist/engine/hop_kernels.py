@@ -22,6 +22,7 @@ from lightning_gnn_dist.engine.kernels import (
     AT_ONCE,
     BLOCK,
     DAMAGED,
+    LINE,
     REPEATED_SEED,
     ZERO,
     Array,
@@ -36,7 +37,7 @@ from lightning_gnn_dist.engine.kernels import (
     prefetch_types,
     read_senders,
 )
-from lightning_gnn_dist.engine.weighted import Aside, Piece, Rule, aside_for, prefetch_weights
+from lightning_gnn_dist.engine.weighted import Aside, Piece, Rule, aside_for, needs_aside, prefetch_weights
 
 NOTES = 256  # pieces that may wait to be drawn from
 ONE_TYPE = np.empty(0, np.uint8)  # what ``Draws.edge_type`` is where rows are not divided
@@ -104,7 +105,7 @@ def expand(csr: Csr, begin: int, end: int, others: int, hop: int, draws: Draws, 
     found, blocks, room = end, (end - begin + BLOCK - 1) // BLOCK, len(work.positions) - others
     total = work.starts[_U(begin)]
     notes = np.empty((NOTES + draws.fanouts.shape[1], 4), np.int64)
-    aside = aside_for(draws.rule.weights, _longest(end - begin if len(draws.rule.weights.values) else 0, work))
+    aside = aside_for(draws.rule, _longest(end - begin if needs_aside(draws.rule) else 0, work))
     for block in range(blocks + 3):
         low = begin + block * BLOCK
         for i in range(low, min(low + BLOCK, end) if len(draws.edge_type) else 0):
@@ -175,6 +176,9 @@ def _draw_rows(
                 notes[_U(noted), 0], notes[_U(noted), 1] = total, degree
                 notes[_U(noted), 2], notes[_U(noted), 3] = node, kind
                 noted += np.int64((not is_whole) & (fanout > 0))
+                if rule.shared and not is_whole:
+                    for edge in range(fanout, degree, LINE // 4):
+                        prefetch(indices, first + edge)
                 if len(rule.weights.table) and not is_whole:
                     prefetch_weights(Piece(first, degree, fanout, draws.keys[_U(hop), _U(kind)], node), rule)
             first, total = stop, total + count

@@ -250,5 +250,6 @@ def edge_types_of(types: GraphTypes) -> Array:
 
 def sample_neighbors(graph: Graph, seeds: Tensor, fanouts: Array, batch_key: BatchKey, rule: Rule) -> Sample:
     """Draw so many neighbours of each edge type at each hop, ``fanouts[hop, type]``."""
-    draws = Draws(edge_types_of(graph.types), fanouts, typed_keys(*batch_key, *fanouts.shape), rule)
+    keys = typed_keys(*batch_key, *fanouts.shape, alike=rule.shared)
+    draws = Draws(edge_types_of(graph.types), fanouts, keys, rule)
     return sample_hops(graph, seeds, len(fanouts), sample, draws, with_kinds=have_names(graph.types))

@@ -132,7 +132,7 @@ def _draw(csr: Csr, asked: RowRequest, longest: int, starts: Array, positions: A
 
     What stands there is read a block of rows later: it was prefetched when it was drawn.
     """
-    count, read, aside = len(asked.rows), 0, aside_for(asked.rule.weights, longest)
+    count, read, aside = len(asked.rows), 0, aside_for(asked.rule, longest)
     for low in range(0, count + BLOCK, BLOCK):
         for i in range(low + BLOCK, min(low + 2 * BLOCK, count) if len(asked.rule.weights.table) else 0):
             first, key = csr.indptr[_U(asked.rows[_U(i)])], asked.keys[_U(asked.groups[_U(i)]), ZERO]

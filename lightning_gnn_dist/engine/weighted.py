@@ -219,10 +219,12 @@ class Rule(NamedTuple):
     Attributes:
         weights: How likely each edge of the graph is.
         replace: Whether an edge may be drawn more than once.
+        shared: Whether the random numbers are those of the senders, which all rows of a hop share.
     """
 
     weights: Weights
     replace: bool
+    shared: bool = False
 
 
 class Piece(NamedTuple):
@@ -247,7 +249,7 @@ EVEN = Weights(np.empty(0, np.float32), np.empty(0, np.int64))
 
 
 class Aside(NamedTuple):
-    """Working memory of draws by weight, as long as the longest row.
+    """Working memory of draws by weight and of shared draws, as long as the longest row.
 
     Attributes:
         arrivals: When each edge of a row arrives, float64.
@@ -262,11 +264,17 @@ class Aside(NamedTuple):
     table: Array
 
 
+@inlined
+def needs_aside(rule: Rule) -> bool:
+    """Whether draws need working memory."""
+    return rule.shared or len(rule.weights.values) > 0
+
+
 @part
-def aside_for(weights: Weights, longest: int) -> Any:
+def aside_for(rule: Rule, longest: int) -> Any:
     """Working memory to draw from rows of up to ``longest`` edges."""
-    room = longest if len(weights.values) else 0
-    table = np.empty(0 if len(weights.table) else room, np.int64)
+    room = longest if needs_aside(rule) else 0
+    table = np.empty(0 if rule.shared or len(rule.weights.table) else room, np.int64)
     return Aside(np.empty(room), np.empty(room), np.empty(room, np.int64), table)
 
 

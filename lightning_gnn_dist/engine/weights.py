@@ -44,7 +44,7 @@ def weights_of(graph: Graph, name: str | None, *, draws: bool) -> Weights:
     Args:
         graph: The graph.
         name: The edge array, or None if all edges are equally likely.
-        draws: Whether any row is drawn from, and not all taken whole.
+        draws: Whether any row is drawn from by its table, and not all taken whole.
     """
     if name is None:
         return EVEN

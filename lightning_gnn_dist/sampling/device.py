@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor
 
@@ -11,8 +12,11 @@ from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.stack import Edges, Stack
 from lightning_gnn_dist.engine.tensors import (
+    Choose,
     LayerRule,
     TensorWeights,
+    by_sender,
+    by_weight,
     column_norms,
     drawn_edges,
     drawn_layer,
@@ -41,7 +45,8 @@ def draws_anywhere(sampler: Sampler) -> bool:
 def bytes_of_tables(sampler: Sampler, graph: Graph) -> int:
     """Bytes of what a :class:`DeviceSampler` keeps on the device beside the copy of a graph."""
     nodes = sampler.sampler if isinstance(sampler, LinkSampler) else sampler
-    return 8 * graph.num_edges if isinstance(nodes, NeighborSampler) and nodes.weight is not None else 0
+    has_tables = isinstance(nodes, NeighborSampler) and nodes.weight is not None and not nodes.shared
+    return 8 * graph.num_edges if has_tables else 0
 
 
 def drawn_there(sampler: Sampler, home: Graph) -> Sampler:
@@ -104,16 +109,25 @@ class DeviceSampler:
     def _hop(self, graph: Graph, stack: Stack, keys: Tensor, weights: Tensor | None, hop: int) -> Edges:
         sampler = self.sampler
         if isinstance(sampler, NeighborSampler):
-            size, name = sampler.per_hop[hop] if graph.num_edges else -1, sampler.weight
+            size = sampler.per_hop[hop] if graph.num_edges else -1
             if stack.nodes.numel() * size > PADDED:
                 stack.trim()
-            rows = rows_of(graph.indptr, stack, keys)
-            likely = None if weights is None or name is None else TensorWeights(weights, alias_table(graph, name))
-            row, position = drawn_edges(rows, size, replace=sampler.replace, weights=likely)
+            rows, choose = rows_of(graph.indptr, stack, keys), _choice(sampler, graph, weights)
+            row, position = drawn_edges(rows, size, replace=sampler.replace, choose=choose)
             return Edges(row, graph.indices[position], position, None)
         norms = _norms(graph, sampler.weight, weights) if isinstance(sampler, FastGCNSampler) else None
         rule = LayerRule(sampler.num_nodes[hop], norms, weights, sampler.normalize)
         return drawn_layer(graph.indptr, graph.indices, stack, keys, rule)
+
+
+def _choice(sampler: NeighborSampler, graph: Graph, weights: Tensor | None) -> Choose | None:
+    """How edges of a row are chosen, unless all are equally likely and each row draws for itself."""
+    if sampler.shared:
+        return partial(by_sender, senders=graph.indices, weights=weights)
+    if weights is None or sampler.weight is None:
+        return None
+    table = alias_table(graph, sampler.weight)
+    return partial(by_weight, replace=sampler.replace, weights=TensorWeights(weights, table))
 
 
 def _norms(graph: Graph, name: str | None, weights: Tensor | None) -> Tensor:

@@ -25,6 +25,7 @@ from lightning_gnn_dist.engine.tensors import (
     Frontier,
     TensorWeights,
     below,
+    by_sender,
     by_weight,
     distinct,
     draw,
@@ -138,7 +139,7 @@ def _draw_slots(
     """The slots of the edges that are drawn from each row that is not taken whole."""
     if size < 0:
         return nodes[is_drawn, None][:, :0]
-    if sampler.weight is None:
+    if sampler.weight is None and not sampler.shared:
         keys, nodes, bound = (vector[is_drawn, None] for vector in (keys, nodes, degrees))
         if sampler.replace:
             return below(draw(keys, nodes, torch.arange(size, device=keys.device)), bound)
@@ -146,6 +147,8 @@ def _draw_slots(
     values = _values(sampler, graph)[product.values().long() - 1].float()
     starts = starts_of(degrees)
     rows = Frontier(keys, nodes, starts[:-1], degrees).at(is_drawn.nonzero().view(-1))
+    if sampler.shared:
+        return by_sender(rows, size, product.indices()[1], None if sampler.weight is None else values)
     return by_weight(rows, size, replace=sampler.replace, weights=TensorWeights(values, table_of(starts, values)))
 
 

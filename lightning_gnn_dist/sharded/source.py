@@ -59,7 +59,8 @@ def sample_bulk(
         return (yield from sample_layer_wise(graph, sampler, seeds, keys))
     if isinstance(sampler, TemporalSampler):
         return (yield from sample_timed(graph, sampler, seeds, keys))
-    growing, how = [GrowingBatch(ids, graph.num_nodes) for ids in seeds], DrawRule(sampler.replace, sampler.weight)
+    growing = [GrowingBatch(ids, graph.num_nodes) for ids in seeds]
+    how = DrawRule(sampler.replace, sampler.weight, sampler.shared)
     names, fanouts = Names.of_nodes(len(growing)), sampler.of_types(graph.types)
     return (yield from draw_hops(graph, growing, names, fanouts, keys, how))
 

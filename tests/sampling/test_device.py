@@ -47,6 +47,7 @@ SAMPLERS: list[Sampler] = [
         for replace in (False, True)
         for weight in (None, "edge_weight")
     ),
+    *(NeighborSampler([200, 15, 2, -1], weight=weight, shared=True) for weight in (None, "edge_weight")),
     *(
         kind(numbers, weight, normalize)
         for kind in (LadiesSampler, FastGCNSampler)
@@ -102,7 +103,7 @@ def test_more_batches_cost_few_launches_more():
     assert counts[2] < 2 * counts[0]
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS[8:12] + SAMPLERS[-20:], ids=repr)
+@pytest.mark.parametrize("sampler", SAMPLERS[8:12] + SAMPLERS[24:26] + SAMPLERS[-20:], ids=repr)
 def test_every_tensor_is_made_where_the_graph_is(sampler):
     (seeds, keys), graph = bulk(GRAPHS[0], 3), on("cpu", GRAPHS[0])  # a graph that no cache knows
     expected = sampler.sample_bulk(GRAPHS[0], seeds, keys)
@@ -133,6 +134,7 @@ def assert_same_links(sampler: LinkSampler, home: Graph, graph: Graph) -> None:
 
 
 LINKED = [NeighborSampler([4, 3]), NeighborSampler([-1, 2]), NeighborSampler([3, 2], weight="edge_weight")]
+LINKED += [NeighborSampler([4, 3], shared=True)]
 
 
 @pytest.mark.parametrize("nodes", LINKED, ids=repr)

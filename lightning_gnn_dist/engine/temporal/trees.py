@@ -168,7 +168,7 @@ def _draw_rows(
     Return the batch's edges so far, or ``DAMAGED``.
     """
     num_types, room = draws.fanouts.shape[1], len(work.positions) - len(trees.seeds)
-    aside = aside_for(draws.rule.weights, ZERO)  # edges with times have no weights
+    aside = aside_for(draws.rule, ZERO)  # edges with times have no weights
     for i in range(low, high):
         first, tree = work.first[_U(i - begin)], _U(work.nodes[_U(i)]) >> _U(trees.bits)
         node: Any = _U(work.nodes[_U(i)]) ^ (tree << _U(trees.bits))
