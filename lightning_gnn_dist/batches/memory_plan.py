@@ -135,9 +135,17 @@ class PlanFigures:
 
     def __str__(self) -> str:
         sizes, plan = self.plan.sizes, self.plan
-        edges = f"edges and narrow arrays ({sizes.edges / 1e6:,.1f} MB)"
-        rows = f"{self.num_rows:,} of {sum(sizes.counts):,} rows of features ({plan.row_bytes / 1e6:,.1f} MB)"
-        there = " and ".join(([edges] if plan.draws_there else []) + [rows])
-        brought = f"the others, {self.bus_bytes / 1e6:,.2f} MB a batch, are gathered in RAM into page-locked memory"
-        drawn = "" if plan.draws_there else f"; {edges} stay in RAM, where batches are drawn"
-        return f"{there} lie there; training batches find {self.hit_rate:.1%} of their rows there, and {brought}{drawn}"
+        edges = f"edges and narrow arrays ({_megabytes(sizes.edges)})"
+        if plan.is_all_there:
+            return f"{edges} and all rows of features ({_megabytes(sizes.rows)}) lie there"
+        brought = f"{_megabytes(self.bus_bytes)} a batch, are gathered in RAM and cross the bus from page-locked memory"
+        if plan.is_all_in_ram:
+            return f"nothing lies there: batches come from RAM, and their rows of features, {brought}"
+        num_rows = sum(count for width, count in zip(sizes.widths, sizes.counts, strict=True) if width)
+        rows = f"{self.num_rows:,} of {num_rows:,} rows of features ({_megabytes(plan.row_bytes)})"
+        there = f"{edges} and {rows} lie there" if plan.draws_there else f"{rows} lie there, and {edges} in RAM"
+        return f"{there}; training batches find {self.hit_rate:.1%} of their rows there, and the others, {brought}"
+
+
+def _megabytes(count: float) -> str:
+    return f"{count / 1e6:,.2f} MB"

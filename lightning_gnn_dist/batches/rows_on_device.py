@@ -22,6 +22,7 @@ from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import EdgeType
 
+MAX_SLOT = 2**31 - 1
 Arrays = dict[str, Tensor]
 # (type, name, array, rows) -> these rows of the array, where it lies
 Gather = Callable[[str | EdgeType, str, Tensor, Tensor], Tensor]
@@ -75,7 +76,7 @@ class HeldRows:
     def split(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return where the row of each id is held, and the places of those that are not."""
         if self._slots is None:
-            return ids, ids[:0]
+            return ids if len(next(iter(self.arrays.values()))) > MAX_SLOT else ids.to(torch.int32), ids[:0]
         slots = self._slots.index_select(0, ids)
         missing = (slots < 0).nonzero().view(-1)
         return slots.clamp_(min=0), missing

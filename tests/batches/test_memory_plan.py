@@ -138,10 +138,14 @@ def test_figures_say_what_is_read_where() -> None:
     reads = Reads(torch.tensor([5.0] * 10 + [1.0] * 40), num_batches=4)
     found = PlanFigures.of(MemoryPlan.within(1400, SIZES, draws=True), types, [torch.arange(10)], reads)
     assert (found.num_rows, found.hit_rate, found.bus_bytes) == (10, 50 / 90, 40 * 40 / 4)
+    rest = "0.00 MB a batch, are gathered in RAM and cross the bus from page-locked memory"
     assert str(found) == (
-        "edges and narrow arrays (0.0 MB) and 10 of 50 rows of features (0.0 MB) lie there; training batches find "
-        "55.6% of their rows there, and the others, 0.00 MB a batch, are gathered in RAM into page-locked memory"
+        "edges and narrow arrays (0.00 MB) and 10 of 50 rows of features (0.00 MB) lie there; training batches find "
+        f"55.6% of their rows there, and the others, {rest}"
     )
+    for room, said in ((900, "edges and narrow arrays (0.00 MB) in RAM; training"), (3000, "all rows of"), (0, rest)):
+        plan = MemoryPlan.within(room, SIZES, draws=True)
+        assert said in str(PlanFigures.of(plan, types, [torch.arange(9)], reads))
 
 
 def test_bytes_of_a_device_need_somebody_who_places() -> None:
