@@ -64,9 +64,10 @@ class HeldRows:
 
     def __init__(self, arrays: Arrays, ids: Tensor | None, held: Arrays) -> None:
         self.arrays, self.held = arrays, held
+        self._num_rows = max(map(len, arrays.values()), default=0)
         self._slots: Tensor | None = None
-        if arrays and ids is not None:
-            self._slots = torch.full((len(next(iter(arrays.values()))),), -1, dtype=torch.int32)
+        if ids is not None:
+            self._slots = torch.full((self._num_rows,), -1, dtype=torch.int32)
             self._slots[ids] = torch.arange(len(ids), dtype=torch.int32)
 
     @property
@@ -76,7 +77,7 @@ class HeldRows:
     def split(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return where the row of each id is held, and the places of those that are not."""
         if self._slots is None:
-            return ids if len(next(iter(self.arrays.values()))) > MAX_SLOT else ids.to(torch.int32), ids[:0]
+            return ids if self._num_rows > MAX_SLOT else ids.to(torch.int32), ids[:0]
         slots = self._slots.index_select(0, ids)
         missing = (slots < 0).nonzero().view(-1)
         return slots.clamp_(min=0), missing
@@ -160,11 +161,12 @@ class RowsOnDevice:
         self._crossing.add(0, len(ids), len(ids) - len(missing))
         if len(missing) == len(ids):
             return {name: self._brought(gather(kind, name, array, ids)) for name, array in rows.arrays.items()}
-        at, to, absent, found = self._brought(slots), self._brought(missing), ids[missing], Arrays()
+        at, found = self._brought(slots), Arrays()
+        to = self._brought(missing) if len(missing) else missing
         for name, held in rows.held.items():
             found[name] = held.index_select(0, at)
-            if len(absent):
-                found[name].index_copy_(0, to, self._brought(gather(kind, name, rows.arrays[name], absent)))
+            if len(missing):
+                found[name].index_copy_(0, to, self._brought(gather(kind, name, rows.arrays[name], ids[missing])))
         return found
 
     def _brought(self, array: Tensor) -> Tensor:
