@@ -34,10 +34,13 @@ class Loading:
             but for those of the type that the trainer's precision computes in, bfloat16 with ``"bf16-mixed"`` and
             ``"bf16-true"``, float16 with ``"16-true"``, unless they are labels. False: as they are stored.
         sample_on: Where batches are sampled and gathered: ``"cpu"``, or ``"device"``, on the device that trains, which
-            then holds a copy of the part, and of the whole graph for evaluation and corrections. ``"auto"``: there if
-            it is a GPU, the sampler is a ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler``, and the copies
-            take at most half of the free memory, the part's before the whole graph's. False receivers of links are
-            drawn in RAM. Of shards: ``"cpu"``.
+            then holds a copy of the part, and of the whole graph for evaluation and corrections. ``"auto"``: if it is a
+            GPU, it holds as much of these as ``device_bytes`` allow, the part's before the whole graph's: edges, from
+            which a ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler`` draws there, then the rows of features
+            that training batches read most. Others are gathered in RAM. Of graphs with types, rows alone. False
+            receivers of links are drawn in RAM. Of shards: ``"cpu"``.
+        device_bytes: Memory of a GPU that all of it may take with ``sample_on="auto"``; with 0 batches come from RAM.
+            Default: half of the memory that is free without it.
         all_labels: Batches hold in ``y`` the labels of all their nodes, as label propagation needs them. False: those
             of the seeds alone, so that no loss takes in validation or test nodes, nor some nodes more often.
         ahead_bytes: Memory for batches that are made before they are due, where these need rows of other ranks or of
@@ -56,6 +59,7 @@ class Loading:
     num_threads: Annotated[int, whole(0, MAX_THREADS)] = 1
     widen: bool | Literal["auto"] = "auto"
     sample_on: SampleOn = "cpu"
+    device_bytes: Natural | None = None
     all_labels: bool = False
     ahead_bytes: Natural = 1 << 29
     cache_bytes: Natural | None = None
@@ -63,6 +67,11 @@ class Loading:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.device_bytes is not None and self.sample_on != "auto":
+            raise ValueError(
+                f'device_bytes ({self.device_bytes}) is what a graph may take of a GPU with sample_on="auto", and '
+                f'sample_on is "{self.sample_on}": give sample_on="auto", or leave device_bytes out.'
+            )
 
 
 def widening(loading: Loading, stays: torch.dtype | None) -> Widen:

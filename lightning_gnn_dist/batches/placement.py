@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
 from lightning_gnn_dist.batches.device_stream import DeviceStream
+from lightning_gnn_dist.batches.expected_reads import expected_reads, most_read
+from lightning_gnn_dist.batches.memory_plan import MemoryPlan, PlanFigures, Sizes, placed_by_row
+from lightning_gnn_dist.batches.rows_on_device import Crossing, HeldRows, RowsOnDevice
 from lightning_gnn_dist.checks import check_choice
 from lightning_gnn_dist.graph.graph import Graph, checked_graph
-from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs, remembered
+from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs
 from lightning_gnn_dist.graph.storage.mapped import WINDOW_BYTES, Map, MappedRows, all_maps
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.device import KINDS, bytes_of_tables, drawn_there, draws_anywhere
+from lightning_gnn_dist.sampling.whole import WholePartSampler
 
 log = logging.getLogger(__name__)
 
 SampleOn: TypeAlias = Literal["auto", "cpu", "device"]
-MOST_OF_FREE = 0.5  # share of the memory free without them that all copies on a device may take
+MOST_OF_FREE = 0.5  # share of the memory free without them that all graphs on a device may take
 
 COPIES = "copies on devices"  # remembered for the graph in RAM, so they are freed together with it
 
@@ -58,92 +63,169 @@ def free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] + kept
 
 
+class Place(NamedTuple):
+    """Where the batches of a graph are made.
+
+    Attributes:
+        graph: The graph that is sampled, in RAM or on the device.
+        sampler: Draws the same batches from it.
+        rows: Makes batches of what was drawn, where wide rows are placed apart from the edges.
+    """
+
+    graph: Graph
+    sampler: Sampler
+    rows: RowsOnDevice | None = None
+
+
+class Placed:
+    """What of a graph lies on a device; it must not refer to the graph, which would then never be freed.
+
+    Args:
+        plan: Says what.
+        rows: The rows of wide arrays. None where all stays in RAM.
+    """
+
+    def __init__(self, plan: MemoryPlan, rows: RowsOnDevice | None) -> None:
+        self.plan, self.rows = plan, rows
+        self.copy: Graph | None = None  # of edges and narrow arrays, and of all if there is room for it
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the device now."""
+        return (0 if self.copy is None else self.plan.sizes.edges) + (0 if self.rows is None else self.rows.num_bytes)
+
+
 @dataclass(frozen=True)
 class Placement:
-    """Decides where the batches of a graph are sampled and gathered.
+    """Decides what of a graph lies on the device that trains, and where its batches are made.
 
     Args:
         device: The device that trains.
-        sample_on: ``"device"`` for that device, ``"cpu"`` for RAM; ``"auto"`` for the device if it is a GPU, the
-            sampler can draw there and all graphs there take at most half of the memory that is free without them.
+        sample_on: ``"device"`` for all on that device, ``"cpu"`` for RAM; ``"auto"``, if it is a GPU, for as much of
+            the graph as there is room for.
+        device_bytes: What all graphs may take there. Default: half of the memory that is free without them.
+        samplers: All samplers of the run, that of training batches first. If one can draw on the device, edges are
+            placed there before rows.
+        batch_size: Seeds of a training batch, which with its sampler decides which rows are placed first.
         free_bytes: Returns how many bytes of a device are free.
-        expected_bytes: Bytes of that half that are left for graphs still to come.
+        expected_bytes: Bytes of the room that are left for graphs still to come.
+        crossing: Counts what batches bring to the device.
     """
 
     device: torch.device
     sample_on: SampleOn
+    device_bytes: int | None = None
+    samplers: tuple[Sampler, ...] = ()
+    batch_size: int = 1024
     free_bytes: Callable[[torch.device], int] = free_bytes
     expected_bytes: int = 0
+    crossing: Crossing = field(default_factory=Crossing)
 
-    def of(self, graph: Graph, sampler: Sampler) -> tuple[Graph, Sampler]:
-        """The graph or its copy on the device, and a sampler that draws the same batches from it."""
+    def of(self, graph: Graph, sampler: Sampler) -> Place:
+        """The graph or what of it lies on the device, and a sampler that draws the same batches from it."""
         if self.sample_on == "device" and self.device.type not in ("cpu", "cuda"):
             raise ValueError(
                 f'sample_on="device" draws on CUDA devices, and this trainer computes on {self.device.type}: leave it '
                 'out, or give sample_on="cpu".'
             )
-        if self.sample_on == "cpu" or (self.sample_on == "auto" and not self._is_better(graph, sampler)):
-            return graph, sampler
-        return self._copy(graph), drawn_there(sampler, graph)
+        is_placed = self.sample_on == "device" or (self.sample_on == "auto" and self.device.type == "cuda")
+        if not is_placed or isinstance(sampler, WholePartSampler):  # whose one batch is copied once
+            return Place(graph, sampler)
+        with memory_of(graph) as known:
+            placed: Placed = self._placed(graph, sampler, known.setdefault(COPIES, {}))
+            if not (placed.plan.draws_there and draws_anywhere(sampler)):
+                return Place(graph, sampler, placed.rows)
+            rows = None if placed.plan.is_all_there else placed.rows
+            return Place(self._copy(graph, placed), drawn_there(sampler, graph), rows)
 
-    def _is_better(self, graph: Graph, sampler: Sampler) -> bool:
-        if self.device.type != "cuda" or not draws_anywhere(sampler):
-            return False
-        if self.device in _copies_of(graph):
-            return True
-        held: int = sum(copies[self.device].num_bytes for copies in of_all_graphs(COPIES) if self.device in copies)
-        free = self.free_bytes(self.device) + held
-        others = max(held, self.expected_bytes)
-        needed = graph.num_bytes + bytes_of_tables(sampler, graph)
-        fits = needed + others <= MOST_OF_FREE * free
-        if not fits:
-            log.info(
-                "Batches are sampled in RAM: the graph takes %.1f GB, others have %.1f GB, and of the %.1f GB that are "
-                "free on %s without them they may take %.0f %%.",
-                needed / 1e9,
-                others / 1e9,
-                free / 1e9,
-                self.device,
-                100 * MOST_OF_FREE,
-            )
-        return fits
+    def _placed(self, graph: Graph, sampler: Sampler, on_devices: dict[torch.device, Placed]) -> Placed:
+        if self.device not in on_devices:
+            plan = self._plan(graph, sampler)
+            on_devices[self.device] = Placed(plan, None if plan.is_all_in_ram else self._rows(graph, sampler, plan))
+        return on_devices[self.device]
 
-    def _copy(self, graph: Graph) -> Graph:
-        copies = _copies_of(graph)
-        if self.device not in copies:
-            stream = stream_to(self.device)
-            with nullcontext() if stream is None else stream.open():  # the stream that will read the copy
-                copies[self.device] = _moved(graph, self.device)
-            log.info("Batches are sampled on %s, from a copy of %.1f MB.", self.device, graph.num_bytes / 1e6)
-        return copies[self.device]
+    def _plan(self, graph: Graph, sampler: Sampler) -> MemoryPlan:
+        samplers = sampler, *self.samplers
+        sizes = Sizes.of(graph, max(bytes_of_tables(each, graph) for each in samplers))
+        if self.sample_on == "device":
+            return MemoryPlan.of_all(sizes)
+        draws = not have_names(graph.types) and any(map(draws_anywhere, samplers))
+        room = self._room()
+        plan = MemoryPlan.within(room, sizes, draws=draws)
+        if plan.is_all_in_ram:
+            told = sizes.edges / 1e6, sizes.rows / 1e6, max(0, room) / 1e6, self.device
+            log.info("Batches come from RAM: edges take %.1f MB, rows %.1f MB, and they may take %.1f MB on %s.", *told)
+        return plan
+
+    def _room(self) -> int:
+        """Return how many bytes are left on the device for a graph."""
+        others: list[Placed] = [on[self.device] for on in of_all_graphs(COPIES) if self.device in on]
+        limit = self.device_bytes
+        if limit is None:
+            free = self.free_bytes(self.device) + sum(placed.num_bytes for placed in others)
+            limit = int(MOST_OF_FREE * free)
+        return limit - max(self.expected_bytes, sum(placed.plan.num_bytes for placed in others))
+
+    def _rows(self, graph: Graph, sampler: Sampler, plan: MemoryPlan) -> RowsOnDevice:
+        types, maps = graph.types, all_maps()
+        arrays = [placed_by_row(types.node_arrays[kind]) for kind in types.node_types]
+        chosen: Sequence[Tensor | None] = [None] * len(arrays)
+        if not plan.holds_all_rows:
+            reads = expected_reads(graph, (*self.samplers, sampler)[0], self.batch_size)
+            chosen = held = most_read(reads.of_nodes, types, plan.sizes.widths, plan.row_bytes)
+            log.info("On %s: %s.", self.device, PlanFigures.of(plan, types, held, reads))
+        with self._open() as device:
+            of_types = [
+                HeldRows(of, ids, {name: _brought(array, device, maps, ids) for name, array in of.items()})
+                for of, ids in zip(arrays, chosen, strict=True)
+            ]
+        names = [(kind, [*types.node_arrays[kind]]) for kind in types.node_types]
+        return RowsOnDevice(device, names, of_types, self.crossing)
+
+    def _copy(self, graph: Graph, placed: Placed) -> Graph:
+        if placed.copy is None:
+            assert placed.rows is not None
+            with self._open() as device:
+                placed.copy = _moved(graph, device, placed.rows.of_types[0], with_rows=placed.plan.is_all_there)
+            where = "all of it" if placed.plan.is_all_there else "its edges and narrow arrays"
+            log.info("Batches are drawn on %s, from %s: %.1f MB.", self.device, where, placed.num_bytes / 1e6)
+        return placed.copy
+
+    @contextmanager
+    def _open(self) -> Iterator[torch.device]:
+        """Copies are made in the block, on the stream that will read them."""
+        stream = stream_to(self.device)
+        with nullcontext() if stream is None else stream.open():
+            yield self.device if stream is None else stream.device
 
 
 def release(graph: Graph) -> None:
-    """Drop the copies of a graph on devices; the graph in RAM stays."""
+    """Drop what of a graph lies on devices; the graph in RAM stays."""
     with memory_of(graph) as known:
         known.pop(COPIES, None)
 
 
-def _copies_of(graph: Graph) -> dict[torch.device, Graph]:
-    return remembered(graph, COPIES, dict)
-
-
-def _moved(graph: Graph, device: torch.device) -> Graph:
+def _moved(graph: Graph, device: torch.device, rows: HeldRows, *, with_rows: bool) -> Graph:
+    """Copy the edges and narrow arrays of a graph without types; with the rows that are there already, if asked."""
     maps = all_maps()
     indptr, indices = (_brought(array, device, maps) for array in (graph.indptr, graph.indices))
-    nodes = {name: _brought(array, device, maps) for name, array in graph.node_arrays.items()}
+    narrow = {name: array for name, array in graph.node_arrays.items() if name not in rows.arrays}
+    nodes = {name: _brought(array, device, maps) for name, array in narrow.items()} | (rows.held if with_rows else {})
     edges = {name: _brought(array, device, maps) for name, array in graph.edge_arrays.items()}
-    return checked_graph(indptr, indices, nodes, edges)  # a copy is never asked for its fingerprint
+    in_order = {name: nodes[name] for name in graph.node_arrays if name in nodes}
+    return checked_graph(indptr, indices, in_order, edges)  # a copy is never asked for its fingerprint
 
 
-def _brought(array: Tensor, device: torch.device, maps: list[Map]) -> Tensor:
-    """The array on the device. Of a mapped array, no more than a window is in RAM at a time."""
+def _brought(array: Tensor, device: torch.device, maps: list[Map], ids: Tensor | None = None) -> Tensor:
+    """The array, or some of its rows, on the device. Of a mapped array, no more than a window is in RAM at a time."""
     source = MappedRows(array, maps)
-    if not source.is_read_from_file:
+    if not source.is_read_from_file and ids is None:
         return array.to(device)
-    out = torch.empty_like(array, device=device)
     rows_at_once = max(1, WINDOW_BYTES // max(1, array[:1].nbytes))
-    for to, piece in zip(out.split(rows_at_once), array.split(rows_at_once), strict=True):
-        to.copy_(piece)
+    num_rows = len(array) if ids is None else len(ids)
+    out = torch.empty((num_rows, *array.shape[1:]), dtype=array.dtype, device=device)
+    for to, first in zip(out.split(rows_at_once), range(0, num_rows, rows_at_once), strict=False):
+        piece = slice(first, first + rows_at_once)
+        to.copy_(array[piece] if ids is None else array.index_select(0, ids[piece]))
         source.release()
     return out

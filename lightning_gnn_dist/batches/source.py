@@ -17,17 +17,19 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.assembling import Content, Taken, assemble, made_of
-from lightning_gnn_dist.batches.batch import LABELS, SampledData, device_of_batch
+from lightning_gnn_dist.batches.batch import LABELS, SampledData, bytes_of, device_of_batch
 from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
 from lightning_gnn_dist.batches.hetero import store_of_seeds
 from lightning_gnn_dist.batches.part_batch import Run, part_batch_of
 from lightning_gnn_dist.batches.placement import Placement
-from lightning_gnn_dist.batches.pool import BufferPool, Pool, Widen
+from lightning_gnn_dist.batches.pool import BufferPool, Pool, Widen, gather_rows
+from lightning_gnn_dist.batches.rows_on_device import RowsOnDevice
 from lightning_gnn_dist.engine.lending import sent
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.large_pages import enlarge_pages
 from lightning_gnn_dist.graph.storage.mapped import MappedRows, all_maps
+from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
 
 
@@ -61,10 +63,15 @@ class FileRows:
         if rows is None:
             return taken
         read = {
-            name: self._files[id(array)].take(rows[:num_labels] if name == LABELS else rows)
+            name: self.take(array, rows[:num_labels] if name == LABELS else rows)
             for name, array in taken.arrays.items()
         }
         return Taken(read)
+
+    def take(self, array: Tensor, rows: Tensor) -> Tensor:
+        """Return rows of an array; of one that is not the graph's own, such as a copy on a device, from where it is."""
+        file = self._files.get(id(array))
+        return gather_rows(array, rows) if file is None else file.take(rows)
 
     def release(self) -> None:
         """Release the pages of edges that sampling has read."""
@@ -153,8 +160,8 @@ class GraphSource(BatchSource):
         widen: Convert float16, bfloat16 and int8 with scales to float32 as they are gathered, or all but one type.
         all_labels: Give ``y`` a row for each node, not for each seed alone.
         num_ids: Seeds must lie below this number. Default: the number of nodes.
-        placement: Decides at the first batch where the graph is sampled and by which sampler, until the source is
-            closed. Default: the graph and the sampler as they are.
+        placement: Decides at the first batch where the graph is sampled, by which sampler, and where its rows lie,
+            until the source is closed. Default: the graph and the sampler as they are.
         stream: Brings batches to a device. Default: they stay where they are made.
         run: Runs layers on the batches, whose edges are then not handed out. Default: layers run on these edges.
     """
@@ -175,6 +182,7 @@ class GraphSource(BatchSource):
             raise TypeError(f"sampler must be one like NeighborSampler([15, 10]), got {sampler!r}.")
         super().__init__(graph.num_nodes if num_ids is None else num_ids, stream)
         self._home = self._graph, self._sampler = graph, sampler
+        self._rows: RowsOnDevice | None = None
         self._placement, self._is_placed = placement, placement is None
         self._widen, self._all_labels, self._run = widen, all_labels, run
         self._files: FileRows | None = None
@@ -193,23 +201,24 @@ class GraphSource(BatchSource):
         return batches if run is None else (part_batch_of(batch, run) for batch in batches)
 
     def spare_memory(self) -> None:
-        self._files = FileRows(self._graph)
+        self._files = FileRows(self._home[0])
 
     def close(self) -> None:
         super().close()
         self._constant = None
-        (self._graph, self._sampler), self._is_placed = self._home, self._placement is None
+        (self._graph, self._sampler), self._rows, self._is_placed = self._home, None, self._placement is None
 
     def _place(self) -> None:
         with self._lock:  # several threads ask for the first batches
             if not self._is_placed:
                 assert self._placement is not None
-                (self._graph, self._sampler), self._is_placed = self._placement.of(*self._home), True
+                self._graph, self._sampler, self._rows = self._placement.of(*self._home)
+                self._is_placed = True
 
     def _batches_around(
         self, seeds: Sequence[Tensor], keys: Sequence[BatchKey], inputs: Inputs | None
     ) -> list[SampledData]:
-        enlarge_pages(self._graph)
+        enlarge_pages(self._graph if self._rows is None else self._home[0])
         samples = self._sampler.sample_bulk(self._graph, seeds, keys)
         batches = self._assembled(samples)
         if inputs is not None:
@@ -219,10 +228,29 @@ class GraphSource(BatchSource):
         return batches
 
     def _assembled(self, samples: list[Sample]) -> list[SampledData]:
-        if self._files is None or self._graph is not self._home[0]:  # a copy on a device has no pages of files
-            return [self._assemble(sample) for sample in samples]
-        self._files.release()
-        return [self._files.assemble(sample, widen=self._widen, all_labels=self._all_labels) for sample in samples]
+        how: Any = {"widen": self._widen, "all_labels": self._all_labels}
+        if self._files is not None and self._graph is self._home[0]:  # a copy on a device has no pages of files
+            self._files.release()
+        if self._rows is not None and not any(sample.is_constant for sample in samples):
+            return self._rows.batches(self._graph, samples, self._gather, **how)
+        if self._files is None or self._graph is not self._home[0]:
+            batches = [self._assemble(sample) for sample in samples]
+        else:
+            batches = [self._files.assemble(sample, **how) for sample in samples]
+        self._count(batches)
+        return batches
+
+    def _gather(self, kind: str | EdgeType, name: str, array: Tensor, rows: Tensor) -> Tensor:
+        if self._files is not None:
+            return self._files.take(array, rows)
+        return gather_rows(array, rows, self._pool_of(f"{kind} {name}"))
+
+    def _count(self, batches: list[SampledData]) -> None:
+        """Count the bytes of batches in RAM that will be sent to a device."""
+        if self._stream is not None and self._placement is not None:
+            for batch in batches:
+                if device_of_batch(batch).type == "cpu":
+                    self._placement.crossing.add(bytes_of(batch))
 
     def _assemble(self, sample: Sample) -> SampledData:
         how: Any = {"widen": self._widen, "all_labels": self._all_labels}

@@ -39,8 +39,9 @@ class RankRound:
         validation_bytes: Of these, bytes that were sent in validation: rows of layers, and sums of metrics.
         boundary_bytes: Bytes of rows, and of their gradients, that left this rank at the boundary, with any strategy.
         fetched_bytes: Bytes of rows that batches took of other shards or of files.
-        cache_asked: Rows that were looked for in the cache, of those that lie elsewhere.
+        cache_asked: Rows that were looked for in the cache, of those that lie elsewhere, or on the device.
         cache_hits: Of these, rows that were held there.
+        bus_bytes: Bytes of batches that crossed the bus between RAM and the device.
     """
 
     round_idx: int
@@ -55,6 +56,7 @@ class RankRound:
     cache_asked: float = 0.0
     cache_hits: float = 0.0
     validation_bytes: float = 0.0
+    bus_bytes: float = 0.0
 
     @property
     def training_seconds(self) -> float:
@@ -222,7 +224,7 @@ class RunRecord:
         for title, name in _BYTES.items():
             if any(getattr(row, name) for rows in self.ranks for row in rows):
                 yield [title, *(_total([getattr(row, name) for row in rows], 1e6) for rows in self.ranks)]
-        if self.fetched_bytes:
+        if any(row.cache_asked for rows in self.ranks for row in rows):
             yield ["held", *map(_share_held, self.ranks)]
 
     def _progress(self) -> list[str]:
@@ -247,7 +249,12 @@ _SECONDS = {  # of columns of the table, by title
     "meetings": "meeting_seconds",
     "validation": "validation_seconds",
 }
-_BYTES = {"in validation": "validation_bytes", "MB at boundary": "boundary_bytes", "MB fetched": "fetched_bytes"}
+_BYTES = {
+    "in validation": "validation_bytes",
+    "MB at boundary": "boundary_bytes",
+    "MB fetched": "fetched_bytes",
+    "MB over bus": "bus_bytes",
+}
 
 
 def _built(kind: type[Record], content: Any, path: Path) -> Record:

@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> None:
             _check(options.graph)
             return
         if holds_shards(options.graph):
-            _tell_of_shards(options.graph, asks=options.parts is not None or bool(options.cache))
+            _tell_of_shards(options.graph, asks=options.parts is not None or bool(options.cache or options.device))
             return
         graph = Graph.open(options.graph)
         print(report_of(graph))
@@ -46,7 +46,9 @@ def run(options: argparse.Namespace) -> None:
         if options.cache and have_names(graph.types):
             raise ValueError(f"--cache is for graphs without types, and {options.graph} has types: leave it out.")
         if options.cache:
-            print(_cache().fetched_from_files(graph, options))
+            print(_drawing("cache").fetched_from_files(graph, options))
+        if options.device:
+            print(_drawing("device").placed_on_device(graph, options))
         for name in (options.partitioner or [None]) if options.parts else ():
             _inspect(graph, partitioner_of(name, options), options)
     except (ValueError, OSError) as error:
@@ -106,14 +108,14 @@ def _inspect(graph: Graph, partitioner: Partitioner, options: argparse.Namespace
     print(f"A rank takes at most about {in_bytes(peak_bytes(graph, report))}, beside its libraries and the model")
     print(_prices(graph, partition, report, options))
     if options.cache:
-        print(_cache().fetched_from_shards(graph, partition, report, options))
+        print(_drawing("cache").fetched_from_shards(graph, partition, report, options))
     for sentence in advise(graph, report).sentences:
         print(f"- {sentence}")
 
 
-def _cache() -> Any:
-    """Return the module that draws batches, which takes PyG and seconds to import: without a cache nobody needs it."""
-    return import_module("lightning_gnn_dist.cli.inspect_cache")
+def _drawing(option: str) -> Any:
+    """Return the module of an option that draws batches, which takes PyG and seconds to import: others need none."""
+    return import_module(f"lightning_gnn_dist.cli.inspect_{option}")
 
 
 def _prices(graph: Graph, partition: Partition, report: PartitionReport, options: argparse.Namespace) -> str:

@@ -128,6 +128,15 @@ def _add_inspect(commands: Commands) -> None:
         help="draw batches, and say what a pass would read of the graph's files, or with --parts fetch of other "
         "shards, without a cache and with one of each of these sizes",
     )
+    inspect.add_argument(
+        "--device",
+        type=gigabytes,
+        nargs="+",
+        default=[],
+        metavar="GB",
+        help="draw batches, and say what of the graph lies on a GPU whose memory it may take so much of, and what "
+        "batches read there",
+    )
     inspect.add_argument("--batch-size", type=positive, default=1024, help="seeds of these batches (default: 1024)")
     inspect.add_argument(
         "--fanout", type=positive, nargs="+", default=[15, 10], help="neighbours drawn per hop (default: 15 10)"

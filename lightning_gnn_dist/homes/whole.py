@@ -16,6 +16,7 @@ from torch import Tensor
 from lightning_gnn_dist.batches.ahead.files import DiskRows, FileSource, check_rows_in_files
 from lightning_gnn_dist.batches.part_batch import Run
 from lightning_gnn_dist.batches.placement import Placement, release, stream_to
+from lightning_gnn_dist.batches.rows_on_device import Crossing
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto, chosen, chosen_here, kept
 from lightning_gnn_dist.boundary.boundary import Boundary
@@ -44,7 +45,6 @@ from lightning_gnn_dist.layers.whole_nodes import folder_beside
 from lightning_gnn_dist.partition.advice import against_averaging
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.device import draws_anywhere
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 
 
@@ -76,6 +76,7 @@ class WholeHome(Home):
         self._disk_rows: DiskRows | None = None
         self._period: int | None = None
         self._meetings: MeetingRows | None = None
+        self._crossing = Crossing()
 
     # The graph.
 
@@ -163,7 +164,7 @@ class WholeHome(Home):
         release(self.graph)
 
     def at_rest(self) -> dict[str, Any]:
-        return {"_parts": None, "_disk_rows": None, "_meetings": None}
+        return {"_parts": None, "_disk_rows": None, "_meetings": None, "_crossing": Crossing()}
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed fit keeps: passes in a super-epoch, and what "auto" has chosen."""
@@ -179,8 +180,8 @@ class WholeHome(Home):
 
     @property
     def figures(self) -> dict[str, float]:
-        """Numbers to log: rows that are read from files, what switching parts cost, the running part's coverage."""
-        figures = dict[str, float]()
+        """Numbers to log: the bus, rows that are read from files, what switching parts cost, the part's coverage."""
+        figures = self._crossing.figures
         if self._disk_rows is not None:
             figures |= self._disk_rows.figures
         return figures | ({} if self._parts is None else self._parts.figures)
@@ -348,13 +349,14 @@ class WholeHome(Home):
         """Return the source of batches of a part or of the whole graph, made where ``loading.sample_on`` says."""
         running, loading = self.running, self.running.settings.loading
         if run is None and (rows := self._rows_in_files(graph)) is not None:
-            how: dict[str, Any] = {"stream": stream_to(running.device), "stays": running.stays}
-            return FileSource(graph, rows, sampler, loading, num_ids=num_ids, **how)
+            stream = stream_to(running.device)
+            return FileSource(graph, rows, sampler, loading, num_ids=num_ids, stream=stream, stays=running.stays)
         # The part takes device memory first, though it may be loaded later; it is no larger than the whole graph.
-        is_fit, ours = running.stage == TrainerFn.FITTING, running.settings.of_parts()
-        waits = graph is self.graph and is_fit and self.is_cut and draws_anywhere(ours)
-        sample_on = "cpu" if have_names(graph.types) else loading.sample_on
-        placement = Placement(running.device, sample_on, expected_bytes=graph.num_bytes if waits else 0)
+        is_fit, samplers = running.stage == TrainerFn.FITTING, running.settings.samplers
+        waits = graph is self.graph and is_fit and self.is_cut and not isinstance(samplers[0], WholePartSampler)
+        how: Any = {"samplers": samplers, "batch_size": running.settings.batch_size, "crossing": self._crossing}
+        left = graph.num_bytes if waits else 0
+        placement = Placement(running.device, loading.sample_on, loading.device_bytes, expected_bytes=left, **how)
         return self.source_in_ram(graph, sampler, num_ids, placement=placement, run=run)
 
     def _rows_in_files(self, graph: Graph) -> DiskRows | None:

@@ -31,8 +31,10 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.batches import placement
 from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.memory_plan import MemoryPlan, Sizes
 from lightning_gnn_dist.batches.placement import Placement, release, stream_to
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
+from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs
 from lightning_gnn_dist.homes import whole
 from lightning_gnn_dist.sampling.device import DeviceSampler
 from tests.batch_contents import check_same, contents
@@ -46,30 +48,34 @@ SAMPLER = NeighborSampler([2])
 def test_a_cpu_keeps_the_compiled_sampler_and_needs_no_stream():
     graph = random_graph()
     for sample_on in ("auto", "cpu"):
-        assert Placement(CPU, sample_on).of(graph, SAMPLER) == (graph, SAMPLER)
+        assert Placement(CPU, sample_on).of(graph, SAMPLER) == (graph, SAMPLER, None)
     assert stream_to(CPU) is None
 
 
 def test_a_device_that_was_asked_for_is_used():
     graph = random_graph()
-    copy, sampler = Placement(CPU, "device").of(graph, SAMPLER)
-    assert sampler == DeviceSampler(SAMPLER)
+    copy, sampler, rows = Placement(CPU, "device").of(graph, SAMPLER)
+    assert sampler == DeviceSampler(SAMPLER) and rows is None
     assert copy.indices.equal(graph.indices)
     assert copy.node_arrays.keys() == graph.node_arrays.keys()
     assert Placement(CPU, "device").of(graph, SAMPLER)[0] is copy
 
 
+@pytest.mark.usefixtures("pretended")
 def test_a_graph_that_does_not_fit_stays_in_ram(caplog):
     graph = random_graph()
     with caplog.at_level(logging.INFO, placement.__name__):
-        found = Placement(CUDA, "auto", lambda _: 2 * graph.num_bytes - 2).of(graph, SAMPLER)
-    assert found == (graph, SAMPLER)
-    assert "free on cuda:0 without them they may take 50 %" in caplog.text
+        found = Placement(CUDA, "auto", 0).of(graph, SAMPLER)
+    assert found == (graph, SAMPLER, None)
+    assert "Batches come from RAM: edges take 0.0 MB, rows 0.0 MB, and they may take 0.0 MB on cuda:0." in caplog.text
 
 
-def test_a_sampler_that_does_not_draw_there_stays_in_ram():
+@pytest.mark.usefixtures("pretended")
+def test_a_sampler_that_does_not_draw_there_takes_rows_from_there():
     graph, sampler = random_graph(), ShadowSampler([2], num_hops=1)
-    assert Placement(CUDA, "auto", lambda _: 1 << 40).of(graph, sampler) == (graph, sampler)
+    found = Placement(CUDA, "auto", free_bytes=lambda _: 1 << 40).of(graph, sampler)
+    assert found[:2] == (graph, sampler)
+    assert found.rows is not None and found.rows.num_bytes == graph.node_arrays["x"].nbytes
 
 
 @pytest.mark.parametrize("how", ["the graph goes", "it is released"])
@@ -86,36 +92,49 @@ def test_copies_go(how):
 
 
 @pytest.fixture
-def copied(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
-    """What is copied to a device: here no more than its name."""
-    graphs: list[Graph] = []
-
-    def move(graph: Graph, _: torch.device) -> Graph:
-        graphs.append(graph)
-        return Graph(graph.indptr, graph.indices, graph.node_arrays, graph.edge_arrays)
-
-    monkeypatch.setattr(placement, "_moved", move)
+def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that has no memory of its own."""
+    monkeypatch.setattr(placement, "_brought", lambda array, _, __, ids=None: array if ids is None else array[ids])
     monkeypatch.setattr(placement, "stream_to", lambda _: None)
-    return graphs
 
 
+def on_device(graph: Graph) -> int:
+    """Bytes that the graph has on the device."""
+    (placed,) = (of[CUDA] for of in of_all_graphs(placement.COPIES) if CUDA in of and of is known(graph))
+    return int(placed.num_bytes)
+
+
+def known(graph: Graph) -> Any:
+    with memory_of(graph) as found:
+        return found.get(placement.COPIES)
+
+
+@pytest.mark.usefixtures("pretended")
 @pytest.mark.parametrize("spare", [0, -1])
-def test_all_copies_together_take_half_of_what_is_free_without_them(copied, spare):
+def test_all_graphs_together_take_half_of_what_is_free_without_them(spare):
     part, whole = random_graph(40, 100), random_graph(90, 300)
-    total = 2 * (part.num_bytes + whole.num_bytes) + 2 * spare
-    on_device = Placement(CUDA, "auto", lambda _: total - sum(graph.num_bytes for graph in copied))
-    assert on_device.of(part, SAMPLER)[1] == DeviceSampler(SAMPLER)
-    assert (on_device.of(whole, SAMPLER)[0] is whole) == (spare < 0)
-    on_device.of(part, SAMPLER)
-    assert copied == ([part] if spare < 0 else [part, whole])
+    total, held = 2 * (part.num_bytes + whole.num_bytes) + 2 * spare, list[int]()
+    placing = Placement(CUDA, "auto", free_bytes=lambda _: total - sum(held))
+    assert placing.of(part, SAMPLER)[1:] == (DeviceSampler(SAMPLER), None)
+    held += [on_device(part)]
+    assert held == [part.num_bytes]
+    found = placing.of(whole, SAMPLER)
+    assert found.sampler == DeviceSampler(SAMPLER)  # its edges are there, and its rows, but for one
+    assert (found.rows is None) == (spare == 0)
+    assert on_device(whole) == whole.num_bytes + (32 if spare else 0) * (-1)
+    placing.of(part, SAMPLER)
+    assert on_device(part) == part.num_bytes
 
 
-def test_room_is_kept_for_a_part_that_comes_later(copied):
+@pytest.mark.usefixtures("pretended")
+def test_room_is_kept_for_a_part_that_comes_later():
     part, whole = random_graph(40, 100), random_graph(90, 300)
-    expects = Placement(CUDA, "auto", lambda _: 4 * whole.num_bytes - 2, expected_bytes=whole.num_bytes)
-    assert expects.of(whole, SAMPLER) == (whole, SAMPLER)
-    assert expects.of(part, SAMPLER)[0] is not part
-    enough = Placement(CUDA, "auto", lambda _: 4 * whole.num_bytes, expected_bytes=whole.num_bytes)
+    expects = Placement(CUDA, "auto", whole.num_bytes + 31, expected_bytes=whole.num_bytes)
+    assert expects.of(whole, SAMPLER) == (whole, SAMPLER, None)
+    assert Placement(CUDA, "auto", whole.num_bytes).of(part, SAMPLER)[0] is not part
+    release(part)
+    release(whole)
+    enough = Placement(CUDA, "auto", 2 * whole.num_bytes, expected_bytes=whole.num_bytes)
     assert enough.of(whole, SAMPLER)[0] is not whole
 
 
@@ -124,7 +143,7 @@ def test_room_is_kept_for_a_part_that_comes_later(copied):
 def test_only_where_ranks_fit_parts_are_expected(ranks, state, monkeypatch):
     asked: list[int] = []
 
-    def record(device: torch.device, sample_on: str, *, expected_bytes: int) -> Placement:
+    def record(device: torch.device, *_: Any, expected_bytes: int, **how: Any) -> Placement:
         asked.append(expected_bytes)
         return Placement(device, "cpu", expected_bytes=expected_bytes)
 
@@ -144,7 +163,7 @@ def test_a_mapped_graph_is_copied_window_by_window(window, monkeypatch, tmp_path
     graph = communities(300, 3, num_features=5)
     graph.save(tmp_path / "graph")
     mapped = Graph.open(tmp_path / "graph")
-    copy, _ = Placement(CPU, "device").of(mapped, SAMPLER)
+    copy, _, _ = Placement(CPU, "device").of(mapped, SAMPLER)
     assert copy.indptr.equal(graph.indptr) and copy.indices.equal(graph.indices)
     assert copy.node_arrays.keys() == graph.node_arrays.keys()
     assert all(copy.node_arrays[name].equal(array) for name, array in graph.node_arrays.items())
@@ -153,8 +172,8 @@ def test_a_mapped_graph_is_copied_window_by_window(window, monkeypatch, tmp_path
 
 # Data modules: whatever they make.
 
-GRAPH = communities(400, 4, num_features=6, train_share=0.3, seed=3)
-SPLIT = split_edges(communities(240, 4, num_features=6, mean_degree=8.0, seed=3), 0.1, 0.1, negatives=6)
+GRAPH = communities(400, 4, num_features=9, train_share=0.3, seed=3)
+SPLIT = split_edges(communities(240, 4, num_features=9, mean_degree=8.0, seed=3), 0.1, 0.1, negatives=6)
 Batches = Iterable[SampledData]
 ASKED: dict[str, Callable[[Any], Batches]] = {
     "train": lambda data: data.train_dataloader(),
@@ -166,6 +185,26 @@ ASKED: dict[str, Callable[[Any], Batches]] = {
     "anchor": lambda data: data.anchor_batches(2),
     "anchor to all": lambda data: islice(data.anchor_batches(2, of="graph"), 3),
 }
+
+
+PLACES: dict[str, Callable[[Sizes], MemoryPlan]] = {
+    "all": lambda sizes: MemoryPlan(sizes, draws_there=True, row_bytes=sizes.rows),
+    "edges, some rows": lambda sizes: MemoryPlan(sizes, draws_there=True, row_bytes=sizes.rows // 3),
+    "edges": lambda sizes: MemoryPlan(sizes, draws_there=True, row_bytes=0),
+    "rows": lambda sizes: MemoryPlan(sizes, draws_there=False, row_bytes=sizes.rows),
+    "some rows": lambda sizes: MemoryPlan(sizes, draws_there=False, row_bytes=sizes.rows // 3),
+    "nothing": lambda sizes: MemoryPlan(sizes, draws_there=False, row_bytes=0),
+}
+
+
+def figures_of(place: str, found: dict[str, float]) -> dict[str, float]:
+    """What is logged of rows: nothing where they are not placed apart from the edges."""
+    if place in ("all", "nothing"):
+        return {}
+    low, high = {"edges": (0, 0), "rows": (1, 1)}.get(place, (0.33, 0.99))
+    assert low <= found["data/cache_hit_rate"] <= high
+    assert found["data/cache_hits"] == found["data/cache_hit_rate"] * found["data/cache_asked"]
+    return {name: found[name] for name in ("data/cache_asked", "data/cache_hits", "data/cache_hit_rate")}
 
 
 def module_of(sample_on: Any, **options: Any) -> PartitionedDataModule:
@@ -182,16 +221,21 @@ def assert_same(batches: Batches, others: Batches) -> None:
     check_same(map(contents, others), map(contents, batches))
 
 
-@pytest.mark.parametrize("what", ASKED)
-@pytest.mark.parametrize("make", [module_of, links_of])
-def test_every_batch_is_the_same(make, what, monkeypatch):
+CASES = [(make, what, place) for make in (module_of, links_of) for what in ASKED for place in list(PLACES)[:2]]
+CASES += [(module_of, what, place) for what in ("train", "validate") for place in list(PLACES)[2:]]
+
+
+@pytest.mark.parametrize(("make", "what", "place"), CASES)
+def test_every_batch_is_the_same(make, what, place, monkeypatch):
+    monkeypatch.setattr(MemoryPlan, "of_all", PLACES[place])
     made: list[int] = []
     draw = DeviceSampler.sample_bulk
     monkeypatch.setattr(DeviceSampler, "sample_bulk", lambda *args: made.append(len(args[2])) or draw(*args))
     plain, other = make("cpu"), make("device")
     assert_same(ASKED[what](plain), ASKED[what](other))
-    assert made
-    if what in ("validate", "test", "predict"):
+    assert bool(made) == (place not in ("rows", "some rows", "nothing"))
+    assert other._home.figures == figures_of(place, other._home.figures)
+    if made and what in ("validate", "test", "predict"):
         assert set(made) == {1}  # full neighbourhoods are large
     for data in (plain, other):
         data.teardown("fit")
@@ -202,8 +246,8 @@ def test_all_batches_come_from_one_copy_which_goes_with_the_fit(make, monkeypatc
     copies: list[weakref.ref[Graph]] = []
     move = placement._moved
 
-    def watched(*args: Any) -> Graph:
-        copy = move(*args)
+    def watched(*args: Any, **how: Any) -> Graph:
+        copy = move(*args, **how)
         copies.append(weakref.ref(copy))
         return copy
 
@@ -235,7 +279,7 @@ def test_the_copy_of_a_part_goes_with_the_part(num_threads):
     next(stream)
     next(iter(data.anchor_batches(0)))
     part = weakref.ref(data._home.running_part())
-    copy = weakref.ref(placement._copies_of(data._home.shown(part()))[CPU])
+    copy = weakref.ref(known(data._home.shown(part()))[CPU])
     for _ in range(len(loader)):
         next(stream)
     gc.collect()

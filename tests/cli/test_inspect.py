@@ -6,8 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gnn_dist import Graph, RandomPartitioner, citations, communities, save_shards, split_edges
+from lightning_gnn_dist import (
+    Graph,
+    NeighborSampler,
+    RandomPartitioner,
+    citations,
+    communities,
+    save_shards,
+    split_edges,
+)
 from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.engine.sample import BatchKey
 
 
 @pytest.fixture
@@ -70,6 +79,32 @@ def test_what_a_cache_saves(graph: str, capsys: pytest.CaptureFixture[str]) -> N
     assert large.startswith("  cache of 1.0 GB: holds 99% of them, ")
     main(["inspect", graph, "--parts", "2", "--partitioner", "random", "--cache", "1", *sizes])
     assert "from other shards, part " in capsys.readouterr().out
+
+
+def test_what_lies_on_a_device(graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By hand: a row has 256 bytes, and edges, labels and masks come before rows."""
+    whole = Graph.open(Path(graph))
+    edges = whole.num_bytes - 2000 * 256
+    sizes = [1000, edges + 500 * 256, 10**9]
+    main(["inspect", graph, "--batch-size", "100", "--device", *(str(size / 1e9) for size in sizes)])
+    title, small, some, all_of_it = capsys.readouterr().out.splitlines()[-4:]
+    assert title == "On a GPU, of one process, with batches of 100 and fan-out 15, 10 (128 drawn):"
+    narrow = f"edges and narrow arrays ({edges / 1e6:.2f} MB)"
+    assert small.startswith(f"  1.0 kB: 3 of 2,000 rows of features (0.00 MB) lie there, and {narrow} in RAM; training")
+    assert f"{narrow} and 500 of 2,000 rows of features (0.13 MB) lie there; training batches find " in some
+    share = float(some.split("% of their rows")[0].split()[-1]) / 100
+    brought = float(some.split(" MB a batch")[0].split()[-1])
+    assert 0.25 < share < 0.6 and brought == pytest.approx((1 - share) * 256 * rows_of_a_batch(whole) / 1e6, rel=0.1)
+    assert all_of_it.endswith(f"{narrow} and all rows of features (0.51 MB) lie there")
+    citations(600).save(tmp_path / "typed")
+    main(["inspect", str(tmp_path / "typed"), "--device", "0.00005"])
+    assert " of 1,050 rows of features (0.05 MB) lie there" in capsys.readouterr().out  # venues have none
+
+
+def rows_of_a_batch(graph: Graph) -> float:
+    seeds = graph.split("train").split(100)[:2]
+    samples = NeighborSampler([15, 10]).sample_bulk(graph, seeds, [BatchKey(0, 0, i) for i in range(2)])
+    return sum(len(sample.nodes) for sample in samples) / 2
 
 
 def test_what_has_no_rows_to_hold_is_said(tmp_path: Path) -> None:

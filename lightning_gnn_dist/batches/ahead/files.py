@@ -15,9 +15,9 @@ from lightning_gnn_dist.batches.ahead.merged_reads import MergedReads
 from lightning_gnn_dist.batches.ahead.row_cache import Arrays, RowCache
 from lightning_gnn_dist.batches.ahead.source import AheadSource
 from lightning_gnn_dist.batches.ahead.tables import Table, Tables
-from lightning_gnn_dist.batches.batch import LABELS
 from lightning_gnn_dist.batches.device_stream import DeviceStream
 from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.batches.memory_plan import LEAST_WIDTH, wide_arrays
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import bytes_per_row, degrees_of
@@ -26,8 +26,6 @@ from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
 from lightning_gnn_dist.sampling.turns import Steps, at_once
-
-LEAST_WIDTH = 32  # bytes; of narrower rows a page holds so many that the system's own cache does better
 
 
 class DiskRows(Tables[GraphTypes]):
@@ -120,11 +118,6 @@ class FileSource(AheadSource):
         for array in self._mapped:
             array.release()
         return at_once(samples)
-
-
-def wide_arrays(arrays: Mapping[str, Tensor]) -> Arrays:
-    """Return the arrays with rows of at least 32 bytes, but labels, which seeds alone need."""
-    return {name: array for name, array in arrays.items() if array[:1].nbytes >= LEAST_WIDTH and name != LABELS}
 
 
 def wide_arrays_in_files(arrays: Mapping[str, Tensor], maps: list[Map] | None = None) -> Arrays:

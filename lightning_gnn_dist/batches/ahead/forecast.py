@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from lightning_gnn_dist.batches.ahead.row_cache import RowCache
 from lightning_gnn_dist.batches.ahead.source import MOST_KNOWN
 from lightning_gnn_dist.batches.loader import slice_of
 from lightning_gnn_dist.engine.rng import permutation
-from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import Sampler
 
@@ -58,19 +58,27 @@ def forecast(
         bulk_size: Batches that are made together.
         most_batches: Batches to draw, at most; of several passes, if one has fewer.
     """
-    num_batches = -(-len(seeds) // batch_size)
     bulks, drawn = [], 0
-    for first in range(0, most_batches, bulk_size):
-        keys = [BatchKey(0, *divmod(number, num_batches)) for number in range(first, first + bulk_size)]
-        orders = {key.epoch: permutation(len(seeds), 0, key.epoch) for key in keys}
-        asked = [seeds[orders[key.epoch][slice_of(len(seeds), num_batches, key.batch)]] for key in keys]
-        nodes = torch.cat([sample.nodes for sample in sampler.sample_bulk(graph, asked, keys)]).unique()
+    for samples in drawn_bulks(graph, sampler, seeds, batch_size, bulk_size, most_batches):
+        nodes = torch.cat([sample.nodes for sample in samples]).unique()
         bulks.append(nodes if is_near is None else nodes[~is_near[nodes]])
-        drawn += len(keys)
-    rows = sum(map(len, bulks))
+        drawn += len(samples)
+    rows, num_batches = sum(map(len, bulks)), -(-len(seeds) // batch_size)
     caches = [RowCache({}, room, count) for room in rooms]
     for cache in caches:
         for number, bulk in enumerate(bulks):
             _, missing = cache.look_up(bulk, bulks[number + 1 : number + MOST_KNOWN])
             cache.offer(missing, {})
     return Forecast(drawn, num_batches, rows * num_batches / drawn, [cache.hit_rate for cache in caches])
+
+
+def drawn_bulks(
+    graph: Graph, sampler: Sampler, seeds: Tensor, batch_size: int, bulk_size: int, most_batches: int
+) -> Iterator[list[Sample]]:
+    """Draw the first batches of passes over some seeds, bulk after bulk."""
+    num_batches = -(-len(seeds) // batch_size)
+    for first in range(0, most_batches, bulk_size):
+        keys = [BatchKey(0, *divmod(number, num_batches)) for number in range(first, first + bulk_size)]
+        orders = {key.epoch: permutation(len(seeds), 0, key.epoch) for key in keys}
+        asked = [seeds[orders[key.epoch][slice_of(len(seeds), num_batches, key.batch)]] for key in keys]
+        yield sampler.sample_bulk(graph, asked, keys)

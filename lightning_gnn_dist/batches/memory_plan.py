@@ -1,0 +1,151 @@
+"""What of a graph lies on the device that trains: a plan in bytes, made without any device.
+
+edges, what they carry, and narrow arrays of nodes  -> on the device if they fit
+rows of wide arrays of nodes, such as features      -> as many as fit into the rest, those that are read most
+all else                                            -> in RAM
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lightning_gnn_dist.batches.batch import LABELS
+from lightning_gnn_dist.batches.expected_reads import Reads
+from lightning_gnn_dist.graph.convert import SUFFIX
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.rows import bytes_per_row
+from lightning_gnn_dist.graph.typed.types import GraphTypes
+
+LEAST_WIDTH = 32  # bytes; rows of narrower arrays go where the edges are, and where these are in files through the map
+
+
+def wide_arrays(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the arrays with rows of at least 32 bytes, but labels, which seeds alone need."""
+    return {name: array for name, array in arrays.items() if array[:1].nbytes >= LEAST_WIDTH and name != LABELS}
+
+
+def placed_by_row(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the wide arrays, and the scales of those that have some: a row is widened where it lies."""
+    wide = wide_arrays(arrays)
+    return {name: array for name, array in arrays.items() if name in wide or name.removesuffix(SUFFIX) in wide}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of a graph.
+
+    Args:
+        edges: Of edges, of what they carry, of tables to draw by weight, and of narrow arrays of nodes.
+        widths: Of a row of the wide arrays of each node type.
+        counts: How many nodes each type has.
+    """
+
+    edges: int
+    widths: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, graph: Graph, table_bytes: int = 0) -> Sizes:
+        """Measure a graph, with so many bytes of tables."""
+        types = graph.types
+        widths = tuple(bytes_per_row(placed_by_row(types.node_arrays[kind])) for kind in types.node_types)
+        counts = tuple(types.num_nodes[kind] for kind in types.node_types)
+        rows = sum(width * count for width, count in zip(widths, counts, strict=True))
+        return cls(graph.num_bytes - rows + table_bytes, widths, counts)
+
+    @property
+    def rows(self) -> int:
+        """Bytes of all rows of wide arrays."""
+        return sum(width * count for width, count in zip(self.widths, self.counts, strict=True))
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What of a graph lies on a device.
+
+    Args:
+        sizes: The graph's.
+        draws_there: Whether edges and narrow arrays lie there, so that batches are drawn there.
+        row_bytes: How many bytes rows of wide arrays may take there.
+    """
+
+    sizes: Sizes
+    draws_there: bool
+    row_bytes: int
+
+    @classmethod
+    def of_all(cls, sizes: Sizes) -> MemoryPlan:
+        """Return the plan with all on the device."""
+        return cls(sizes, draws_there=True, row_bytes=sizes.rows)
+
+    @classmethod
+    def within(cls, room: int, sizes: Sizes, *, draws: bool) -> MemoryPlan:
+        """Return the plan for a number of bytes; ``draws`` says whether any sampler can draw on a device."""
+        draws_there = draws and sizes.edges <= room
+        return cls(sizes, draws_there, max(0, min(sizes.rows, room - sizes.edges * draws_there)))
+
+    @property
+    def holds_all_rows(self) -> bool:
+        return self.row_bytes >= self.sizes.rows
+
+    @property
+    def is_all_there(self) -> bool:
+        return self.draws_there and self.holds_all_rows
+
+    @property
+    def is_all_in_ram(self) -> bool:
+        widths = [width for width in self.sizes.widths if width]
+        return not self.draws_there and (not widths or self.row_bytes < min(widths))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that all of it takes on the device, at most."""
+        return self.sizes.edges * self.draws_there + self.row_bytes
+
+
+@dataclass(frozen=True)
+class PlanFigures:
+    """What a plan comes to while a model trains; ``str(figures)`` tells it.
+
+    Args:
+        plan: The plan.
+        num_rows: How many rows of wide arrays lie on the device.
+        hit_rate: The share of the rows read by training batches that lie there.
+        bus_bytes: Bytes of the other rows, of a training batch in the mean.
+    """
+
+    plan: MemoryPlan
+    num_rows: int
+    hit_rate: float
+    bus_bytes: float
+
+    @classmethod
+    def of(cls, plan: MemoryPlan, types: GraphTypes, held: Sequence[Tensor], reads: Reads) -> PlanFigures:
+        """Return what is expected where nodes are read so often, and such rows of each type lie on the device."""
+        asked = hits = missed = 0.0
+        for width, start, ids, end in zip(plan.sizes.widths, types.offsets, held, types.offsets[1:], strict=False):
+            of_type = reads.of_nodes[start:end]
+            total, found = float(of_type.sum()), float(of_type[ids].sum())
+            if width:
+                asked, hits, missed = asked + total, hits + found, missed + (total - found) * width
+        return cls(plan, sum(map(len, held)), hits / asked if asked else 0.0, missed / reads.num_batches)
+
+    def __str__(self) -> str:
+        sizes, plan = self.plan.sizes, self.plan
+        edges = f"edges and narrow arrays ({_megabytes(sizes.edges)})"
+        if plan.is_all_there:
+            return f"{edges} and all rows of features ({_megabytes(sizes.rows)}) lie there"
+        brought = f"{_megabytes(self.bus_bytes)} a batch, are gathered in RAM and cross the bus from page-locked memory"
+        if plan.is_all_in_ram:
+            return f"nothing lies there: batches come from RAM, and their rows of features, {brought}"
+        num_rows = sum(count for width, count in zip(sizes.widths, sizes.counts, strict=True) if width)
+        rows = f"{self.num_rows:,} of {num_rows:,} rows of features ({_megabytes(plan.row_bytes)})"
+        there = f"{edges} and {rows} lie there" if plan.draws_there else f"{rows} lie there, and {edges} in RAM"
+        return f"{there}; training batches find {self.hit_rate:.1%} of their rows there, and the others, {brought}"
+
+
+def _megabytes(count: float) -> str:
+    return f"{count / 1e6:,.2f} MB"
