@@ -41,7 +41,6 @@ class RankRound:
         fetched_bytes: Bytes of rows that batches took of other shards or of files.
         cache_asked: Rows that were looked for in the cache, of those that lie elsewhere, or on the device.
         cache_hits: Of these, rows that were held there.
-        bus_bytes: Bytes of batches that crossed the bus between RAM and the device.
     """
 
     round_idx: int
@@ -56,7 +55,6 @@ class RankRound:
     cache_asked: float = 0.0
     cache_hits: float = 0.0
     validation_bytes: float = 0.0
-    bus_bytes: float = 0.0
 
     @property
     def training_seconds(self) -> float:
@@ -249,12 +247,7 @@ _SECONDS = {  # of columns of the table, by title
     "meetings": "meeting_seconds",
     "validation": "validation_seconds",
 }
-_BYTES = {
-    "in validation": "validation_bytes",
-    "MB at boundary": "boundary_bytes",
-    "MB fetched": "fetched_bytes",
-    "MB over bus": "bus_bytes",
-}
+_BYTES = {"in validation": "validation_bytes", "MB at boundary": "boundary_bytes", "MB fetched": "fetched_bytes"}
 
 
 def _built(kind: type[Record], content: Any, path: Path) -> Record:

@@ -23,7 +23,7 @@ from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.collectives import Traffic
 
 FIGURES = ("round", "MB_sent", "meetings_s", "data_s", "cut", "coverage")
-_FETCHED = ("fetched_bytes", "cache_asked", "cache_hits", "bus_bytes")
+_FETCHED = ("fetched_bytes", "cache_asked", "cache_hits")
 _SECONDS_BETWEEN_WRITES = 10.0
 
 
@@ -33,8 +33,8 @@ class RunReport(Callback):
         trainer = pl.Trainer(..., callbacks=[RunReport()])
 
     For every rank and round, the file holds batches, seconds (training, waiting for data, meetings, validation) and
-    bytes sent, of these the bytes at the boundary, what was fetched and held of rows that lie in other shards or in
-    files, and what crossed the bus to a GPU; also the metrics of every round, the edges between parts, and
+    bytes sent, of these the bytes at the boundary, and what was fetched and held of rows that lie in other shards or in
+    files; also the metrics of every round, the edges between parts, and
     the parts' labels. ``lightning-gnn-dist report`` draws it. Rank 0 writes it during the fit, with its own figures,
     and at the end with those of all ranks. Loggers hear of the cut, and under every strategy of what the data module
     measures: ``data/waited_share``, ``data/waited_seconds``, ...

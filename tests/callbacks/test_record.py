@@ -91,11 +91,11 @@ def test_what_was_fetched_has_columns_where_there_is_some() -> None:
     assert (first.split()[-2:], second.split()[-2:]) == (["0.50", "25%"], ["0.00", "-"])
 
 
-def test_what_crossed_the_bus_has_columns_where_something_did() -> None:
-    ranks = [[replace(row(1), bus_bytes=5e5, cache_asked=8, cache_hits=6)], [replace(row(1), bus_bytes=1e6)]]
+def test_what_was_held_on_the_device_has_a_column_without_anything_fetched() -> None:
+    ranks = [[replace(row(1), cache_asked=8, cache_hits=6)], [row(1)]]
     _, titles, first, second, *_ = str(replace(record(), ranks=ranks)).splitlines()
-    assert titles.endswith("  MB sent  MB over bus  held") and "bus" not in str(record())
-    assert (first.split()[-2:], second.split()[-2:]) == (["0.50", "75%"], ["1.00", "-"])
+    assert titles.endswith("  MB sent  held") and "held" not in str(record())
+    assert (first.split()[-1], second.split()[-1]) == ("75%", "-")
 
 
 def test_a_folder_without_a_record_names_the_nearest(tmp_path: Path) -> None:
