@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
+from lightning_gnn_dist.batches.device_memory import free_bytes
 from lightning_gnn_dist.batches.device_stream import DeviceStream
 from lightning_gnn_dist.batches.expected_reads import expected_reads, most_read
 from lightning_gnn_dist.batches.memory_plan import MemoryPlan, PlanFigures, Sizes, placed_by_row
@@ -55,12 +56,6 @@ def stream_to(device: torch.device) -> DeviceStream | None:
     if device.type != "cuda":
         return None
     return DeviceStream(device if device.index is not None else torch.device("cuda", torch.cuda.current_device()))
-
-
-def free_bytes(device: torch.device) -> int:
-    """Bytes of a CUDA device that are free, including those that torch has reserved and does not use."""
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + kept
 
 
 class Place(NamedTuple):

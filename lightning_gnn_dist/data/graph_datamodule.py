@@ -60,7 +60,7 @@ class GraphDataModule(LightningDataModule):
         settings = self._running.settings
         self.sampler, self.batch_size, self.loading = settings.of_parts(), settings.batch_size, settings.loading
         self.evaluation, self.global_batching = settings.evaluation, settings.global_batching
-        self.predicted: Tensor | None = None  # nodes of the whole graph; all where none are named
+        self.predicted: Tensor | None = None  # nodes of the graph; None is all
         self._loaders: list[BatchLoader | TrainLoader] = []
         self._train_loader: TrainLoader | None = None
         self._anchors: tuple[Graph, BatchLoader] | None = None

@@ -12,7 +12,7 @@ _DEFAULTS = {
     "accelerator": "cpu",
     "precision": "32-true",
     "sample_on": "cpu",
-    "first_accelerator": "",
+    "half": "",
     "dropout": "0.2",
 }
 

@@ -12,10 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import Graph, NeighborSampler, PartitionedDataModule, predict_by_layer, save_shards
+from lightning_gnn_dist import (
+    Graph,
+    NeighborSampler,
+    PartitionedDataModule,
+    RandomPartitioner,
+    predict_by_layer,
+    save_shards,
+)
 from lightning_gnn_dist.layers.layer_pass import LayerPass
 from lightning_gnn_dist.layers.whole_nodes import WholeNodes
-from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.wire.channel import open_channel
 from tests.data_fitting import trainer
 from tests.layers.models import MODELS, Sage, graph_of, model, uneven_data, whole_rows
