@@ -9,9 +9,21 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor
 from torch_geometric.nn import SAGEConv
 
-from lightning_gnn_dist import Exchange, GrappaStrategy, PartitionedDataModule, WholePartSampler, communities
+from lightning_gnn_dist import (
+    EverySteps,
+    Exchange,
+    GrappaStrategy,
+    History,
+    LocalSGDStrategy,
+    NeighborSampler,
+    PartitionedDataModule,
+    WholePartSampler,
+    communities,
+)
 from tests.boundary.models import Model
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
@@ -58,3 +70,28 @@ def test_a_step_waits_once(exchange: Exchange) -> None:
         pytest.skip("fewer than two CUDA devices")
     for found in run_ranks(waits, 2, exchange):
         assert found.total() <= LAST - FIRST, "\n".join(f"{times} x {place}" for place, times in found.items())
+
+
+def bytes_by_device(rank: int, world_size: int) -> Counter[str]:
+    """What a fit that refreshes rows at meetings gives to ranks, by the device that it lies on."""
+    given, send = Counter[str](), dist.all_to_all_single
+
+    def heard(received: Tensor, sent: Tensor, *args: Any, **named: Any) -> Any:
+        given[sent.device.type] += sent.nbytes
+        return send(received, sent, *args, **named)
+
+    dist.all_to_all_single = heard
+    graph = communities(400, NUM_CLASSES, num_features=NUM_FEATURES, train_share=0.6)
+    data = PartitionedDataModule(graph, sampler=NeighborSampler([4, 4]), boundary=History())
+    options: dict[str, Any] = {"limit_val_batches": 0, "accelerator": "gpu", "precision": "64-true"}
+    trainer(world_size, LocalSGDStrategy(EverySteps(2), **PATIENCE), **options).fit(Model(SAGEConv, 2), data)
+    dist.all_to_all_single = send
+    return given
+
+
+def test_rows_of_meetings_are_sent_from_the_device() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("fewer than two CUDA devices")
+    for given in run_ranks(bytes_by_device, 2):
+        bytes_of_row = 5 * 8
+        assert given["cuda"] > 0 and given["cuda"] % bytes_of_row == 0

@@ -187,9 +187,9 @@ class OuterStep(Part):
 
 def _distance(own: list[Tensor], mean: list[Tensor], *, counts: bool) -> float:
     """Return the root of the mean, over the ranks that count, of the squared distance from the mean. Collective."""
-    square = torch.zeros((), dtype=torch.float64)
+    square = torch.zeros((), dtype=torch.float64, device=own[0].device if own else None)
     for mine, ours in zip(own, mean, strict=True):
-        square += (mine - ours).abs().double().square().sum().cpu()
+        square += (mine - ours).abs().double().square().sum()
     collectives.average_([square], float(counts))
     return math.sqrt(float(square))
 
@@ -251,10 +251,12 @@ class AgreeingMomentum(Optimizer):
 
     def _agreement(self) -> float:
         """Return the projection of this pseudo-gradient on the one before, in [0, 1]; 0 in the first round."""
-        both = repeated = 0.0
+        both = repeated = torch.zeros((), dtype=torch.float64)
         for parameter in (each for group in self.param_groups for each in group["params"]):
             if parameter.grad is not None and "way" in self.state[parameter]:
                 before = self.state[parameter]["way"].flatten().double()
-                both += float(before.dot(parameter.grad.flatten().double()))
-                repeated += float(before.dot(before))
-        return round(_STEPS * min(1.0, max(0.0, both / repeated))) / _STEPS if repeated > 0 else 0.0
+                both = both + before.dot(parameter.grad.flatten().double())
+                repeated = repeated + before.dot(before)
+        if (size := float(repeated)) == 0:
+            return 0.0
+        return round(_STEPS * min(1.0, max(0.0, float(both) / size))) / _STEPS
