@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import subgraph
 
-from lightning_gnn_dist import Graph, communities
+from lightning_gnn_dist import Graph, citations, communities
 from lightning_gnn_dist.graph import rows as rows_module
-from lightning_gnn_dist.graph.synthetic import citations
 
 
 def random_edges(num_nodes: int = 40, num_edges: int = 200, seed: int = 0) -> Tensor:
