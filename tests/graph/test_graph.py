@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import subgraph
 
-from lightning_gnn_dist import Graph, communities
+from lightning_gnn_dist import Graph, citations, communities
 from lightning_gnn_dist.graph import rows as rows_module
 
 
