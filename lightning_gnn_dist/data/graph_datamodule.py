@@ -56,6 +56,7 @@ class GraphDataModule(LightningDataModule):
     def __init__(self, task: Task, judging: Task | None = None) -> None:
         self._task, self._home, self._running = task, task.home, task.home.running
         self._judging = task if judging is None else judging
+        self._tasks = [task] if judging is None else [task, judging]
         super().__init__()
         settings = self._running.settings
         self.sampler, self.batch_size, self.loading = settings.of_parts(), settings.batch_size, settings.loading
@@ -110,7 +111,7 @@ class GraphDataModule(LightningDataModule):
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the graph, by which a strategy sees whether all ranks have the same one."""
+        """A hash of what is learned and judged, by which a strategy sees whether all ranks have the same."""
         return joined([task.home.fingerprint for task in self._tasks])
 
     @property
@@ -349,10 +350,6 @@ class GraphDataModule(LightningDataModule):
         self._home.refresh_rows(self._train_loader.super_epoch(start))
 
     # What it is made of.
-
-    @property
-    def _tasks(self) -> list[Task]:
-        return [self._task] if self._judging is self._task else [self._task, self._judging]
 
     def _kept(self, loader: BatchLoader) -> BatchLoader:
         self._loaders.append(loader)
