@@ -1,8 +1,10 @@
 """What of a graph lies on the device that trains: a plan in bytes, made without any device.
 
-edges, what they carry, and narrow arrays of nodes  -> on the device if they fit
-rows of wide arrays of nodes, such as features      -> as many as fit into the rest, those that are read most
-all else                                            -> in RAM
+    edges, what they carry, and narrow arrays of nodes  -> on the device if they fit
+    rows of wide arrays of nodes, such as features      -> as many as fit into the rest, those that are read most
+    all else                                            -> in RAM
+
+Edges come first: without them batches are drawn in RAM, and all but their held rows crosses the bus.
 """
 
 from __future__ import annotations

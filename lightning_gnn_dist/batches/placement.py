@@ -169,6 +169,8 @@ class Placement:
             reads = expected_reads(graph, (*self.samplers, sampler)[0], self.batch_size)
             chosen = held = most_read(reads.of_nodes, types, plan.sizes.widths, plan.row_bytes)
             log.info("On %s: %s.", self.device, PlanFigures.of(plan, types, held, reads))
+        else:
+            log.info("On %s lie all rows of features: %.1f MB.", self.device, plan.row_bytes / 1e6)
         with self._open() as device:
             of_types = [
                 HeldRows(of, ids, {name: _brought(array, device, maps, ids) for name, array in of.items()})
