@@ -132,32 +132,45 @@ def by_hand(num_layers: int, steps: int) -> Weights:
     return {name: p.detach() for name, p in module.named_parameters()}
 
 
-def exchanged(rank: int, world_size: int, where: Any, num_layers: int, folder: Path, exchange: Exchange) -> Weights:
+def exchanged(
+    rank: int,
+    world_size: int,
+    where: Any,
+    num_layers: int,
+    folder: Path,
+    exchange: Exchange,
+    accelerator: str = "cpu",
+) -> Weights:
+    options: dict[str, Any] = OPTIONS | {"accelerator": accelerator}
+
     def fit(epochs: int, **resumed: Any) -> ByLayers:
         cut = {} if isinstance(where, Path) else {"partitioner": owners(where, world_size)}
         data = PartitionedDataModule(where, sampler=WholePartSampler(num_layers), boundary=exchange, seed=0, **cut)
-        run = trainer(world_size, GrappaStrategy(**PATIENCE, find_unused_parameters=True), max_epochs=epochs, **OPTIONS)
+        run = trainer(world_size, GrappaStrategy(**PATIENCE, find_unused_parameters=True), max_epochs=epochs, **options)
         module = ByLayers(DATA.edge_types, num_layers)
         run.fit(module, data, **resumed)
         run.save_checkpoint(folder / "half.ckpt")
         return module
 
     fit(2)
-    return {name: p.detach() for name, p in fit(4, ckpt_path=folder / "half.ckpt").named_parameters()}
+    return {name: p.detach().cpu() for name, p in fit(4, ckpt_path=folder / "half.ckpt").named_parameters()}
 
 
 OPTIONS: dict[str, Any] = {"precision": "64-true", "limit_val_batches": 0}
 
 
+@pytest.mark.parametrize("accelerator", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(("num_layers", "place"), [(2, "RAM"), (3, "RAM"), (2, "shards")])
-def test_an_exchange_is_one_process(num_layers: int, place: str, tmp_path: Path) -> None:
+def test_an_exchange_is_one_process(num_layers: int, place: str, accelerator: str, tmp_path: Path) -> None:
     where: Any = Graph.from_pyg(DATA)
     num_ranks = RANKS if place == "RAM" else 2
+    if accelerator == "gpu" and torch.cuda.device_count() < num_ranks:
+        pytest.skip(f"fewer than {num_ranks} CUDA devices")
     if place == "shards":
         save_shards(where, owners(where, 2), tmp_path / "shards")
         where = tmp_path / "shards"
     expected = by_hand(num_layers, 4)
-    for found in run_ranks(exchanged, num_ranks, where, num_layers, tmp_path, Exchange()):
+    for found in run_ranks(exchanged, num_ranks, where, num_layers, tmp_path, Exchange(), accelerator):
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, **CLOSE)
 
