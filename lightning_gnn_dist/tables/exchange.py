@@ -118,8 +118,8 @@ class Touches:
         numbers = cells.new_zeros(size * (size + 1)).scatter_add_(0, cells, torch.ones_like(cells)).tolist()
         self.num_sent = [numbers[source * size : (source + 1) * size] for source in range(size)]
         self.by_home = homes.argsort(stable=True)
-        self._of_homes = self.ids[self.by_home].split(numbers[size * size :])
-        self._of_pairs = pairs.argsort(stable=True).split(numbers[: size * size])
+        self._of_homes: tuple[Tensor, ...] = self.ids[self.by_home].split(numbers[size * size :])
+        self._of_pairs: tuple[Tensor, ...] = pairs.argsort(stable=True).split(numbers[: size * size])
         self._firsts = [0, *accumulate(map(len, self.of_ranks))]
 
     def of_home(self, home: int) -> Tensor:
