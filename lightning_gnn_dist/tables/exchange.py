@@ -18,12 +18,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.engine.lending import sent
 from lightning_gnn_dist.tables.row_owners import bounds_of, pieces_of, short
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import all_gather_pieces, exchange_pieces
@@ -100,9 +101,8 @@ class Touches:
 
     Attributes:
         ids: Those of all ranks: each once, increasing.
-        homes: For each of them, the rank that puts it together. It has touched it.
-        homes_of: The same for what each rank has touched.
-        num_sent: How many rows each rank sends to each of these.
+        by_home: Their places in the order of their homes, the ranks that put them together, which have touched them.
+        num_sent: How many rows each rank sends to each home.
     """
 
     def __init__(self, of_ranks: Sequence[Tensor]) -> None:
@@ -112,18 +112,23 @@ class Touches:
         self.ids, counts = joined.unique(return_counts=True)
         starts = counts.cumsum(0) - counts
         by_id = ranks[joined.argsort(stable=True)]
-        self.homes = by_id[starts + self.ids % counts]
-        self.homes_of = [self.homes[torch.searchsorted(self.ids, ids)] for ids in self.of_ranks]
-        self.num_sent = [homes.bincount(minlength=len(self.of_ranks)).tolist() for homes in self.homes_of]
+        homes, size = by_id[starts + self.ids % counts], len(self.of_ranks)
+        pairs = ranks * size + homes[torch.searchsorted(self.ids, joined)]  # of source and home
+        cells = torch.cat([pairs, homes + size * size])
+        numbers = cells.new_zeros(size * (size + 1)).scatter_add_(0, cells, torch.ones_like(cells)).tolist()
+        self.num_sent = [numbers[source * size : (source + 1) * size] for source in range(size)]
+        self.by_home = homes.argsort(stable=True)
+        self._of_homes: tuple[Tensor, ...] = self.ids[self.by_home].split(numbers[size * size :])
+        self._of_pairs: tuple[Tensor, ...] = pairs.argsort(stable=True).split(numbers[: size * size])
+        self._firsts = [0, *accumulate(map(len, self.of_ranks))]
 
     def of_home(self, home: int) -> Tensor:
         """Return the ids of the rows that a rank puts together."""
-        found: Tensor = self.ids[self.homes == home]
-        return found
+        return self._of_homes[home]
 
     def sent(self, source: int, home: int) -> Tensor:
-        """Return, for each row that ``source`` has touched, whether ``home`` puts it together."""
-        return self.homes_of[source] == home
+        """Return the places, among the rows that ``source`` has touched, of those that ``home`` puts together."""
+        return self._of_pairs[source * len(self.of_ranks) + home] - self._firsts[source]
 
 
 @torch.no_grad()
@@ -143,7 +148,7 @@ def to_all(
         merge: Makes one row of those of several ranks. It is called for the rows that this rank puts together.
         flags: Numbers of the caller's, as many on all ranks.
     """
-    pieces = [torch.tensor(flags, dtype=torch.int32, device=own[0].ids.device)]
+    pieces = [sent(torch.tensor(flags, dtype=torch.int32), own[0].ids.device)]
     pieces += [short(rows.ids, len(table)) for table, rows in zip(tables, own, strict=True)]
     whats, *of_tables = zip(*all_gather_pieces(pieces), strict=True)
     touches, values = [Touches(of_ranks) for of_ranks in of_tables], [rows.values for rows in own]
@@ -157,7 +162,7 @@ def to_all(
     merged = [
         (each, [_joined(each, next(found)) for _ in tensors]) for each, tensors in zip(touches, made, strict=True)
     ]
-    return merged, [what.tolist() for what in whats]
+    return merged, torch.stack(whats).tolist()
 
 
 def _to_homes(touches: Sequence[Touches], own: Sequence[Sequence[Tensor]]) -> list[list[TouchedRows]]:
@@ -168,8 +173,8 @@ def _to_homes(touches: Sequence[Touches], own: Sequence[Sequence[Tensor]]) -> li
         [[each.num_sent[source][home] for each, tensors in pairs for _ in tensors] for home in ranks]
         for source in ranks
     ]
-    sent = [[tensor[each.sent(rank, home)] for each, tensors in pairs for tensor in tensors] for home in ranks]
-    found = [iter(pieces) for pieces in exchange_pieces(sent, lengths)]
+    leaving = [[tensor[each.sent(rank, home)] for each, tensors in pairs for tensor in tensors] for home in ranks]
+    found = [iter(pieces) for pieces in exchange_pieces(leaving, lengths)]
     return [
         [
             TouchedRows(each.of_ranks[source][each.sent(source, rank)], [next(found[source]) for _ in tensors])
@@ -182,7 +187,7 @@ def _to_homes(touches: Sequence[Touches], own: Sequence[Sequence[Tensor]]) -> li
 def _joined(touches: Touches, of_homes: Sequence[Tensor]) -> Tensor:
     rows = torch.cat(list(of_homes))
     joined = torch.empty_like(rows)
-    joined[touches.homes.argsort(stable=True)] = rows
+    joined[touches.by_home] = rows
     return joined
 
 
@@ -233,15 +238,15 @@ def to_owners(num_rows: int, rows: TouchedRows, flags: Sequence[int] = ()) -> tu
         flags: Numbers of the caller's, as many on all ranks.
     """
     bounds, device = bounds_of(num_rows, collectives.world_size()), rows.values[0].device
-    ids = rows.ids.to(device)
-    ends = [*pairwise(torch.searchsorted(ids, torch.tensor(bounds, device=device)).tolist())]
+    ids = sent(rows.ids, device)
+    ends = [*pairwise(torch.searchsorted(ids, sent(torch.tensor(bounds), device)).tolist())]
     ranks = collectives.gather_numbers([*flags, *(stop - start for start, stop in ends)], device)
     counts = [numbers[len(flags) :] for numbers in ranks]
-    sent = [
+    leaving = [
         [short(ids[start:stop] - first, num_rows), *(each[start:stop] for each in rows.values)]
         for first, (start, stop) in zip(bounds, ends, strict=False)
     ]
-    came = exchange_pieces(sent, [[[count] * len(sent[0]) for count in of_rank] for of_rank in counts])
+    came = exchange_pieces(leaving, [[[count] * len(leaving[0]) for count in of_rank] for of_rank in counts])
     found = [TouchedRows(places.long(), values) for places, *values in came]
     return found, [numbers[: len(flags)] for numbers in ranks]
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.engine.lending import sent
+
 _GROWTH = 1.5  # of the memory, where it is too small
 _LEAST_BYTES = 1 << 26  # on a CPU, where memory that holds no rows yet is not taken, and so large a piece is given back
 
@@ -68,12 +70,12 @@ class GrowingRows:
     def take(self, name: str, slots: Tensor) -> Tensor:
         """Return a copy of rows of a tensor."""
         tensor = self._tensors[name]
-        return tensor.index_select(0, slots.to(tensor.device))
+        return tensor.index_select(0, sent(slots, tensor.device))
 
     def put(self, name: str, slots: Tensor, rows: Tensor) -> None:
         """Replace rows of a tensor."""
         tensor = self._tensors[name]
-        tensor.index_copy_(0, slots.to(tensor.device), rows)
+        tensor.index_copy_(0, sent(slots, tensor.device), rows)
 
     def all_of(self, name: str) -> Tensor:
         """Return the rows of a tensor in the order of slots, in its memory."""

@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from lightning_gnn_dist.checks import check_at_least, check_positive, check_seed, holds_integers, shown
+from lightning_gnn_dist.engine.lending import sent
 from lightning_gnn_dist.tables.row_owners import RowOwners, bounds_of, send_from_first
 from lightning_gnn_dist.wire import collectives
 
@@ -287,7 +288,7 @@ def ask_owners(table: OwnedEmbedding, ids: Tensor, *, moments: bool = False) -> 
         moments: Whether to ask for moments, too.
     """
     assert table.owners is not None
-    return [rows.to(table.parameter.device) for rows in table.owners.rows(table.number, ids, moments=moments)]
+    return [sent(rows, table.parameter.device) for rows in table.owners.rows(table.number, ids, moments=moments)]
 
 
 def keep_apart(table: OwnedEmbedding, replica: Replica) -> None:

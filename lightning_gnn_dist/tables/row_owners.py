@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_gnn_dist.engine.lending import sent
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.asking import Asking, Message
 from lightning_gnn_dist.wire.channel import Channel, exchange_pieces, open_channel, patience
@@ -194,7 +195,7 @@ class _Answers:
         parameter = self.tables[table]
         moments = self.moments(parameter) if kind == WITH_MOMENTS else {}
         tensors = [parameter.data, *(moments[name] for name in sorted(moments))]
-        return [each.index_select(0, places.to(each.device)).cpu() for each in tensors]
+        return [each.index_select(0, sent(places, each.device)).cpu() for each in tensors]
 
     def range(self, table: int, ends: Tensor, name: Tensor) -> Tensor:
         start, stop = ends.tolist()
