@@ -14,9 +14,9 @@ keeps a device or its host from beginning the second. They do not here, by this:
               all ranks have come to it, and ranks that are elsewhere raise instead of waiting.
     streams   The stream that computes waits for an exchange where its rows are read, and for DDP's sums at the end of a
               backward alone. The stream of an exchange waits for what was computed before it, the one of DDP's sums for
-              gradients: neither waits for the other. No host waits for its device between the first exchange of a step
-              and the last. So where a weight has no gradient on one rank, and its sum begins there at the end of the
-              backward, that sum waits on the other ranks beside the exchanges, not before them.
+              gradients: neither waits for the other. A host that waits for its device within a step, as a module may,
+              waits for exchanges that all ranks have begun. So where a weight has no gradient on one rank, and its sum
+              begins there at the end of the backward, that sum waits on the others beside the exchanges, not before.
 """
 
 from __future__ import annotations
