@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import defaultdict, deque
 from functools import cache
@@ -53,8 +52,7 @@ class PinnedPool:
 
     def __init__(self) -> None:
         self._free: defaultdict[int, deque[Bytes]] = defaultdict(deque)
-        self._held: list[tuple[Event, Any]] = []
-        self._lock = threading.Lock()
+        self._held: deque[tuple[Event, Any]] = deque()
 
     def take(self, num_bytes: int) -> Tensor:
         """``num_bytes`` bytes, uint8, not initialised."""
@@ -66,7 +64,7 @@ class PinnedPool:
             except IndexError:
                 continue
             return lent(buffer, buffer[:num_bytes], free)
-        buffer = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+        buffer = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True).numpy()
         return lent(buffer, buffer[:num_bytes], self._free[size])
 
     def copied(self, array: Tensor) -> Tensor:
@@ -77,13 +75,16 @@ class PinnedPool:
 
     def hold(self, held: Any, event: Event) -> None:
         """Keep what holds lent memory until an event behind all copies from it."""
-        with self._lock:
-            self._held.append((event, held))
+        self._held.append((event, held))
 
     def _drop_copied(self) -> None:
-        with self._lock:
-            held, self._held = self._held, []
-            self._held = [(event, each) for event, each in held if not event.query()]
+        for _ in range(len(self._held)):
+            try:
+                held = self._held.popleft()
+            except IndexError:  # another thread was faster
+                return
+            if not held[0].query():
+                self._held.append(held)
 
 
 @cache

@@ -71,7 +71,7 @@ class DeviceSampler:
 
     - each hop of a ``NeighborSampler`` that takes all neighbours (-1), once; and each hop that could have over 2**23
       edges, once;
-    - draws by weight, some ten times a hop, as their tries depend on the rows;
+    - each hop that draws by weight, with replacement once, and otherwise some eight times;
     - each hop of the other samplers, once for its edges, once for those kept, and once for each rescaling of chances.
 
     Args:

@@ -24,8 +24,8 @@ def locked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of all page-locked memory that the system was asked for, which here is other memory."""
     sizes, empty = list[int](), torch.empty
 
-    def allocate(size: int, *, dtype: torch.dtype, pin_memory: bool) -> Tensor:
-        assert pin_memory
+    def allocate(size: int, *, dtype: torch.dtype, device: str, pin_memory: bool) -> Tensor:
+        assert pin_memory and device == "cpu"
         sizes.append(size)
         return empty(size, dtype=dtype)
 

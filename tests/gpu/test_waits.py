@@ -21,10 +21,12 @@ from torch_geometric.nn import SAGEConv
 from lightning_gnn_dist import (
     EverySteps,
     GrappaStrategy,
+    LazyAdam,
     LLCGStrategy,
     Loading,
     LocalSGDStrategy,
     NeighborSampler,
+    OwnedEmbedding,
     PartitionedDataModule,
     TMAStrategy,
     communities,
@@ -125,23 +127,39 @@ def kept_of_bulks(waits: Waits) -> list[list[str]]:
     return found
 
 
-def fit(steps: Steps, loading: Loading, num_ranks: int, name: str) -> None:
+class WithRows(Net):
+    """With a learned row for each node."""
+
+    def __init__(self, rows: nn.Module) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def training_step(self, batch: Any) -> Tensor:
+        batch.x = batch.x + self.rows(batch.n_id)
+        return super().training_step(batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return LazyAdam(self.parameters(), lr=0.01)
+
+
+def fit(steps: Steps, loading: Loading, num_ranks: int, name: str, module: Net) -> None:
     graph = communities(4000, 4, num_features=16, train_share=0.6)
     data = PartitionedDataModule(graph, sampler=NeighborSampler([5, 5]), batch_size=64, loading=loading)
     options: dict[str, Any] = {"callbacks": [steps], "limit_val_batches": 0, "accelerator": "gpu"}
-    trainer(num_ranks, STRATEGIES[name][0](), **options).fit(Net(), data)
+    trainer(num_ranks, STRATEGIES[name][0](), **options).fit(module, data)
 
 
 def waits(rank: int, world_size: int, name: str, sample_on: SampleOn) -> tuple[list[str], list[list[str]]]:
     waits = Waits()
     steps, bulks = Steps(waits), kept_of_bulks(waits)
-    fit(steps, Loading(sample_on=sample_on), world_size, name)
+    fit(steps, Loading(sample_on=sample_on), world_size, name, Net())
     return steps.found, bulks
 
 
 def num_locked(rank: int, world_size: int, sample_on: SampleOn) -> int:
     steps = Steps(Waits())
-    fit(steps, Loading(sample_on=sample_on, num_threads=0), world_size, "grappa")  # always so many batches ahead
+    loading = Loading(sample_on=sample_on, num_threads=0)  # as many batches are ahead in each step
+    fit(steps, loading, world_size, "grappa", Net())
     return steps.num_locked
 
 
@@ -162,3 +180,21 @@ def test_waits_of_a_step(name: str, sample_on: SampleOn, num_ranks: int) -> None
 @pytest.mark.parametrize("sample_on", ["cpu", "device"])
 def test_no_memory_is_locked_in_a_step(sample_on: SampleOn) -> None:
     assert run_ranks(num_locked, 1, sample_on) == [0]
+
+
+def waits_with_rows(rank: int, world_size: int, name: str, is_owned: bool) -> list[str]:
+    steps = Steps(Waits())
+    rows = OwnedEmbedding(4000, 16) if is_owned else nn.Embedding(4000, 16, sparse=True)
+    fit(steps, Loading(), world_size, name, WithRows(rows))
+    return steps.found
+
+
+@pytest.mark.parametrize(
+    ("name", "is_owned", "most"), [("grappa", False, 7), ("grappa", True, 10), ("tma", False, 1), ("tma", True, 6)]
+)
+def test_waits_of_a_step_with_learned_rows(name: str, is_owned: bool, most: int) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("fewer than two CUDA devices")
+    for found in run_ranks(waits_with_rows, 2, name, is_owned):
+        answers = 2 * is_owned  # to the other rank, which may be a step before or behind
+        assert len(found) <= most * (LAST - FIRST) + answers, "\n".join(found)
