@@ -220,7 +220,7 @@ def on_blocks(gnn: BasicGNN, batch: Data, *, edge_weight: str | None = None, edg
         _check_edges(batch, edge_weight=edge_weight, edge_attr=edge_attr)
     if isinstance(batch, SampledData):
         batch = with_degrees(layers, batch)
-    rows: Tensor = through_layers(_Layered(layers), batch)
+    rows: Tensor = through_layers(_Layered(gnn, layers), batch)
     return rows
 
 
@@ -234,11 +234,13 @@ def _check_edges(batch: Data, **names: str | None) -> None:
             )
 
 
-@dataclass(frozen=True)
-class _Layered:
-    """Layers as the method that :func:`through_layers` asks for."""
+class _Layered(nn.Module):
+    """A model with its layers as the method that :func:`through_layers` asks for."""
 
-    known: list[Layer]
+    def __init__(self, gnn: BasicGNN, known: list[Layer]) -> None:
+        super().__init__()
+        self.gnn, self._known = gnn, known
+        self.training = gnn.training
 
     def layers(self) -> list[Layer]:
-        return self.known
+        return self._known

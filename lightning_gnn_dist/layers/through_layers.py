@@ -17,6 +17,7 @@ from lightning_gnn_dist.batches.one_hop import LayerView, RowsOfTypes, one_hop, 
 from lightning_gnn_dist.batches.part_batch import OfPart
 from lightning_gnn_dist.batches.seed_batch import SeedsOnly
 from lightning_gnn_dist.checks import check_instance, shown
+from lightning_gnn_dist.layers.in_blocks import in_blocks
 
 Layer = Callable[[Any], Any]  # of a batch to a tensor, or to a dict of tensors by node types
 COPIES = 3  # a layer's rows, and what it computes from them on the way, take so many times their bytes
@@ -122,12 +123,18 @@ def through_layers(module: HasLayers, batch: Data | HeteroData) -> Any:
     """
     check_instance("batch", batch, Data | HeteroData, "a batch of a loader, or a Data or HeteroData of PyG")
     if isinstance(batch, OfPart):
-        return batch.through(layers_in(module))
+        return batch.through(_layers_for(module, batch))
     ready = _ready_rows(module, batch)
     if ready is not None:
         return of_seeds(batch, ready)
-    layers, seen = layers_in(module), seen_by_layers(batch)
+    layers, seen = _layers_for(module, batch), seen_by_layers(batch)
     return layers_on_blocks(layers, batch, seen) if seen else _on_all_nodes(layers, batch)
+
+
+def _layers_for(module: HasLayers, batch: Any) -> list[Layer]:
+    """The layers of a module, which compute block by block if the batch's sampler says so."""
+    layers, num_bytes = layers_in(module), getattr(batch, "layer_bytes", None)
+    return layers if num_bytes is None else in_blocks(module, layers, batch, num_bytes, layer_rows)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
