@@ -9,11 +9,12 @@ block takes. What is computed is what the layer computes on all nodes at once.
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -31,10 +32,18 @@ Ranges = list[tuple[int, int]]  # of each node type, which of the layer's nodes
 LayerRows = Callable[[Any, Any, int], RowsOfTypes]  # of a layer, its batch and its number
 
 
+@runtime_checkable
+class Prepares(Protocol):
+    """A layer that reads what must be counted over all edges of a batch."""
+
+    def prepare(self, batch: Any) -> None:
+        """Write that into a batch."""
+
+
 def in_blocks(
     module: object, layers: Sequence[Any], batch: Any, num_bytes: int, layer_rows: LayerRows
-) -> list[Callable[[Any], Any]]:
-    """The layers of a module, each of which computes block by block.
+) -> tuple[list[Callable[[Any], Any]], Any]:
+    """The layers of a module, each of which computes block by block, and the batch as they read it.
 
     Args:
         module: The module whose layers they are, and whose weights they learn.
@@ -52,9 +61,12 @@ def in_blocks(
                     f"backward pass, which would not reach it: compute {name} within the first of layers()."
                 )
     of_table = num_bytes // 2 // (len(layers) + 1)  # rows behind each layer, and gradients of two
-    return [
-        _InBlocks(layer, index, weights, num_bytes // 2, of_table, layer_rows) for index, layer in enumerate(layers)
-    ]
+    batch = copy.copy(batch)
+    for layer in layers:
+        if isinstance(layer, Prepares):
+            layer.prepare(batch)
+    found = [_InBlocks(layer, n, weights, num_bytes // 2, of_table, layer_rows) for n, layer in enumerate(layers)]
+    return list(found), batch
 
 
 def _weights_of(module: object) -> list[Tensor]:
@@ -109,13 +121,21 @@ class _InBlocks:
 
     def rows(self, view: Any, ranges: Ranges, inputs: RowsOfTypes) -> tuple[RowsOfTypes, list[Tensor], RowsOfTypes]:
         """Return the rows of a block, the nodes of each type that it reads, and the rows of these."""
-        seen = _seen(view, ranges)
-        nodes = [each.at for each in seen.nodes]
-        read = [
+        seen, nodes = _seen(view, ranges)
+        read: RowsOfTypes = [
             None if x is None else x.detach()[at].requires_grad_(x.requires_grad)
             for x, at in zip(inputs, nodes, strict=True)
         ]
-        return self.layer_rows(self.layer, one_hop(view, seen, read), self.index), nodes, read
+        block = one_hop(view, seen, read)
+        known = _names(block)
+        rows = self.layer_rows(self.layer, block, self.index)
+        if added := _names(block) - known:
+            raise ValueError(
+                f"Layer {self.index} of layers() has written {min(added)} into its batch, which with "
+                "WholePartSampler(bytes=...) is that of a block, and no other layer's: compute it before, as an array "
+                "of the graph, or leave bytes out."
+            )
+        return rows, nodes, read
 
     def table(self, like: Tensor, num_rows: int) -> Tensor:
         """Zeros for all nodes, in a file if they take too much memory."""
@@ -129,14 +149,14 @@ class _InBlocks:
         return octets.view(like.dtype).view(shape)
 
     def blocks(self, view: Any, likes: RowsOfTypes) -> Iterator[Ranges]:
-        """Yield blocks that take no more than they may, if they have more than a node."""
+        """Yield blocks that take no more than they may, but for those of one node of each type."""
         tensors = [store._mapping.get("x") for store in view.node_stores] + likes
         of_row = max((prod(x.shape[1:]) * x.element_size() for x in tensors if x is not None), default=0)
         waiting = [_all_nodes(view)]
         while waiting:
             ranges = waiting.pop()
-            count = sum(stop - start for start, stop in ranges)
-            if count <= 1 or self._foreseen(view, ranges, of_row) <= self.bytes_of_block:
+            most = max(stop - start for start, stop in ranges)
+            if most <= 1 or self._foreseen(view, ranges, of_row) <= self.bytes_of_block:
                 yield ranges
                 continue
             middle = [(start + stop) // 2 for start, stop in ranges]
@@ -245,6 +265,10 @@ def _all_nodes(view: Any) -> Ranges:
     return [(0, int(store["batch_size"])) for store in view.node_stores]
 
 
+def _names(batch: Any) -> set[str]:
+    return {name for store in batch.stores for name in store._mapping} - {"x0"}  # made when it is first read
+
+
 def _num_src(store: Any) -> int:
     return int(sum(store["num_sampled_nodes"]))
 
@@ -258,21 +282,22 @@ def _edges(view: Any, ranges: Ranges) -> Iterator[tuple[int, int, tuple[int, int
         yield sender, receiver, (first, last)
 
 
-def _seen(view: Any, ranges: Ranges) -> LayerView:
-    """What a layer sees of a batch of one hop to compute some of its nodes."""
+def _seen(view: Any, ranges: Ranges) -> tuple[LayerView, list[Tensor]]:
+    """What a layer sees of a batch of one hop to compute some of its nodes, and where these and their senders are."""
     device = view.node_stores[0]["n_id"].device
     sizes, edges = [_num_src(store) for store in view.node_stores], list(_edges(view, ranges))
     outermost = [store._blocks[0] for store in view.edge_stores]
     is_read = [torch.zeros(size, dtype=torch.bool, device=device) for size in sizes]
     for block, (sender, _, (first, last)) in zip(outermost, edges, strict=True):
         is_read[sender][block.indices[first:last].long()] = True
-    nodes, places = list[Nodes](), list[Tensor]()
+    nodes, ats, places = list[Nodes](), list[Tensor](), list[Tensor]()
     for read, (start, stop) in zip(is_read, ranges, strict=True):
         read[start:stop] = False
         at = torch.cat([torch.arange(start, stop, device=device), read.nonzero().view(-1)])
         place = torch.empty(len(read), dtype=torch.int64, device=device)
         place[at] = torch.arange(len(at), device=device)
         nodes.append(Nodes(stop - start, len(at), at))
+        ats.append(at)
         places.append(place)
     blocks = []
     for block, (sender, receiver, (first, last)) in zip(outermost, edges, strict=True):
@@ -281,4 +306,4 @@ def _seen(view: Any, ranges: Ranges) -> LayerView:
         indptr = block.indptr[start : stop + 1] - first
         csr = indptr, indices.to(block.indices.dtype), weight
         blocks.append(Block(stop - start, nodes[sender].num_src, *csr, block.dtype, block.is_corrected))
-    return LayerView(nodes, blocks, [first for _, _, (first, _) in edges])
+    return LayerView(nodes, blocks, [first for _, _, (first, _) in edges]), ats

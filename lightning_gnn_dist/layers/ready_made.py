@@ -119,6 +119,11 @@ class _Layer:
             else None
         )
 
+    def prepare(self, batch: Any) -> None:
+        """Write the degrees by which the layer normalises into a batch that computes block by block."""
+        if self.degrees is not None:
+            count_degrees(batch, *self.degrees)
+
     def __call__(self, batch: Data) -> Tensor:
         gnn, is_last = self.gnn, self.index == self.gnn.num_layers - 1
         collects, width = hasattr(gnn, "jk"), gnn.hidden_channels

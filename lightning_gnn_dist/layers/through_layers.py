@@ -123,18 +123,20 @@ def through_layers(module: HasLayers, batch: Data | HeteroData) -> Any:
     """
     check_instance("batch", batch, Data | HeteroData, "a batch of a loader, or a Data or HeteroData of PyG")
     if isinstance(batch, OfPart):
-        return batch.through(_layers_for(module, batch))
+        layers, batch = _layers_for(module, batch)
+        return batch.through(layers)
     ready = _ready_rows(module, batch)
     if ready is not None:
         return of_seeds(batch, ready)
-    layers, seen = _layers_for(module, batch), seen_by_layers(batch)
+    layers, batch = _layers_for(module, batch)
+    seen = seen_by_layers(batch)
     return layers_on_blocks(layers, batch, seen) if seen else _on_all_nodes(layers, batch)
 
 
-def _layers_for(module: HasLayers, batch: Any) -> list[Layer]:
-    """The layers of a module, which compute block by block if the batch's sampler says so."""
+def _layers_for(module: HasLayers, batch: Any) -> tuple[list[Layer], Any]:
+    """The layers of a module and the batch as they read it; if its sampler says so, they compute block by block."""
     layers, num_bytes = layers_in(module), getattr(batch, "layer_bytes", None)
-    return layers if num_bytes is None else in_blocks(module, layers, batch, num_bytes, layer_rows)
+    return (layers, batch) if num_bytes is None else in_blocks(module, layers, batch, num_bytes, layer_rows)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
