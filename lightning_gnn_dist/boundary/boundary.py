@@ -169,8 +169,8 @@ class Exchange(Boundary):
         share: The share of the rows, in (0, 1], that two ranks send each other, with their gradients: as many of those
             that they share, drawn anew each time, and multiplied so that sums and means over neighbours are right in
             the mean (BNS-GCN). The others are zero in that step, which is not for attention or maxima.
-        sums: Whether a rank may send sums over neighbours in the place of their rows, where these are fewer: 18 to 48 %
-            of the rows were saved on real graphs (SuperGCN). It is for layers that add up their neighbours' rows, all
+        sums: Whether a rank may send sums over neighbours in the place of their rows, where these are fewer
+            (SuperGCN). A step is exactly that of one process. It is for layers that add up their neighbours' rows, all
             alike or by ``batch.edge_weight``, which the first step tries, and for graphs without types.
     """
 
@@ -203,7 +203,7 @@ class Exchange(Boundary):
     def thrift(self) -> Thrift:
         """How it saves bytes and time."""
         codec = None if self.bits is None else Codec(self.bits)
-        return Thrift(codec, self.every, self.overlap, self.share)
+        return Thrift(codec, self.every, self.overlap, self.share, self.sums)
 
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
         return Halo().around(graph, residents, edges_into, seed)

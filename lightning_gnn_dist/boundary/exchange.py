@@ -221,7 +221,6 @@ class ExchangeLoader:
         all_labels: Whether ``y`` has a row for each node.
         device: Where the model computes.
         inputs: A number for each seed, that batches hold as ``input_id``. Default: they hold none.
-        sums: Whether partial sums are sent where they are fewer than rows.
     """
 
     waited_seconds = 0.0  # nothing is waited for
@@ -241,10 +240,9 @@ class ExchangeLoader:
         all_labels: bool,
         device: torch.device,
         inputs: Tensor | None = None,
-        sums: bool = False,
     ) -> None:
         plan = exchange_plan(part, seeds, owners, channel, num_layers)
-        plan = with_sums(plan, part, owners, channel) if sums else plan
+        plan = with_sums(plan, part, owners, channel) if thrift.sums else plan
         self.num_seeds = plan.num_seeds
         batch = make(plan.sample)
         seeds_of, batch.batch_size = store_of_seeds(batch), plan.num_seeds

@@ -254,5 +254,4 @@ class Home(ForgetsRun, ABC):
             all_labels=run.settings.loading.all_labels,
             device=run.device,
             inputs=inputs,
-            sums=self.boundary.sums,  # type: ignore[attr-defined]
         )

@@ -16,7 +16,6 @@ from torch_geometric.nn import SAGEConv
 from lightning_gnn_dist import Exchange, Graph, Halo, History, WholePartSampler
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.layers import in_blocks
 from lightning_gnn_dist.layers.in_blocks import _InBlocks
 from tests.boundary.models import (
     MODELS,
@@ -75,7 +74,7 @@ def test_blocks_are_small_and_rows_that_take_much_memory_are_in_files(monkeypatc
         return memmap(*args, **options)
 
     monkeypatch.setattr(_InBlocks, "rows", counting)
-    monkeypatch.setattr(in_blocks.np, "memmap", noting)
+    monkeypatch.setattr(np, "memmap", noting)
     module = model("SAGE", 3)
     in_files, (num_nodes, num_seeds) = gradients(module, batch), (90, batch.batch_size)
     # Forward and, after one node that tells the width of each layer's rows, backward.
@@ -179,7 +178,7 @@ def test_every_strategy_learns_the_same_in_blocks(name: str, tmp_path: Path) -> 
 
 def test_a_graph_with_types_is_learned_alike() -> None:
     graph, module = Graph.from_pyg(DATA), ByLayers(DATA.edge_types, 3)
-    data = data_of(graph, sampler=WholePartSampler(3, bytes=40 * SMALL))
+    data = data_of(graph, sampler=WholePartSampler(3, bytes=100 * SMALL))
     run = quick(1, "auto", max_epochs=2)
     run.fit(module, data)
     assert len(module.called) > 2 * 3 * 4, "in several blocks"
