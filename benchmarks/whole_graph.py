@@ -53,7 +53,7 @@ def read(directory: Path, name: str) -> Graph:
     spec.loader.exec_module(reader)
     data = reader.to_pyg(str(directory / f"{name}.npz"), split=0)
     data.train_mask = torch.ones(data.num_nodes, dtype=torch.bool)
-    data.y = data.y.clamp(min=0)
+    data.y, data.val_mask, data.test_mask = data.y.clamp(min=0), None, None
     return Graph.from_pyg(data)
 
 

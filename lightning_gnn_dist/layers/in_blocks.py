@@ -186,6 +186,10 @@ class _Recomputed(torch.autograd.Function):
         outputs = [None if n is None else layer.table(n, count) for n, count in zip(likes, counts, strict=True)]
         for ranges in ctx.blocks:
             rows, *_ = layer.rows(view, ranges, inputs)
+            if [some is None for some in rows] != [like is None for like in likes]:
+                raise TypeError(
+                    f"Layer {layer.index} of layers() returned rows of a type for some blocks, and for others none."
+                )
             for of_type, some, (start, stop) in zip(outputs, rows, ranges, strict=True):
                 if of_type is not None and some is not None:
                     of_type[start:stop] = some
@@ -200,12 +204,12 @@ class _Recomputed(torch.autograd.Function):
         is_read = needs[:num_types]
         of_inputs = [layer.table(x, len(x)) if needed else None for x, needed in zip(inputs, is_read, strict=True)]
         of_weights: list[Tensor | None] = [None] * len(weights)
-        outer = _Random(ctx.random.device)
+        outer, random = _Random(ctx.random.device), ctx.random
         for ranges in ctx.blocks:
-            ctx.random.resume()
+            random.resume()
             with torch.enable_grad(), torch.autocast(**ctx.autocast):
                 rows, nodes, read = layer.rows(view, ranges, inputs)
-            ctx.random = _Random(ctx.random.device)
+            random = _Random(random.device)  # a backward pass may draw, too
             found = _gradients(
                 rows, gradients, ranges, [x for x in read if x is not None and x.requires_grad] + [*weights]
             )

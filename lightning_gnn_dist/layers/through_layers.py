@@ -135,8 +135,15 @@ def through_layers(module: HasLayers, batch: Data | HeteroData) -> Any:
 
 def _layers_for(module: HasLayers, batch: Any) -> tuple[list[Layer], Any]:
     """The layers of a module and the batch as they read it; if its sampler says so, they compute block by block."""
-    layers, num_bytes = layers_in(module), getattr(batch, "layer_bytes", None)
+    layers, num_bytes = layers_in(module), _layer_bytes(batch)
     return (layers, batch) if num_bytes is None else in_blocks(module, layers, batch, num_bytes, layer_rows)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _layer_bytes(batch: Any) -> int | None:
+    """The bytes that layers may take on a batch, if its sampler limits them."""
+    found: int | None = getattr(batch, "layer_bytes", None)
+    return found
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
