@@ -113,6 +113,22 @@ def test_a_resumed_fit_in_shards_is_one_process(exchange: Exchange, tmp_path: Pa
         assert all(torch.equal(found[key], of_ranks[0][key]) for found in of_ranks)
 
 
+def on_devices(rank: int, world_size: int) -> Weights:
+    module = model("GCN", 3)
+    quick(world_size, max_epochs=3, accelerator="gpu").fit(module, data_of(graph_of(weighted_data()), 3, boundary=SUMS))
+    return {name: value.cpu() for name, value in weights_of(module).items()}
+
+
+@pytest.mark.gpu
+def test_devices_learn_what_one_process_does() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("fewer than 2 CUDA devices")
+    expected = learned_by_hand("GCN", 3, weighted_data(), 3)
+    for found in run_ranks(on_devices, 2):
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value, rtol=0, atol=1e-9)
+
+
 # What is sent.
 
 

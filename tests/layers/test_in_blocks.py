@@ -138,6 +138,15 @@ def test_dropout_is_the_same_in_the_backward_pass() -> None:
     assert torch.equal(torch.rand(1), after), "the backward pass leaves random numbers as they are"
 
 
+@pytest.mark.gpu
+def test_a_device_computes_what_a_cpu_does() -> None:
+    module, batch = model("SAGE", 3), one_batch(WholePartSampler(3, bytes=SOME)).apply(_double)
+    expected = gradients(module, batch)
+    found = gradients(module.cuda(), batch.to("cuda"))
+    for mine, of_cpu in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine.cpu(), of_cpu, **CLOSE)
+
+
 # On several ranks, with every strategy, with types.
 
 
