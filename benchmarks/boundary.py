@@ -40,6 +40,7 @@ from lightning_gnn_dist.wire.collectives import traffic
 WAYS: list[Boundary] = [
     Isolated(),
     Exchange(),
+    Exchange(sums=True),
     Exchange(overlap=True),
     Exchange(every=5),
     Exchange(share=0.1),

@@ -15,6 +15,7 @@ from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import bytes_per_node
 from lightning_gnn_dist.graph.rows import Lookup
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.rules import Count, Fraction, Hops, Natural, check_fields
 from lightning_gnn_dist.wire.codec import Bits, Codec
 from lightning_gnn_dist.wire.shipments import Thrift
@@ -168,12 +169,16 @@ class Exchange(Boundary):
         share: The share of the rows, in (0, 1], that two ranks send each other, with their gradients: as many of those
             that they share, drawn anew each time, and multiplied so that sums and means over neighbours are right in
             the mean (BNS-GCN). The others are zero in that step, which is not for attention or maxima.
+        sums: Whether a rank may send sums over neighbours in the place of their rows, where these are fewer
+            (SuperGCN). A step is exactly that of one process. It is for layers that add up their neighbours' rows, all
+            alike or by ``batch.edge_weight``, which the first step tries, and for graphs without types.
     """
 
     bits: Bits | None = None
     every: Count = 1
     overlap: bool = False
     share: Fraction = 1.0
+    sums: bool = False
     exchanges = True
 
     def __post_init__(self) -> None:
@@ -187,11 +192,18 @@ class Exchange(Boundary):
         }
         return f"Exchange({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
+    def check_fits(self, graph: Graph) -> None:
+        if self.sums and have_names(graph.types):
+            raise ValueError(
+                f"boundary={self} is for a graph without types, as a sum would stand for the edges of one type alone: "
+                "leave sums out."
+            )
+
     @property
     def thrift(self) -> Thrift:
         """How it saves bytes and time."""
         codec = None if self.bits is None else Codec(self.bits)
-        return Thrift(codec, self.every, self.overlap, self.share)
+        return Thrift(codec, self.every, self.overlap, self.share, self.sums)
 
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
         return Halo().around(graph, residents, edges_into, seed)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.checks import brief, shown
 from lightning_gnn_dist.joint import TrainsReplicasApart, WeighsRanks
-from lightning_gnn_dist.layers.model_layers import norm_of_all_rows
+from lightning_gnn_dist.layers.norms import norm_of_batch
 from lightning_gnn_dist.layers.through_layers import has_layers
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 
@@ -110,7 +110,7 @@ def check_history(trainer: Trainer, module: LightningModule) -> None:
 
 
 def _of_module(module: LightningModule) -> list[tuple[bool, str]]:
-    norm = _norm_of_batch(module)
+    norm = norm_of_batch(module)
     return [
         (
             not has_layers(module),
@@ -124,14 +124,6 @@ def _of_module(module: LightningModule) -> list[tuple[bool, str]]:
             'PyG\'s models norm="LayerNorm", norm_kwargs={"mode": "node"}), or boundary=Halo().',
         ),
     ]
-
-
-def _norm_of_batch(module: LightningModule) -> str | None:
-    """Return the name and type of a layer that normalises by all rows that it is given, or None."""
-    for name, child in module.named_modules():
-        if isinstance(child, nn.modules.batchnorm._BatchNorm):
-            return f"{name} ({type(child).__name__})"
-    return norm_of_all_rows(module)
 
 
 def check_seed_hops(boundary: Boundary, *, is_typed: bool = False, of_edges: bool = False) -> None:

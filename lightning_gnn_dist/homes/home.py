@@ -234,8 +234,10 @@ class Home(ForgetsRun, ABC):
         values.of_training(shown, seeds)
         layers = layers_in(trainer.lightning_module)
         whole, widen, dtype = with_arrays(shown, self.whole_arrays(layers, owners.ids)), run.widen, run.dtype
+        sampler = run.settings.of_parts()
 
         def make(sample: Sample) -> SampledData:
+            sample = sample._replace(layer_bytes=sampler.bytes)  # type: ignore[attr-defined]
             content = Content.of(whole, sample, self.types.seed_type())
             return in_type(made_of(content, widen=widen), dtype)
 
@@ -244,7 +246,7 @@ class Home(ForgetsRun, ABC):
             seeds,
             owners,
             open_channel(run.num_ranks, run.device),
-            run.settings.of_parts().num_hops,
+            sampler.num_hops,
             thrift=self.boundary.thrift,  # type: ignore[attr-defined]
             seed=run.seed,
             weigh=not isinstance(trainer.strategy, WeighsRanks),

@@ -9,6 +9,7 @@ first batch of one hop, and the layers behind take the same.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -20,6 +21,8 @@ from torch_geometric.utils import scatter
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
 from lightning_gnn_dist.sampling.block import Block
+
+_DEGREE, _LOOPS = "gcn_degree", "_loops"
 
 
 def gcn_degrees(graph: Graph, weight: str | None = None, loop: float | None = 1.0, first_node: int = 0) -> Tensor:
@@ -54,7 +57,15 @@ def gcn_degrees(graph: Graph, weight: str | None = None, loop: float | None = 1.
 def degree_name(weight: str | None, loop: float | None) -> str:
     """The name of the node array that brings such degrees."""
     kind = {1.0: "", None: "_without_loops"}.get(loop, "_improved")
-    return "gcn_degree" + kind + ("" if weight is None else f"_of_{weight}")
+    return _DEGREE + kind + ("" if weight is None else f"_of_{weight}")
+
+
+def degrees_in(names: Iterable[str]) -> tuple[str, str | None] | None:
+    """Return which of some arrays brings such degrees, and the name of the weights that it adds up; None if none."""
+    for name in names:
+        if name.startswith(_DEGREE) and not name.endswith(_LOOPS):
+            return name, name.partition("_of_")[2] or None
+    return None
 
 
 def loop_of(conv: GCNConv, weight: str | None) -> float | None:
@@ -108,9 +119,9 @@ def _degrees(
     batch: Data, block: Block, values: Tensor | None, name: str, loop: float | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
     """The degrees of the batch's nodes, and what their self-loops weigh beyond those that the block has."""
-    if loop is not None and f"{name}_loops" not in batch:
-        batch[f"{name}_loops"] = _loops(block, values, loop, dtype)
-    loops = batch.get(f"{name}_loops")
+    if loop is not None and name + _LOOPS not in batch:
+        batch[name + _LOOPS] = _loops(block, values, loop, dtype)
+    loops = batch.get(name + _LOOPS)
     if name not in batch:
         if values is None:
             of_rows = block.indptr.diff().to(dtype)

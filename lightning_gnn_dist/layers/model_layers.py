@@ -15,18 +15,16 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch_geometric.nn import norm
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from lightning_gnn_dist.batches.seed_batch import Neighbourhood, Promise
 from lightning_gnn_dist.joint import RowsOfRanks
+from lightning_gnn_dist.layers.norms import norm_of_all_rows
 from lightning_gnn_dist.layers.ready_made import layers_of, needs_whole_graph
 from lightning_gnn_dist.layers.through_layers import Layer, has_layers, layers_in
 from lightning_gnn_dist.wire.octets import octets
 
 log = logging.getLogger(__name__)
-
-_OF_ALL_ROWS = (norm.GraphNorm, norm.PairNorm, norm.MeanSubtractionNorm, norm.GraphSizeNorm)
 
 _HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _MOST_COMPARED = 1 << 16  # numbers of a weight; whoever sets other weights does not leave so many as they were
@@ -176,17 +174,6 @@ def _are_equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
 
 def _compared(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1)[:: max(1, tensor.numel() // _MOST_COMPARED)]
-
-
-def norm_of_all_rows(module: nn.Module) -> str | None:
-    """Return the name and type of a layer that must see the rows of all nodes at once; None if there is none."""
-    for name, child in module.named_modules():
-        is_one = isinstance(child, _OF_ALL_ROWS)
-        is_one |= isinstance(child, norm.LayerNorm) and child.mode == "graph"
-        is_one |= isinstance(child, norm.InstanceNorm) and not child.track_running_stats
-        if is_one:
-            return f"{name} ({type(child).__name__})"
-    return None
 
 
 def let_answer(owner: nn.Module) -> Callable[[], None]:

@@ -119,6 +119,11 @@ class _Layer:
             else None
         )
 
+    def prepare(self, batch: Any) -> None:
+        """Write the degrees by which the layer normalises into a batch that computes block by block."""
+        if self.degrees is not None:
+            count_degrees(batch, *self.degrees)
+
     def __call__(self, batch: Data) -> Tensor:
         gnn, is_last = self.gnn, self.index == self.gnn.num_layers - 1
         collects, width = hasattr(gnn, "jk"), gnn.hidden_channels
@@ -220,7 +225,7 @@ def on_blocks(gnn: BasicGNN, batch: Data, *, edge_weight: str | None = None, edg
         _check_edges(batch, edge_weight=edge_weight, edge_attr=edge_attr)
     if isinstance(batch, SampledData):
         batch = with_degrees(layers, batch)
-    rows: Tensor = through_layers(_Layered(layers), batch)
+    rows: Tensor = through_layers(_Layered(gnn, layers), batch)
     return rows
 
 
@@ -234,11 +239,13 @@ def _check_edges(batch: Data, **names: str | None) -> None:
             )
 
 
-@dataclass(frozen=True)
-class _Layered:
-    """Layers as the method that :func:`through_layers` asks for."""
+class _Layered(nn.Module):
+    """A model with its layers as the method that :func:`through_layers` asks for."""
 
-    known: list[Layer]
+    def __init__(self, gnn: BasicGNN, known: list[Layer]) -> None:
+        super().__init__()
+        self.gnn, self._known = gnn, known
+        self.training = gnn.training
 
     def layers(self) -> list[Layer]:
-        return self.known
+        return self._known

@@ -17,6 +17,7 @@ from lightning_gnn_dist.batches.one_hop import LayerView, RowsOfTypes, one_hop, 
 from lightning_gnn_dist.batches.part_batch import OfPart
 from lightning_gnn_dist.batches.seed_batch import SeedsOnly
 from lightning_gnn_dist.checks import check_instance, shown
+from lightning_gnn_dist.layers.in_blocks import in_blocks
 
 Layer = Callable[[Any], Any]  # of a batch to a tensor, or to a dict of tensors by node types
 COPIES = 3  # a layer's rows, and what it computes from them on the way, take so many times their bytes
@@ -122,12 +123,27 @@ def through_layers(module: HasLayers, batch: Data | HeteroData) -> Any:
     """
     check_instance("batch", batch, Data | HeteroData, "a batch of a loader, or a Data or HeteroData of PyG")
     if isinstance(batch, OfPart):
-        return batch.through(layers_in(module))
+        layers, batch = _layers_for(module, batch)
+        return batch.through(layers)
     ready = _ready_rows(module, batch)
     if ready is not None:
         return of_seeds(batch, ready)
-    layers, seen = layers_in(module), seen_by_layers(batch)
+    layers, batch = _layers_for(module, batch)
+    seen = seen_by_layers(batch)
     return layers_on_blocks(layers, batch, seen) if seen else _on_all_nodes(layers, batch)
+
+
+def _layers_for(module: HasLayers, batch: Any) -> tuple[list[Layer], Any]:
+    """The layers of a module and the batch as they read it; if its sampler says so, they compute block by block."""
+    layers, num_bytes = layers_in(module), _layer_bytes(batch)
+    return (layers, batch) if num_bytes is None else in_blocks(module, layers, batch, num_bytes, layer_rows)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _layer_bytes(batch: Any) -> int | None:
+    """The bytes that layers may take on a batch, if its sampler limits them."""
+    found: int | None = getattr(batch, "layer_bytes", None)
+    return found
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

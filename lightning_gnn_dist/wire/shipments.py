@@ -83,12 +83,14 @@ class Thrift:
         every: Steps between two shipments.
         overlap: Whether a shipment is used from the step after its own, so that no step but the first waits for it.
         share: The share of the rows between two ranks that is drawn to travel, at least one.
+        sums: Whether some of these rows are sums of others, made before they are sent.
     """
 
     codec: Codec | None = None
     every: int = 1
     overlap: bool = False
     share: float = 1.0
+    sums: bool = False
 
     @property
     def is_kept(self) -> bool:

@@ -280,7 +280,11 @@ def test_halos_cost_what_parts_with_them_take(num_layers: int) -> None:
     graph, partition = cut_graph()
     found = list(prices(graph, partition, partition.report(graph), num_layers, 5))
     some = [Exchange(share=0.1), Exchange(every=5)]
-    exchanges = [History(), *some, Exchange(8), Exchange(16), Exchange(overlap=True)] if num_layers > 1 else []
+    exchanges = (
+        [History(), *some, Exchange(8), Exchange(16), Exchange(overlap=True), Exchange(sums=True)]
+        if num_layers > 1
+        else []
+    )
     expected: list[Boundary] = [Isolated(), *map(Halo, range(1, num_layers + 1)), *exchanges, Exchange()]
     assert [price.boundary for price in found] == expected
     kept = rows_of_meetings(weighted_data(), partition.assignment.tolist(), num_layers)[1]
@@ -310,7 +314,7 @@ def test_a_halo_is_exact_where_the_next_hop_is_empty() -> None:
 def test_exchanges_and_meetings_cost_their_rows(num_layers: int) -> None:
     graph, partition = cut_graph()
     owner = partition.assignment.tolist()
-    *_, history, some, old, eight, sixteen, late, exact = prices(
+    *_, history, some, old, eight, sixteen, late, _, exact = prices(
         graph, partition, partition.report(graph), num_layers, 5
     )
     moved, drawn = (max(rows_moved(weighted_data(), owner, num_layers, PARTS, share)) for share in (1.0, 0.1))
@@ -325,7 +329,7 @@ def test_inspect_prints_the_prices(tmp_path: Path, capsys: pytest.CaptureFixture
     more = ["--partitioner", "random", "--layers", "2", "--width", "8", "--bandwidth", "0.5"]
     main(["inspect", str(tmp_path / "graph"), "--parts", "3", *more])
     said = capsys.readouterr().out
-    lines = said[said.index("The edges between parts, for 2 layers of width 8 and 0.5 Gbit/s") :].splitlines()[2:13]
+    lines = said[said.index("The edges between parts, for 2 layers of width 8 and 0.5 Gbit/s") :].splitlines()[2:14]
     assert lines.pop().startswith('boundary="auto" is Halo(2): 3 ranks on this host have room for parts of')
     assert [line.split()[0] for line in lines] == [
         "Isolated()",
@@ -337,7 +341,8 @@ def test_inspect_prints_the_prices(tmp_path: Path, capsys: pytest.CaptureFixture
         "Exchange(bits=8)",
         "Exchange(bits=16)",
         "Exchange(overlap=True)",
+        "Exchange(sums=True)",
         "Exchange()",
     ]
-    of_exchanges = ["step", "steps", "wire", "wire", "step", "nothing"]
+    of_exchanges = ["step", "steps", "wire", "wire", "step", "nothing", "nothing"]
     assert [line.split()[-1] for line in lines] == ["edges", "away", "nothing", "round", *of_exchanges]

@@ -1,0 +1,158 @@
+"""What training on whole graphs costs: sums in the place of rows between ranks, and layers in blocks on one.
+
+    python benchmarks/whole_graph.py sums DIRECTORY --graphs arxiv_topology coauthor_cs
+    python benchmarks/whole_graph.py blocks DIRECTORY --graphs arxiv_topology amazon_computers --megabytes 200
+    python benchmarks/whole_graph.py blocks --nodes 200000 --megabytes 600
+
+DIRECTORY holds ``<graph>.npz`` files and a ``read.py`` with ``to_pyg(path, split=...)``. The megabytes of ``sums`` are
+those of the rank that sends most in a step of a SAGE of three layers of width 64, in which all nodes are seeds. A step
+of ``blocks`` is that of a SAGE of eight layers of width 256 on all nodes; plain and in blocks take turns, each in a
+process of its own; CPU time of the second step, and the most memory that the process has held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import logging
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from harness import machine
+from torch import Tensor, nn
+from torch.nn import functional
+from torch_geometric.nn import SAGEConv
+
+from lightning_gnn_dist import (
+    Exchange,
+    Graph,
+    MetisPartitioner,
+    PartitionedDataModule,
+    RandomPartitioner,
+    WholePartSampler,
+    through_layers,
+)
+from lightning_gnn_dist.boundary.prices import prices
+
+LAYERS, WIDTH, CLASSES = 8, 256, 16
+DEGREE, FEATURES = 10, 32  # of the generated graph
+
+
+def read(directory: Path, name: str) -> Graph:
+    """A graph whose nodes are all training nodes."""
+    spec = importlib.util.spec_from_file_location("read", directory / "read.py")
+    assert spec is not None and spec.loader is not None
+    reader = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reader)
+    data = reader.to_pyg(str(directory / f"{name}.npz"), split=0)
+    data.train_mask = torch.ones(data.num_nodes, dtype=torch.bool)
+    data.y, data.val_mask, data.test_mask = data.y.clamp(min=0), None, None
+    return Graph.from_pyg(data)
+
+
+def generated(num_nodes: int) -> Graph:
+    """Nodes that receive from ten others: one in twenty from anywhere, others from some thousand away."""
+    chance = torch.Generator().manual_seed(0)
+    near = (torch.randn(num_nodes, DEGREE, generator=chance) * 1000).int()
+    near += torch.arange(num_nodes, dtype=torch.int32)[:, None]
+    far = torch.rand(num_nodes, DEGREE, generator=chance) < 0.05
+    near[far] = torch.randint(num_nodes, (int(far.sum()),), generator=chance, dtype=torch.int32)
+    near.remainder_(num_nodes)
+    arrays = {
+        "x": torch.randn(num_nodes, FEATURES, generator=chance),
+        "y": torch.randint(CLASSES, (num_nodes,), generator=chance),
+        "train_mask": torch.ones(num_nodes, dtype=torch.bool),
+    }
+    return Graph(torch.arange(num_nodes + 1) * DEGREE, near.sort(1).values.view(-1), node_arrays=arrays)
+
+
+class SAGE(pl.LightningModule):
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        super().__init__()
+        widths = [num_features, *[WIDTH] * (LAYERS - 1), num_classes]
+        self.convs = nn.ModuleList(SAGEConv(a, b) for a, b in itertools.pairwise(widths))
+        self.seconds = 0.0
+
+    def layers(self) -> list[Any]:
+        return [lambda batch, conv=conv: self.layer(conv, batch) for conv in self.convs]
+
+    def layer(self, conv: nn.Module, batch: Any) -> Tensor:
+        (block,) = batch.blocks
+        rows: Tensor = conv((batch.x, batch.x[: block.num_dst]), block.adj)
+        return rows if conv is self.convs[-1] else rows.relu()
+
+    def training_step(self, batch: Any) -> Tensor:
+        return functional.cross_entropy(through_layers(self, batch), batch.y[: batch.batch_size])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.start = time.process_time()
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.seconds = time.process_time() - self.start
+
+
+def run_blocks(options: argparse.Namespace, graph: Graph) -> None:
+    """Two steps, of which the second is timed, or one."""
+    torch.manual_seed(0)
+    sampler = WholePartSampler(LAYERS, bytes=round(options.megabytes * 1e6) or None)
+    module = SAGE(graph.node_arrays["x"].shape[1], int(graph.node_arrays["y"].max()) + 1)
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = pl.Trainer(accelerator="cpu", devices=1, max_epochs=options.steps, enable_model_summary=False, **quiet)
+    trainer.fit(module, PartitionedDataModule(graph, sampler=sampler, batch_size=graph.num_nodes))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    way = f"{options.megabytes:g} MB" if options.megabytes else "plain"
+    print(f"{way:>10}  {module.seconds:8.1f} s of CPU a step  {peak:8,.0f} MB held at most", flush=True)
+
+
+def run_sums(graph: Graph, name: str) -> None:
+    for partitioner in (MetisPartitioner(), RandomPartitioner()):
+        for num_parts in (4, 8):
+            partition = partitioner(graph, num_parts, seed=0)
+            start = time.process_time()
+            sent = {each.boundary: each.bytes_sent for each in prices(graph, partition, partition.report(graph), 3, 64)}
+            rows, sums = sent[Exchange()] / 1e6, sent[Exchange(sums=True)] / 1e6
+            told = f"{name:18} {type(partitioner).__name__:18} {num_parts}  {rows:8.2f} MB  {sums:8.2f} MB with sums"
+            print(
+                f"{told}  {1 - sums / rows:.0%} less  ({time.process_time() - start:.1f} s for all prices)", flush=True
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("what", choices=["sums", "blocks", "one"])
+    parser.add_argument("directory", type=Path, nargs="?")
+    parser.add_argument("--graphs", nargs="*", default=[])
+    parser.add_argument("--nodes", type=int, default=0, help="of a generated graph")
+    parser.add_argument("--megabytes", type=float, default=600.0)
+    parser.add_argument("--steps", type=int, default=2)
+    options = parser.parse_args()
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    if options.what == "one":
+        (name,) = options.graphs or [None]
+        run_blocks(options, generated(options.nodes) if name is None else read(options.directory, name))
+        return
+    print(machine())
+    for name in options.graphs or [None]:
+        if options.what == "sums":
+            run_sums(read(options.directory, name), name)
+            continue
+        print(name or f"{options.nodes:,} nodes", flush=True)
+        where = [str(options.directory), "--graphs", name] if name else ["--nodes", str(options.nodes)]
+        for megabytes in (0, options.megabytes):
+            more = ["--megabytes", str(megabytes), "--steps", str(options.steps)]
+            subprocess.run([sys.executable, __file__, "one", *where, *more], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,313 @@
+"""Layers that compute their rows block by block, and again in the backward pass (SAR, arXiv:2111.06483; NeuGraph).
+
+    forward    for each block of a layer's nodes: rows of its senders -> its rows, and nothing else is kept
+    backward   for each block: the same again, with the same random numbers, and its gradients
+
+So a step holds the rows between layers, of which those that would take too much memory are in files, and all that one
+block takes. What is computed is what the layer computes on all nodes at once.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from lightning_gnn_dist.batches.one_hop import LayerView, Nodes, RowsOfTypes, one_hop
+from lightning_gnn_dist.joint import RowsOfRanks
+from lightning_gnn_dist.layers.norms import norm_of_batch
+from lightning_gnn_dist.sampling.block import Block
+
+_OF_A_SENDER, _OF_A_NODE, _OF_AN_EDGE = 3, 8, 2  # rows that a block holds: copies, what it makes on the way, messages
+_BYTES_OF_AN_EDGE = 64  # its places, and the block's matrix and the transposed one
+Ranges = list[tuple[int, int]]  # of each node type, which of the layer's nodes
+LayerRows = Callable[[Any, Any, int], RowsOfTypes]  # of a layer, its batch and its number
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """A layer that reads what must be counted over all edges of a batch."""
+
+    def prepare(self, batch: Any) -> None:
+        """Write that into a batch."""
+
+
+def in_blocks(
+    module: object, layers: Sequence[Any], batch: Any, num_bytes: int, layer_rows: LayerRows
+) -> tuple[list[Callable[[Any], Any]], Any]:
+    """The layers of a module, each of which computes block by block, and the batch as they read it.
+
+    Args:
+        module: The module whose layers they are, and whose weights they learn.
+        layers: Its layers.
+        batch: The batch that they run on.
+        num_bytes: Bytes that their rows may take: half of them a block, the others what is kept between layers.
+        layer_rows: Returns the rows that a layer makes of a batch of one hop.
+    """
+    weights = _weights_of(module)
+    for store in batch.stores:
+        for name, value in store._mapping.items():
+            if isinstance(value, Tensor) and value.requires_grad:
+                raise ValueError(
+                    f"batch.{name} requires a gradient, and WholePartSampler(bytes=...) computes layers again in the "
+                    f"backward pass, which would not reach it: compute {name} within the first of layers()."
+                )
+    of_table = num_bytes // 2 // (len(layers) + 1)  # rows behind each layer, and gradients of two
+    batch = copy.copy(batch)
+    for layer in layers:
+        if isinstance(layer, Prepares):
+            layer.prepare(batch)
+    found = [_InBlocks(layer, n, weights, num_bytes // 2, of_table, layer_rows) for n, layer in enumerate(layers)]
+    return list(found), batch
+
+
+def _weights_of(module: object) -> list[Tensor]:
+    """The weights of a module whose rows do not depend on each other."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"WholePartSampler(bytes=...) finds the weights of layers() in a torch.nn.Module, got "
+            f"{type(module).__name__}."
+        )
+    if (norm := norm_of_batch(module)) is not None and module.training:
+        raise ValueError(
+            f"{norm} normalises by the rows of all nodes at once, and WholePartSampler(bytes=...) computes them block "
+            "by block: use torch.nn.LayerNorm, or leave bytes out."
+        )
+    for name, child in module.named_modules():
+        if isinstance(child, RowsOfRanks) and child.settled_version() is not None:
+            raise ValueError(
+                f"{name} has rows that live with one rank each, and WholePartSampler(bytes=...) would ask for them "
+                "block by block: leave bytes out."
+            )
+    return [weight for weight in module.parameters() if weight.requires_grad]
+
+
+@dataclass(frozen=True, eq=False)
+class _InBlocks:
+    """A layer that computes block by block.
+
+    Args:
+        layer: The layer.
+        index: Its number.
+        weights: What it may learn.
+        bytes_of_block: Bytes that a block may take.
+        bytes_of_table: Bytes that rows of all nodes may take in RAM.
+        layer_rows: Returns the rows that a layer makes of a batch of one hop.
+    """
+
+    layer: Any
+    index: int
+    weights: Sequence[Tensor]
+    bytes_of_block: int
+    bytes_of_table: int
+    layer_rows: LayerRows
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, view: Any) -> Any:
+        stores = view.node_stores
+        inputs: RowsOfTypes = [store._mapping.get("x") for store in stores]
+        outputs = _Recomputed.apply(self, view, len(inputs), *inputs, *self.weights)  # type: ignore[no-untyped-call]
+        if (kinds := [store._key for store in stores]) == [None]:
+            return outputs[0]
+        return {kind: rows for kind, rows in zip(kinds, outputs, strict=True) if rows is not None}
+
+    def rows(self, view: Any, ranges: Ranges, inputs: RowsOfTypes) -> tuple[RowsOfTypes, list[Tensor], RowsOfTypes]:
+        """Return the rows of a block, the nodes of each type that it reads, and the rows of these."""
+        seen, nodes = _seen(view, ranges)
+        read: RowsOfTypes = [
+            None if x is None else x.detach()[at].requires_grad_(x.requires_grad)
+            for x, at in zip(inputs, nodes, strict=True)
+        ]
+        block = one_hop(view, seen, read)
+        known = _names(block)
+        rows = self.layer_rows(self.layer, block, self.index)
+        if added := _names(block) - known:
+            raise ValueError(
+                f"Layer {self.index} of layers() has written {min(added)} into its batch, which with "
+                "WholePartSampler(bytes=...) is that of a block, and no other layer's: compute it before, as an array "
+                "of the graph, or leave bytes out."
+            )
+        return rows, nodes, read
+
+    def table(self, like: Tensor, num_rows: int) -> Tensor:
+        """Zeros for all nodes, in a file if they take too much memory."""
+        shape = num_rows, *like.shape[1:]
+        num_bytes = prod(shape) * like.element_size()
+        if like.device.type != "cpu" or num_bytes <= self.bytes_of_table:
+            return like.new_zeros(shape)
+        with tempfile.TemporaryFile() as file:  # it stays for as long as it is mapped
+            file.truncate(num_bytes)
+            octets = torch.from_numpy(np.memmap(file, np.uint8, "r+", shape=(num_bytes,)))
+        return octets.view(like.dtype).view(shape)
+
+    def blocks(self, view: Any, likes: RowsOfTypes) -> Iterator[Ranges]:
+        """Yield blocks that take no more than they may, but for those of one node of each type."""
+        tensors = [store._mapping.get("x") for store in view.node_stores] + likes
+        of_row = max((prod(x.shape[1:]) * x.element_size() for x in tensors if x is not None), default=0)
+        waiting = [_all_nodes(view)]
+        while waiting:
+            ranges = waiting.pop()
+            most = max(stop - start for start, stop in ranges)
+            if most <= 1 or self._foreseen(view, ranges, of_row) <= self.bytes_of_block:
+                yield ranges
+                continue
+            middle = [(start + stop) // 2 for start, stop in ranges]
+            waiting.append([(at, stop) for at, (_, stop) in zip(middle, ranges, strict=True)])
+            waiting.append([(start, at) for at, (start, _) in zip(middle, ranges, strict=True)])
+
+    def _foreseen(self, view: Any, ranges: Ranges, of_row: int) -> int:
+        num_nodes = sum(stop - start for start, stop in ranges)
+        num_edges = sum(stop - start for _, _, (start, stop) in _edges(view, ranges))
+        senders = min(num_nodes + num_edges, sum(map(_num_src, view.node_stores)))
+        rows = _OF_A_SENDER * senders + _OF_A_NODE * num_nodes + _OF_AN_EDGE * num_edges
+        return rows * of_row + num_edges * _BYTES_OF_AN_EDGE
+
+
+class _Recomputed(torch.autograd.Function):
+    """A layer as a node of autograd's graph that keeps its input rows alone."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: _InBlocks, view: Any, num_types: int, *tensors: Tensor | None) -> Any:
+        inputs, device = list(tensors[:num_types]), view.node_stores[0]["n_id"].device
+        ctx.save_for_backward(*tensors)
+        ctx.known = layer, view, num_types
+        ctx.autocast = _autocast(device)
+        likes, ctx.random = _likes(layer, view, inputs), _Random(device)
+        ctx.blocks = list(layer.blocks(view, likes))
+        counts = [stop for _, stop in _all_nodes(view)]
+        outputs = [None if n is None else layer.table(n, count) for n, count in zip(likes, counts, strict=True)]
+        for ranges in ctx.blocks:
+            rows, *_ = layer.rows(view, ranges, inputs)
+            if [some is None for some in rows] != [like is None for like in likes]:
+                raise TypeError(
+                    f"Layer {layer.index} of layers() returned rows of a type for some blocks, and for others none."
+                )
+            for of_type, some, (start, stop) in zip(outputs, rows, ranges, strict=True):
+                if of_type is not None and some is not None:
+                    of_type[start:stop] = some
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        layer, view, num_types = ctx.known
+        inputs, weights = ctx.saved_tensors[:num_types], ctx.saved_tensors[num_types:]
+        _, _, _, *needs = ctx.needs_input_grad
+        is_read = needs[:num_types]
+        of_inputs = [layer.table(x, len(x)) if needed else None for x, needed in zip(inputs, is_read, strict=True)]
+        of_weights: list[Tensor | None] = [None] * len(weights)
+        outer, random = _Random(ctx.random.device), ctx.random
+        for ranges in ctx.blocks:
+            random.resume()
+            with torch.enable_grad(), torch.autocast(**ctx.autocast):
+                rows, nodes, read = layer.rows(view, ranges, inputs)
+            random = _Random(random.device)  # a backward pass may draw, too
+            found = _gradients(
+                rows, gradients, ranges, [x for x in read if x is not None and x.requires_grad] + [*weights]
+            )
+            for of_type, at in zip(of_inputs, nodes, strict=True):
+                if of_type is not None and (some := next(found)) is not None:
+                    of_type.index_add_(0, at, some)
+            for number, some in enumerate(found):
+                known = of_weights[number]
+                of_weights[number] = some if known is None or some is None else known + some
+        outer.resume()
+        return None, None, None, *of_inputs, *of_weights
+
+
+def _likes(layer: _InBlocks, view: Any, inputs: RowsOfTypes) -> RowsOfTypes:
+    """No rows, of the type and shape that the layer returns. What it draws is drawn once more."""
+    random = _Random(view.node_stores[0]["n_id"].device)
+    rows, *_ = layer.rows(view, [(start, min(stop, 1)) for start, stop in _all_nodes(view)], inputs)
+    random.resume()
+    return [None if each is None else each[:0].detach() for each in rows]
+
+
+def _gradients(
+    rows: RowsOfTypes, gradients: Sequence[Tensor | None], ranges: Ranges, wanted: list[Tensor]
+) -> Iterator[Tensor | None]:
+    """The gradients of what a block's rows were made of, given those of the rows of all nodes."""
+    of_rows = [
+        (some, of_all[start:stop].to(some.dtype))
+        for some, of_all, (start, stop) in zip(rows, gradients, ranges, strict=True)
+        if some is not None and of_all is not None and some.requires_grad
+    ]
+    if not of_rows or not wanted:
+        return iter([None] * len(wanted))
+    made, given = zip(*of_rows, strict=True)
+    return iter(torch.autograd.grad(made, wanted, given, allow_unused=True))
+
+
+class _Random:
+    """Where the random numbers of the CPU, and of the device that computes, are."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self._of_cpu = device, torch.get_rng_state()
+        self._of_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def resume(self) -> None:
+        """Draw from there on."""
+        torch.set_rng_state(self._of_cpu)
+        if self._of_device is not None:
+            torch.cuda.set_rng_state(self._of_device, self.device)
+
+
+def _autocast(device: torch.device) -> dict[str, Any]:
+    kind = device.type
+    return {"device_type": kind, "dtype": torch.get_autocast_dtype(kind), "enabled": torch.is_autocast_enabled(kind)}
+
+
+def _all_nodes(view: Any) -> Ranges:
+    return [(0, int(store["batch_size"])) for store in view.node_stores]
+
+
+def _names(batch: Any) -> set[str]:
+    return {name for store in batch.stores for name in store._mapping} - {"x0"}  # made when it is first read
+
+
+def _num_src(store: Any) -> int:
+    return int(sum(store["num_sampled_nodes"]))
+
+
+def _edges(view: Any, ranges: Ranges) -> Iterator[tuple[int, int, tuple[int, int]]]:
+    """For each edge type the numbers of its two node types, and which of its edges are a block's."""
+    numbers = {store._key: number for number, store in enumerate(view.node_stores)}
+    for store in view.edge_stores:
+        sender, receiver = (0, 0) if store._key is None else (numbers[store._key[0]], numbers[store._key[2]])
+        first, last = store._blocks[0].indptr[torch.tensor(ranges[receiver])].tolist()
+        yield sender, receiver, (first, last)
+
+
+def _seen(view: Any, ranges: Ranges) -> tuple[LayerView, list[Tensor]]:
+    """What a layer sees of a batch of one hop to compute some of its nodes, and where these and their senders are."""
+    device = view.node_stores[0]["n_id"].device
+    sizes, edges = [_num_src(store) for store in view.node_stores], list(_edges(view, ranges))
+    outermost = [store._blocks[0] for store in view.edge_stores]
+    is_read = [torch.zeros(size, dtype=torch.bool, device=device) for size in sizes]
+    for block, (sender, _, (first, last)) in zip(outermost, edges, strict=True):
+        is_read[sender][block.indices[first:last].long()] = True
+    nodes, ats, places = list[Nodes](), list[Tensor](), list[Tensor]()
+    for read, (start, stop) in zip(is_read, ranges, strict=True):
+        read[start:stop] = False
+        at = torch.cat([torch.arange(start, stop, device=device), read.nonzero().view(-1)])
+        place = torch.empty(len(read), dtype=torch.int64, device=device)
+        place[at] = torch.arange(len(at), device=device)
+        nodes.append(Nodes(stop - start, len(at), at))
+        ats.append(at)
+        places.append(place)
+    blocks = []
+    for block, (sender, receiver, (first, last)) in zip(outermost, edges, strict=True):
+        (start, stop), indices = ranges[receiver], places[sender][block.indices[first:last].long()]
+        weight = None if block.weight is None else block.weight[first:last]
+        indptr = block.indptr[start : stop + 1] - first
+        csr = indptr, indices.to(block.indices.dtype), weight
+        blocks.append(Block(stop - start, nodes[sender].num_src, *csr, block.dtype, block.is_corrected))
+    return LayerView(nodes, blocks, [first for _, _, (first, _) in edges]), ats

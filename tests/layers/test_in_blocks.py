@@ -1,0 +1,236 @@
+"""Layers that compute block by block learn what they learn on all nodes at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch_geometric.data import Data
+from torch_geometric.nn import SAGEConv
+
+from lightning_gnn_dist import Exchange, Graph, Halo, History, WholePartSampler
+from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.layers.in_blocks import _InBlocks
+from tests.boundary.models import (
+    MODELS,
+    Model,
+    Weights,
+    check_learned,
+    learned_by_hand,
+    model,
+    weighted_data,
+    weights_of,
+)
+from tests.boundary.test_exchange import data_of, quick
+from tests.boundary.test_whole_graph import CLOSE, DATA, by_hand, exchanges, fit
+from tests.every_strategy import every_strategy
+from tests.layers.models import graph_of
+from tests.layers.typed_model import ByLayers
+from tests.ranks import run_ranks
+
+SMALL, SOME = 6_000, 60_000  # bytes, of which a block may have half, and rows of all nodes an eighth or less
+
+
+def learned(sampler: WholePartSampler, name: str) -> tuple[Weights, Any]:
+    module = model(name, 3)
+    quick(1, "auto", max_epochs=3).fit(module, data_of(graph_of(weighted_data()), sampler=sampler))
+    return weights_of(module), module
+
+
+@pytest.mark.parametrize("name", [*MODELS, "PyG GCN", "PyG JK"])
+def test_one_process_learns_what_it_does_on_all_nodes_at_once(name: str) -> None:
+    found, _ = learned(WholePartSampler(3, bytes=SOME), name)
+    for key, value in learned_by_hand(name, 3, weighted_data(), 3).items():
+        torch.testing.assert_close(found[key], value, **CLOSE)
+
+
+def one_batch(sampler: WholePartSampler) -> Any:
+    data = graph_of(weighted_data())
+    return assemble(data, sampler.sample_bulk(data, [data.split("train")], [BatchKey(0, 0, 0)])[0])
+
+
+def gradients(module: Any, batch: Any) -> list[Tensor]:
+    module.zero_grad()
+    functional.cross_entropy(module(batch), batch.y[: batch.batch_size]).backward()
+    return [weight.grad for weight in module.parameters()]
+
+
+def test_blocks_are_small_and_rows_that_take_much_memory_are_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, counts, files = one_batch(WholePartSampler(3, bytes=SMALL)).apply(_double), list[int](), list[int]()
+    rows, memmap = _InBlocks.rows, np.memmap
+
+    def counting(self: _InBlocks, view: Any, ranges: Any, inputs: Any) -> Any:
+        counts.append(ranges[0][1] - ranges[0][0])
+        return rows(self, view, ranges, inputs)
+
+    def noting(*args: Any, **options: Any) -> Any:
+        files.append(options["shape"][0])
+        return memmap(*args, **options)
+
+    monkeypatch.setattr(_InBlocks, "rows", counting)
+    monkeypatch.setattr(np, "memmap", noting)
+    module = model("SAGE", 3)
+    in_files, (num_nodes, num_seeds) = gradients(module, batch), (90, batch.batch_size)
+    # Forward and, after one node that tells the width of each layer's rows, backward.
+    assert sum(counts) == 2 * (2 * num_nodes + num_seeds) + 3
+    assert max(counts) < num_nodes // 4
+    assert max(files) == num_nodes * 5 * 8 and len(files) >= 4, "rows behind two layers, and their gradients"
+    counts.clear()
+    at_once = gradients(module, one_batch(WholePartSampler(3, bytes=10**9)).apply(_double))
+    assert sorted(counts)[3:] == [num_seeds] * 2 + [num_nodes] * 4 and len(files) < 6
+    plain = gradients(module, one_batch(WholePartSampler(3)).apply(_double))
+    for found in zip(in_files, at_once, plain, strict=True):
+        torch.testing.assert_close(found[0], found[2], **CLOSE)
+        torch.testing.assert_close(found[1], found[2], **CLOSE)
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+class Drops(Model):
+    """Notes what its dropout lets through, by node."""
+
+    def __init__(self) -> None:
+        super().__init__(SAGEConv, 2)
+        self.drawn: list[tuple[Tensor, Tensor]] = []
+
+    def _between(self, conv: Any, x: Tensor) -> Tensor:
+        return x
+
+    def _layer(self, conv: Any, batch: Any) -> Tensor:
+        rows = super()._layer(conv, batch)
+        mask = functional.dropout(torch.ones_like(rows))
+        self.drawn.append((batch.n_id[: batch.batch_size].clone(), mask))
+        return rows * mask
+
+
+def test_dropout_is_the_same_in_the_backward_pass() -> None:
+    data, module = weighted_data(), Drops().double()
+    batch = one_batch(WholePartSampler(2, bytes=SMALL)).apply(_double)
+    torch.manual_seed(3)
+    found = gradients(module, batch)
+    after = torch.rand(1)
+    masks = [torch.zeros(data.num_nodes, width, dtype=torch.float64) for width in (5, 3)]
+    times = torch.zeros(2, data.num_nodes)
+    of_layers = [[drawn for drawn in module.drawn if drawn[1].shape[1] == width] for width in (5, 3)]
+    for layer, (_, *drawn) in enumerate(of_layers):  # the first one tells the width
+        for nodes, mask in drawn:
+            is_again = times[layer, nodes] > 0
+            assert torch.equal(masks[layer][nodes][is_again], mask[is_again])
+            masks[layer][nodes], times[layer, nodes] = mask, times[layer, nodes] + 1
+    assert bool((times[0] == 2).all()) and bool((times[1][data.train_mask] == 2).all())
+    x = data.x
+    for conv, mask in zip(module.convs, masks, strict=True):
+        x = conv(x, data.edge_index) * mask
+    loss = functional.cross_entropy(x[data.train_mask], data.y[data.train_mask])
+    for mine, by_hand_ in zip(found, torch.autograd.grad(loss, list(module.parameters())), strict=True):
+        torch.testing.assert_close(mine, by_hand_, **CLOSE)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        module(batch)
+    assert torch.equal(torch.rand(1), after), "the backward pass leaves random numbers as they are"
+
+
+@pytest.mark.gpu
+def test_a_device_computes_what_a_cpu_does() -> None:
+    module, batch = model("SAGE", 3), one_batch(WholePartSampler(3, bytes=SOME)).apply(_double)
+    expected = gradients(module, batch)
+    found = gradients(module.cuda(), batch.to("cuda"))
+    for mine, of_cpu in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine.cpu(), of_cpu, **CLOSE)
+
+
+# On several ranks, with every strategy, with types.
+
+
+def in_small_blocks(num_layers: int, data: Data, world_size: int) -> dict[str, Any]:
+    return {**exchanges(num_layers, data, world_size), "sampler": WholePartSampler(num_layers, bytes=SOME)}
+
+
+def with_sums(num_layers: int, data: Data, world_size: int) -> dict[str, Any]:
+    return {**in_small_blocks(num_layers, data, world_size), "boundary": Exchange(sums=True)}
+
+
+@pytest.mark.parametrize("options", [in_small_blocks, pytest.param(with_sums, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world_size", [2, pytest.param(5, marks=pytest.mark.slow)])
+def test_an_exchange_in_blocks_loses_nothing(world_size: int, options: Any) -> None:
+    data, cases = weighted_data(), [("GCN", 3), ("PyG GCN", 3), ("SAGE", 1)]
+    check_learned(cases, run_ranks(fit, world_size, data, cases, {"data": options}), 3)
+
+
+def resumed(rank: int, world_size: int, folder: Path, name: str) -> list[Weights]:
+    """With all nodes at once, and in blocks, stopped half-way."""
+    found, boundary = [], History() if name == "local_sgd" else Halo(1)
+    for num_bytes, epochs, path in ((None, 4, None), (SOME, 2, None), (SOME, 4, folder / "half.ckpt")):
+        module, sampler = model("PyG GCN", 2), WholePartSampler(2, bytes=num_bytes)
+        running = quick(world_size, every_strategy(1)[name](), max_epochs=epochs)
+        running.fit(module, data_of(graph_of(weighted_data()), sampler=sampler, boundary=boundary), ckpt_path=path)
+        if epochs == 2:
+            running.save_checkpoint(folder / "half.ckpt")
+        found.append(weights_of(module))
+    return [found[0], found[2]]
+
+
+@pytest.mark.parametrize("name", ["llcg", *(pytest.param(n, marks=pytest.mark.slow) for n in ("local_sgd", "grappa"))])
+def test_every_strategy_learns_the_same_in_blocks(name: str, tmp_path: Path) -> None:
+    for at_once, in_small in run_ranks(resumed, 2, tmp_path, name):
+        for key, value in at_once.items():
+            torch.testing.assert_close(in_small[key], value, **CLOSE)
+
+
+def test_a_graph_with_types_is_learned_alike() -> None:
+    graph, module = Graph.from_pyg(DATA), ByLayers(DATA.edge_types, 3)
+    data = data_of(graph, sampler=WholePartSampler(3, bytes=10 * SOME))
+    run = quick(1, "auto", max_epochs=2)
+    run.fit(module, data)
+    assert len(module.called) > 2 * 3 * 4, "in several blocks"
+    for key, value in by_hand(3, 2).items():
+        torch.testing.assert_close(weights_of(module)[key], value, **CLOSE)
+
+
+# What is refused.
+
+
+class Normed(Model):
+    def __init__(self) -> None:
+        super().__init__(SAGEConv, 2)
+        self.norm = nn.BatchNorm1d(5)
+
+
+class Writes(Model):
+    def __init__(self) -> None:
+        super().__init__(SAGEConv, 2)
+
+    def _layer(self, conv: Any, batch: Any) -> Tensor:
+        batch.degree = batch.blocks[0].indptr.diff()
+        return super()._layer(conv, batch)
+
+
+class Encodes(Model):
+    def __init__(self) -> None:
+        super().__init__(SAGEConv, 2)
+        self.first = nn.Linear(6, 6)
+
+    def forward(self, batch: Any) -> Tensor:
+        batch.x = self.first(batch.x)
+        return super().forward(batch)
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (Normed, r"norm \(BatchNorm1d\) normalises by the rows of all nodes at once.*leave bytes out"),
+        (Writes, r"Layer 0 of layers\(\) has written degree into its batch"),
+        (Encodes, r"batch.x requires a gradient, and WholePartSampler\(bytes=...\) computes layers again"),
+    ],
+)
+def test_what_blocks_would_change_is_refused(kind: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        kind().double()(one_batch(WholePartSampler(2, bytes=SOME)).apply(_double))
