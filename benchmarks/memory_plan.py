@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.forecast import drawn_bulks
-from lightning_gnn_dist.batches.expected_reads import expected_reads, most_read
+from lightning_gnn_dist.batches.placing.expected_reads import expected_reads, most_read
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 

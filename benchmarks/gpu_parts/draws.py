@@ -13,7 +13,7 @@ import torch
 from gpu_parts.common import DEVICE, NUM_NEIGHBORS, Scale, least_seconds, made_graph
 from gpu_parts.rows import Rows
 
-from lightning_gnn_dist.batches.placement import Placement
+from lightning_gnn_dist.batches.placing.placement import Placement
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import Graph

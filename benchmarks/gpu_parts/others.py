@@ -11,7 +11,7 @@ from gpu_parts.rows import Rows
 
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader
-from lightning_gnn_dist.batches.placement import Placement, SampleOn, stream_to
+from lightning_gnn_dist.batches.placing.placement import Placement, SampleOn, stream_to
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.graph.graph import Graph

@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from llvmlite import binding
 
-from lightning_gnn_dist.batches.placement import SampleOn, device_of
+from lightning_gnn_dist.batches.placing.placement import SampleOn, device_of
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.rules import Natural, check_fields, whole
 

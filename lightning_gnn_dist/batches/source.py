@@ -18,12 +18,12 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.assembling import Content, Taken, assemble, made_of
 from lightning_gnn_dist.batches.batch import LABELS, SampledData, bytes_of, device_of_batch
-from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
 from lightning_gnn_dist.batches.hetero import store_of_seeds
 from lightning_gnn_dist.batches.part_batch import Run, part_batch_of
-from lightning_gnn_dist.batches.placement import Placement
+from lightning_gnn_dist.batches.placing.device_stream import DeviceStream, handed_out
+from lightning_gnn_dist.batches.placing.placement import Placement
+from lightning_gnn_dist.batches.placing.rows_on_device import RowsOnDevice
 from lightning_gnn_dist.batches.pool import BufferPool, Pool, Widen, gather_rows
-from lightning_gnn_dist.batches.rows_on_device import RowsOnDevice
 from lightning_gnn_dist.engine.lending import sent
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph

@@ -20,6 +20,19 @@ from lightning_gnn_dist.partition.kernels import compiled
 Array = npt.NDArray[Any]
 
 
+def rows_and_sums(senders: Tensor, receivers: Tensor, is_known: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which senders travel as rows, increasing, and for each edge whether its receiver gets a sum for it.
+
+    Args:
+        senders: The sender of each edge from one rank to another.
+        receivers: Its receiver.
+        is_known: Whether a sum can stand for it.
+    """
+    lefts, _ = smallest_cover(senders[is_known], receivers[is_known])
+    rows = torch.cat([lefts, senders[~is_known]]).unique()
+    return rows, ~torch.isin(senders, rows)
+
+
 def smallest_cover(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Return the left ends and the right ends of a smallest cover, both increasing, with as few right ones as can be.
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import torch
 
 from lightning_gnn_dist.batches.ahead.forecast import drawn_bulks
-from lightning_gnn_dist.batches.expected_reads import Reads, expected_reads, most_read
 from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.batches.memory_plan import MemoryPlan, PlanFigures, Sizes
+from lightning_gnn_dist.batches.placing.expected_reads import Reads, expected_reads, most_read
+from lightning_gnn_dist.batches.placing.memory_plan import MemoryPlan, PlanFigures, Sizes
 from lightning_gnn_dist.cli.values import in_bytes
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names

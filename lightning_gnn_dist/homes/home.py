@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.assembling import Content, made_of
 from lightning_gnn_dist.batches.batch import SampledData, in_type
-from lightning_gnn_dist.batches.placement import stream_to
+from lightning_gnn_dist.batches.placing.placement import stream_to
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage

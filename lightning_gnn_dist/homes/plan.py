@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.boundary.around import learned_from
+from lightning_gnn_dist.boundary.auto import LOOKED_AT
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.boundary.refusals import check_seed_hops
@@ -131,6 +133,17 @@ class PartPlan:
             boundary,
             coverage,
         )
+
+    def residents(self, rank: int, world_size: int) -> Iterator[Tensor]:
+        """Yield what a rank holds without a halo, in the first super-epochs."""
+        reader = self.reader(rank, world_size, self.boundary, None)
+        for super_epoch in range(min(self.residency.sweep(world_size), LOOKED_AT)):
+            yield reader.residents(super_epoch)[0]
+
+    def learned_by_ranks(self, world_size: int) -> Tensor:
+        """Return how many nodes each rank learns from in super-epoch 0; all count where no mask tells."""
+        owner = self.by_rank(world_size).assignment[learned_from(self.graph, self.graph.types.seeds)]
+        return owner.bincount(minlength=world_size)
 
     def most_seeds(self, world_size: int) -> int:
         """Return the number of training nodes of the rank that has most in any of the first 16 super-epochs.

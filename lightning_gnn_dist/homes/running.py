@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_gnn_dist.batches.loading import type_of_model, type_that_stays, widening
-from lightning_gnn_dist.batches.placement import device_of
+from lightning_gnn_dist.batches.placing.placement import device_of
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.homes.settings import BatchSettings

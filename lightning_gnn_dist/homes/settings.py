@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.batches.placement import check_sample_on
+from lightning_gnn_dist.batches.placing.placement import check_sample_on
 from lightning_gnn_dist.checks import (
     MAX_SEED,
     check_at_least,

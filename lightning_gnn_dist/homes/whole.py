@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.files import DiskRows, FileSource, check_rows_in_files
 from lightning_gnn_dist.batches.part_batch import Run
-from lightning_gnn_dist.batches.placement import Placement, release, stream_to
-from lightning_gnn_dist.batches.rows_on_device import Crossing
+from lightning_gnn_dist.batches.placing.placement import Placement, release, stream_to
+from lightning_gnn_dist.batches.placing.rows_on_device import Crossing
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto, chosen, chosen_here, kept
+from lightning_gnn_dist.boundary.auto import Auto, chosen, chosen_here, kept
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.exchange import Owners
 from lightning_gnn_dist.boundary.historic_rows import PLACE, HistoricRows
@@ -143,7 +143,7 @@ class WholeHome(Home):
         if self._plan.partitioner is None:
             rank_zero_info(f"{self.partitioner} cuts the graph, as no partitioner was named.")
         if isinstance(asked, Auto):
-            parts, steps = self._residents(self.running.rank, num_ranks), self._pass(num_ranks)
+            parts, steps = self.cut.residents(self.running.rank, num_ranks), self._pass(num_ranks)
             device, exchanges = self.running.device, self._can_exchange()
             self._take(*chosen(asked.allowed(num_ranks), self.graph, parts, steps, device, exchanges=exchanges))
 
@@ -202,17 +202,10 @@ class WholeHome(Home):
     def _has_chosen(self) -> bool:
         return isinstance(self.cut.boundary, Auto) and not isinstance(self.boundary, Auto)
 
-    def _residents(self, rank: int, num_ranks: int) -> Iterator[Tensor]:
-        """Yield what a rank holds without a halo, in the first super-epochs."""
-        reader = self.cut.reader(rank, num_ranks, self.cut.boundary, None)
-        epochs = range(min(self.cut.residency.sweep(num_ranks), LOOKED_AT))
-        return (reader.residents(super_epoch)[0] for super_epoch in epochs)
-
     def _pass(self, num_ranks: int) -> Pass:
-        """Return a pass of so many ranks over the training nodes, or over all nodes where seeds are edges."""
-        settings, owner = self.running.settings, self.cut.by_rank(num_ranks).assignment
-        seeds = owner[nodes] if (nodes := self.graph.split("train")).numel() else owner
-        return Pass.of(settings.of_parts(), settings.batch_size, int(seeds.bincount().max()), seeds.numel())
+        """Return a pass of so many ranks over all that they learn from."""
+        settings, counts = self.running.settings, self.cut.learned_by_ranks(num_ranks)
+        return Pass.of(settings.of_parts(), settings.batch_size, int(counts.max()), int(counts.sum()))
 
     def _can_exchange(self) -> bool:
         """Return whether ``boundary="auto"`` may be ``Exchange()`` in this fit."""
@@ -259,7 +252,7 @@ class WholeHome(Home):
         """Return the reader of a rank's parts. Before a fit ``"auto"`` is what it would be on ranks of this host."""
         boundary = self.boundary
         if isinstance(boundary, Auto):
-            parts = [self._residents(each, num_ranks) for each in range(num_ranks)]
+            parts = [self.cut.residents(each, num_ranks) for each in range(num_ranks)]
             boundary = chosen_here(boundary.allowed(num_ranks), self.graph, parts, self._pass(num_ranks))
         return self.cut.reader(rank, num_ranks, boundary, self.coverage)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from lightning_gnn_dist.batches.device_memory import free_bytes as free_on
+from lightning_gnn_dist.batches.placing.device_memory import free_bytes as free_on
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.wire.collectives import check_group, gather_numbers
 

@@ -16,9 +16,9 @@ from lightning_gnn_dist.batches import device_stream as module
 from lightning_gnn_dist.batches import pool
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.batches.device_stream import DeviceStream, Sent
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader
+from lightning_gnn_dist.batches.placing.device_stream import DeviceStream, Sent
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.lending import PinnedPool
 from lightning_gnn_dist.engine.sample import BatchKey

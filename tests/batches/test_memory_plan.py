@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lightning_gnn_dist import Graph, LadiesSampler, Loading, NeighborSampler, communities
-from lightning_gnn_dist.batches.expected_reads import Reads, expected_reads, most_read
-from lightning_gnn_dist.batches.memory_plan import MemoryPlan, PlanFigures, Sizes
+from lightning_gnn_dist.batches.placing.expected_reads import Reads, expected_reads, most_read
+from lightning_gnn_dist.batches.placing.memory_plan import MemoryPlan, PlanFigures, Sizes
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey
 from tests.typed_sage import typed_graph_of_papers

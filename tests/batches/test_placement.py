@@ -31,8 +31,8 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.batches import placement
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.batches.memory_plan import MemoryPlan, Sizes
-from lightning_gnn_dist.batches.placement import Placement, release, stream_to
+from lightning_gnn_dist.batches.placing.memory_plan import MemoryPlan, Sizes
+from lightning_gnn_dist.batches.placing.placement import Placement, release, stream_to
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs
 from lightning_gnn_dist.homes import whole

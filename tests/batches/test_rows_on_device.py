@@ -18,9 +18,9 @@ from lightning_gnn_dist import (
     WholePartSampler,
     communities,
 )
-from lightning_gnn_dist.batches.memory_plan import MemoryPlan
-from lightning_gnn_dist.batches.placement import Placement, release
-from lightning_gnn_dist.batches.rows_on_device import Crossing
+from lightning_gnn_dist.batches.placing.memory_plan import MemoryPlan
+from lightning_gnn_dist.batches.placing.placement import Placement, release
+from lightning_gnn_dist.batches.placing.rows_on_device import Crossing
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.convert import quantize_rows
@@ -114,7 +114,7 @@ def test_rows_from_files(draws: bool, spare: bool, tmp_path: Path, monkeypatch: 
     graph = graph_with(**arrays()["int8"])
     graph.save(tmp_path / "graph")
     expected = made(graph, None)
-    monkeypatch.setattr("lightning_gnn_dist.batches.placement.WINDOW_BYTES", 100)
+    monkeypatch.setattr("lightning_gnn_dist.batches.placing.placement.WINDOW_BYTES", 100)
     for share in (0.4, 1.0):
         plan = plan_with(share, monkeypatch, draws=draws)
         check_same(made(Graph.open(tmp_path / "graph"), plan, spare=spare), expected)

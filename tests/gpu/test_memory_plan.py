@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lightning_gnn_dist import Graph, Loading, NeighborSampler, PartitionedDataModule, ShadowSampler, communities
 from lightning_gnn_dist.batches.loader import BatchLoader
-from lightning_gnn_dist.batches.memory_plan import Sizes
-from lightning_gnn_dist.batches.placement import Placement, release, stream_to
+from lightning_gnn_dist.batches.placing.memory_plan import Sizes
+from lightning_gnn_dist.batches.placing.placement import Placement, release, stream_to
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.graph.convert import quantize_rows
 from tests.batch_contents import check_same, contents

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import LABELS
-from lightning_gnn_dist.batches.expected_reads import Reads
+from lightning_gnn_dist.batches.placing.expected_reads import Reads
 from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import bytes_per_row

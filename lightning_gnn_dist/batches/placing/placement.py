@@ -12,11 +12,11 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from lightning_gnn_dist.batches.device_memory import free_bytes
-from lightning_gnn_dist.batches.device_stream import DeviceStream
-from lightning_gnn_dist.batches.expected_reads import expected_reads, most_read
-from lightning_gnn_dist.batches.memory_plan import MemoryPlan, PlanFigures, Sizes, placed_by_row
-from lightning_gnn_dist.batches.rows_on_device import Crossing, HeldRows, RowsOnDevice
+from lightning_gnn_dist.batches.placing.device_memory import free_bytes
+from lightning_gnn_dist.batches.placing.device_stream import DeviceStream
+from lightning_gnn_dist.batches.placing.expected_reads import expected_reads, most_read
+from lightning_gnn_dist.batches.placing.memory_plan import MemoryPlan, PlanFigures, Sizes, placed_by_row
+from lightning_gnn_dist.batches.placing.rows_on_device import Crossing, HeldRows, RowsOnDevice
 from lightning_gnn_dist.checks import check_choice
 from lightning_gnn_dist.graph.graph import Graph, checked_graph
 from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs
