@@ -86,7 +86,7 @@ class Waits:
                 for (kind, what, place), times in noted.items()
                 if kind == "sync"
                 and "lightning_gnn_dist/" in place
-                and (f" in {THREAD_NAME}" in place) is makers
+                and (f" in {THREAD_NAME}" in place if makers else " in lightning_gnn_dist." not in place)
                 and not any(file in place for file in PASSED_THROUGH)
             }
         )
@@ -190,11 +190,10 @@ def waits_with_rows(rank: int, world_size: int, name: str, is_owned: bool) -> li
 
 
 @pytest.mark.parametrize(
-    ("name", "is_owned", "most"), [("grappa", False, 7), ("grappa", True, 10), ("tma", False, 1), ("tma", True, 6)]
+    ("name", "is_owned", "most"), [("grappa", False, 7), ("grappa", True, 9), ("tma", False, 1), ("tma", True, 5)]
 )
 def test_waits_of_a_step_with_learned_rows(name: str, is_owned: bool, most: int) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("fewer than two CUDA devices")
     for found in run_ranks(waits_with_rows, 2, name, is_owned):
-        answers = 2 * is_owned  # to the other rank, which may be a step before or behind
-        assert len(found) <= most * (LAST - FIRST) + answers, "\n".join(found)
+        assert len(found) <= most * (LAST - FIRST), "\n".join(found)
