@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.one_hop import LayerView, Nodes, one_hop
-from lightning_gnn_dist.boundary.cover import smallest_cover
+from lightning_gnn_dist.boundary.cover import rows_and_sums
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup, starts_of
@@ -118,19 +118,6 @@ class Sums:
         block = outermost.head(num_dst, num_own + len(self.at), len(self.indices))
         nodes = Nodes(num_dst, block.num_src, torch.cat([own, self.at]))
         return LayerView([nodes], [replace(block, indices=self.indices)])
-
-
-def rows_and_sums(senders: Tensor, receivers: Tensor, is_known: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which senders travel as rows, increasing, and for each edge whether its receiver gets a sum for it.
-
-    Args:
-        senders: The sender of each edge from one rank to another.
-        receivers: Its receiver.
-        is_known: Whether a sum can stand for it.
-    """
-    lefts, _ = smallest_cover(senders[is_known], receivers[is_known])
-    rows = torch.cat([lefts, senders[~is_known]]).unique()
-    return rows, ~torch.isin(senders, rows)
 
 
 class Planning:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Halo, History, Isolated
-from lightning_gnn_dist.boundary.partial_sums import Factors, rows_and_sums
+from lightning_gnn_dist.boundary.cover import rows_and_sums
 from lightning_gnn_dist.checks import brief
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import edge_positions
@@ -133,7 +133,8 @@ def _givers_of_sums(graph: Graph, nodes: Tensor, owner: Tensor) -> Tensor:
     """The rank of each row and each sum that is read for some nodes of one rank."""
     edges, degrees = edge_positions(graph.indptr, nodes), graph.indptr[nodes + 1] - graph.indptr[nodes]
     senders, receivers = graph.indices[edges].long(), nodes.repeat_interleave(degrees)
-    is_positive, found = Factors.of(graph.edge_arrays, {}).are_positive(edges), [owner[:0]]
+    weights, found = graph.edge_arrays.get("edge_weight"), [owner[:0]]
+    is_positive = torch.ones(len(edges), dtype=torch.bool) if weights is None else weights.view(-1)[edges] > 0
     for rank in owner[senders].unique():
         some = (owner[senders] == rank).nonzero().view(-1)
         rows, is_sum = rows_and_sums(senders[some], receivers[some], is_positive[some])
