@@ -55,11 +55,6 @@ class Auto(Boundary):
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
         raise NotImplementedError("A fit takes what has been chosen in its place.")
 
-    def allowed(self, num_ranks: int) -> Allowed:
-        """Return what a boundary may cost a rank, by what is free on its host."""
-        room = free_bytes() // ranks_here(num_ranks) // 2 if self.bytes is None else self.bytes
-        return Allowed(room, math.inf if self.work is None else self.work)
-
 
 class Allowed(NamedTuple):
     """What a boundary may cost.
@@ -71,6 +66,12 @@ class Allowed(NamedTuple):
 
     bytes: int
     times: float
+
+
+def allowed_by(asked: Auto, num_ranks: int) -> Allowed:
+    """Return what a boundary may cost a rank, by what is free on its host."""
+    room = free_bytes() // ranks_here(num_ranks) // 2 if asked.bytes is None else asked.bytes
+    return Allowed(room, math.inf if asked.work is None else asked.work)
 
 
 class Cost(NamedTuple):

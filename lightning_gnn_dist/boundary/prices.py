@@ -144,7 +144,7 @@ def _givers_of_sums(graph: Graph, nodes: Tensor, owner: Tensor) -> Tensor:
     edges, degrees = edge_positions(graph.indptr, nodes), graph.indptr[nodes + 1] - graph.indptr[nodes]
     senders, receivers = graph.indices[edges].long(), nodes.repeat_interleave(degrees)
     weights, found = graph.edge_arrays.get("edge_weight"), [owner[:0]]
-    is_positive = torch.ones(len(edges), dtype=torch.bool) if weights is None else weights[edges].reshape(-1) > 0
+    is_positive = torch.ones(len(edges), dtype=torch.bool) if weights is None else weights.view(-1)[edges] > 0
     for rank in owner[senders].unique():
         some = (owner[senders] == rank).nonzero().view(-1)
         rows, is_sum = rows_and_sums(senders[some], receivers[some], is_positive[some])

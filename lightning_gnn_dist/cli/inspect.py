@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lightning_gnn_dist.boundary.auto import SMALL, Auto, Cost, choose
+from lightning_gnn_dist.boundary.auto import SMALL, Auto, Cost, allowed_by, choose
 from lightning_gnn_dist.boundary.boundary import Halo
 from lightning_gnn_dist.boundary.prices import Price, prices, short_name
 from lightning_gnn_dist.cli.partitioners import partitioner_of
@@ -141,7 +141,7 @@ def _prices(graph: Graph, partition: Partition, report: PartitionReport, options
 
 def _of_auto(found: Sequence[Price], num_parts: int) -> str:
     """Return what ``boundary="auto"`` would choose if all ranks ran on this host."""
-    allowed = Auto().allowed(num_parts)
+    allowed = allowed_by(Auto(), num_parts)
     halos = [
         Cost(price.boundary, price.bytes_held, price.times, price.work <= SMALL)
         for price in found

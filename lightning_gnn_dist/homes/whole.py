@@ -18,7 +18,7 @@ from lightning_gnn_dist.batches.part_batch import Run
 from lightning_gnn_dist.batches.placing.placement import Placement, release, stream_to
 from lightning_gnn_dist.batches.placing.rows_on_device import Crossing
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.boundary.auto import Auto, chosen, chosen_here, kept
+from lightning_gnn_dist.boundary.auto import Auto, allowed_by, chosen, chosen_here, kept
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.exchange import Owners
 from lightning_gnn_dist.boundary.historic_rows import PLACE, HistoricRows
@@ -145,7 +145,7 @@ class WholeHome(Home):
         if isinstance(asked, Auto):
             parts, steps = self.cut.residents(self.running.rank, num_ranks), self._pass(num_ranks)
             device, exchanges = self.running.device, self._can_exchange()
-            self._take(*chosen(asked.allowed(num_ranks), self.graph, parts, steps, device, exchanges=exchanges))
+            self._take(*chosen(allowed_by(asked, num_ranks), self.graph, parts, steps, device, exchanges=exchanges))
 
     def open(self, check: Callable[[Graph], None], *, is_fit: bool) -> None:
         """Do nothing: the graph is open, and was looked at."""
@@ -253,7 +253,7 @@ class WholeHome(Home):
         boundary = self.boundary
         if isinstance(boundary, Auto):
             parts = [self.cut.residents(each, num_ranks) for each in range(num_ranks)]
-            boundary = chosen_here(boundary.allowed(num_ranks), self.graph, parts, self._pass(num_ranks))
+            boundary = chosen_here(allowed_by(boundary, num_ranks), self.graph, parts, self._pass(num_ranks))
         return self.cut.reader(rank, num_ranks, boundary, self.coverage)
 
     def _own_parts(self) -> PartSwitcher:
