@@ -48,19 +48,6 @@ def smallest_cover(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     return lefts[torch.from_numpy(is_left)], rights[torch.from_numpy(is_right)]
 
 
-def rows_and_sums(senders: Tensor, receivers: Tensor, is_known: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which senders travel as rows, increasing, and for each edge whether its receiver gets a sum for it.
-
-    Args:
-        senders: The sender of each edge from one rank to another.
-        receivers: Its receiver.
-        is_known: Whether a sum can stand for it.
-    """
-    lefts, _ = smallest_cover(senders[is_known], receivers[is_known])
-    rows = torch.cat([lefts, senders[~is_known]]).unique()
-    return rows, ~torch.isin(senders, rows)
-
-
 @compiled
 def _cover(starts: Array, ends: Array, num_right: int) -> tuple[Array, Array]:
     num_left = starts.size - 1

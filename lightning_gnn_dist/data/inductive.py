@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.boundary.boundary import Isolated
-from lightning_gnn_dist.checks import check_choice, check_ids, check_instance, shown
+from lightning_gnn_dist.checks import check_choice, check_ids, check_instance, is_integer, shown
 from lightning_gnn_dist.data.task import NodeTask, Task
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
@@ -108,10 +108,12 @@ def checked_nodes(nodes: object, ids: range) -> Tensor:
         nodes: Their ids among those of the type that is predicted, as a user gives them.
         ids: The nodes of that type.
     """
-    given = torch.as_tensor(nodes)
-    if given.numel() == 0:
-        raise ValueError("nodes is empty: name the nodes to predict, or leave it out for all of them.")
+    is_list = isinstance(nodes, list | tuple | range) and all(map(is_integer, nodes))
+    given = torch.tensor(nodes, dtype=torch.int64) if is_list else nodes
     check_ids("nodes", given)
+    assert isinstance(given, Tensor)
+    if given.numel() == 0:
+        raise ValueError("nodes is empty: name the nodes to predict, or leave only() out for all of them.")
     if int(given.min()) < 0 or int(given.max()) >= len(ids):
         raise ValueError(f"nodes must lie in [0, {len(ids)}), got {int(given.min())} to {int(given.max())}.")
     return given.to(torch.int64) + ids.start

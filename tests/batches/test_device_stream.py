@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import Graph, NeighborSampler, WholePartSampler
-from lightning_gnn_dist.batches import device_stream as module
 from lightning_gnn_dist.batches import pool
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader
+from lightning_gnn_dist.batches.placing import device_stream as module
 from lightning_gnn_dist.batches.placing.device_stream import DeviceStream, Sent
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.lending import PinnedPool

@@ -29,8 +29,8 @@ from lightning_gnn_dist import (
     communities,
     split_edges,
 )
-from lightning_gnn_dist.batches import placement
 from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.placing import placement
 from lightning_gnn_dist.batches.placing.memory_plan import MemoryPlan, Sizes
 from lightning_gnn_dist.batches.placing.placement import Placement, release, stream_to
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule

@@ -62,11 +62,11 @@ class Watched(Net):
         """Let the rank die after it has sent its numbers, before it hears of the means."""
         exchange, begun = MembersChannel._all_to_all, []
 
-        def one_or_die(channel: MembersChannel, *args: Any) -> None:
+        def one_or_die(channel: MembersChannel, *args: Any, **how: bool) -> None:
             begun.append(self.current_epoch)
             if begun.count(2) == 3:  # lengths, numbers, means
                 self.meet_fate("exchange")
-            exchange(channel, *args)
+            exchange(channel, *args, **how)
 
         MembersChannel._all_to_all = one_or_die  # type: ignore[method-assign]
 

@@ -12,7 +12,7 @@ from lightning.pytorch.accelerators import CPUAccelerator, MPSAccelerator
 from torch import Tensor
 
 from lightning_gnn_dist import LadiesSampler, NeighborSampler, PartitionedDataModule, WholePartSampler, communities
-from lightning_gnn_dist.batches.placing.placement import Placement, stream_to
+from lightning_gnn_dist.batches.placing.placement import Place, Placement, stream_to
 from tests.every_strategy import every_strategy
 from tests.layers.typed_model import some_data
 
@@ -84,6 +84,6 @@ def test_nothing_of_cuda_is_asked_of_such_a_device() -> None:
     device = torch.device("mps", 0)
     assert stream_to(device) is None
     graph, sampler = communities(50, 2), NeighborSampler([2])
-    assert Placement(device, "auto").of(graph, sampler) == (graph, sampler)
+    assert Placement(device, "auto").of(graph, sampler) == Place(graph, sampler)
     with pytest.raises(ValueError, match='sample_on="device" draws on CUDA devices, and this trainer computes on mps'):
         Placement(device, "device").of(graph, sampler)

@@ -101,9 +101,9 @@ def exchanges(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     found = Counter[int]()
     exchange = Seated._all_to_all
 
-    def counted(channel: Seated, *args: Any) -> None:
+    def counted(channel: Seated, *args: Any, **how: bool) -> None:
         found[channel.rank] += 1
-        exchange(channel, *args)
+        exchange(channel, *args, **how)
 
     monkeypatch.setattr(Seated, "_all_to_all", counted)
     return found

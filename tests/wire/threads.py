@@ -24,7 +24,9 @@ class Seated(Channel):
         super().__init__(None, len(table.put), rank)
         self.table = table
 
-    def _all_to_all(self, received: Tensor, sent: Tensor, to_receive: list[int], to_send: list[int]) -> None:
+    def _all_to_all(
+        self, received: Tensor, sent: Tensor, to_receive: list[int], to_send: list[int], **how: bool
+    ) -> None:
         self.table.put[self.rank] = list(sent.split(to_send))
         self.table.barrier.wait()
         received.copy_(torch.cat([pieces[self.rank] for pieces in self.table.put]))
