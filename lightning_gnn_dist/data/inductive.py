@@ -40,7 +40,7 @@ def inductive_graph(graph: Graph, leave_out: Sequence[Held] = get_args(Held)) ->
         leave_out: The splits whose nodes are left out, ``"val"`` for ``val_mask`` and ``"test"`` for ``test_mask``.
     """
     check_instance("graph", graph, Graph, "a Graph, such as Graph.open(path)")
-    if isinstance(leave_out, str) or not leave_out:
+    if not isinstance(leave_out, list | tuple) or not leave_out:
         raise ValueError(f'leave_out must be a list such as ["val", "test"], got {shown(leave_out)}.')
     stays = torch.ones(graph.num_nodes, dtype=torch.bool)
     for name in leave_out:

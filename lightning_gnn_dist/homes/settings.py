@@ -16,6 +16,7 @@ from lightning_gnn_dist.checks import (
     MAX_SEED,
     check_at_least,
     check_instance,
+    check_path,
     shown,
 )
 from lightning_gnn_dist.graph.graph import Graph
@@ -62,6 +63,11 @@ class Evaluation:
         if self.sampler is not None:
             kinds = NeighborSampler | TemporalSampler
             check_instance("sampler", self.sampler, kinds, "an object such as NeighborSampler([50, 50])")
+        if self.on is not None:
+            graphs = Graph | Data | HeteroData | str | Path
+            check_instance("on", self.on, graphs, "a Graph, a PyG Data, or the path of a saved graph")
+            if isinstance(self.on, str | Path):
+                check_path("on", self.on)
 
 
 @dataclass(frozen=True)

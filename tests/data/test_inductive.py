@@ -215,7 +215,7 @@ def test_shards_and_links_are_not_judged_elsewhere(tmp_path: Path) -> None:
     [
         ([], "^nodes is empty"),
         ([320], r"^nodes must lie in \[0, 320\), got 320 to 320"),
-        ([1.5], "nodes must be a vector of node ids"),
+        ([1.5], "nodes must be a tensor of node ids"),
         ([-1], "got -1 to -1"),
     ],
 )
