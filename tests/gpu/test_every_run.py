@@ -25,7 +25,8 @@ from tests.ranks import run_ranks
 CLOSE = 1e-6  # of the largest number of an array
 LEAST = 1e-3  # below it numbers are compared as they are
 TRAINED = ("fits/", "rows/", "resumed/", "evaluation/")
-DRAWN = ("fits/llcg/sampler_", "fits/llcg/links_", "fits/llcg/3_ranks", "fits/grappa/fetch/")
+DRAWN = ("fits/llcg/sampler_", "fits/llcg/links_undirected", "fits/grappa/fetch/")
+DRAWN_TOO = ("fits/llcg/links_labelled", "fits/llcg/links_events", "fits/llcg/links_typed", "fits/llcg/3_ranks")
 ALIKE = ("/files", "/adagrad", "/sgd", "/little_memory", "/batches_of_17", "/clipped", "/typed_labelled", "_paper")
 ALIKE += ("fits/local_sgd/halo", "fits/local_sgd/fetch", "fits/local_sgd/isolated", "fits/local_sgd/typed", "/3_ranks")
 ALIKE += (
@@ -49,6 +50,7 @@ def is_alike(name: str) -> bool:
 PLACES = [("cpu", job) for job in jobs(lambda name: name.startswith(TRAINED) and not is_alike(name))]
 PLACES += [("auto", job) for job in jobs(lambda name: name.startswith(DRAWN) and "/shards" not in name)]
 MORE = [("cpu", job) for job in jobs(lambda name: name.startswith(TRAINED) and is_alike(name))]
+MORE += [("auto", job) for job in jobs(lambda name: name.startswith(DRAWN_TOO) and "/shards" not in name)]
 pytestmark = pytest.mark.gpu
 
 
