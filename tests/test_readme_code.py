@@ -138,7 +138,7 @@ def surroundings() -> dict[str, Any]:
     modules |= {"feature_store": pyg_data, "graph_store": pyg_data}  # a Data is both
     batch.edge_weight = torch.ones(batch.num_edges)
     example = {"data": data, "batch": batch, "block": batch.blocks[0], "x": batch.x, "link_batch": link_batch}
-    example |= {"functional": torch.nn.functional, "ModelCheckpoint": ModelCheckpoint}
+    example |= {"functional": torch.nn.functional, "ModelCheckpoint": ModelCheckpoint, "later": scope["graph"]}
     return (
         scope
         | modules

@@ -87,4 +87,4 @@ def copies(start: str, folder: Path, *, is_saved: bool, megabytes: int = MEGABYT
 )
 def test_ranks_hold_one_copy(start: str, is_saved: bool, tmp_path: Path) -> None:
     of_map, _ = copies(start, tmp_path, is_saved=is_saved)
-    assert 0.2 < of_map < 1.2
+    assert 0.2 < of_map < 2  # a map of memory may hold more beside the features; four copies would be 4
