@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import bytes_of, in_type
 from lightning_gnn_dist.batches.placing.placement import stream_to
-from lightning_gnn_dist.engine.lending import PinnedPool
+from lightning_gnn_dist.engine.lending import PinnedPool, sent
 
 What = TypeVar("What")
 Arrived = tuple[Tensor, Tensor]  # nodes, or places, and their rows in RAM
@@ -104,9 +104,7 @@ class Way:
 
     def there(self, rows: Tensor) -> Tensor:
         """Return rows on the device."""
-        if self._stream is None or rows.is_cuda:
-            return rows.to(self.device)
-        return rows.pin_memory().to(self.device, non_blocking=True)
+        return sent(rows, self.device)
 
     def back(self) -> WayBack:
         """Return what brings rows back to RAM."""
