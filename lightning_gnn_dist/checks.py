@@ -52,6 +52,11 @@ def brief(value: Any) -> str:
     return f"{type(value).__name__}({', '.join(given)})"
 
 
+def in_megabytes(num_bytes: float) -> str:
+    """Return how a number of bytes is told: ``1,234.50 MB``."""
+    return f"{num_bytes / 1e6:,.2f} MB"
+
+
 # Numbers.
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Exchange, Fetch, Halo, Isolated
 from lightning_gnn_dist.boundary.prices import bytes_with_halos, short_name
 from lightning_gnn_dist.boundary.work import Pass
-from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.checks import in_megabytes, shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.layers.budget import free_bytes, ranks_here
 from lightning_gnn_dist.layers.reach import Neighbourhoods
@@ -93,7 +93,7 @@ class Cost(NamedTuple):
         return self.bytes <= allowed.bytes and (self.is_quick or self.times <= allowed.times)
 
     def __str__(self) -> str:
-        return f"{_megabytes(self.bytes)} for the largest part, and {self.times:.1f} times the work of one process"
+        return f"{in_megabytes(self.bytes)} for the largest part, and {self.times:.1f} times the work of one process"
 
 
 class Choice(NamedTuple):
@@ -114,7 +114,7 @@ class Choice(NamedTuple):
         takes = "" if self.cost is None else f": it takes {self.cost}"
         found = f'boundary="auto" is {short_name(self.boundary)}{takes}.'
         limit = "" if allowed.times == math.inf else f" and {allowed.times:g} times"
-        limits = f"{_megabytes(allowed.bytes)}{limit} are allowed."
+        limits = f"{in_megabytes(allowed.bytes)}{limit} are allowed."
         if self.better is None:
             return f"{found} {limits}"
         return f"{found} {short_name(self.better.boundary)} would take {self.better}. {limits}"
@@ -227,7 +227,3 @@ def choose(halos: Sequence[Cost], allowed: Allowed, *, exchanges: bool) -> Choic
             return Choice(cost.boundary, cost, better)
         better = cost
     return Choice(Isolated(), None, better)
-
-
-def _megabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:,.2f} MB"

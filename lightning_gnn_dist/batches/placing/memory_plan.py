@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import LABELS
 from lightning_gnn_dist.batches.placing.expected_reads import Reads
+from lightning_gnn_dist.checks import in_megabytes
 from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import bytes_per_row
@@ -137,17 +138,15 @@ class PlanFigures:
 
     def __str__(self) -> str:
         sizes, plan = self.plan.sizes, self.plan
-        edges = f"edges and narrow arrays ({_megabytes(sizes.edges)})"
+        edges = f"edges and narrow arrays ({in_megabytes(sizes.edges)})"
         if plan.is_all_there:
-            return f"{edges} and all rows of features ({_megabytes(sizes.rows)}) lie there"
-        brought = f"{_megabytes(self.bus_bytes)} a batch, are gathered in RAM and cross the bus from page-locked memory"
+            return f"{edges} and all rows of features ({in_megabytes(sizes.rows)}) lie there"
+        brought = (
+            f"{in_megabytes(self.bus_bytes)} a batch, are gathered in RAM and cross the bus from page-locked memory"
+        )
         if plan.is_all_in_ram:
             return f"nothing lies there: batches come from RAM, and their rows of features, {brought}"
         num_rows = sum(count for width, count in zip(sizes.widths, sizes.counts, strict=True) if width)
-        rows = f"{self.num_rows:,} of {num_rows:,} rows of features ({_megabytes(plan.row_bytes)})"
+        rows = f"{self.num_rows:,} of {num_rows:,} rows of features ({in_megabytes(plan.row_bytes)})"
         there = f"{edges} and {rows} lie there" if plan.draws_there else f"{rows} lie there, and {edges} in RAM"
         return f"{there}; training batches find {self.hit_rate:.1%} of their rows there, and the others, {brought}"
-
-
-def _megabytes(count: float) -> str:
-    return f"{count / 1e6:,.2f} MB"
