@@ -39,7 +39,8 @@ def expected_reads(graph: Graph, sampler: Sampler, batch_size: int) -> Reads:
     A graph without training nodes, as of links, counts all nodes. Of a sampler that is no ``NeighborSampler``, one
     neighbour a hop is counted, and neighbours that are drawn by weight count as equally likely.
     """
-    seeds = _training_nodes(graph.types)
+    marked = list(graph.types.splits("train").values())
+    seeds = torch.cat(marked) if marked else torch.arange(0)
     seeds = seeds if len(seeds) else torch.arange(graph.num_nodes)
     num_batches = max(1, -(-len(seeds) // batch_size))
     drawn = torch.zeros(graph.num_nodes, dtype=torch.float64)
@@ -71,12 +72,6 @@ def most_read(reads: Tensor, types: GraphTypes, widths: Sequence[int], room: int
     bounds = torch.searchsorted(chosen, torch.tensor(types.offsets)).tolist()
     ends = zip(bounds[:-1], bounds[1:], types.offsets[:-1], strict=True)
     return [chosen[first:last] - start for first, last, start in ends]
-
-
-def _training_nodes(types: GraphTypes) -> Tensor:
-    masks = {kind: arrays.get("train_mask") for kind, arrays in types.node_arrays.items()}
-    found = [types.nodes_of(kind).start + mask.nonzero().view(-1) for kind, mask in masks.items() if mask is not None]
-    return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
 
 
 def _per_hop(sampler: Sampler, types: GraphTypes) -> list[int]:
