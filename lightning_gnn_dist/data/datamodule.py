@@ -153,7 +153,6 @@ class PartitionedDataModule(GraphDataModule):
         """
         given = self._given | {"evaluation": replace(self.evaluation, on=None)}
         found = copy(self)  # of a class derived from this one, too
-        vars(found).pop("_evaluating", None)
         PartitionedDataModule.__init__(found, graph, **given)
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,7 @@ class GraphDataModule(LightningDataModule):
         self._task, self._home, self._running = task, task.home, task.home.running
         self._judging = task if judging is None else judging
         self._tasks = [task] if judging is None else [task, judging]
+        self._evaluating = Evaluating(self._judging.home, probes=self._judging.probes)
         super().__init__()
         settings = self._running.settings
         self.sampler, self.batch_size, self.loading = settings.of_parts(), settings.batch_size, settings.loading
@@ -93,16 +94,13 @@ class GraphDataModule(LightningDataModule):
         """What gives batches weights for the loss; None where there are none, or where nothing is lost."""
         return self._home.coverage
 
-    @cached_property
-    def _evaluating(self) -> Evaluating:
-        return Evaluating(self._judging.home, probes=self._judging.probes)
-
     @property
     def exactness(self) -> Exactness:
         """Whether figures of evaluations are those of the whole graph."""
         return self._evaluating.exactness
 
     def __str__(self) -> str:
+        # Lightning's own would take every loader apart.
         return f"{type(self).__name__}({self._home.about}, {self.sampler}, batch_size={self.batch_size})"
 
     __repr__ = __str__
@@ -253,8 +251,7 @@ class GraphDataModule(LightningDataModule):
             task.home.close()
             task.rest()
             task.home.rest()
-        if "_evaluating" in vars(self):
-            self.exactness.forget()
+        self.exactness.forget()
 
     def on_exception(self, exception: BaseException) -> None:
         """Explain the error and end what runs in the background: after an exception Lightning tears nothing down."""
