@@ -15,6 +15,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 from jsonargparse.typing import PositiveInt
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
@@ -28,7 +29,6 @@ from lightning_gnn_dist.cli.config_file import check_files
 from lightning_gnn_dist.cli.mistakes.misspelt import PACKAGE, check_strategy, hint
 from lightning_gnn_dist.cli.mistakes.value_errors import check_values, in_one_line, with_path
 from lightning_gnn_dist.cli.options import PROGRAM, PURPOSE
-from lightning_gnn_dist.cli.values import nodes_named
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.layers.prediction import BUDGET_BYTES, predict_by_layer
@@ -199,6 +199,22 @@ def _only(datamodule: LightningDataModule, nodes: str) -> PartitionedDataModule:
     if not isinstance(datamodule, PartitionedDataModule):
         raise TypeError(f"--nodes={nodes} names nodes, and {type(datamodule).__name__} has none: leave it out.")
     return datamodule.only(nodes_named(nodes))
+
+
+def nodes_named(text: str) -> list[int]:
+    """Ids of nodes: numbers with commas between them, or a file that has them, ``.npy`` or one in each line."""
+    path = Path(text)
+    if path.suffix == ".npy":
+        ids = np.load(path, mmap_mode="r", allow_pickle=False)
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise ValueError(f"{path} must hold a vector of integers, got {ids.dtype} of shape {ids.shape}.")
+        return [int(number) for number in ids]
+    words = path.read_text().split() if path.is_file() else text.split(",")
+    if wrong := [word for word in words if not word.strip().isdecimal()]:
+        raise ValueError(
+            f"nodes must be ids with commas between them, or a file of ids, got {wrong[0]!r:.40} in {text}."
+        )
+    return [int(word) for word in words]
 
 
 def _graph_of(datamodule: LightningDataModule) -> Graph | Path | None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from pathlib import Path
 from typing import TypeAlias
-
-import numpy as np
 
 LEAST_MEMORY = 1_000_000  # with less, files are read a few thousand edges at a time, or nothing can be sorted
 
@@ -73,19 +70,3 @@ def in_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
-
-
-def nodes_named(text: str) -> list[int]:
-    """Ids of nodes: numbers with commas between them, or a file that has them, ``.npy`` or one in each line."""
-    path = Path(text)
-    if path.suffix == ".npy":
-        ids = np.load(path, mmap_mode="r", allow_pickle=False)
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise ValueError(f"{path} must hold a vector of integers, got {ids.dtype} of shape {ids.shape}.")
-        return [int(number) for number in ids]
-    words = path.read_text().split() if path.is_file() else text.split(",")
-    if wrong := [word for word in words if not word.strip().isdecimal()]:
-        raise ValueError(
-            f"nodes must be ids with commas between them, or a file of ids, got {wrong[0]!r:.40} in {text}."
-        )
-    return [int(word) for word in words]

@@ -43,7 +43,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.callbacks.record import RunRecord
 from lightning_gnn_dist.cli import train
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.cli.values import nodes_named
+from lightning_gnn_dist.cli.train import nodes_named
 from tests.ranks import run_ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
