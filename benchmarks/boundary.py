@@ -15,14 +15,11 @@ import statistics
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from harness import LayeredSAGE
 from torch_geometric.data import Data
-from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import (
     Exchange,
@@ -32,7 +29,6 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     RandomPartitioner,
     WholePartSampler,
-    through_layers,
 )
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.wire.collectives import traffic
@@ -51,22 +47,7 @@ WAYS: list[Boundary] = [
 SENT = Path("/sys/class/net") / os.environ.get("GLOO_SOCKET_IFNAME", "lo") / "statistics/tx_bytes"
 
 
-class SAGE(pl.LightningModule):
-    def __init__(self, width: int, num_layers: int) -> None:
-        super().__init__()
-        self.convs = nn.ModuleList(SAGEConv(width, width) for _ in range(num_layers))
-
-    def layers(self) -> list[Any]:
-        return [lambda batch, conv=conv: self.layer(conv, batch) for conv in self.convs]
-
-    def layer(self, conv: nn.Module, batch: Any) -> Tensor:
-        (block,) = batch.blocks
-        rows: Tensor = conv((batch.x, batch.x[: block.num_dst]), block.adj)
-        return rows if conv is self.convs[-1] else rows.relu()
-
-    def training_step(self, batch: Any) -> Tensor:
-        return functional.cross_entropy(through_layers(self, batch), batch.y[: batch.batch_size])
-
+class SAGE(LayeredSAGE):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
@@ -115,7 +96,7 @@ def timed(graph: Graph, way: Boundary, options: argparse.Namespace) -> tuple[flo
         batch_size=graph.num_nodes,
         coverage=None,
     )
-    trainer.fit(SAGE(options.width, options.layers), data)
+    trainer.fit(SAGE([options.width] * (options.layers + 1)), data)
     notes = watch.notes[5:]  # the first steps are slower
     seconds = [after[0] - before[0] for before, after in pairwise(notes)]
     counted, wire = ((notes[-1][i] - notes[0][i]) / (len(notes) - 1) for i in (1, 2))

@@ -1,4 +1,4 @@
-"""What benchmarks share: the machine that they ran on, runs kept in a file, and memory as Linux counts it."""
+"""What benchmarks share: the machine that they ran on, runs in a file, memory as Linux counts it, a model by layers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,17 @@ import json
 import os
 import platform
 import threading
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import lightning.pytorch as pl
+from torch import Tensor, nn
+from torch.nn import functional
+from torch_geometric.nn import SAGEConv
+
+from lightning_gnn_dist import through_layers
 
 
 def machine() -> str:
@@ -49,3 +58,26 @@ class Peak:
         self._stopped.set()
         self._thread.join()
         return self._most
+
+
+class LayeredSAGE(pl.LightningModule):
+    """GraphSAGE as a list of layers, of which one follows the other.
+
+    Args:
+        widths: Numbers in a row before the first layer, and behind each.
+    """
+
+    def __init__(self, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(SAGEConv(before, behind) for before, behind in pairwise(widths))
+
+    def layers(self) -> list[Any]:
+        return [lambda batch, conv=conv: self.layer(conv, batch) for conv in self.convs]
+
+    def layer(self, conv: nn.Module, batch: Any) -> Tensor:
+        (block,) = batch.blocks
+        rows: Tensor = conv((batch.x, batch.x[: block.num_dst]), block.adj)
+        return rows if conv is self.convs[-1] else rows.relu()
+
+    def training_step(self, batch: Any) -> Tensor:
+        return functional.cross_entropy(through_layers(self, batch), batch.y[: batch.batch_size])

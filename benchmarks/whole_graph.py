@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import itertools
 import logging
 import resource
 import subprocess
@@ -25,10 +24,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from harness import machine
-from torch import Tensor, nn
-from torch.nn import functional
-from torch_geometric.nn import SAGEConv
+from harness import LayeredSAGE, machine
 
 from lightning_gnn_dist import (
     Exchange,
@@ -37,7 +33,6 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     RandomPartitioner,
     WholePartSampler,
-    through_layers,
 )
 from lightning_gnn_dist.boundary.prices import prices
 
@@ -73,23 +68,10 @@ def generated(num_nodes: int) -> Graph:
     return Graph(torch.arange(num_nodes + 1) * DEGREE, near.sort(1).values.view(-1), node_arrays=arrays)
 
 
-class SAGE(pl.LightningModule):
+class SAGE(LayeredSAGE):
     def __init__(self, num_features: int, num_classes: int) -> None:
-        super().__init__()
-        widths = [num_features, *[WIDTH] * (LAYERS - 1), num_classes]
-        self.convs = nn.ModuleList(SAGEConv(a, b) for a, b in itertools.pairwise(widths))
+        super().__init__([num_features, *[WIDTH] * (LAYERS - 1), num_classes])
         self.seconds = 0.0
-
-    def layers(self) -> list[Any]:
-        return [lambda batch, conv=conv: self.layer(conv, batch) for conv in self.convs]
-
-    def layer(self, conv: nn.Module, batch: Any) -> Tensor:
-        (block,) = batch.blocks
-        rows: Tensor = conv((batch.x, batch.x[: block.num_dst]), block.adj)
-        return rows if conv is self.convs[-1] else rows.relu()
-
-    def training_step(self, batch: Any) -> Tensor:
-        return functional.cross_entropy(through_layers(self, batch), batch.y[: batch.batch_size])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.01)

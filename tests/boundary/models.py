@@ -72,6 +72,14 @@ class Weighted(Model):
         return x
 
 
+class Normed(Model):
+    """A model with a norm over the rows of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__(SAGEConv, 2)
+        self.norm = nn.BatchNorm1d(5)
+
+
 class Attention(Model):
     def __init__(self, num_layers: int) -> None:
         super().__init__(lambda a, b: GATConv(a, b, add_self_loops=False), num_layers)

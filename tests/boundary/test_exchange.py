@@ -14,7 +14,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch_geometric.nn import GraphSAGE, SAGEConv
 
@@ -37,7 +37,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.boundary.refusals import check_exchange
 from lightning_gnn_dist.wire.collectives import traffic
-from tests.boundary.models import Model, Ready, learned_by_hand, model, weighted_data, weights_of
+from tests.boundary.models import Model, Normed, Ready, learned_by_hand, model, weighted_data, weights_of
 from tests.boundary.test_whole_graph import odd
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
@@ -239,12 +239,6 @@ class ReadsEdges(Ready):
 
     def forward(self, batch: Any) -> Tensor:
         return self.gnn(batch.x, batch.edge_index)[: batch.batch_size]
-
-
-class Normed(Model):
-    def __init__(self) -> None:
-        super().__init__(SAGEConv, 2)
-        self.norm = nn.BatchNorm1d(5)
 
 
 class Writes(Model):

@@ -20,6 +20,7 @@ from lightning_gnn_dist.layers.in_blocks import _InBlocks
 from tests.boundary.models import (
     MODELS,
     Model,
+    Normed,
     Weights,
     check_learned,
     learned_by_hand,
@@ -196,12 +197,6 @@ def test_a_graph_with_types_is_learned_alike() -> None:
 
 
 # What is refused.
-
-
-class Normed(Model):
-    def __init__(self) -> None:
-        super().__init__(SAGEConv, 2)
-        self.norm = nn.BatchNorm1d(5)
 
 
 class Writes(Model):
