@@ -328,6 +328,7 @@ def _of_classes(world: World) -> Calls:
         "PartitionedDataModule": lambda: {"graph": world.graph},
         "PredictionWriter": lambda: {"path": "predicted.npy"},
         "Redeal": lambda: {"num_supernodes": 8},
+        "AsRanks": lambda: {"num_ranks": 8},
         "SuperNodePartitioner": lambda: {"num_supernodes": 8},
     }
 

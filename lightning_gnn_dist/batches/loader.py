@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, in_type
+from lightning_gnn_dist.batches.deal import Deal, OfStep
 from lightning_gnn_dist.batches.source import BatchSource, BulkSeeds, MadeBulk
 from lightning_gnn_dist.checks import check_at_least
-from lightning_gnn_dist.engine.rng import permutation
-from lightning_gnn_dist.engine.sample import BatchKey, refuse_repeated
+from lightning_gnn_dist.engine.rng import Purpose, key
+from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.sampling.base import check_seeds
 
 Item = TypeVar("Item")
@@ -31,10 +32,6 @@ CLOSED = "The loader was closed while it was iterated over. Iterate over it anew
 FORKED = "This iterator belongs to the process that this one was forked from. Iterate over the loader anew."
 
 Batches = Generator[SampledData, None, None]
-
-
-class NoSeedsError(ValueError):
-    """There are no seeds to make batches of."""
 
 
 class BatchLoader:
@@ -67,6 +64,8 @@ class BatchLoader:
         dtype: The type of all floating point numbers. Default: as the source makes them.
         inputs: A number for each seed, that batches hold as ``input_id``. Default: they hold none.
         num_taken: How many of the seeds a pass takes. Default: all. It goes with ``shuffle``.
+        others: What further learners of the rank deal, in as many batches. Each batch of ``seeds`` is then followed by
+            one of every other learner, and ``num_batches`` counts steps.
     """
 
     batch_sampler = None  # Lightning reads this of any loader that has a sampler
@@ -86,30 +85,45 @@ class BatchLoader:
         dtype: torch.dtype | None = None,
         inputs: Tensor | None = None,
         num_taken: int | None = None,
+        others: Sequence[Deal] = (),
     ) -> None:
         check_at_least(1, num_batches=num_batches, bulk_size=bulk_size)
         check_at_least(0, num_threads=num_threads, seed=seed)
         prefetch = num_threads + 1 if prefetch is None else prefetch
         check_at_least(max(1, num_threads), prefetch=prefetch)
         seeds = check_seeds(seeds, source.num_ids)
-        refuse_repeated(seeds)
-        if seeds.numel() == 0:
-            raise NoSeedsError("There are no seeds to make batches of: is the mask that marks them all false?")
+        self._deals = [Deal(seeds, num_batches, seed, shuffle, inputs, num_taken), *others]
         source.keep_buffers(int((prefetch + 1) * bulk_size + 1))
-        self._source, self._seeds, self._num_batches = source, seeds, num_batches
-        self._seed, self._shuffle, self._bulk_size = seed, shuffle, bulk_size
+        self._source, self._num_batches, self._bulk_size = source, num_batches, bulk_size
         self._num_threads = min(num_threads, source.depth(prefetch), *([1] if source.is_remote else []))
         self._prefetch = prefetch
         self._next_pass = 0
-        self._orders: dict[int, Tensor] = {}
         self._running: set[Ahead[Any, MadeBulk]] = set()
         self._kept: _Run | None = None
-        self.num_ranks, self._dtype, self._inputs = num_ranks, dtype, inputs
-        self.num_seeds = seeds.numel() if num_taken is None else num_taken  # of a pass
+        self.num_ranks, self._dtype = num_ranks, dtype
+        self.num_seeds = sum(deal.num_seeds for deal in self._deals if not deal.is_filler)  # of a pass
         self.waited_seconds = 0.0  # how long consumers have waited for batches, since the loader was made
 
+    @classmethod
+    def of(cls, source: BatchSource, deals: Sequence[Deal], **options: Any) -> BatchLoader:
+        """Return the loader of what one learner deals, or several."""
+        first, *others = deals
+        how: Any = {"seed": first.seed, "shuffle": first.shuffle, "inputs": first.inputs, "num_taken": first.num_taken}
+        return cls(source, first.seeds, first.num_batches, **how, others=others, **options)
+
     def __len__(self) -> int:
-        return self._num_batches
+        return self._num_batches * len(self._deals)
+
+    def repeats(self, number: int) -> bool:
+        """Return whether a batch of the stream has nothing of its own to learn from."""
+        deal, (_, _, batch) = self._dealt(number)
+        return deal.repeats(batch)
+
+    def of_step(self, number: int) -> OfStep:
+        """Return what a batch of the stream is in its step."""
+        seed, epoch, batch = self._dealt(number)[1]
+        sizes = [each.size(batch) for each in self._deals if not each.repeats(batch)]
+        return OfStep(len(sizes), sum(sizes), int(key(seed + Purpose.MODEL, epoch, batch, 0)) >> 1)
 
     def spare_memory(self) -> None:
         """From now on, keep no pages of mapped files in memory; making batches takes longer."""
@@ -209,27 +223,18 @@ class BatchLoader:
         return len(numbers), self._source.make(*self._asked(numbers))
 
     def _asked(self, numbers: list[int]) -> BulkSeeds:
-        keys = [BatchKey(self._seed, *divmod(number, len(self))) for number in numbers]
-        places = [self._places_of(key) for key in keys]
-        inputs = None if self._inputs is None else [self._inputs[at] for at in places]
-        return [self._seeds[at] for at in places], keys, inputs
+        deals, keys = zip(*map(self._dealt, numbers), strict=True)
+        places = [deal.places(key, self._source.order) for deal, key in zip(deals, keys, strict=True)]
+        seeds = [deal.seeds[at] for deal, at in zip(deals, places, strict=True)]
+        if deals[0].inputs is None:
+            return seeds, list(keys), None
+        return seeds, list(keys), [deal.inputs[at] for deal, at in zip(deals, places, strict=True)]
 
-    def _places_of(self, key: BatchKey) -> Tensor | slice:
-        """Where the seeds of a batch stand among all."""
-        places = slice_of(self.num_seeds, len(self), key.batch)
-        if self.num_seeds < len(self):
-            begin = key.batch % self.num_seeds
-            places = slice(begin, begin + 1)
-        return self._order(key.epoch)[places] if self._shuffle else places
-
-    def _order(self, epoch: int) -> Tensor:
-        order = self._orders.get(epoch)
-        if order is None:
-            order = self._source.order(self._seeds, self._seed, epoch)
-            order = permutation(self._seeds.numel(), self._seed, epoch) if order is None else order
-            # Kept for two passes, as a bulk may span both. Two threads may compute the same order.
-            self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) == 1} | {epoch: order}
-        return order
+    def _dealt(self, number: int) -> tuple[Deal, BatchKey]:
+        """Return who deals the seeds of a batch of the stream, and the key of the batch."""
+        step, learner = divmod(number, len(self._deals))
+        deal = self._deals[learner]
+        return deal, BatchKey(deal.seed, *divmod(step, self._num_batches))
 
 
 @dataclass
@@ -315,11 +320,6 @@ def chunks_of(numbers: Iterable[int], size: int, *, grows: bool = False) -> Iter
     iterator, sizes = iter(numbers), (min(size, 1 << i) if grows else size for i in count())
     while chunk := list(islice(iterator, next(sizes))):
         yield chunk
-
-
-def slice_of(count: int, num_slices: int, number: int) -> slice:
-    """Where slice ``number`` lies if ``count`` things are cut into slices of nearly equal length."""
-    return slice(number * count // num_slices, (number + 1) * count // num_slices)
 
 
 def batches_of_ranks(count: int, num_ranks: int, batch_size: int) -> int:

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.deal import NoSeedsError
 from lightning_gnn_dist.batches.hetero import store_of_seeds
-from lightning_gnn_dist.batches.loader import Batches, NoSeedsError
+from lightning_gnn_dist.batches.loader import Batches
 from lightning_gnn_dist.batches.one_hop import LayerView, Nodes, RowsOfTypes, one_hop, seen_by_layers
 from lightning_gnn_dist.batches.part_batch import OfPart, part_batch_of
 from lightning_gnn_dist.batches.source import WRITTEN, writes_of
@@ -279,6 +280,10 @@ class ExchangeLoader:
             start += 1
             self._exchange.begin_step(start)
             yield copy.copy(self._batch)
+
+    def repeats(self, number: int) -> bool:
+        """Return whether the batch has nothing of its own to learn from."""
+        return self.num_seeds == 0
 
     def close(self) -> None:
         """End the connections. Not collective."""

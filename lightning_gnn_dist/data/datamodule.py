@@ -23,6 +23,7 @@ from lightning_gnn_dist.data.inductive import checked_nodes, task_elsewhere
 from lightning_gnn_dist.data.task import NodeTask
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
+from lightning_gnn_dist.homes.learners import check_as_ranks
 from lightning_gnn_dist.homes.opening import (
     check_samplers,
     check_typed,
@@ -32,7 +33,7 @@ from lightning_gnn_dist.homes.opening import (
     refuse_to_cut,
 )
 from lightning_gnn_dist.homes.plan import PartPlan
-from lightning_gnn_dist.homes.residency import Holding
+from lightning_gnn_dist.homes.residency import AsRanks, Holding
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
 from lightning_gnn_dist.homes.shards import ShardHome
@@ -136,6 +137,8 @@ class PartitionedDataModule(GraphDataModule):
         whole = whole if kind is None or kind == whole.types.seeds else whole.with_seeds(kind)
         check_typed(whole.types, settings, asked)
         check_samplers(whole, settings)
+        if isinstance(holding.residency, AsRanks):
+            check_as_ranks(holding.residency, asked, settings)
         plan = PartPlan(whole, partitioner, holding, asked, coverage, settings.seed_of_parts)
         task = NodeTask(WholeHome(plan, running), values)
         task.check(whole)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from lightning_gnn_dist.data.task import Evaluating, Task, predicted_nodes
 from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader, passes_left
 from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.homes.learners import Learners
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.shards import ShardHome
 from lightning_gnn_dist.homes.whole import WholeHome
@@ -200,18 +200,21 @@ class GraphDataModule(LightningDataModule):
 
     def train_dataloader(self) -> TrainLoader:
         guard_plain_ddp(self.trainer)
-        rank, num_ranks, size = self._running.rank, self._running.num_ranks, self._num_batches()  # later others may be
+        learners, size = self._home.learners(), self._num_batches()  # later others may be
+        learners.check_strategy(self.trainer)
+        of_step, num_ranks = learners.batches_of_step or 1, self._running.num_ranks
         is_cut, coverage = self._home.is_cut, self.coverage
         self._train_loader = TrainLoader(
             self._home.parts(),
-            lambda part, num_batches: self._local_batches(part, num_batches, rank, num_ranks),
-            size,
+            lambda part, num_batches: self._local_batches(part, num_batches // of_step, learners),
+            size * of_step,
             every=self._home.every() if is_cut else None,
             num_ranks=num_ranks,
+            of_step=learners.batches_of_step,
             batch_level=is_cut and coverage is not None and coverage.level == "batch",
             overfits=self.trainer is not None and self.trainer.overfit_batches > 0,  # type: ignore[attr-defined]
             num_used=lambda: self.trainer.num_training_batches if self.trainer is not None else math.inf,
-            num_left=lambda: passes_left(self.trainer, size),
+            num_left=lambda: passes_left(self.trainer, size * of_step),
         )
         self._loaders.append(self._train_loader)
         if self._home.exchanges:
@@ -305,9 +308,8 @@ class GraphDataModule(LightningDataModule):
         part = self._home.running_part()
         if self._anchors is None or self._anchors[0] is not part:
             # Few batches at a time, so nothing in the background.
-            rank, num_ranks, seed = self._running.rank, self._running.num_ranks, self.seed + Purpose.ANCHORS
-            loader = self._batches_of(part, self._num_batches(), seed, rank, num_ranks, bulk_size=1, num_threads=0)
-            self._anchors = part, loader
+            how: Any = {"seed": self.seed + Purpose.ANCHORS, "bulk_size": 1, "num_threads": 0}
+            self._anchors = part, self._batches_of(part, self._num_batches(), self._home.learners(), **how)
         self._anchors[1].set_epoch(round_idx)
         return iter(self._anchors[1])
 
@@ -327,6 +329,11 @@ class GraphDataModule(LightningDataModule):
     def against_averaging(self) -> str | None:
         """Return why averaging alone loses accuracy on these parts, and what to do; None where it loses little."""
         return self._home.against_averaging() if self._task.has_inputs else None
+
+    @property
+    def batches_of_step(self) -> int | None:
+        """The batches that each rank takes in a step; None where the trainer says so."""
+        return self._home.learners().batches_of_step
 
     def keeps_rows(self) -> bool:
         """Return whether ranks compute rows of inner layers for each other at meetings."""
@@ -356,24 +363,22 @@ class GraphDataModule(LightningDataModule):
         """Return the number of batches of a pass, the same for all ranks and parts."""
         return 1 if self._home.exchanges else -(-self._task.most() // self.batch_size)
 
-    def _local_batches(self, part: Graph, num_batches: int, rank: int, num_ranks: int) -> PassLoader:
+    def _local_batches(self, part: Graph, num_batches: int, learners: Learners) -> PassLoader:
         if self._home.exchanges:
             inputs = self._task.inputs_of(part, part.split("train"))
             return self._home.exchange_loader(part, inputs, self._task.values)
         if self._anchors is not None and self._anchors[0] is not part:
             self._anchors = None  # else the part before would stay in memory
-        return self._batches_of(part, num_batches, self.seed, rank, num_ranks)
+        return self._batches_of(part, num_batches, learners, seed=self.seed)
 
     def _batches_of(
-        self, part: Graph, num_batches: int, seed: int, rank: int, num_ranks: int, **others: Any
+        self, part: Graph, num_batches: int, learners: Learners, *, seed: int, **others: Any
     ) -> BatchLoader:
         """Return a loader of training batches of a part."""
         own, source = self._task.seeds_and_source(part)
         seeds = torch.cat([own, self._task.seeds_around(part)])
-        make, inputs = partial(BatchLoader, num_taken=own.numel()), self._task.inputs_of(part, seeds)
-        how = self._running.options_of_loader | others
-        # Replicas differ in what they draw.
-        return make(source, seeds, num_batches, seed=seed * num_ranks + rank, shuffle=True, inputs=inputs, **how)
+        inputs, how = self._task.inputs_of(part, seeds), self._running.options_of_loader | others
+        return BatchLoader.of(source, learners.deals(part, seeds, inputs, num_batches, seed, own.numel()), **how)
 
     def _global_batches(self) -> GlobalBatches:
         if self._global is None:

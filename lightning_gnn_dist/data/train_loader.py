@@ -12,7 +12,8 @@ import torch
 from lightning.pytorch import Trainer
 
 from lightning_gnn_dist.batches.batch import SampledData, device_of_batch
-from lightning_gnn_dist.batches.loader import Batches, BatchLoader, NoSeedsError
+from lightning_gnn_dist.batches.deal import NoSeedsError
+from lightning_gnn_dist.batches.loader import Batches, BatchLoader
 from lightning_gnn_dist.boundary.exchange import ExchangeLoader
 from lightning_gnn_dist.graph.graph import Graph
 
@@ -32,6 +33,7 @@ class TrainLoader:
         part_at: Returns the part of a super-epoch.
         make_loader: Returns the loader of a part, given the part and ``num_batches``.
         num_batches: Batches in a pass.
+        of_step: Batches of a step, which then say what they are in it. None: the trainer says what a step is.
         every: Passes in a super-epoch. None: the part never changes.
         num_ranks: The number of ranks that it is made for.
         batch_level: Whether all nodes of a batch get the mean coverage of its seeds.
@@ -50,6 +52,7 @@ class TrainLoader:
         *,
         every: int | None,
         num_ranks: int,
+        of_step: int | None = None,
         batch_level: bool = False,
         num_used: Callable[[], float] = lambda: math.inf,
         overfits: bool = False,
@@ -58,6 +61,7 @@ class TrainLoader:
         self._part_at, self._make_loader = part_at, make_loader
         self._num_batches, self._every, self._num_used = num_batches, every, num_used
         self._batch_level, self._overfits, self._num_left = batch_level, overfits, num_left
+        self._of_step = of_step
         self._running: tuple[int, PassLoader] | None = None
         self._next_pass = self._skipped = self._done = 0
         self._waited_before = 0.0
@@ -92,13 +96,16 @@ class TrainLoader:
         self._next_pass = epoch
 
     def state_dict(self) -> dict[str, int]:
-        """Return how many batches of the pass are done; 0 at its end, where the next pass begins."""
+        """Return how many batches of the pass are done; 0 at its end, where the next pass begins.
+
+        Of steps of several batches these are steps, for on another number of ranks they have others.
+        """
         is_over = self._done >= min(len(self), self._num_used())
-        return {"batches_done": 0 if is_over else self._done}
+        return {"batches_done": 0 if is_over else self._done // (self._of_step or 1)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin the next pass at the batch of a checkpoint."""
-        self._skipped = self._done = int(state["batches_done"])
+        self._skipped = self._done = int(state["batches_done"]) * (self._of_step or 1)
 
     def __iter__(self) -> Batches:
         # A generator, so that all of this waits for the first batch to be asked for. Lightning creates
@@ -145,12 +152,12 @@ class TrainLoader:
     def _between(self, start: int, stop: int | None, then: Sequence[range] = ()) -> Batches:
         self._began = time.perf_counter() if self._began is None else self._began
         loader = self._loader(self.super_epoch(start))
-        num_seeds, batches = loader.num_seeds, loader.between(start, stop, then)
+        batches = loader.between(start, stop, then)
         del loader  # or the part before would be held here after a switch
         for number, batch in enumerate(batches, start):
             if number + 1 == stop:
                 batches.close()  # at the last one already: move_to() may close the loader before more is asked for
-            yield self._weigh(batch, is_repeated=number % len(self) >= num_seeds)
+            yield self._weigh(batch, number)
 
     def _loader(self, super_epoch: int) -> PassLoader:
         if self._running is None or self._running[0] != super_epoch:
@@ -162,9 +169,14 @@ class TrainLoader:
         """Return the super-epoch of batch ``number`` of the stream."""
         return 0 if self._every is None else number // len(self) // self._every
 
-    def _weigh(self, batch: SampledData, *, is_repeated: bool) -> SampledData:
+    def _weigh(self, batch: SampledData, number: int) -> SampledData:
         """Return the batch with its weights. A part with fewer seeds than batches repeats some, with weight 0."""
-        if is_repeated:
+        assert self._running is not None
+        loader = self._running[1]
+        if self._of_step is not None:
+            assert isinstance(loader, BatchLoader)
+            batch.of_step = loader.of_step(number)
+        if loader.repeats(number):
             batch.is_filler = True
             batch.coverage = torch.zeros(batch.num_nodes, device=device_of_batch(batch))
         elif self._batch_level:

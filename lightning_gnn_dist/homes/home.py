@@ -20,6 +20,7 @@ from lightning_gnn_dist.graph.graph import Graph, with_arrays
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.costs import ShardCosts, WholeCosts
+from lightning_gnn_dist.homes.learners import Learners
 from lightning_gnn_dist.homes.running import ForgetsRun, Running
 from lightning_gnn_dist.joint import WeighsRanks
 from lightning_gnn_dist.layers.through_layers import Layer, layers_in
@@ -184,6 +185,10 @@ class Home(ForgetsRun, ABC):
     @abstractmethod
     def own_seeds(self, part: Graph) -> Tensor:
         """Return the training nodes of a part that are the rank's own."""
+
+    def learners(self) -> Learners:
+        """Return who learns side by side."""
+        return Learners(self.running.num_ranks, (self.running.rank,))
 
     @abstractmethod
     def own_nodes(self, part: Graph) -> Tensor:

@@ -20,11 +20,14 @@ from lightning_gnn_dist.checks import brief, check_callable, check_instance
 from lightning_gnn_dist.graph.digest import sampled_digest, sketches
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.homes.learners import Learners
 from lightning_gnn_dist.homes.parts import PartReader
-from lightning_gnn_dist.homes.residency import Fixed, Holding, Residency, held_by_all
+from lightning_gnn_dist.homes.residency import AsRanks, Fixed, Holding, Residency, held_by_all
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.default import default_partitioner
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.neighbor import KeyedByName, NeighborSampler
 
 _HORIZON = 16  # super-epochs whose largest part decides the number of batches of a pass, however long the run
 _LONGEST = 1000  # super-epochs, at most, that are searched for ranks with nothing to learn from
@@ -59,7 +62,9 @@ class PartPlan:
                 "partitioner", self.partitioner, "an object such as MetisPartitioner(), or a Partition", "graph", 2, 0
             )
         check_instance("holding", self.holding, Holding, "an object such as Holding(Rotate())")
-        if (self.boundary.sees_whole_graph or self.boundary.exchanges) and not self.holding.is_one_chunk:
+        is_for_all = self.as_ranks is not None and not self.holding.extra_nodes
+        sees_more = (self.boundary.sees_whole_graph and not is_for_all) or self.boundary.exchanges
+        if sees_more and not self.holding.is_one_chunk:
             name = type(self.boundary).__name__
             raise ValueError(f"holding says what a part holds, and boundary={name}() sees the whole graph: choose one.")
         if self.boundary.seed_hops:
@@ -74,6 +79,29 @@ class PartPlan:
     @property
     def residency(self) -> Residency:
         return self.holding.residency
+
+    @property
+    def as_ranks(self) -> AsRanks | None:
+        """Which ranks the run is trained as, where that is not those that there are."""
+        return self.residency if isinstance(self.residency, AsRanks) else None
+
+    def num_learners(self, world_size: int) -> int:
+        """Return how many learn side by side: the ranks, or those that the run is trained as."""
+        return world_size if self.as_ranks is None else self.as_ranks.num_chunks(world_size)
+
+    def learners(self, rank: int, world_size: int) -> Learners:
+        """Return who learns side by side, and which of them are a rank's own."""
+        if self.as_ranks is None:
+            return Learners(world_size, (rank,))
+        own, chunks = self.as_ranks.held(0, rank, world_size, 0).own, self.partition(world_size).assignment
+        return Learners(self.num_learners(world_size), own, chunks, self.as_ranks.batches_of_step(world_size))
+
+    def sampler_of(self, part: Graph, sampler: Sampler) -> Sampler:
+        """Return what draws from a part as ``sampler`` does, or as it would from the whole graph."""
+        if self.as_ranks is None or part is self.graph:
+            return sampler
+        assert isinstance(sampler, NeighborSampler), sampler
+        return KeyedByName(sampler, part.node_arrays["n_id"])
 
     def suited(self, *, to_averages: bool) -> PartPlan:
         """Return the plan with a partitioner, also where none was named.
@@ -146,11 +174,11 @@ class PartPlan:
         return owner.bincount(minlength=world_size)
 
     def most_seeds(self, world_size: int) -> int:
-        """Return the number of training nodes of the rank that has most in any of the first 16 super-epochs.
+        """Return the number of training nodes of the learner that has most in any of the first 16 super-epochs.
 
         Every rank sees the same counts, so all of them raise or none.
         """
-        if world_size == 1:
+        if self.num_learners(world_size) == 1:
             return _train_nodes(self.graph).numel()
         return self.most(world_size, *self._train_nodes_of_ranks(world_size))
 
@@ -162,12 +190,12 @@ class PartPlan:
                 self._seeds_of_ranks(super_epoch, world_size, *of_ranks)
 
     def most(self, world_size: int, what: str, count: CountSeeds, otherwise: str) -> int:
-        """Return the number of seeds of the rank that has most in any of the first 16 super-epochs.
+        """Return the number of seeds of the learner that has most in any of the first 16 super-epochs.
 
         Args:
             world_size: How many ranks there are.
             what: The number and name of the seeds, for an error.
-            count: Maps the rank of each chunk, shape ``(num_chunks,)``, to the seeds of each rank, ``(world_size,)``.
+            count: Maps the learner of each chunk, shape ``(num_chunks,)``, to the seeds of each learner.
             otherwise: What else than fewer ranks gives each rank seeds.
         """
         super_epochs = range(_HORIZON if self.residency.sweep(world_size) > 1 else 1)
@@ -177,16 +205,18 @@ class PartPlan:
         partition, nodes = self.partition(world_size), _train_nodes(self.graph)
         per_chunk = torch.bincount(partition.assignment[nodes], minlength=partition.num_parts)
         otherwise = 'MetisPartitioner(balance="train"), RandomPartitioner() or more super-nodes'
-        return f"{nodes.numel()} training nodes", lambda owner: torch.bincount(owner, per_chunk, world_size), otherwise
+        learners = self.num_learners(world_size)
+        return f"{nodes.numel()} training nodes", lambda owner: torch.bincount(owner, per_chunk, learners), otherwise
 
     def _seeds_of_ranks(
         self, super_epoch: int, world_size: int, what: str, count: CountSeeds, otherwise: str
     ) -> Tensor:
-        seeds = count(self.owner(super_epoch, world_size))
+        learners = self.num_learners(world_size)
+        seeds = count(self.owner(super_epoch, world_size) if self.as_ranks is None else torch.arange(learners))
         if bool((seeds == 0).any()):
             when = f" in super-epoch {super_epoch}" if self.residency.sweep(world_size) > 1 else ""
             raise ValueError(
-                f"The chunks of rank {int(seeds.argmin())} of {world_size} hold none of the {what}{when}, so it would "
+                f"The chunks of rank {int(seeds.argmin())} of {learners} hold none of the {what}{when}, so it would "
                 f"have nothing to learn from: use fewer ranks, {otherwise}."
             )
         return seeds

@@ -33,6 +33,7 @@ from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.costs import WholeCosts
 from lightning_gnn_dist.homes.home import Home, Shown
+from lightning_gnn_dist.homes.learners import Learners
 from lightning_gnn_dist.homes.meeting_rows import MeetingRows, PartNodes
 from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher
 from lightning_gnn_dist.homes.plan import PartPlan
@@ -196,7 +197,7 @@ class WholeHome(Home):
         """Treat the edges that leave the part in this way from now on, and say why."""
         if reason:
             rank_zero_info(reason)
-        loses_nothing = boundary.exchanges or boundary.keeps_rows
+        loses_nothing = boundary.exchanges or boundary.keeps_rows or self.cut.as_ranks is not None
         self.boundary, self.coverage = boundary, None if loses_nothing else self.cut.coverage
 
     def _has_chosen(self) -> bool:
@@ -305,7 +306,10 @@ class WholeHome(Home):
         seeds = part.split("train")
         if part is not self.whole or self.running.num_ranks == 1:
             return seeds
-        return seeds[self.partition(self.running.num_ranks).assignment[seeds] == self.running.rank]
+        return seeds[self.cut.by_rank(self.running.num_ranks).assignment[seeds] == self.running.rank]
+
+    def learners(self) -> Learners:
+        return self.cut.learners(self.running.rank, self.running.num_ranks)
 
     def own_nodes(self, part: Graph) -> Tensor:
         nodes = part.node_arrays["n_id"]
@@ -324,7 +328,7 @@ class WholeHome(Home):
 
     def training_source(self, part: Graph, seeds: Tensor, sampler: Sampler) -> tuple[Tensor, GraphSource | FileSource]:
         if not self.keeps_history:
-            return seeds, self.source(self.shown(part), sampler)
+            return seeds, self.source(self.shown(part), self.cut.sampler_of(part, sampler))
         rows = self._rows_of_meetings(part)
 
         def with_places() -> Graph:

@@ -138,8 +138,16 @@ def _with_rows_of_all(states: list[dict[str, Any]], of_all: list[dict[str, Any]]
     return made
 
 
-def take_of_gradients(checkpoint: dict[str, Any], path: object = "the checkpoint") -> ReplicaState | None:
-    """Return this rank's state in a checkpoint of a strategy that exchanges gradients, or None if it has none."""
+def take_of_gradients(
+    checkpoint: dict[str, Any], path: object = "the checkpoint", *, draws_alike: bool = False
+) -> ReplicaState | None:
+    """Return this rank's state in a checkpoint of a strategy that exchanges gradients, or None if it has none.
+
+    Args:
+        checkpoint: The checkpoint.
+        path: Where it was, for errors.
+        draws_alike: Whether what is drawn does not depend on the number of ranks.
+    """
     saved = _saved(checkpoint, path)
     if saved is None:  # of plain DDP
         return None
@@ -147,11 +155,12 @@ def take_of_gradients(checkpoint: dict[str, Any], path: object = "the checkpoint
         raise ValueError(
             f"The checkpoint was written by a strategy of rounds, whose epochs are rounds and not passes. {_OUT}"
         )
-    if len(saved["ranks"]) != collectives.world_size():
+    if len(saved["ranks"]) != collectives.world_size() and not draws_alike:
         rank_zero_warn(
             f"The checkpoint was written by {len(saved['ranks'])} ranks, and this fit has {collectives.world_size()}: "
             "it goes on with other parts, and other draws of dropout."
         )
+    if len(saved["ranks"]) != collectives.world_size():
         return None
     mine: dict[str, Any] = saved["ranks"][collectives.rank()]
     _check_entries(mine, {"random_state": dict, "buffers": dict}, path)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.row_cache import RowCache
 from lightning_gnn_dist.batches.ahead.source import MOST_KNOWN
-from lightning_gnn_dist.batches.loader import slice_of
+from lightning_gnn_dist.batches.deal import slice_of
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph

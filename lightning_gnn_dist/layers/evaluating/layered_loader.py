@@ -21,7 +21,6 @@ from lightning_gnn_dist.batches.loader import Batches, BatchLoader
 from lightning_gnn_dist.batches.one_hop import RowsOfTypes
 from lightning_gnn_dist.batches.seed_batch import Neighbourhood, SeedsOnly
 from lightning_gnn_dist.engine.apart import in_types
-from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeOffsets, have_names
 from lightning_gnn_dist.layers.layer_pass import LayerNodes, LayerPass, NodesOfRank
 from lightning_gnn_dist.layers.model_layers import (
@@ -267,7 +266,7 @@ class EvaluationLoader(BatchLoader):
 
     def __iter__(self) -> Batches:
         rows = self._rows
-        answers = None if rows is None else rows.computed(lambda: self._targets(self._seeds).nodes.unique())
+        answers = None if rows is None else rows.computed(lambda: self._targets(self._deals[0].seeds).nodes.unique())
         if rows is None or answers is None:
             self._look()
             yield from super().__iter__()
@@ -277,8 +276,7 @@ class EvaluationLoader(BatchLoader):
         del answers  # a trainer leaves this frame at the last batch that it asks for: that batch alone holds the rows
         last = first + min(len(self), rows.num_asked) - 1
         for number in range(first, first + len(self)):
-            key = BatchKey(self._seed, *divmod(number, len(self)))
-            yield self._batch(rows.nodes, key, held.pop() if number == last else next(iter(held), None))
+            yield self._batch(rows.nodes, number, held.pop() if number == last else next(iter(held), None))
 
     def close(self) -> None:
         super().close()
@@ -288,9 +286,9 @@ class EvaluationLoader(BatchLoader):
     def _finished(self, batch: SampledData) -> SampledData:
         return for_layers(super()._finished(batch), self._num_layers)
 
-    def _batch(self, of_nodes: HasInputs, key: BatchKey, answers: Answers | None) -> Any:
-        places = self._places_of(key)
-        seeds, inputs = self._seeds[places], None if self._inputs is None else self._inputs[places]
+    def _batch(self, of_nodes: HasInputs, number: int, answers: Answers | None) -> Any:
+        asked = self._asked([number])
+        (seeds,), inputs = asked[0], None if asked[2] is None else asked[2][0]
         targets, types = self._targets(seeds), of_nodes.types
         of_types = [ids_of(ids) for ids in by_type(targets.nodes, types.offsets)]
         others = dict(targets.others)
@@ -302,7 +300,7 @@ class EvaluationLoader(BatchLoader):
         seed_type = targets.edge_type or (types.seed_type() if have_names(types) else None)
 
         def made() -> SampledData:
-            (batch,) = self._source.make([seeds], [key], None if inputs is None else [inputs])
+            (batch,) = self._source.make(*asked)
             return self._finished(batch)
 
         def seed_rows(kind: object, name: str) -> Tensor | None:

@@ -1,0 +1,102 @@
+"""How the seeds of one learner are dealt to the batches of a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from lightning_gnn_dist.engine.rng import permutation
+from lightning_gnn_dist.engine.sample import BatchKey, refuse_repeated
+
+Order = Callable[[Tensor, int, int], Tensor | None]
+
+
+class NoSeedsError(ValueError):
+    """There are no seeds to make batches of."""
+
+
+class OfStep(NamedTuple):
+    """What a rank computes in the step of a batch, and the random numbers that the model draws on it.
+
+    Attributes:
+        num_batches: The rank's batches in the step, without those that only keep ranks in step.
+        num_seeds: Their seeds.
+        random_seed: For ``torch.manual_seed``; no other batch of the run has it, whichever rank computes it.
+    """
+
+    num_batches: int
+    num_seeds: int
+    random_seed: int
+
+
+@dataclass(eq=False)
+class Deal:
+    """Deals every seed to one of the batches of a pass, of nearly equal sizes, in another order every pass.
+
+    With fewer seeds than batches, every batch gets one seed, and seeds repeat.
+
+    Args:
+        seeds: Distinct ids of nodes, or what else a source takes as seeds, int64.
+        num_batches: Batches per pass.
+        seed: Decides the orders, and what is drawn around the seeds.
+        shuffle: Whether orders change; otherwise seeds stand in the order given.
+        inputs: A number for each seed.
+        num_taken: How many of the seeds a pass takes. Default: all. It goes with ``shuffle``.
+        is_filler: Whether the batches only keep ranks in step.
+    """
+
+    seeds: Tensor
+    num_batches: int
+    seed: int
+    shuffle: bool = True
+    inputs: Tensor | None = None
+    num_taken: int | None = None
+    is_filler: bool = False
+    _orders: dict[int, Tensor] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        refuse_repeated(self.seeds)
+        if self.seeds.numel() == 0:
+            raise NoSeedsError("There are no seeds to make batches of: is the mask that marks them all false?")
+
+    @property
+    def num_seeds(self) -> int:
+        """The seeds of a pass."""
+        return self.seeds.numel() if self.num_taken is None else self.num_taken
+
+    def repeats(self, batch: int) -> bool:
+        """Return whether a batch has nothing of its own to learn from."""
+        return self.is_filler or batch >= self.num_seeds
+
+    def size(self, batch: int) -> int:
+        """Return the number of seeds of a batch."""
+        places = self._slice(batch)
+        return int(places.stop - places.start)
+
+    def places(self, key: BatchKey, order_of: Order) -> Tensor | slice:
+        """Return where the seeds of a batch stand among all; ``order_of`` may choose the order of a pass."""
+        places = self._slice(key.batch)
+        return self._order(key.epoch, order_of)[places] if self.shuffle else places
+
+    def _slice(self, batch: int) -> slice:
+        if self.num_seeds < self.num_batches:
+            begin = batch % self.num_seeds
+            return slice(begin, begin + 1)
+        return slice_of(self.num_seeds, self.num_batches, batch)
+
+    def _order(self, epoch: int, order_of: Order) -> Tensor:
+        order = self._orders.get(epoch)
+        if order is None:
+            order = order_of(self.seeds, self.seed, epoch)
+            order = permutation(self.seeds.numel(), self.seed, epoch) if order is None else order
+            # Kept for two passes, as a bulk may span both. Two threads may compute the same order.
+            self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) == 1} | {epoch: order}
+        return order
+
+
+def slice_of(count: int, num_slices: int, number: int) -> slice:
+    """Where slice ``number`` lies if ``count`` things are cut into slices of nearly equal length."""
+    return slice(number * count // num_slices, (number + 1) * count // num_slices)
