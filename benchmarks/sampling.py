@@ -265,7 +265,7 @@ def loader_of(
     graph: Graph, sampler: Sampler, seeds: Tensor, bulk_size: int, num_threads: int, num_batches: int = 10
 ) -> BatchLoader:
     source = GraphSource(graph, sampler)
-    return BatchLoader(source, seeds, num_batches, seed=0, bulk_size=bulk_size, num_threads=num_threads)
+    return BatchLoader.over(source, seeds, num_batches, seed=0, bulk_size=bulk_size, num_threads=num_threads)
 
 
 def in_large_pages(graph: Graph) -> Graph:

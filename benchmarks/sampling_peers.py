@@ -64,7 +64,7 @@ class Way:
 def our_ways(graph: Graph, seeds: Tensor) -> list[Way]:
     """As a step on blocks takes it, and with the ``edge_index`` that is made when somebody asks for it."""
     sampler, chunks = NeighborSampler(NUM_NEIGHBORS), seeds.chunk(NUM_BATCHES)
-    loader = BatchLoader(
+    loader = BatchLoader.over(
         GraphSource(graph, sampler), seeds, NUM_BATCHES, seed=0, shuffle=False, bulk_size=1, num_threads=0
     )
 

@@ -329,6 +329,7 @@ def _of_classes(world: World) -> Calls:
         "PredictionWriter": lambda: {"path": "predicted.npy"},
         "Redeal": lambda: {"num_supernodes": 8},
         "AsRanks": lambda: {"num_ranks": 8},
+        "AsRanks.batches_of_step": lambda: {"world_size": 4},
         "SuperNodePartitioner": lambda: {"num_supernodes": 8},
     }
 

@@ -27,7 +27,7 @@ def loader(num_batches: int = 5, *, seeds: Tensor = SEEDS, sampler: object = Non
     sampler = NeighborSampler([3, 2]) if sampler is None else sampler
     of_source = {name: options.pop(name) for name in ("widen", "num_ids", "placement", "stream") if name in options}
     source = GraphSource(options.pop("graph", GRAPH), sampler, **of_source)
-    return BatchLoader(source, seeds, num_batches, **{"seed": 0} | options)
+    return BatchLoader.over(source, seeds, num_batches, **{"seed": 0} | options)
 
 
 def threads() -> list[threading.Thread]:

@@ -32,13 +32,13 @@ def measure(rows: Rows, scale: Scale, _: Any) -> None:
 
     def evaluation(place: SampleOn) -> Iterable[Any]:
         source = source_on(place, graph, NeighborSampler([-1, -1]))
-        return BatchLoader(source, seeds[: BATCHES * few], BATCHES, seed=0, shuffle=False, bulk_size=1)
+        return BatchLoader.over(source, seeds[: BATCHES * few], BATCHES, seed=0, shuffle=False, bulk_size=1)
 
     def corrections(place: SampleOn) -> Iterable[Any]:
         return Corrections(GlobalBatches(source_on(place, graph, nodes), seeds, size, seed=0))
 
     def of_links(place: SampleOn) -> Iterable[Any]:
-        return BatchLoader(source_on(place, graph, links, graph.num_edges), edges, BATCHES, seed=0, bulk_size=4)
+        return BatchLoader.over(source_on(place, graph, links, graph.num_edges), edges, BATCHES, seed=0, bulk_size=4)
 
     for name, make in (
         (f"evaluation, {few} seeds with all neighbours of two hops", evaluation),

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from lightning_gnn_dist.checks import check_at_least, check_ids
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey, refuse_repeated
 
@@ -43,7 +45,7 @@ class Deal:
         num_batches: Batches per pass.
         seed: Decides the orders, and what is drawn around the seeds.
         shuffle: Whether orders change; otherwise seeds stand in the order given.
-        inputs: A number for each seed.
+        inputs: A number for each seed, that batches hold as ``input_id``. Default: they hold none.
         num_taken: How many of the seeds a pass takes. Default: all. It goes with ``shuffle``.
         is_filler: Whether the batches only keep ranks in step.
     """
@@ -58,6 +60,10 @@ class Deal:
     _orders: dict[int, Tensor] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
+        check_at_least(1, num_batches=self.num_batches)
+        check_at_least(0, seed=self.seed)
+        check_ids("The seeds of a batch", self.seeds)
+        self.seeds = self.seeds.to(torch.int64).contiguous()
         refuse_repeated(self.seeds)
         if self.seeds.numel() == 0:
             raise NoSeedsError("There are no seeds to make batches of: is the mask that marks them all false?")

@@ -35,13 +35,12 @@ Batches = Generator[SampledData, None, None]
 
 
 class BatchLoader:
-    """The batches of one set of seeds: pass by pass, or as an endless stream.
+    """The batches that learners deal: pass by pass, or as an endless stream.
 
-    A pass deals every seed to exactly one of ``num_batches`` batches of nearly equal size. If there are fewer
-    seeds than batches, every batch gets one seed and seeds repeat, because ranks that must take the same number
-    of steps ask for the same number of batches. With ``num_taken`` a pass deals so many of the seeds, others in every
-    pass. Batch ``t`` of the stream is batch ``t % len(self)`` of pass ``t // len(self)``, and it is the same whatever
-    the bulk size, the threads and the look-ahead.
+    A pass deals every seed to exactly one batch, of nearly equal size, because ranks that must take the same number
+    of steps ask for the same number of batches. Batch ``t`` of the stream is batch ``t % len(self)`` of pass
+    ``t // len(self)``, and it is the same whatever the bulk size, the threads and the look-ahead. Of several learners
+    each batch of the first is followed by one of every other.
 
     Iterating starts nothing before the first batch is asked for, and no thread outlives its iterator. Beside the
     batches that the user keeps, at most ``(prefetch + 1) * bulk_size + 1`` exist at a time, and as many buffers for
@@ -52,20 +51,13 @@ class BatchLoader:
 
     Args:
         source: Makes the batches.
-        seeds: Distinct ids of nodes, or what else the source takes as seeds, int64.
-        num_batches: Batches per pass.
-        seed: Decides every random choice, together with the pass, the batch and the node.
-        shuffle: Deal the seeds in another order every pass, instead of in the order given.
+        deals: How each learner deals its seeds, to as many batches as the others.
         bulk_size: Batches that are made together.
         num_threads: Threads that make batches in the background, at most one where other ranks are asked. With 0 a
             bulk is made when it is due.
         prefetch: Bulks made ahead of the one being consumed. Default: one for each thread and one more.
         num_ranks: The number of ranks that the loader was made for; strategies refuse to run on another number.
         dtype: The type of all floating point numbers. Default: as the source makes them.
-        inputs: A number for each seed, that batches hold as ``input_id``. Default: they hold none.
-        num_taken: How many of the seeds a pass takes. Default: all. It goes with ``shuffle``.
-        others: What further learners of the rank deal, in as many batches. Each batch of ``seeds`` is then followed by
-            one of every other learner, and ``num_batches`` counts steps.
     """
 
     batch_sampler = None  # Lightning reads this of any loader that has a sampler
@@ -73,46 +65,48 @@ class BatchLoader:
     def __init__(
         self,
         source: BatchSource,
-        seeds: Tensor,
-        num_batches: int,
+        deals: Sequence[Deal],
         *,
-        seed: int,
-        shuffle: bool = True,
         bulk_size: int = 2,
         num_threads: int = 1,
         prefetch: int | None = None,
         num_ranks: int = 1,
         dtype: torch.dtype | None = None,
-        inputs: Tensor | None = None,
-        num_taken: int | None = None,
-        others: Sequence[Deal] = (),
     ) -> None:
-        check_at_least(1, num_batches=num_batches, bulk_size=bulk_size)
-        check_at_least(0, num_threads=num_threads, seed=seed)
+        check_at_least(1, bulk_size=bulk_size)
+        check_at_least(0, num_threads=num_threads)
         prefetch = num_threads + 1 if prefetch is None else prefetch
         check_at_least(max(1, num_threads), prefetch=prefetch)
-        seeds = check_seeds(seeds, source.num_ids)
-        self._deals = [Deal(seeds, num_batches, seed, shuffle, inputs, num_taken), *others]
+        for deal in deals:
+            check_seeds(deal.seeds, source.num_ids)
         source.keep_buffers(int((prefetch + 1) * bulk_size + 1))
-        self._source, self._num_batches, self._bulk_size = source, num_batches, bulk_size
+        self._source, self._deals, self._bulk_size = source, deals, bulk_size
         self._num_threads = min(num_threads, source.depth(prefetch), *([1] if source.is_remote else []))
         self._prefetch = prefetch
         self._next_pass = 0
         self._running: set[Ahead[Any, MadeBulk]] = set()
         self._kept: _Run | None = None
         self.num_ranks, self._dtype = num_ranks, dtype
-        self.num_seeds = sum(deal.num_seeds for deal in self._deals if not deal.is_filler)  # of a pass
+        self.num_seeds = sum(deal.num_seeds for deal in deals if not deal.is_filler)  # of a pass
         self.waited_seconds = 0.0  # how long consumers have waited for batches, since the loader was made
 
     @classmethod
-    def of(cls, source: BatchSource, deals: Sequence[Deal], **options: Any) -> BatchLoader:
-        """Return the loader of what one learner deals, or several."""
-        first, *others = deals
-        how: Any = {"seed": first.seed, "shuffle": first.shuffle, "inputs": first.inputs, "num_taken": first.num_taken}
-        return cls(source, first.seeds, first.num_batches, **how, others=others, **options)
+    def over(
+        cls,
+        source: BatchSource,
+        seeds: Tensor,
+        num_batches: int,
+        *,
+        seed: int,
+        shuffle: bool = True,
+        inputs: Tensor | None = None,
+        **options: Any,
+    ) -> BatchLoader:
+        """Return the loader of one set of seeds."""
+        return cls(source, [Deal(seeds, num_batches, seed, shuffle, inputs)], **options)
 
     def __len__(self) -> int:
-        return self._num_batches * len(self._deals)
+        return self._deals[0].num_batches * len(self._deals)
 
     def repeats(self, number: int) -> bool:
         """Return whether a batch of the stream has nothing of its own to learn from."""
@@ -234,7 +228,7 @@ class BatchLoader:
         """Return who deals the seeds of a batch of the stream, and the key of the batch."""
         step, learner = divmod(number, len(self._deals))
         deal = self._deals[learner]
-        return deal, BatchKey(deal.seed, *divmod(step, self._num_batches))
+        return deal, BatchKey(deal.seed, *divmod(step, deal.num_batches))
 
 
 @dataclass

@@ -378,7 +378,7 @@ class GraphDataModule(LightningDataModule):
         own, source = self._task.seeds_and_source(part)
         seeds = torch.cat([own, self._task.seeds_around(part)])
         inputs, how = self._task.inputs_of(part, seeds), self._running.options_of_loader | others
-        return BatchLoader.of(source, learners.deals(part, seeds, inputs, num_batches, seed, own.numel()), **how)
+        return BatchLoader(source, learners.deals(part, seeds, inputs, num_batches, seed, own.numel()), **how)
 
     def _global_batches(self) -> GlobalBatches:
         if self._global is None:

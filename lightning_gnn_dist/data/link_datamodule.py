@@ -21,7 +21,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.opening import check_samplers, check_typed, folder_of_shards, refuse_to_cut
 from lightning_gnn_dist.homes.plan import PartPlan
-from lightning_gnn_dist.homes.residency import Holding
+from lightning_gnn_dist.homes.residency import AsRanks, Holding
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
 from lightning_gnn_dist.homes.shards import ShardHome
@@ -113,6 +113,8 @@ class LinkDataModule(GraphDataModule):
     ) -> None:
         shards = folder_of_shards(split, "split")
         holds = isinstance(holding, Holding) and not holding.is_one_chunk
+        if holds and isinstance(holding.residency, AsRanks):
+            raise ValueError(f"{holding.residency} is for nodes: leave it out of a LinkDataModule.")
         is_for_parts = holds or isinstance(sampler, WholePartSampler)
         boundary = boundary_of(boundary, of_edges=True, is_in_shards=shards is not None, is_for_parts=is_for_parts)
         known = _as_split(split) if shards is None else _bounds_of_links(shards)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.deal import Deal
 from lightning_gnn_dist.batches.global_batches import OwnSeeds
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.source import BatchSource
@@ -93,7 +94,7 @@ class Evaluating:
         how = run.options_of_loader
         if run.settings.loading.sample_on != "cpu":
             how["bulk_size"] = 1  # full neighbourhoods are large for a device
-        return make(source, share, num_batches, seed=run.seed, shuffle=False, inputs=places, **how)
+        return make(source, [Deal(share, num_batches, run.seed, shuffle=False, inputs=places)], **how)
 
 
 class Task(ForgetsRun, ABC):

@@ -108,9 +108,9 @@ class NeighborSampler:
         return isinstance(given, Mapping) and any(0 in numbers for numbers in given.values())
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        return [self.sample(graph, ids, batch_key) for ids, batch_key in check_bulk(graph, seeds, keys)]
+        return [self._sample(graph, ids, batch_key) for ids, batch_key in check_bulk(graph, seeds, keys)]
 
-    def sample(self, graph: Graph, seeds: Tensor, batch_key: BatchKey, names: Array = OWN_IDS) -> Sample:
+    def _sample(self, graph: Graph, seeds: Tensor, batch_key: BatchKey, names: Array = OWN_IDS) -> Sample:
         """Sample one batch; nodes draw by their ``names``."""
         fanouts = self.of_types(graph.types)
         by_table = not self.shared and bool((fanouts >= 0).any())
@@ -159,7 +159,7 @@ class KeyedByName:
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         names: Array = self.names.numpy()
-        return [self.sampler.sample(graph, ids, key, names) for ids, key in check_bulk(graph, seeds, keys)]
+        return [self.sampler._sample(graph, ids, key, names) for ids, key in check_bulk(graph, seeds, keys)]
 
 
 def _per_type(given: Mapping[Any, Sequence[int]]) -> PerType:

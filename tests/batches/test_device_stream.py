@@ -142,9 +142,9 @@ def test_a_loader_hands_out_the_same_batches(device, num_threads, sampler, monke
     monkeypatch.setattr(pool, "SMALL_BYTES", 1)
     monkeypatch.setattr(pool, "POOLED_BYTES", 1)
     options: dict[str, Any] = {"seed": 0, "bulk_size": 3, "num_threads": num_threads}
-    plain = BatchLoader(GraphSource(GRAPH, sampler), torch.arange(60), 8, **options)
+    plain = BatchLoader.over(GraphSource(GRAPH, sampler), torch.arange(60), 8, **options)
     source = GraphSource(GRAPH, sampler, stream=DeviceStream(ELSEWHERE))
-    sent = BatchLoader(source, torch.arange(60), 8, **options)
+    sent = BatchLoader.over(source, torch.arange(60), 8, **options)
     pairs = list(zip([*plain, *plain], [*sent, *sent], strict=True))
     assert len(pairs) == 16
     for one, other in pairs:
@@ -176,9 +176,9 @@ def test_no_batch_changes_while_others_are_made(made_on):
     x = torch.arange(20_000.0)[:, None].expand(-1, 128).contiguous()
     graph = Graph(whole.indptr, whole.indices, {"x": x})
     options: dict[str, Any] = {"seed": 0, "bulk_size": 4, "num_threads": 2}
-    plain = BatchLoader(GraphSource(graph, sampler), torch.arange(10_000), 50, **options)
+    plain = BatchLoader.over(GraphSource(graph, sampler), torch.arange(10_000), 50, **options)
     where, drawn = (graph, sampler) if made_on == "cpu" else (on("cuda:0", graph), DeviceSampler(sampler))
-    loader = BatchLoader(GraphSource(where, drawn, stream=DeviceStream(cuda)), torch.arange(10_000), 50, **options)
+    loader = BatchLoader.over(GraphSource(where, drawn, stream=DeviceStream(cuda)), torch.arange(10_000), 50, **options)
     weight, is_right, kept = torch.randn(128, 128, device=cuda), [], []
     for _ in range(3):  # buffers come round
         for batch, same in zip(loader, plain, strict=True):

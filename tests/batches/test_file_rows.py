@@ -45,6 +45,8 @@ def test_batches_are_the_same(
         graph.save(tmp_path / "graph")
         graph = Graph.open(tmp_path / "graph")
     source = partial(GraphSource, graph, NeighborSampler([-1, -1]), all_labels=all_labels)
-    plain, sparing = (BatchLoader(source(), torch.arange(400), 7, seed=0, num_threads=num_threads) for _ in range(2))
+    plain, sparing = (
+        BatchLoader.over(source(), torch.arange(400), 7, seed=0, num_threads=num_threads) for _ in range(2)
+    )
     sparing.spare_memory()
     check_same(map(contents, sparing), map(contents, plain))

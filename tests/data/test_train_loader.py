@@ -39,7 +39,7 @@ def parts(*, in_background: bool = True) -> PartSwitcher:
 
 
 def batches_of(part: Graph, num_batches: int) -> BatchLoader:
-    return BatchLoader(
+    return BatchLoader.over(
         GraphSource(part, NeighborSampler([3, 3])), part.split("train"), num_batches, seed=5, num_threads=1
     )
 

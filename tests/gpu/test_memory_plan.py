@@ -52,7 +52,7 @@ def batches_of(graph: Graph, sampler: Any, placement: Placement | None, seeds: T
     """Two passes, of which each batch is looked at after those that follow it were begun."""
     stream = None if placement is None else stream_to(CUDA)
     source = GraphSource(graph, sampler, placement=placement, stream=stream, all_labels=False)
-    loader = BatchLoader(source, seeds, -(-len(seeds) // 400), seed=0, bulk_size=2, num_threads=2)
+    loader = BatchLoader.over(source, seeds, -(-len(seeds) // 400), seed=0, bulk_size=2, num_threads=2)
     weight = torch.randn(256, 256, device="cpu" if placement is None else CUDA)
     for _ in range(2):
         for batch in loader:

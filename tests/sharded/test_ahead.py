@@ -50,8 +50,8 @@ CACHES = {0: 0, 1: 700, 8: 4000, 32: 1 << 20}
 def passes(source: BatchSource, rank: int) -> list[dict[str, Any]]:
     """Ranks have other numbers of batches, leave a pass unfinished, and make corrections and evaluate in between."""
     seeds = torch.arange(20 * rank, 20 * rank + 60)
-    loader = BatchLoader(source, seeds, 5 + rank, seed=rank, bulk_size=3)
-    held = BatchLoader(source, seeds, 2, seed=0, shuffle=False, bulk_size=3)
+    loader = BatchLoader.over(source, seeds, 5 + rank, seed=rank, bulk_size=3)
+    held = BatchLoader.over(source, seeds, 2, seed=0, shuffle=False, bulk_size=3)
     whole = GlobalBatches(source, torch.arange(300), 32, 0, 3, None, True, True, lambda: True)
     size = len(loader)
     found = [*loader.between(0, size, [range(size, 2 * size), range(2 * size, 3 * size)]), *held]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,21 @@ from lightning_gnn_dist import (
     Halo,
     Holding,
     Isolated,
+    LinkDataModule,
     LLCGStrategy,
     Loading,
     NeighborSampler,
     Partition,
     PartitionedDataModule,
+    RandomPartitioner,
     WholePartSampler,
+    citations,
     communities,
+    split_edges,
 )
 from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.sampling.neighbor import KeyedByName
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
@@ -174,7 +181,7 @@ def test_a_checkpoint_in_mid_pass_goes_on_with_other_ranks(ranks: tuple[int, int
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"boundary": Isolated()}, r"AsRanks\(num_ranks=4\) needs batches .* Isolated\(\) hides .* use boundary=Halo\(2\), or Fetch"),
+        ({"boundary": Isolated()}, r"AsRanks\(num_ranks=4\) needs .*Isolated\(\) hides .* use boundary=Halo\(2\)"),
         ({"boundary": Halo(1)}, r"boundary=Halo\(\) hides some of what seeds would see: use boundary=Halo\(2\)"),
         ({"boundary": Halo(2, bytes=10**6)}, r"hides some of what seeds would see"),
         ({"sampler": WholePartSampler(2)}, r"takes a NeighborSampler without shared draws .* WholePartSampler"),
@@ -185,6 +192,39 @@ def test_a_checkpoint_in_mid_pass_goes_on_with_other_ranks(ranks: tuple[int, int
 def test_what_would_depend_on_the_ranks_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         data_of(**({"boundary": Halo(2)} | options))
+
+
+def test_links_are_refused() -> None:
+    split = split_edges(graph())
+    with pytest.raises(ValueError, match=r"AsRanks\(num_ranks=4\) is for nodes: leave it out of a LinkDataModule"):
+        LinkDataModule(split, holding=Holding(AsRanks(LEARNERS)))
+
+
+def weighted() -> Graph:
+    made = communities(240, 4, num_features=8, seed=2)
+    made.edge_arrays["w"] = torch.rand(made.num_edges, generator=torch.Generator().manual_seed(0))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "sampler"),
+    [
+        (lambda: citations(600), NeighborSampler([2, 2])),
+        (weighted, NeighborSampler([3, 2], weight="w")),
+        (weighted, NeighborSampler([3, 2], weight="w", replace=True)),
+        (weighted, NeighborSampler([4, -1], replace=True)),
+    ],
+    ids=str,
+)
+def test_a_part_draws_what_the_whole_graph_draws(made: Callable[[], Graph], sampler: NeighborSampler) -> None:
+    whole = made()
+    data = PartitionedDataModule(whole, partitioner=RandomPartitioner(), sampler=sampler, boundary=Halo(2))
+    part, key = data.part(1, 3), BatchKey(5, 1, 2)
+    names, seeds = part.node_arrays["n_id"], part.split("train")[:20]
+    (of_part,) = KeyedByName(sampler, names).sample_bulk(part, [seeds], [key])
+    (of_whole,) = sampler.sample_bulk(whole, [names[seeds]], [key])
+    assert torch.equal(names[of_part.nodes], of_whole.nodes)
+    assert torch.equal(of_part.indices, of_whole.indices) and torch.equal(of_part.indptr, of_whole.indptr)
 
 
 def test_more_ranks_than_learners_and_empty_learners_are_refused() -> None:

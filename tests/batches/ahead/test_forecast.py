@@ -20,7 +20,9 @@ def test_it_is_what_batches_fetch(tmp_path: Path) -> None:
     graph, seeds = Graph.open(tmp_path / "graph"), torch.arange(0, 500, 2)
     rows = DiskRows.of(graph, 150 * 64)
     assert rows is not None
-    loader = BatchLoader(FileSource(graph, rows, SAMPLER, Loading()), seeds, 13, seed=0, bulk_size=3, num_threads=0)
+    loader = BatchLoader.over(
+        FileSource(graph, rows, SAMPLER, Loading()), seeds, 13, seed=0, bulk_size=3, num_threads=0
+    )
     for _ in loader.between(0, 150):
         pass
     found = forecast(graph, SAMPLER, seeds, None, [0, 150, 500], graph.degrees().__getitem__, **SIZES)

@@ -32,9 +32,12 @@ class Setting:
         graph, self.sampler = saved(folder), Recorder()
         rows = DiskRows.of(graph, 5000)
         assert rows is not None
-        self.rows, self.expected = rows, BatchLoader(GraphSource(graph, Recorder(), all_labels=False), SEEDS, 5, seed=3)
+        self.rows, self.expected = (
+            rows,
+            BatchLoader.over(GraphSource(graph, Recorder(), all_labels=False), SEEDS, 5, seed=3),
+        )
         source: Any = FileSource(graph, rows, self.sampler, Loading())
-        self.loader = BatchLoader(source, SEEDS, 5, seed=3, bulk_size=2, **options)
+        self.loader = BatchLoader.over(source, SEEDS, 5, seed=3, bulk_size=2, **options)
 
     def take(self, numbers: range, *then: range) -> None:
         """Take the batches of a pass, as the training does: it never asks for one more."""
