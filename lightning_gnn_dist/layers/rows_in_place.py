@@ -79,11 +79,12 @@ class RowsInPlace(Tensor):
             stop: Where they end.
             edges: The edges that these nodes send.
         """
-        kind = {"dtype": table.dtype, "device": table.device, "requires_grad": table.requires_grad}
-        rows = Tensor._make_wrapper_subclass(RowsInPlace, (len(at), *table.shape[1:]), **kind)
+        kind: dict[str, Any] = {"dtype": table.dtype, "device": table.device, "requires_grad": table.requires_grad}
+        rows: Any = Tensor._make_wrapper_subclass(RowsInPlace, (len(at), *table.shape[1:]), **kind)
         rows.table, rows.at, rows.edges, rows.owed, rows.copied = table.detach(), at, list(edges), [], None
         rows.own = rows.table[start:stop].requires_grad_(table.requires_grad)
-        return rows  # type: ignore[no-any-return]
+        shown: RowsInPlace = rows
+        return shown
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -98,14 +99,14 @@ class RowsInPlace(Tensor):
                 return func(*args, **kwargs)
             if func is Tensor.__getitem__ and isinstance(args[0], cls) and (end := args[0]._end(args[1])) is not None:
                 return args[0].own[:end]
-            if func in PRODUCTS and (edges := _edges_of(*args[:2])) is not None:
-                (how,) = args[2:] or kwargs.values() or (None,)
-                if how in (None, "sum", "mean"):
-                    return _Product.apply(args[1], args[0], edges, how)
+            edges = _edges_of(*args[:2]) if func in PRODUCTS else None
+        how = None if edges is None else (args[2:] or [*kwargs.values()] or [None])[0]
+        if edges is not None and how in (None, "sum", "mean"):
+            return _Product.apply(args[1], args[0], edges, how)  # type: ignore[no-untyped-call]
         return func(*_each(args, _copy), **_each(kwargs, _copy))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return func(*_each(args, _copy_alone), **_each(kwargs or {}, _copy_alone))
 
     def _end(self, places: object) -> int | None:
@@ -140,7 +141,7 @@ def _edges_of(matrix: Any, rows: Any) -> Edges | None:
     if not isinstance(matrix, Adjacency) or not isinstance(rows, RowsInPlace) or rows.dim() != 2:
         return None
     places = matrix.col_indices().data_ptr()
-    return next((edges for edges in rows.edges if edges.places.data_ptr() == places and len(edges.places)), None)
+    return next((edges for edges in rows.edges if edges.places.data_ptr() == places), None)
 
 
 class _Product(torch.autograd.Function):
@@ -148,7 +149,8 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: RowsInPlace, matrix: Tensor, edges: Edges, how: str | None) -> Tensor:
-        indptr, values = matrix.crow_indices(), matrix.values()
+        with torch._C.DisableTorchFunctionSubclass():
+            indptr, values = matrix.crow_indices(), matrix.values()
         ctx.known = rows, edges.number, values, indptr.diff().clamp_(min=1) if how == "mean" else None
         block = Block(len(indptr) - 1, len(rows.table), indptr, edges.senders, values)
         return product(block.weighted_adj, rows.table, how)
@@ -156,9 +158,10 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         rows, number, values, degrees = ctx.known
-        gradient = gradient if degrees is None else gradient / degrees[:, None]
-        call = sum(each.number == number for each in rows.owed)
-        rows.owed.append(Owed(number, call, gradient, values))
+        if len(values):  # those of no edges may be of any type
+            gradient = gradient if degrees is None else gradient / degrees[:, None]
+            call = sum(each.number == number for each in rows.owed)
+            rows.owed.append(Owed(number, call, gradient, values))
         return None, None, None, None
 
 
