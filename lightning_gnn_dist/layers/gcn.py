@@ -92,10 +92,15 @@ def gcn_rows(conv: GCNConv, batch: Data, x: Tensor, weight: str | None) -> Tenso
         degrees, loops = _degrees(batch, block, values, degree_name(weight, loop), loop, dtype)
         scale = degrees.pow(-0.5)
         scale = scale.masked_fill(scale == torch.inf, 0.0).to(x.dtype)[:, None]
-        h = h * scale
-        out = _sum(block, h, values)
+        if sums_first:  # senders' rows are left as they are, so that they need no copy
+            of_senders = scale[block.indices.long(), 0]
+            out, own = _sum(block, h, of_senders if values is None else values * of_senders), h[: block.num_dst]
+            own = own if loops is None else own * scale[: block.num_dst]
+        else:
+            h = h * scale
+            out, own = _sum(block, h, values), h[: block.num_dst]
         if loops is not None:
-            out = out + loops[: block.num_dst, None].to(h.dtype) * h[: block.num_dst]
+            out = out + loops[: block.num_dst, None].to(h.dtype) * own
         out = out * scale[: block.num_dst]
     out = conv.lin(out) if sums_first else out
     return out if conv.bias is None else out + conv.bias

@@ -13,8 +13,9 @@ import copy
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,11 +25,18 @@ from torch.autograd.function import once_differentiable
 from lightning_gnn_dist.batches.one_hop import LayerView, Nodes, RowsOfTypes, one_hop
 from lightning_gnn_dist.joint import RowsOfRanks
 from lightning_gnn_dist.layers.norms import norm_of_batch
+from lightning_gnn_dist.layers.rows_in_place import Edges, Owed, RowsInPlace, product, turned_round
 from lightning_gnn_dist.sampling.block import Block
 
-_OF_A_SENDER, _OF_A_NODE, _OF_AN_EDGE = 3, 8, 2  # rows that a block holds: copies, what it makes on the way, messages
+_OF_INPUT, _OF_OUTPUT, _OF_A_SENDER, _OF_AN_EDGE = (
+    4,
+    6,
+    3,
+    2,
+)  # rows that a block holds: made on the way, copies, messages
 _BYTES_OF_AN_EDGE = 64  # its places, and the block's matrix and the transposed one
 Ranges = list[tuple[int, int]]  # of each node type, which of the layer's nodes
+_Read = list[RowsInPlace | None]  # of each node type
 LayerRows = Callable[[Any, Any, int], RowsOfTypes]  # of a layer, its batch and its number
 
 
@@ -119,14 +127,14 @@ class _InBlocks:
             return outputs[0]
         return {kind: rows for kind, rows in zip(kinds, outputs, strict=True) if rows is not None}
 
-    def rows(self, view: Any, ranges: Ranges, inputs: RowsOfTypes) -> tuple[RowsOfTypes, list[Tensor], RowsOfTypes]:
-        """Return the rows of a block, the nodes of each type that it reads, and the rows of these."""
-        seen, nodes = _seen(view, ranges)
-        read: RowsOfTypes = [
-            None if x is None else x.detach()[at].requires_grad_(x.requires_grad)
-            for x, at in zip(inputs, nodes, strict=True)
+    def rows(self, view: Any, ranges: Ranges, inputs: RowsOfTypes) -> tuple[RowsOfTypes, _Read, Sequence[Block]]:
+        """Return the rows of a block, the rows that it reads, and its edges."""
+        seen, ats, edges = _seen(view, ranges)
+        read: _Read = [
+            None if x is None else RowsInPlace.of(x, at, *own, sent)
+            for x, at, own, sent in zip(inputs, ats, ranges, edges, strict=True)
         ]
-        block = one_hop(view, seen, read)
+        block = one_hop(view, seen, list(read))
         known = _names(block)
         rows = self.layer_rows(self.layer, block, self.index)
         if added := _names(block) - known:
@@ -135,7 +143,7 @@ class _InBlocks:
                 "WholePartSampler(bytes=...) is that of a block, and no other layer's: compute it before, as an array "
                 "of the graph, or leave bytes out."
             )
-        return rows, nodes, read
+        return rows, read, seen.blocks
 
     def table(self, like: Tensor, num_rows: int) -> Tensor:
         """Zeros for all nodes, in a file if they take too much memory."""
@@ -148,27 +156,52 @@ class _InBlocks:
             octets = torch.from_numpy(np.memmap(file, np.uint8, "r+", shape=(num_bytes,)))
         return octets.view(like.dtype).view(shape)
 
-    def blocks(self, view: Any, likes: RowsOfTypes) -> Iterator[Ranges]:
+    def blocks(self, view: Any, needs: _Needs) -> Iterator[Ranges]:
         """Yield blocks that take no more than they may, but for those of one node of each type."""
-        tensors = [store._mapping.get("x") for store in view.node_stores] + likes
-        of_row = max((prod(x.shape[1:]) * x.element_size() for x in tensors if x is not None), default=0)
         waiting = [_all_nodes(view)]
         while waiting:
             ranges = waiting.pop()
             most = max(stop - start for start, stop in ranges)
-            if most <= 1 or self._foreseen(view, ranges, of_row) <= self.bytes_of_block:
+            if most <= 1 or _foreseen(view, ranges, needs) <= self.bytes_of_block:
                 yield ranges
                 continue
             middle = [(start + stop) // 2 for start, stop in ranges]
             waiting.append([(at, stop) for at, (_, stop) in zip(middle, ranges, strict=True)])
             waiting.append([(start, at) for at, (start, _) in zip(middle, ranges, strict=True)])
 
-    def _foreseen(self, view: Any, ranges: Ranges, of_row: int) -> int:
-        num_nodes = sum(stop - start for start, stop in ranges)
-        num_edges = sum(stop - start for _, _, (start, stop) in _edges(view, ranges))
-        senders = min(num_nodes + num_edges, sum(map(_num_src, view.node_stores)))
-        rows = _OF_A_SENDER * senders + _OF_A_NODE * num_nodes + _OF_AN_EDGE * num_edges
-        return rows * of_row + num_edges * _BYTES_OF_AN_EDGE
+
+class _Needs(NamedTuple):
+    """What a layer has been seen to make of one node.
+
+    Attributes:
+        likes: No rows, of the type and shape that it returns for each node type.
+        copies: Whether it copies rows of senders, for each node type.
+        messages: Whether it may make something for each edge.
+    """
+
+    likes: RowsOfTypes
+    copies: list[bool]
+    messages: bool
+
+
+def _foreseen(view: Any, ranges: Ranges, needs: _Needs) -> int:
+    """The bytes that a block takes."""
+    sent = [0] * len(ranges)
+    for sender, _, (first, last) in _edges(view, ranges):
+        sent[sender] += last - first
+    num_bytes = 0
+    for store, like, is_copied, (start, stop), edges in zip(
+        view.node_stores, needs.likes, needs.copies, ranges, sent, strict=True
+    ):
+        of_input, of_output = _bytes_of_row(store._mapping.get("x")), _bytes_of_row(like)
+        num_bytes += (stop - start) * (_OF_INPUT * of_input + _OF_OUTPUT * of_output)
+        num_bytes += is_copied * min(stop - start + edges, _num_src(store)) * _OF_A_SENDER * of_input
+        num_bytes += edges * (_BYTES_OF_AN_EDGE + needs.messages * _OF_AN_EDGE * max(of_input, of_output))
+    return num_bytes
+
+
+def _bytes_of_row(rows: Tensor | None) -> int:
+    return 0 if rows is None else prod(rows.shape[1:]) * rows.element_size()
 
 
 class _Recomputed(torch.autograd.Function):
@@ -180,8 +213,8 @@ class _Recomputed(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         ctx.known = layer, view, num_types
         ctx.autocast = _autocast(device)
-        likes, ctx.random = _likes(layer, view, inputs), _Random(device)
-        ctx.blocks = list(layer.blocks(view, likes))
+        needs, ctx.random = _needs(layer, view, inputs), _Random(device)
+        ctx.blocks, likes = list(layer.blocks(view, needs)), needs.likes
         counts = [stop for _, stop in _all_nodes(view)]
         outputs = [None if n is None else layer.table(n, count) for n, count in zip(likes, counts, strict=True)]
         for ranges in ctx.blocks:
@@ -204,31 +237,72 @@ class _Recomputed(torch.autograd.Function):
         is_read = needs[:num_types]
         of_inputs = [layer.table(x, len(x)) if needed else None for x, needed in zip(inputs, is_read, strict=True)]
         of_weights: list[Tensor | None] = [None] * len(weights)
-        outer, random = _Random(ctx.random.device), ctx.random
+        outer, random, debts = _Random(ctx.random.device), ctx.random, _Debts(layer, view)
         for ranges in ctx.blocks:
             random.resume()
             with torch.enable_grad(), torch.autocast(**ctx.autocast):
-                rows, nodes, read = layer.rows(view, ranges, inputs)
+                rows, read, _ = layer.rows(view, ranges, inputs)
             random = _Random(random.device)  # a backward pass may draw, too
-            found = _gradients(
-                rows, gradients, ranges, [x for x in read if x is not None and x.requires_grad] + [*weights]
-            )
-            for of_type, at in zip(of_inputs, nodes, strict=True):
-                if of_type is not None and (some := next(found)) is not None:
-                    of_type.index_add_(0, at, some)
+            leaves = [x.leaves if x is not None and x.own.requires_grad else [] for x in read]
+            found = _gradients(rows, gradients, ranges, [*chain(*leaves), *weights])
+            for of_type, x, of_x, (start, stop) in zip(of_inputs, read, leaves, ranges, strict=True):
+                if of_type is not None and x is not None:
+                    of_own, *of_copies = [next(found) for _ in of_x]
+                    if of_own is not None:
+                        of_type[start:stop] += of_own
+                    for some in of_copies:
+                        if some is not None:
+                            of_type.index_add_(0, x.at, some)
+                    debts.keep(x.owed, ranges)
             for number, some in enumerate(found):
                 known = of_weights[number]
                 of_weights[number] = some if known is None or some is None else known + some
         outer.resume()
+        debts.pay(of_inputs)
         return None, None, None, *of_inputs, *of_weights
 
 
-def _likes(layer: _InBlocks, view: Any, inputs: RowsOfTypes) -> RowsOfTypes:
-    """No rows, of the type and shape that the layer returns. What it draws is drawn once more."""
+class _Debts:
+    """What the blocks of a layer owe senders whose rows they have summed in place, until each gets it at once."""
+
+    def __init__(self, layer: _InBlocks, view: Any) -> None:
+        self._layer, self._view = layer, view
+        self._tables = dict[tuple[int, int], tuple[Tensor, Tensor]]()
+
+    def keep(self, owed: Sequence[Owed], ranges: Ranges) -> None:
+        edges = list(_edges(self._view, ranges))
+        for each in owed:
+            _, receiver, (first, last) = edges[each.number]
+            if (key := (each.number, each.call)) not in self._tables:
+                block = self._view.edge_stores[each.number]._blocks[0]
+                values = each.values.new_zeros(block.num_edges)
+                self._tables[key] = self._layer.table(each.gradients, block.num_dst), values
+            gradients, values = self._tables[key]
+            gradients[slice(*ranges[receiver])], values[first:last] = each.gradients, each.values
+
+    def pay(self, of_inputs: Sequence[Tensor | None]) -> None:
+        edges = list(_edges(self._view, _all_nodes(self._view)))
+        for (number, _), (gradients, values) in self._tables.items():
+            of_type, block = of_inputs[edges[number][0]], self._view.edge_stores[number]._blocks[0]
+            most_rows = max(1, self._layer.bytes_of_block // (2 * _bytes_of_row(gradients)))
+            if of_type is not None:
+                for start, stop, matrix in turned_round(block, values, most_rows):
+                    of_type[start:stop] += product(matrix, gradients)
+
+
+def _needs(layer: _InBlocks, view: Any, inputs: RowsOfTypes) -> _Needs:
+    """Compute one node of each type. What that draws is drawn once more."""
     random = _Random(view.node_stores[0]["n_id"].device)
-    rows, *_ = layer.rows(view, [(start, min(stop, 1)) for start, stop in _all_nodes(view)], inputs)
+    rows, read, blocks = layer.rows(view, [(start, min(stop, 1)) for start, stop in _all_nodes(view)], inputs)
     random.resume()
-    return [None if each is None else each[:0].detach() for each in rows]
+    copies = [x is not None and x.copied is not None for x in read]
+    likes = [None if each is None else each[:0].detach() for each in rows]
+    return _Needs(likes, copies, any(copies) and any(map(_may_make_messages, blocks)))
+
+
+def _may_make_messages(block: Block) -> bool:
+    matrices = [block.__dict__[name] for name in ("adj", "weighted_adj") if name in block.__dict__]
+    return "edge_index" in block.__dict__ or not matrices or any(matrix.is_read for matrix in matrices)
 
 
 def _gradients(
@@ -286,8 +360,9 @@ def _edges(view: Any, ranges: Ranges) -> Iterator[tuple[int, int, tuple[int, int
         yield sender, receiver, (first, last)
 
 
-def _seen(view: Any, ranges: Ranges) -> tuple[LayerView, list[Tensor]]:
-    """What a layer sees of a batch of one hop to compute some of its nodes, and where these and their senders are."""
+def _seen(view: Any, ranges: Ranges) -> tuple[LayerView, list[Tensor], list[list[Edges]]]:
+    """What a layer sees of a batch of one hop to compute some of its nodes, where these and their senders are, and the
+    edges that nodes of each type send."""
     device = view.node_stores[0]["n_id"].device
     sizes, edges = [_num_src(store) for store in view.node_stores], list(_edges(view, ranges))
     outermost = [store._blocks[0] for store in view.edge_stores]
@@ -303,11 +378,13 @@ def _seen(view: Any, ranges: Ranges) -> tuple[LayerView, list[Tensor]]:
         nodes.append(Nodes(stop - start, len(at), at))
         ats.append(at)
         places.append(place)
-    blocks = []
+    blocks, sent = list[Block](), [list[Edges]() for _ in sizes]
     for block, (sender, receiver, (first, last)) in zip(outermost, edges, strict=True):
-        (start, stop), indices = ranges[receiver], places[sender][block.indices[first:last].long()]
+        (start, stop), senders = ranges[receiver], block.indices[first:last]
+        indices = places[sender][senders.long()].to(senders.dtype)
+        sent[sender].append(Edges(len(blocks), indices, senders))
         weight = None if block.weight is None else block.weight[first:last]
         indptr = block.indptr[start : stop + 1] - first
-        csr = indptr, indices.to(block.indices.dtype), weight
+        csr = indptr, indices, weight
         blocks.append(Block(stop - start, nodes[sender].num_src, *csr, block.dtype, block.is_corrected))
-    return LayerView(nodes, blocks, [first for _, _, (first, _) in edges]), ats
+    return LayerView(nodes, blocks, [first for _, _, (first, _) in edges]), ats, sent
