@@ -183,7 +183,8 @@ def _add_sizes(stores: Stores, content: Content) -> None:
         store._mapping["num_sampled_edges"] = list(rows.num_sampled)
         weight, csr = store._mapping.get("edge_weight"), (rows.indptr, rows.indices)
         ends = upto[receiver], upto[sender]
-        store.promise(blocks_of(*ends, rows.num_sampled, csr, x[sender], weight, is_corrected=is_corrected))
+        blocks = blocks_of(*ends, rows.num_sampled, csr, x[sender], weight, is_corrected=is_corrected)
+        store.promise(blocks, len(rows.num_sampled))
 
 
 def _add_extra(stores: Stores, content: Content) -> None:

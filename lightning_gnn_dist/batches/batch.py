@@ -57,9 +57,9 @@ class Promising(ReadsLater):
     _edge_arrays: frozenset[str] = frozenset()  # names that the graph knows
     _num_layers = 0  # how many hops have a block for a layer, the seeds' first; 0 stands for all
 
-    def promise(self, blocks: tuple[Block, ...]) -> None:
+    def promise(self, blocks: tuple[Block, ...], num_layers: int = 0) -> None:
         """Hold these blocks, and promise an ``edge_index`` of the edges of the first one."""
-        self._blocks = blocks
+        self._blocks, self._num_layers = blocks, num_layers
         self._mapping["edge_index"] = None
 
     @property
@@ -192,7 +192,7 @@ class SampledData(Data):  # type: ignore[misc]
 
     @blocks.setter
     def blocks(self, blocks: list[Block]) -> None:
-        self._store._blocks = tuple(blocks)
+        self._store._blocks, self._store._num_layers = tuple(blocks), 0
 
     def _found_blocks(self) -> tuple[Block, ...]:
         blocks: tuple[Block, ...] = self._store.blocks_of_layers
@@ -304,12 +304,18 @@ def blocks_of(
     edge_weight: Any,
     is_corrected: bool,
 ) -> tuple[Block, ...]:
-    """The blocks of all layers over one CSR. Of receivers and senders there are so many up to each hop."""
+    """The blocks of all layers over one CSR, and before them that of all rows, where no layer computes the last ones.
+
+    Of receivers and senders there are so many up to each hop.
+    """
     dtype = dtype_of(x)
     edges = list(accumulate(num_sampled_edges))
     weight = weight_of(edge_weight, edges[-1], dtype)
-    outermost = Block(receivers[-2], senders[-1], *csr, weight, dtype, is_corrected)
-    inner = range(len(edges) - 2, -1, -1)
+    outermost = Block(csr[0].numel() - 1, senders[-1], *csr, weight, dtype, is_corrected)
+    has_more_rows = outermost.num_dst > receivers[-2]
+    if has_more_rows:
+        edges[-1] = int(outermost.indptr[receivers[-2]])
+    inner = range(len(edges) - 1 if has_more_rows else len(edges) - 2, -1, -1)
     return outermost, *(outermost.head(receivers[hop], senders[hop + 1], edges[hop]) for hop in inner)
 
 

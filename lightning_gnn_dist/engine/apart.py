@@ -65,7 +65,8 @@ def count(
             seen[kind] += 1
         upto_nodes[hop] = seen
     for hop in range(len(hops) - 2):
-        for edge in range(indptr[hops[hop]], indptr[hops[hop + 1]]):
+        is_last = hop == len(hops) - 3
+        for edge in range(indptr[hops[hop]], indptr[len(indptr) - 1 if is_last else hops[hop + 1]]):
             number = _U(kinds[_U(edge)])
             if number >= _U(len(counts)):
                 return False
@@ -145,7 +146,7 @@ class EdgesOfType(NamedTuple):
     """The edges of one type in a batch.
 
     Attributes:
-        indptr: Where the row of each receiver starts; its type's nodes of all hops but the last have one.
+        indptr: Where the row of each receiver starts; its type's nodes of all hops but the last have one, or all.
         indices: The senders, as numbers among the batch's nodes of their type.
         edge_ids: The sample's ids of these edges; nothing that can be used where it has none.
         num_sampled: The edges per hop.
@@ -199,7 +200,7 @@ def by_types(types: TypeOffsets, sample: Sample) -> Apart | None:
     if not count(ids, indptr, kinds, hops, layout, of_type, at, upto_nodes[1:], upto_edges[1:]):
         return None
     first, edge_first = _starts(upto_nodes[-1]), _starts(upto_edges[-1])
-    row_first = _starts(upto_nodes[-2, layout.target] + 1)
+    row_first = _starts(upto_nodes[-1 if len(indptr) > len(ids) else -2, layout.target] + 1)
     rows, columns = np.empty(row_first[-1], indptr.dtype), np.empty(edge_first[-1], indices.dtype)
     local, edge_ids = np.empty(len(ids), np.int64), np.empty(edge_first[-1], np.int64)
     starts = first, edge_first, row_first

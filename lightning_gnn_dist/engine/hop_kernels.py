@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_gnn_dist.engine.compiling import compiled, inlined, part
-from lightning_gnn_dist.engine.intrinsics import RUN, fill_run, prefetch
+from lightning_gnn_dist.engine.intrinsics import LINE, RUN, fill_run, prefetch
 from lightning_gnn_dist.engine.kernels import (
     ALL_BITS,
     AT_ONCE,
     BLOCK,
     DAMAGED,
-    LINE,
     REPEATED_SEED,
     ZERO,
     Array,

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_gnn_dist.engine.compiling import inlined, part
-from lightning_gnn_dist.engine.intrinsics import RUN, prefetch, run_length
+from lightning_gnn_dist.engine.intrinsics import LINE, RUN, prefetch, run_length
 from lightning_gnn_dist.engine.rng import below, draw
 from lightning_gnn_dist.engine.weighted import (
     LEAST_WEIGHT,
@@ -33,7 +33,6 @@ Array = npt.NDArray[Any]
 
 BLOCK = 64  # frontier rows per stage: 32 to 128 take the same time
 ROWS_AHEAD = 48  # reads of indptr in flight
-LINE = 64  # bytes of a cache line
 AT_ONCE = 8  # positions that may be written together: ``Work.positions`` has memory for so many past its end
 REPEATED_SEED = -1  # a kernel returns this if a seed was given twice
 DAMAGED = -2  # and this if a row or a sender lies outside the graph

@@ -36,14 +36,15 @@ class Sample(NamedTuple):
     """The sampled neighbourhood of one batch.
 
     Row ``i`` lists the sampled in-neighbours of ``nodes[i]``. Nodes stand in the order of hops, and only the
-    last hop's nodes have no row, so the CSR of every later layer is the first rows of this one.
+    last hop's nodes have no row, so the CSR of every later layer is the first rows of this one. Where they have one, no
+    layer computes it.
 
     Attributes:
         nodes: Ids of the batch's nodes, int64, the seeds first, shape ``(n,)``.
         indptr: Where each row starts, shape ``(rows + 1,)``.
         indices: The rows' entries, as positions in ``nodes``, shape ``(nnz,)``.
         num_sampled_nodes: New nodes per hop; hop 0 is the seeds.
-        num_sampled_edges: Edges per hop.
+        num_sampled_edges: Edges per hop. Those of the last hop's nodes, if there are any, are of the one before.
         edge_ids: Each edge's position in the graph's ``indices``, or None where nobody needs it.
         edge_weight: The batch's ``edge_weight``, float32, or None to keep the graph's.
         node_norm: The batch's ``node_norm``, a weight for the loss of each node, or None.

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_gnn_dist.engine.compiling import compiled, inlined, part
-from lightning_gnn_dist.engine.intrinsics import prefetch
+from lightning_gnn_dist.engine.intrinsics import LINE, prefetch
 from lightning_gnn_dist.engine.rng import draw, unit
 
 Array = npt.NDArray[Any]
@@ -198,7 +198,6 @@ def put_first(arrivals: Array, count: int, times: Array, order: Array) -> None:
 
 
 SHORT = 20  # edges of a row whose arrivals are computed sooner than its table gives different edges
-LINE = 64  # bytes of a cache line
 
 
 class Weights(NamedTuple):

@@ -176,7 +176,8 @@ def rebase(blocks: tuple[Block, ...], outermost: Block) -> tuple[Block, ...]:
 def innermost(blocks: tuple[Block, ...], num_layers: int) -> tuple[Block, ...]:
     """The blocks of so many layers, of 0 all. If some are left out, senders of the first one are all nodes."""
     found = blocks[-num_layers:]
-    return found if len(found) == len(blocks) else (replace(found[0], num_src=blocks[0].num_src), *found[1:])
+    is_as_it_is = not found or found[0].num_src == blocks[0].num_src
+    return found if is_as_it_is else (replace(found[0], num_src=blocks[0].num_src), *found[1:])
 
 
 @cache

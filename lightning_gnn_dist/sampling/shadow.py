@@ -21,7 +21,7 @@ from lightning_gnn_dist.engine.weighted import EVEN, Rule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.rules import Layers, check_fields
 from lightning_gnn_dist.sampling.base import check_bulk, check_numbers
-from lightning_gnn_dist.sampling.subgraph import seeds_first
+from lightning_gnn_dist.sampling.subgraph import by_distance, seeds_first
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ class ShadowSampler:
         side = sample_hops(graph, seeds, len(fanouts), kernel)  # all nodes count as hop 0
         at = torch.from_numpy(roots)
         own = at[:-1].repeat_interleave(at.diff()).repeat_interleave(side.indptr.diff())  # start of each edge's graph
-        sample = seeds_first(side.indptr.long(), side.indices + own, at[:-1], self.num_hops)
+        csr = side.indptr.long(), side.indices + own
+        sample = seeds_first(*csr, by_distance(*csr, at[:-1], 1), self.num_hops)
         return sample._replace(
             nodes=side.nodes[sample.nodes], edge_ids=None if side.edge_ids is None else side.edge_ids[sample.edge_ids]
         )

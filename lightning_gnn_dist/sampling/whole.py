@@ -14,19 +14,22 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import memory_of
 from lightning_gnn_dist.rules import Count, Layers, check_fields
 from lightning_gnn_dist.sampling.base import check_bulk
-from lightning_gnn_dist.sampling.subgraph import seeds_first
+from lightning_gnn_dist.sampling.subgraph import by_distance, seeds_first
 
 
 @dataclass(frozen=True)
 class WholePartSampler:
-    """Every node and every edge of the graph it is given, the seeds first.
+    """Every node and every edge of the graph it is given, the seeds first, the others by their distance from these.
 
-    Made for one batch per pass. The permuted graph is built once and kept while the seeds stay the same; it takes as
-    much memory as the graph's edges. A batch has its seeds sorted, whatever their order was. Batches with the same
-    seeds share their tensors: to write into one, use a copy, ``batch.clone()``.
+    Each block of ``batch.blocks``, and each layer of ``through_layers``, has the rows that the next one reads: those of
+    a halo's outer nodes are computed in the first layers alone, or in none. Made for one batch per pass. The permuted
+    graph is built once and kept while the seeds stay the same; it takes as much memory as the graph's edges. A batch
+    has its seeds sorted, whatever their order was. Batches with the same seeds share their tensors: to write into one,
+    use a copy, ``batch.clone()``.
 
     Args:
-        num_hops: Layers of the model. The last one is computed for the seeds alone.
+        num_hops: Layers of the model. The last one is computed for the seeds alone, the one before for their
+            neighbours as well, and so on.
         bytes: Bytes that the rows of layers may take in RAM in a step, beside the batch. Default: no limit. With one,
             ``through_layers`` computes each layer block by block, and again in the backward pass, with the same random
             numbers (SAR). Half of the bytes are for a block, half for rows between layers; what does not fit is in
@@ -61,5 +64,6 @@ class _Last(NamedTuple):
 def _permute(graph: Graph, seeds: Tensor, num_hops: int) -> Sample:
     refuse_repeated(seeds)
     graph.check_edges()
-    sample = seeds_first(graph.indptr, graph.indices, seeds, num_hops)
+    hops = by_distance(graph.indptr, graph.indices, seeds, num_hops)
+    sample = seeds_first(graph.indptr, graph.indices, hops, num_hops)
     return sample._replace(edge_ids=sample.edge_ids if has_ids(graph) else None, is_constant=True)

@@ -70,3 +70,37 @@ def test_it_lives_no_longer_than_its_graph():
     del graph
     gc.collect()
     assert nodes() is None
+
+
+@pytest.mark.parametrize("num_hops", [2, 3, 4])
+def test_each_layer_computes_the_rows_that_the_next_one_reads(num_hops):
+    graph = random_graph()
+    batch = assemble(graph, whole(graph, num_hops=num_hops))
+    receivers, senders = (edge_index_of(graph)[row] for row in (1, 0))
+    needed = set(SEEDS.tolist())  # rows of the last layer, then of those before
+    for block in reversed(batch.blocks):
+        assert set(batch.n_id[: block.num_dst].tolist()) == needed
+        read = {s for s, r in zip(senders.tolist(), receivers.tolist(), strict=True) if r in needed}
+        assert sorted(batch.n_id[block.edge_index[0]].tolist()) == sorted(
+            s for s, r in zip(senders.tolist(), receivers.tolist(), strict=True) if r in needed
+        )
+        needed |= read
+    assert batch.blocks[0].num_dst < 60 or num_hops == 4
+    assert batch.blocks[0].num_src == 60
+
+
+@pytest.mark.parametrize("num_hops", [2, 3])
+def test_layers_on_blocks_compute_what_they_compute_on_all_edges(num_hops):
+    graph = random_graph()
+    batch = assemble(graph, whole(graph, num_hops=num_hops))
+    weights = [torch.randn(8, 8, dtype=torch.float64) for _ in range(num_hops)]
+    rows = batch.x[:, :1].double().expand(-1, 8)
+    everywhere = rows
+    for weight, block in zip(weights, batch.blocks, strict=True):
+        sums = torch.zeros(block.num_dst, 8, dtype=torch.float64).index_add(
+            0, block.edge_index[1], rows[block.edge_index[0]]
+        )
+        rows = ((sums + rows[: block.num_dst]) @ weight).tanh()
+        sums = torch.zeros_like(everywhere).index_add(0, batch.edge_index[1], everywhere[batch.edge_index[0]])
+        everywhere = ((sums + everywhere) @ weight).tanh()
+    torch.testing.assert_close(rows, everywhere[:4], rtol=0, atol=1e-12)
