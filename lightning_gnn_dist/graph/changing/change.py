@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -87,11 +88,22 @@ class Form:
         )
 
 
+@contextmanager
+def told_of(argument: str, kind: Any) -> Iterator[None]:
+    """Let refusals name the argument, and of which type what they refuse is."""
+    try:
+        with within(kind):
+            yield
+    except (ValueError, TypeError) as error:
+        kind_of_error = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind_of_error(f"{argument}: {error}") from error
+
+
 def extension(form: Form, nodes: object, edges: object) -> Change:
     """New nodes and edges as a user gives them; masks that are left out mark none of the nodes, and labels are none."""
     found, counts = dict[str, Arrays](), dict[str, int]()
     for kind, content in _by_type("nodes", nodes, form.has_names, OneType.node_types[0]).items():
-        with within(kind):
+        with told_of("nodes", kind):
             arrays = _tensors(_but(content, "num_nodes"))
             counts[kind] = _count(content, arrays)
             found[kind] = _with_defaults(arrays, form.node_arrays.get(kind, {}), counts[kind])
@@ -173,7 +185,7 @@ def _with_defaults(arrays: Arrays, known: Arrays, count: int) -> Arrays:
 
 
 def _pairs(kind: EdgeType, content: Mapping[str, Any]) -> Arrays:
-    with within(kind):
+    with told_of("edges", kind):
         if content.get(PAIRS) is None:
             raise ValueError(f"there is no {PAIRS}, which says the ends of each edge, of shape (2, E).")
         found = _tensors(content)
@@ -183,7 +195,7 @@ def _pairs(kind: EdgeType, content: Mapping[str, Any]) -> Arrays:
 
 
 def _ids(kind: str, content: Mapping[str, Any]) -> Arrays:
-    with within(kind):
+    with told_of("nodes", kind):
         if content.get(IDS) is None:
             raise ValueError(f"there is no {IDS}, which says the ids of the nodes in their type.")
         return _tensors(content)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_at_least
+from lightning_gnn_dist.checks import check_at_least, shown
 from lightning_gnn_dist.graph.changing.change import Change, Form, extension, removal, update
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 AGraph = TypeVar("AGraph", bound="Changeable")
@@ -23,7 +25,9 @@ class Changeable:
 
     types: GraphTypes
 
-    def extended(self: AGraph, nodes: object = None, edges: object = None) -> AGraph:
+    def extended(
+        self: AGraph, nodes: Mapping[str, Any] | None = None, edges: Tensor | Mapping[Any, Any] | None = None
+    ) -> AGraph:
         """Return the graph with more nodes and edges, also of new types. All nodes keep their ids, in their type.
 
         Of a graph that was opened, a change is written to the log beside its files, and merged whenever it is opened.
@@ -36,14 +40,18 @@ class Changeable:
         """
         return self._changed(extension(Form.of(self.types), nodes, edges))
 
-    def updated(self: AGraph, nodes: object) -> AGraph:
+    def updated(self: AGraph, nodes: Mapping[str, Any]) -> AGraph:
         """Return the graph with other values of some arrays of some nodes, in the way of :meth:`extended`.
 
         ``nodes`` has their ids, each once, as ``"n_id"``, and arrays with a row for each: ``{"n_id": [3], "x": ...}``.
         """
         return self._changed(update(Form.of(self.types), nodes))
 
-    def removed(self: AGraph, nodes: object = None, edges: object = None) -> AGraph:
+    def removed(
+        self: AGraph,
+        nodes: Tensor | Sequence[int] | Mapping[str, Any] | None = None,
+        edges: Tensor | Mapping[Any, Any] | None = None,
+    ) -> AGraph:
         """Return the graph without some edges, in the way of :meth:`extended`.
 
         Nodes that are removed keep their ids and rows, have no edges, and no mask marks them.
@@ -60,6 +68,8 @@ class Changeable:
         ``node_type`` is by default the one that is learned from.
         """
         check_at_least(0, most=self.version, version=version)
+        if node_type is not None and not have_names(self.types):
+            raise ValueError(f"node_type ({shown(node_type)}) is for a graph with types, and this one has none.")
         kind = self.types.seed_type() if node_type is None else node_type
         count = len(self.types.nodes_of(kind))
         return torch.arange(([*self.types.history, {kind: count}][version]).get(kind, 0), count)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_ids, shown
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.changing.change import IDS, PAIRS, Arrays, Change, Form
-from lightning_gnn_dist.graph.typed.names import EdgeType, check_names, within
+from lightning_gnn_dist.graph.changing.change import IDS, PAIRS, Arrays, Change, Form, told_of
+from lightning_gnn_dist.graph.typed.names import EdgeType, check_names
 
 _WEIGHTS = ("edge_weight", "edge_attr")  # what models read of edges
 
@@ -38,11 +38,11 @@ def check_change(form: Form, change: Change) -> None:
 
 def _check_extension(form: Form, after: Form, change: Change) -> None:
     for kind, arrays in change.nodes.items():
-        with within(kind):
+        with told_of("nodes", kind):
             convert.check_rows("node", arrays, change.counts[kind])
             _check_arrays(arrays, form.node_arrays.get(kind), form.time)
     for edge_type, content in change.edges.items():
-        with within(edge_type):
+        with told_of("edges", edge_type):
             _check_pairs(edge_type, content[PAIRS], after)
             arrays = {name: array for name, array in content.items() if name != PAIRS}
             convert.check_rows("edge", arrays, content[PAIRS].shape[1])
@@ -104,8 +104,8 @@ def _check_range(what: str, ids: Tensor, count: int, kind: str) -> None:
 def _check_nodes(form: Form, nodes: Mapping[str, Arrays]) -> None:
     for kind, content in nodes.items():
         if kind not in form.counts:
-            raise ValueError(f"there is no node type {shown(kind)} (there are: {shown(list(form.node_types))}).")
-        with within(kind):
+            raise ValueError(f"nodes: there is no node type {shown(kind)} (there are: {shown(list(form.node_types))}).")
+        with told_of("nodes", kind):
             check_ids(IDS, content[IDS])
             if not content[IDS].numel():
                 raise ValueError(f"{IDS} is empty: name the nodes that change, or leave them out.")
@@ -116,7 +116,7 @@ def _check_nodes(form: Form, nodes: Mapping[str, Arrays]) -> None:
 def _check_update(form: Form, _: Form, change: Change) -> None:
     _check_nodes(form, change.nodes)
     for kind, content in change.nodes.items():
-        with within(kind):
+        with told_of("nodes", kind):
             arrays, known = {name: array for name, array in content.items() if name != IDS}, form.node_arrays[kind]
             if not arrays:
                 raise ValueError("no array changes: give one beside n_id, such as x or y.")
@@ -149,17 +149,19 @@ def _orders_edges(form: Form, kind: str) -> bool:
 def _check_removal(form: Form, _: Form, change: Change) -> None:
     _check_nodes(form, change.nodes)
     for kind, content in change.nodes.items():
-        _refuse_more(kind, content, IDS)
+        _refuse_more("nodes", kind, content, IDS)
     for edge_type, content in change.edges.items():
         if edge_type not in form.edge_arrays:
-            raise ValueError(f"there is no edge type {shown(edge_type)} (there are: {shown(list(form.edge_types))}).")
-        _refuse_more(edge_type, content, PAIRS)
-        with within(edge_type):
+            raise ValueError(
+                f"edges: there is no edge type {shown(edge_type)} (there are: {shown(list(form.edge_types))})."
+            )
+        _refuse_more("edges", edge_type, content, PAIRS)
+        with told_of("edges", edge_type):
             _check_pairs(edge_type, content[PAIRS], form)
 
 
-def _refuse_more(kind: Any, content: Arrays, only: str) -> None:
-    with within(kind):
+def _refuse_more(argument: str, kind: Any, content: Arrays, only: str) -> None:
+    with told_of(argument, kind):
         if more := [name for name in content if name != only]:
             raise ValueError(f"{more} say nothing about what is removed: give {only} alone.")
 

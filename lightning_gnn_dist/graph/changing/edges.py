@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.graph.changing.change import IDS, PAIRS, Arrays, Change
+from lightning_gnn_dist.graph.changing.change import IDS, PAIRS, Arrays, Change, told_of
 from lightning_gnn_dist.graph.convert import MAX_NODES
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, edge_positions, row_pieces
-from lightning_gnn_dist.graph.typed.names import EdgeType, within
+from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 
@@ -63,7 +63,7 @@ class EdgeChanges:
                     self._add(edge_type, arrays)
             elif change.kind == "removed":
                 for edge_type, content in change.edges.items():
-                    with within(edge_type):
+                    with told_of("edges", edge_type):
                         self._remove_pairs(edge_type, content[PAIRS])
                 for kind, content in change.nodes.items():
                     self._remove_nodes(kind, content[IDS].to(torch.int64))

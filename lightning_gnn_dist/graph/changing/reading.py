@@ -85,7 +85,7 @@ def _number_of_changes(path: Path, base: int, version: int | None) -> int:
         return newest - base
     if not base <= version <= newest:
         raise ValueError(
-            f"{path} has the versions {base} to {newest}, got {version}: those before were merged into one, and later "
-            "ones are not there."
+            f"version must lie between {base} and {newest}, got {version}: {path} has no others, as those before were "
+            "written into one."
         )
     return version - base
