@@ -90,8 +90,7 @@ RIGHT: dict[str, set[str]] = {
     "homophily": {"0"},
     "noise": {"0"},
     "mean_degree": {"0"},
-    "val": {"0"},
-    "test": {"0"},
+    **dict.fromkeys(("val", "test", "version"), {"0"}),
     "prefix": {"empty"},
     "drop": {"[]"},
     "progress_bar": {"[]"},
@@ -338,6 +337,10 @@ def _of_graphs(world: World) -> Calls:
     none, edge_index = torch.empty(0, dtype=torch.int64), torch.tensor([[0, 1], [1, 0]])
     return {
         "Graph": lambda: {"indptr": torch.tensor([0, 0]), "indices": none},
+        "Graph.extended": lambda: {"nodes": {"x": world.graph.node_arrays["x"][:2]}},
+        "Graph.updated": lambda: {"nodes": {"n_id": [0], "x": world.graph.node_arrays["x"][1:2]}},
+        "Graph.removed": lambda: {"edges": world.graph.to_pyg().edge_index[:, :1]},
+        "Graph.nodes_since": lambda: {"version": 0},
         "Graph.from_edge_index": lambda: {"edge_index": edge_index, "num_nodes": 5},
         "Graph.from_pyg": lambda: {"data": world.data},
         "Graph.halo": lambda: {"nodes": torch.arange(4)},

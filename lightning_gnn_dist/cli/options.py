@@ -29,7 +29,8 @@ shape (2, edges), x, y, masks or lists of nodes (train_idx, ...), edge_attr, ...
 sender and receiver. The table of nodes that goes with it has an id (the column "id", or the first), a label ("y" or
 "label"), a split ("split": train, val, test); all other columns are features. Or a folder with tables of several
 types of nodes, nodes/paper.csv, nodes/author.parquet, ..., and of edges, edges/author__writes__paper.csv, ..., by
-source type, name and destination type; each may also be an .npz or a folder of .npy."""
+source type, name and destination type; each may also be an .npz or a folder of .npy. Or a saved graph that has
+changed: it is written with its changes into one."""
 
 
 class Parser(argparse.ArgumentParser):

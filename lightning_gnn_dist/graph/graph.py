@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -25,13 +24,20 @@ from lightning_gnn_dist.checks import (
     shown,
 )
 from lightning_gnn_dist.graph import convert
+from lightning_gnn_dist.graph.changing import log
+from lightning_gnn_dist.graph.changing.change import Change
+from lightning_gnn_dist.graph.changing.changeable import Changeable
+from lightning_gnn_dist.graph.changing.edges import Rows
+from lightning_gnn_dist.graph.changing.nodes import room_in_ram
+from lightning_gnn_dist.graph.changing.reading import read_graph
+from lightning_gnn_dist.graph.changing.rows import changed
 from lightning_gnn_dist.graph.digest import fingerprint_of
 from lightning_gnn_dist.graph.rows import check_csr, check_form, senders_outside
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.typed import hetero
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build, induced
 from lightning_gnn_dist.graph.typed.names import OneType, have_names
-from lightning_gnn_dist.graph.typed.types import UNTYPED_ONLY, GraphTypes, arrays_below
+from lightning_gnn_dist.graph.typed.types import UNTYPED_ONLY, GraphTypes
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
@@ -39,7 +45,7 @@ if TYPE_CHECKING:
 EDGES_AT_ONCE = 1 << 22  # bounds what a pass over a memory-mapped graph holds in RAM
 
 
-class Graph:
+class Graph(Changeable):
     """One CSR whose row ``v`` lists the nodes that send messages to ``v``, and arrays beside it.
 
     The arrays are tensors in RAM or over a memory map. Do not change them: results are remembered. Most users call
@@ -106,6 +112,8 @@ class Graph:
             self.node_arrays = dict(node_arrays)
         types.check_fits(self.num_nodes, self.num_edges)
 
+    num_changes = 0  # that were read from the log beside its files
+
     if not TYPE_CHECKING:  # mypy would believe in any attribute
 
         def __getattr__(self, name: str) -> Any:  # called where there is none of this name
@@ -170,15 +178,17 @@ class Graph:
         return hetero.to_data(self.indptr, self.indices, self.node_arrays | self.edge_arrays)
 
     @classmethod
-    def open(cls, path: str | Path) -> Graph:
+    def open(cls, path: str | Path, version: int | None = None) -> Graph:
         """Open a saved graph. Its arrays are memory-mapped: this costs milliseconds and no RAM.
 
         The first time, all edges are read and checked; later opens rely on a mark beside them. Features are not read.
 
         Args:
             path: The directory that :meth:`save` wrote. Its files must not change while they are mapped.
+            version: Which :attr:`version` of a graph that has changed since. Default: the newest.
         """
-        return open_rows(check_path("path", path), None)
+        check_at_least_if_given(0, version=version)
+        return open_rows(check_path("path", path), version=version)
 
     def save(
         self, path: str | Path, *, overwrite: bool = False, beside: Mapping[str, Tensor] = MappingProxyType({})
@@ -196,11 +206,11 @@ class Graph:
         self.types.check_lengths()
         self.check_edges()
         if self.path is not None and path.resolve() == self.path:
-            raise ValueError(f"The graph is read from {path} itself: save it to another path.")
+            return self._compact(path, overwrite=overwrite)
         if twice := sorted(arrays.keys() & beside.keys()):
             raise ValueError(f"beside holds {twice}, which are arrays of the graph itself: call them links/...")
-        about = self.types.about if have_names(self.types) else None
-        store.write(path, arrays | dict(beside), self.fingerprint, overwrite=overwrite, types=about)
+        about, history = self.types.about if have_names(self.types) else None, self.types.history
+        store.write(path, arrays | dict(beside), self.fingerprint, overwrite=overwrite, types=about, history=history)
 
     @property
     def num_nodes(self) -> int:
@@ -266,6 +276,24 @@ class Graph:
         """The nodes outside ``nodes`` that send messages to one of them, in increasing order."""
         return senders_outside(self.indptr, self.indices, self._checked(nodes))
 
+    def _changed(self, change: Change) -> Graph:
+        self.check_whole()
+        if self.path is None:
+            rows = changed(Rows(self.indptr, self.indices, self.types), [change], room_in_ram)
+            return typed_graph(*rows)
+        graph = open_rows(self.path, None, self.types.seeds, self.version, [change])  # refuses what does not fit
+        log.append(self.path, self.num_changes, change)
+        return graph
+
+    def _compact(self, path: Path, *, overwrite: bool) -> None:
+        """Write the graph and the changes in its log into one."""
+        if not self.num_changes:
+            raise ValueError(f"The graph is read from {path} itself: save it to another path.")
+        if not overwrite:
+            raise FileExistsError(f"The graph is read from {path}: to write its changes into it, pass overwrite=True.")
+        about = self.types.about if have_names(self.types) else None
+        log.compact(path, self.num_changes, self.arrays, self.fingerprint, about, self.types.history)
+
     def check_edges(self) -> None:
         """Refuse edges that lead out of the graph, for instance after a file was changed: compiled loops follow them.
 
@@ -304,7 +332,7 @@ class Graph:
         # A memory map travels between processes as its path, never as its bytes.
         if self.path is not None:
             others = None if self.num_senders == self.num_nodes else self.num_senders
-            return open_rows, (self.path, others, self.types.seeds)
+            return open_rows, (self.path, others, self.types.seeds, self.version)
         return _built, (self.indptr, self.indices, self.types, self.__dict__.get("node_arrays"))
 
 
@@ -334,37 +362,27 @@ def typed_graph(
     return graph
 
 
-def open_rows(path: Path, num_senders: int | None, seeds: str | None = None) -> Graph:
+def open_rows(
+    path: Path,
+    num_senders: int | None = None,
+    seeds: str | None = None,
+    version: int | None = None,
+    more: Sequence[Change] = (),
+) -> Graph:
     """Open a saved graph whose ``indices`` lie below ``num_senders``, or below its number of rows if that is None.
 
-    ``seeds`` is the node type that a typed graph is learned from, if one was chosen.
+    ``seeds`` is the node type that a typed graph is learned from, if one was chosen; ``more`` changes are not in files.
     """
-    arrays, fingerprint, types = store.read(path, num_senders)
-    if missing := {"indptr", "indices"} - arrays.keys():
-        raise ValueError(f"{path} holds no {min(missing)}.npy that its meta.json knows of: save the graph again.")
-    rows = arrays["indptr"], arrays["indices"]
-    if types is None:
-        nodes, edges = arrays_below("nodes/", arrays), arrays_below("edges/", arrays)
-        convert.check_names(nodes, edges, allowed=("n_id",))
-        types = GraphTypes.of_one(*rows, nodes, edges, num_senders)
-    return typed_graph(*rows, types if seeds is None else types.with_seeds(seeds), path.resolve(), fingerprint)
+    saved = read_graph(path, num_senders, version, more)
+    types = saved.rows.types if seeds is None else saved.rows.types.with_seeds(seeds)
+    graph = typed_graph(saved.rows.indptr, saved.rows.indices, types, path.resolve(), saved.fingerprint)
+    graph.num_changes = graph.version - saved.base
+    return graph
 
 
-def with_arrays(graph: Graph, arrays: Mapping[str, Tensor]) -> Graph:
-    """The graph with more node arrays, or others, each with a row for every node."""
-    if not arrays:
-        return graph
-    types, of_types = graph.types, dict[str, dict[str, Tensor]]()
-    for kind, known in types.node_arrays.items():
-        nodes = types.nodes_of(kind)
-        of_types[kind] = {**known, **{name: array[nodes.start : nodes.stop] for name, array in arrays.items()}}
-    return with_arrays_of_types(graph, of_types)
-
-
-def with_arrays_of_types(graph: Graph, of_types: Mapping[str, Mapping[str, Tensor]]) -> Graph:
-    """The graph with these node arrays of each type."""
-    types, of_all = replace(graph.types, node_arrays=of_types), vars(graph).get("node_arrays")
-    return typed_graph(graph.indptr, graph.indices, types, node_arrays=of_all)
+def reopened(graph: Graph) -> Graph:
+    """The graph over maps of its own, so that pages that are read go with them; itself where not all is mapped."""
+    return graph if graph.path is None or graph.num_changes else open_rows(graph.path, version=graph.version)
 
 
 def _built(indptr: Tensor, indices: Tensor, types: GraphTypes, node_arrays: Any) -> Graph:

@@ -16,9 +16,10 @@ from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.boundary.exchange import ExchangeLoader, Owners
 from lightning_gnn_dist.engine.sample import Sample
-from lightning_gnn_dist.graph.graph import Graph, with_arrays
+from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
+from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.homes.costs import ShardCosts, WholeCosts
 from lightning_gnn_dist.homes.learners import Learners
 from lightning_gnn_dist.homes.running import ForgetsRun, Running

@@ -15,7 +15,7 @@ from lightning_gnn_dist.batches.loader import THREAD_NAME
 from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edges_among, learned_from
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage, weights_of
-from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
+from lightning_gnn_dist.graph.graph import Graph, checked_graph, reopened, typed_graph
 from lightning_gnn_dist.graph.graph_report import bytes_per_edge, bytes_per_node
 from lightning_gnn_dist.graph.rows import (
     Lookup,
@@ -81,7 +81,7 @@ class PartReader:
         """Return the part of a super-epoch. What ``previous`` holds already is copied from there."""
         started = time.perf_counter()
         # A memory map for this call alone, so that the pages it reads are freed after the copy.
-        graph = Graph.open(self.graph.path) if self.graph.path else self.graph
+        graph = reopened(self.graph)
         residents, num_own = self.residents(super_epoch)
         changes = self.holding.residency.sweep(self.world_size) > 1 and not have_names(graph.types)
         source = _Copies(graph, previous) if changes else _InPlace(graph)

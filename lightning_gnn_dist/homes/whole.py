@@ -25,12 +25,13 @@ from lightning_gnn_dist.boundary.historic_rows import PLACE, HistoricRows
 from lightning_gnn_dist.boundary.prices import short_name
 from lightning_gnn_dist.boundary.refusals import against_exchange
 from lightning_gnn_dist.boundary.work import Pass
-from lightning_gnn_dist.graph.graph import Graph, with_arrays
+from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
+from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.homes.costs import WholeCosts
 from lightning_gnn_dist.homes.home import Home, Shown
 from lightning_gnn_dist.homes.learners import Learners

@@ -17,9 +17,9 @@ from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.apart import take_apart_of_shards
 from lightning_gnn_dist.engine.sample import Sample, has_ids
 from lightning_gnn_dist.graph.convert import SUFFIX
-from lightning_gnn_dist.graph.graph import with_arrays
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, bytes_per_row, edge_positions, row_pieces, take_rows
 from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
 from lightning_gnn_dist.layers.row_table import (
     Ids,

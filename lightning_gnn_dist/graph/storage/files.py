@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import json
 import os
 import shutil
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Union, get_args, get_origin
 
 MOST_BYTES_OF_JSON = 1 << 28  # many times the size of any that this package writes
+HERE, EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -88,6 +91,25 @@ def _shown(value: Any) -> str:
 def unused_name(path: Path) -> Path:
     """A random, hidden name beside ``path``, which no other process uses or can guess."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Let two folders change their names at once. Returns False if the system cannot do so."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    return rename is not None and rename(HERE, os.fsencode(one), HERE, os.fsencode(other), EXCHANGE) == 0
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time into such a block for a folder; refuse one that was replaced meanwhile."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_ino != folder.stat().st_ino:
+            raise ValueError(f"{folder} was replaced by another process: open it again.")
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextmanager

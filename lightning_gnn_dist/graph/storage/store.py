@@ -7,11 +7,9 @@ import json
 import math
 import mmap
 import os
-import platform
 import re
 import resource
 import shutil
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from lightning_gnn_dist.graph.storage import contents
 from lightning_gnn_dist.graph.storage.bus_error import explain_bus_errors
 from lightning_gnn_dist.graph.storage.files import (
     check_entries,
+    exchange,
     flush,
     folder_beside,
     make_read_only,
@@ -32,6 +31,7 @@ from lightning_gnn_dist.graph.storage.files import (
     read_json,
     unused_name,
 )
+from lightning_gnn_dist.graph.storage.mapped import NO_RESERVE
 from lightning_gnn_dist.graph.storage.npy import NpyFile, save_for_good
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 
@@ -39,8 +39,6 @@ SHARDS, SHARD = "shares.json", "share-"  # the file beside shards, and how the n
 FORMAT = "lightning_gnn_dist graph"
 VERSION, UNTYPED = 2, 1  # that of a graph without types is what older releases read
 _WAY_OUT = "Copy or save the graph again."
-# Linux's MAP_NORESERVE, which Python's mmap module does not name.
-_NO_RESERVE = 0x4000 if sys.platform == "linux" and platform.machine() in {"x86_64", "aarch64"} else 0
 
 
 def write(
@@ -50,15 +48,16 @@ def write(
     *,
     overwrite: bool,
     types: Mapping[str, Any] | None = None,
+    history: Sequence[Mapping[str, int]] = (),
 ) -> None:
     """Save arrays under a temporary name beside ``path``, then rename: a reader sees all of them or nothing.
 
-    ``types`` is what :attr:`GraphTypes.about` says of a typed graph.
+    ``types`` is what :attr:`GraphTypes.about` says of a typed graph, ``history`` what it says of earlier versions.
     """
     check_target(path, overwrite=overwrite)
     check_names(arrays)
     with folder_beside(path) as draft:
-        _write(draft, arrays, fingerprint, types)
+        write_into(draft, arrays, fingerprint, types, history)
         replace(draft, path)
 
 
@@ -88,7 +87,7 @@ def read(path: Path, num_senders: int | None = None) -> tuple[dict[str, Tensor],
             "PartitionedDataModule, or where edges were split with LinkDataModule."
         )
     entries: dict[str, dict[str, Any]] = meta["arrays"]
-    arrays = {name: _map(path / f"{name}.npy", entry) for name, entry in entries.items()}
+    arrays = {name: map_array(path / f"{name}.npy", entry) for name, entry in entries.items()}
     types = _types(path, meta, arrays)
     explain_bus_errors(path.resolve())
     short = contents.short_arrays(entries)
@@ -123,13 +122,27 @@ def _checksums(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, str | None
     return {name: entry.get("xxh64") for name, entry in entries.items()}
 
 
-def _write(directory: Path, arrays: Mapping[str, Tensor], fingerprint: str, types: Mapping[str, Any] | None) -> None:
+def write_into(
+    directory: Path,
+    arrays: Mapping[str, Tensor],
+    fingerprint: str,
+    types: Mapping[str, Any] | None,
+    history: Sequence[Mapping[str, int]],
+) -> None:
+    """Write what :func:`write` says into a directory that is there."""
+    checksums = write_arrays(directory, arrays)
+    forms = {name: (t.dtype, t.shape) for name, t in arrays.items()}
+    describe(directory, forms, fingerprint, checksums, types, history)
+
+
+def write_arrays(directory: Path, arrays: Mapping[str, Tensor]) -> dict[str, str]:
+    """Write arrays as files by their names, and return their checksums."""
     checksums = {}
     for name, tensor in arrays.items():
         file = directory / f"{name}.npy"
         file.parent.mkdir(parents=True, exist_ok=True)
         checksums[name] = save_for_good(file, as_numpy(tensor))
-    describe(directory, {name: (t.dtype, t.shape) for name, t in arrays.items()}, fingerprint, checksums, types)
+    return checksums
 
 
 def describe(
@@ -138,33 +151,45 @@ def describe(
     fingerprint: str,
     checksums: Mapping[str, str],
     types: Mapping[str, Any] | None = None,
+    history: Sequence[Mapping[str, int]] = (),
 ) -> None:
     """Write ``meta.json``, which makes a directory of arrays a saved graph."""
     check_names(arrays)
-    entries = {
-        name: {"dtype": _dtype_name(dtype), "shape": list(shape), "xxh64": checksums[name]}
-        for name, (dtype, shape) in arrays.items()
-    }
+    entries = entries_of(arrays, checksums)
     meta = {"format": FORMAT, "version": UNTYPED, "fingerprint": fingerprint, "arrays": entries}
     if types is not None:
         meta |= {"version": VERSION, "types": types}
+    if history:
+        meta |= {"history": [dict(counts) for counts in history]}
     (directory / "meta.json").write_text(json.dumps(meta, indent=1))
     flush(directory / "meta.json")
+
+
+def entries_of(
+    arrays: Mapping[str, tuple[torch.dtype, Sequence[int]]], checksums: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """What ``meta.json`` says of each array."""
+    return {
+        name: {"dtype": _dtype_name(dtype), "shape": list(shape), "xxh64": checksums[name]}
+        for name, (dtype, shape) in arrays.items()
+    }
 
 
 def replace(draft: Path, path: Path) -> None:
     """Put ``draft`` in the place of ``path``, and make its files read-only: a file that is mapped must never change.
 
-    The old directory is moved aside first and removed last. Processes that have mapped its files keep them.
+    Where both are there they change names at once, if the system can do so; otherwise the old one is moved aside
+    first. It is removed last. Processes that have mapped its files keep them.
     """
+    make_read_only(draft)
     if not path.exists():
         os.rename(draft, path)
-        make_read_only(path)
         return
-    old = unused_name(path)
-    os.rename(path, old)
-    os.rename(draft, path)
-    make_read_only(path)
+    old = draft
+    if not exchange(draft, path):
+        old = unused_name(path)
+        os.rename(path, old)
+        os.rename(draft, path)
     shutil.rmtree(old)
 
 
@@ -193,13 +218,19 @@ def read_meta(path: Path) -> dict[str, Any]:
         check_entries(meta, {"types": dict[str, object]}, file, _WAY_OUT)
         kinds = {"nodes": list[list[str | int]], "edges": list[list[str | int]], "time": str | None}
         check_entries({"senders": []} | meta["types"], kinds | {"senders": list[int]}, file, _WAY_OUT)
-    check_names(meta["arrays"])
-    for entry in meta["arrays"].values():
+    check_entries({"history": []} | meta, {"history": list[dict[str, int]]}, file, _WAY_OUT)
+    check_arrays(meta["arrays"], file)
+    return meta
+
+
+def check_arrays(entries: Mapping[str, dict[str, Any]], file: Path) -> None:
+    """Refuse what a file says of arrays, if an entry is missing or wrong."""
+    check_names(entries)
+    for entry in entries.values():
         check_entries(entry, {"dtype": str, "shape": list[int]}, file, _WAY_OUT)
         check_entries({"xxh64": None} | entry, {"xxh64": str | None}, file, _WAY_OUT)
         if not isinstance(getattr(torch, entry["dtype"], None), torch.dtype):
             raise ValueError(f"{file} is damaged (torch has no type {entry['dtype']!r:.60}). {_WAY_OUT}")
-    return meta
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -212,7 +243,8 @@ def check_names(names: Iterable[str]) -> None:
             )
 
 
-def _map(file: Path, entry: dict[str, Any]) -> Tensor:
+def map_array(file: Path, entry: dict[str, Any]) -> Tensor:
+    """Map a file that holds what its entry in ``meta.json`` says."""
     dtype = getattr(torch, entry["dtype"])
     try:
         tensor = torch.from_numpy(map_npy(file))
@@ -262,7 +294,7 @@ def map_npy(file: Path) -> np.ndarray[Any, Any]:
         return np.empty(found.shape, found.dtype)
     protection = mmap.PROT_READ | mmap.PROT_WRITE
     with open_file(file) as stream:
-        whole = mmap.mmap(stream.fileno(), 0, flags=mmap.MAP_PRIVATE | _NO_RESERVE, prot=protection)
+        whole = mmap.mmap(stream.fileno(), 0, flags=mmap.MAP_PRIVATE | NO_RESERVE, prot=protection)
     return np.frombuffer(whole, found.dtype, count, found.offset).reshape(found.shape)
 
 

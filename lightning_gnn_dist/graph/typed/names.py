@@ -89,6 +89,16 @@ def folder_of(edge_type: EdgeType) -> str:
     return "__".join(edge_type) if any(edge_type) else ""
 
 
+def below_nodes(kind: str) -> str:
+    """How the names of the arrays of a node type begin in a saved graph."""
+    return f"nodes/{kind}/" if kind else "nodes/"
+
+
+def below_edges(edge_type: EdgeType) -> str:
+    """How the names of the arrays of an edge type begin in a saved graph."""
+    return f"edges/{folder_of(edge_type)}/" if any(edge_type) else "edges/"
+
+
 @contextmanager
 def within(kind: str | EdgeType) -> Iterator[None]:
     """Let refusals of arrays say of which type they are, as PyG writes it: ``data['paper']``."""

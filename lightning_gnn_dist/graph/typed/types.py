@@ -14,7 +14,15 @@ from torch import Tensor
 from lightning_gnn_dist.checks import check_ids, shown
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, row_slices
-from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, folder_of, have_names, within
+from lightning_gnn_dist.graph.typed.names import (
+    EdgeType,
+    OneType,
+    below_edges,
+    below_nodes,
+    check_names,
+    have_names,
+    within,
+)
 
 UNTYPED_ONLY = (
     "This needs a graph without types: the arrays of a typed one are in graph.types, and "
@@ -42,6 +50,7 @@ class GraphTypes:
         seeds: The node type that is learned from and evaluated, if :meth:`Graph.with_seeds` has chosen one.
         sender_offsets: Of a shard ``offsets`` of the whole graph, by whose ids senders are called. None where they are
             called as the nodes are.
+        history: How many nodes of each type there were before each change of the graph, see :meth:`Graph.extended`.
     """
 
     node_types: tuple[str, ...]
@@ -54,6 +63,7 @@ class GraphTypes:
     time: str | None = None
     seeds: str | None = None
     sender_offsets: tuple[int, ...] | None = None
+    history: tuple[Mapping[str, int], ...] = ()
 
     @classmethod
     def of_one(
@@ -199,9 +209,9 @@ class GraphTypes:
         """All arrays by the names of their files. There is no number per edge where all edges are of one type."""
         found = {"edge_type": self.edge_type} if len(self.edge_types) > 1 else {}
         for kind, arrays in self.node_arrays.items():
-            found |= {f"nodes/{_below_kind(kind)}{name}": array for name, array in arrays.items()}
+            found |= {f"{below_nodes(kind)}{name}": array for name, array in arrays.items()}
         for edge_type, arrays in self.edge_arrays.items():
-            found |= {f"edges/{_below_kind(folder_of(edge_type))}{name}": array for name, array in arrays.items()}
+            found |= {f"{below_edges(edge_type)}{name}": array for name, array in arrays.items()}
         return found
 
     @property
@@ -231,8 +241,8 @@ class GraphTypes:
             tuple(edges),
             tuple(edges.values()),
             found,
-            {name: arrays_below(f"nodes/{name}/", arrays) for (name,), _ in sizes},
-            {edge_type: arrays_below(f"edges/{folder_of(edge_type)}/", arrays) for edge_type in edges},
+            {name: arrays_below(below_nodes(name), arrays) for (name,), _ in sizes},
+            {edge_type: arrays_below(below_edges(edge_type), arrays) for edge_type in edges},
             about["time"],
             sender_offsets=tuple(about["senders"]) if "senders" in about else None,
         )
@@ -340,10 +350,6 @@ def _number(kind: Any, kinds: tuple[Any, ...], of: str) -> int:
     if not isinstance(kind, str | tuple) or kind not in kinds:
         raise ValueError(f"{of}_type must be one of {shown(list(kinds))}, got {shown(kind)}.")
     return kinds.index(kind)
-
-
-def _below_kind(folder: str) -> str:
-    return f"{folder}/" if folder else ""
 
 
 def arrays_below(folder: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
