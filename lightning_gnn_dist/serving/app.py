@@ -93,7 +93,7 @@ class Service:
         except FullError:
             return _refusal(503, f"{self._limits.waiting} requests wait already: ask again later.", RETRY_AFTER)
         except LateError:
-            return _refusal(504, f"The request was not answered in {self._limits.seconds:g} seconds.")
+            return _refusal(504, f"The request was not answered within {self._limits.seconds:g} s.")
         except Exception:  # of the model, and logged with its traceback where it was raised
             return _refusal(500, "The model failed on this request: the server's log says how.")
 
@@ -107,7 +107,7 @@ class Service:
                     if len(body) > most:
                         raise _StatusError(413, f"The body of a request may have {most} bytes: ask several times.")
         except TimeoutError:
-            raise _StatusError(408, f"The body did not come in {self._limits.seconds:g} seconds.") from None
+            raise _StatusError(408, f"The body did not come within {self._limits.seconds:g} s.") from None
         except ClientDisconnect:
             raise _StatusError(400, "The connection ended before the body.") from None
         return bytes(body)

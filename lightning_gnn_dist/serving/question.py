@@ -24,7 +24,7 @@ from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of, have_names
 from lightning_gnn_dist.serving.limits import Limits
 
 Arrays = Mapping[str, Tensor]
-NEW = "new:"
+NEW, NUM_NODES = "new:", "num_nodes"
 _OF_TRAINING = "_mask"
 _KINDS = {"f": "finite numbers", "i": "integers", "b": "true or false"}
 
@@ -108,9 +108,9 @@ class Form:
         counts, rows = list[int](), list[Arrays]()
         for kind, arrays in zip(names, self._nodes, strict=True):
             where = f"new {kind}".strip()
-            of_type = _mapping(where, by_type.get(kind, {}), [*arrays, "num_nodes"])
+            of_type = _mapping(where, by_type.get(kind, {}), [*arrays, NUM_NODES])
             count = _count(where, of_type) if of_type else 0
-            rows.append(_rows(where, {name: v for name, v in of_type.items() if name != "num_nodes"}, arrays, count))
+            rows.append(_rows(where, {name: v for name, v in of_type.items() if name != NUM_NODES}, arrays, count))
             counts.append(count)
         if sum(counts) > self._limits.new_nodes:
             raise RefusedError(f"new may have {self._limits.new_nodes} nodes, got {sum(counts)}: ask several times.")
@@ -208,14 +208,16 @@ def _check_list(where: str, given: Any, most: int) -> list[Any]:
 
 def _count(where: str, of_type: Mapping[str, Any]) -> int:
     """How many new nodes of a type there are: as many as it has rows of any array."""
-    found = {name: len(value) if isinstance(value, list) else value for name, value in of_type.items()}
-    for name, count in found.items():
-        if type(count) is not int or count < 0:
-            what = "a count" if name == "num_nodes" else "a list with a row for each node"
-            raise RefusedError(f"{name} of {where} must be {what}, {_got(of_type[name])}.")
+    found = dict[str, int]()
+    for name, value in of_type.items():
+        if name == NUM_NODES and (type(value) is not int or value < 0):
+            raise RefusedError(f"{name} of {where} must be a count, {_got(value)}.")
+        if name != NUM_NODES and not isinstance(value, list):
+            raise RefusedError(f"{name} of {where} must be a list with a row for each node, {_got(value)}.")
+        found[name] = value if name == NUM_NODES else len(value)
     if len(set(found.values())) > 1:
         raise RefusedError(f"{where} must have as many rows of each array, got {shown(found)}.")
-    return int(next(iter(found.values())))
+    return next(iter(found.values()))
 
 
 def _rows(where: str, given: Mapping[str, Any], arrays: Arrays, count: int) -> Arrays:
