@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -23,6 +24,7 @@ from lightning_gnn_dist.serving.metrics import Metrics
 from lightning_gnn_dist.serving.question import Question, RefusedError
 from lightning_gnn_dist.serving.waiting import FullError, LateError, Waiting
 
+log = logging.getLogger(__name__)
 TEXT = "text/plain; version=0.0.4"
 RETRY_AFTER = {"Retry-After": "1"}  # seconds
 
@@ -94,7 +96,8 @@ class Service:
             return _refusal(503, f"{self._limits.waiting} requests wait already: ask again later.", RETRY_AFTER)
         except LateError:
             return _refusal(504, f"The request was not answered within {self._limits.seconds:g} s.")
-        except Exception:  # of the model, and logged with its traceback where it was raised
+        except Exception:  # of the model: others go on
+            log.exception("A request could not be answered.")
             return _refusal(500, "The model failed on this request: the server's log says how.")
 
     async def _body(self, request: Request) -> bytes:

@@ -6,15 +6,13 @@ request -> waits, or is refused where too many do -> answered with others -> its
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from lightning_gnn_dist.serving.question import Question
 
-log = logging.getLogger(__name__)
 Answer = Callable[[Sequence[Question]], Sequence[bytes]]  # of each request, as it is sent
 
 
@@ -26,7 +24,8 @@ class LateError(Exception):
     """A request was not answered in time."""
 
 
-class _Entry(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Entry:
     question: Question
     answer: asyncio.Future[bytes]
 
@@ -98,7 +97,6 @@ class Waiting:
             return list(self._answer(questions))
         except Exception as error:
             if len(questions) == 1:
-                log.exception("A request could not be answered.")
                 return [error]
         return [answer for question in questions for answer in self._answers([question])]
 
