@@ -195,9 +195,8 @@ async def measure(port: int, num_nodes: int, count: int) -> None:
     first = [1000 * (await client.ask(body)).seconds for body in bodies[:50]]
     cpu = await metric(port, "cpu_seconds_total") - cpu
     client.close()
-    print(
-        f"five new nodes, alone: first {first[0]:.1f} ms, median {statistics.median(first):.1f}, max {max(first):.1f}"
-    )
+    alone = f"first {first[0]:.1f} ms, median {statistics.median(first):.1f} ms, most {max(first):.1f} ms"
+    print(f"five new nodes, alone: {alone}, CPU {1000 * cpu / len(first):.2f} ms each")
     rows, rates = await rows_of(port, bodies), list[float]()
     for run in range(RUNS):
         rate, answers, cpu = await at_rate(port, bodies, RATE, SECONDS)
