@@ -17,6 +17,7 @@ from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import PartitionedDataModule
 from lightning_gnn_dist.serving.limits import Limits
+from lightning_gnn_dist.serving.server import listen
 from tests.serving.models import MODELS, WIDTH, OnBlocks, answerer, double, ends_of, plain_graph
 from tests.serving.served import Client, serving
 
@@ -191,3 +192,14 @@ def test_at_its_end_a_server_answers_what_it_took_and_takes_nothing_new() -> Non
             Client(port).post({"nodes": [3]})
         model.may.set()
         assert [future.result()[0] for future in taken] == [200, 200]
+
+
+def test_a_body_does_not_wait_for_its_head() -> None:
+    with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()) as client:
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+        assert client.recv(1) == b""
+        taken = listening.getsockname()[1]
+        with pytest.raises(ValueError, match=rf"host '127.0.0.1' and port {taken} cannot be had \(Address"):
+            listen("127.0.0.1", taken)
