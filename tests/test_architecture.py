@@ -28,7 +28,7 @@ LINE = [
     {"sharded", "tables"},
     {"homes", "rounds"},
     {"data", "strategies"},
-    {"callbacks"},
+    {"callbacks", "serving"},
     {"pictures"},
     {"cli"},
 ]

@@ -45,6 +45,11 @@ def test_saved_graphs_are_cut_without_pyg_and_lightning() -> None:
 
 
 @pytest.mark.slow
+def test_what_serves_is_imported_to_serve_alone() -> None:
+    assert loaded("import lightning_gnn_dist.cli.train") & {"starlette", "uvicorn"} == set()
+
+
+@pytest.mark.slow
 def test_files_become_graphs_without_lightning() -> None:
     assert loaded("import lightning_gnn_dist.cli.prepare") & {"lightning", "torchmetrics", "matplotlib"} == set()
 

@@ -42,8 +42,15 @@ from tests.sage import SAGE
 from tests.test_readme import as_pyg, names
 
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-# Run with what they need around them: by the launcher, below; in test_ray.py, test_readme.py and test_tools.py.
-ELSEWHERE = {"elastic=True)": "elastic", "RayDDPStrategy": "hosts", "g.edges()": "migration", "import optuna": "tools"}
+# Run with what they need around them: by the launcher, below; in test_ray.py, test_readme.py, test_tools.py and
+# serving/test_page.py.
+ELSEWHERE = {
+    "elastic=True)": "elastic",
+    "RayDDPStrategy": "hosts",
+    "g.edges()": "migration",
+    "urlopen": "serving",
+    "import optuna": "tools",
+}
 # What a reader does with a block that only defines something, so that it is seen to work.
 THEN = {
     "batch.blocks, strict=True):\n    x =": "assert x.shape == (batch.batch_size, 4)",
@@ -115,6 +122,7 @@ assert torch.allclose(through_layers(model, pyg_data), expected, rtol=1e-4)
     'accelerator="gpu"': "trainer.fit(model, data)",
     "save_shards(split, ": "assert data._home.bounds.num_shards == 4 and data._home.bounds.links.held['test'][-1] > 0",
     "rows = OwnedEmbedding(": "assert x.shape == (batch.num_nodes, 64)",
+    "class OnTensors": "assert torch.allclose(rows, OnTensors(model)(pyg_data.x, pyg_data.edge_index), atol=1e-6)",
     "on_rows=evaluate": "assert 0 < accuracy.compute() < 1",
 }
 
@@ -177,7 +185,7 @@ def run_block(rank: int, world_size: int, code: str, folder: str) -> dict[str, f
     trainer_class = pl.Trainer
     pl.Trainer = lambda **options: trainer_class(**(options | small | {"enable_checkpointing": "callbacks" in options}))
     scope = surroundings()
-    if any(word in code for word in ("on_rows", "Exchange(", "History(")):
+    if any(word in code for word in ("on_rows", "Exchange(", "History(", "OnTensors")):
         scope |= {"model": Layered(8, 4), "trainer": pl.Trainer()}
     for large, small_one in {", ...)": ")", **SMALLER}.items():
         code = code.replace(large, small_one)
@@ -272,7 +280,7 @@ def test_a_file_to_start_exists(words: list[str]) -> None:
 def test_the_extras_that_pages_name_exist() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = {name for page in PAGES for name in re.findall(r'pip install "?\.\[(\w+)\]', page.read_text())}
-    assert named == {"elastic", "metis", "parquet", "plots"} <= extras.keys()
+    assert named == {"elastic", "metis", "parquet", "plots", "serve"} <= extras.keys()
 
 
 def test_the_variables_of_elastic_ranks_are_those_that_are_read() -> None:

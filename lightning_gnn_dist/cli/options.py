@@ -14,11 +14,13 @@ from lightning_gnn_dist.cli.values import Commands, count, gigabits, gigabytes, 
 
 PROGRAM = "lightning-gnn-dist"
 PURPOSE = "Train graph neural networks on partitioned graphs."
+SERVE = "serve"
 OF_LIGHTNING = {  # the commands that are listed here and parsed by Lightning
     "fit": "train as a configuration says",
     "validate": "evaluate on the validation nodes",
     "test": "evaluate on the test nodes",
     "predict": "write what a model says of every node",
+    SERVE: "answer requests by HTTP with what a model says of nodes, also of new ones",
 }
 HOW = "how (default: metis or, where that is not installed, streaming)"
 PARTITIONERS = ("metis", "supernodes", "random", "streaming", "streaming-supernodes")

@@ -1,4 +1,4 @@
-"""``lightning-gnn-dist fit|validate|test|predict``: a LightningCLI with the package's data module.
+"""``lightning-gnn-dist fit|validate|test|predict|serve``: a LightningCLI with the package's data module.
 
 A module is named by its class path and looked for in the working directory too; strategies, samplers and
 partitioners are named the same way.
@@ -28,7 +28,8 @@ from lightning_gnn_dist.callbacks.run_report import RunReport
 from lightning_gnn_dist.cli.config_file import check_files
 from lightning_gnn_dist.cli.mistakes.misspelt import PACKAGE, check_strategy, hint
 from lightning_gnn_dist.cli.mistakes.value_errors import check_values, in_one_line, with_path
-from lightning_gnn_dist.cli.options import PROGRAM, PURPOSE
+from lightning_gnn_dist.cli.options import PROGRAM, PURPOSE, SERVE
+from lightning_gnn_dist.cli.serve import ServingTrainer, check_extra
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.layers.prediction import BUDGET_BYTES, predict_by_layer
@@ -47,11 +48,14 @@ def run(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(f"{PROGRAM} {given[0]}: {error}") from error
     if os.getcwd() not in sys.path:  # where a user's own module lies; a console script does not look there
         sys.path.append(os.getcwd())  # at the end: a file there takes no library's place
+    if serves := given[:1] == [SERVE]:
+        check_extra()
     try:
         TrainCLI(
             given[:1],
             LightningModule,
             PartitionedDataModule,
+            trainer_class=ServingTrainer if serves else Trainer,
             subclass_mode_model=True,
             subclass_mode_data=True,
             parser_class=Parser,
@@ -98,7 +102,7 @@ class ConfigBesideLogs(SaveConfigCallback):
 
 
 class TrainCLI(LightningCLI):
-    """The four commands, or the one that was ``given``: the options of each take a tenth of a second to collect."""
+    """The commands, or the one that was ``given``: the options of each take a tenth of a second to collect."""
 
     parser: Parser
 
@@ -109,6 +113,8 @@ class TrainCLI(LightningCLI):
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         commands = LightningCLI.subcommands()
         commands["predict"].add("return_predictions")  # to whom? They need not fit into RAM
+        if issubclass(self.trainer_class, ServingTrainer):  # type: ignore[arg-type]
+            return {SERVE: {"model", "datamodule"}}
         return {name: skip for name, skip in commands.items() if name in self._given} or commands
 
     def instantiate_classes(self) -> None:
@@ -133,6 +139,11 @@ class TrainCLI(LightningCLI):
             if (reason := _own_refusal(error)) is None:
                 raise
             self.parser.error(with_path(reason, self.config[self.subcommand], given), error)
+
+    def serve(self, **kwargs: Any) -> None:
+        """Called in place of ``trainer.serve``."""
+        with self._refusals_in_one_line():
+            self.trainer.serve(**kwargs)  # type: ignore[attr-defined]
 
     def before_fit(self) -> None:
         """Called when the trainer is there: watch what the fit costs, and let a preempted one go on."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
@@ -172,6 +173,21 @@ class PartitionedDataModule(GraphDataModule):
         found = copy(self)
         found.predicted = checked_nodes(nodes, self._judging.home.ids)
         return found
+
+
+def what_is_predicted(
+    data: PartitionedDataModule, module: LightningModule, more_hops: int = 0
+) -> tuple[Graph, Sampler]:
+    """Return the graph that is predicted, which this host must have, and the sampler of what a model reads of it.
+
+    Args:
+        data: The data module.
+        module: The model.
+        more_hops: How many hops more are drawn than the model has layers, where all neighbours are taken.
+    """
+    home = data._judging.home
+    whole = home if isinstance(home, WholeHome) else data._whole("graph")
+    return whole.graph, data._running.sampler_of_evaluation(more_hops, module)
 
 
 def _bounds_of_nodes(path: Path, seed_type: str | None) -> Bounds:

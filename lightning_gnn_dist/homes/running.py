@@ -129,9 +129,14 @@ class Running(ForgetsRun):
             )
         self._seed_of_fit = kept
 
-    def sampler_of_evaluation(self, more_hops: int = 0) -> Sampler:
-        """Return the sampler of an evaluation: of whole rows, as many hops as the layers of the model say, and more."""
-        module, num_hops = self.module, self.settings.of_parts().num_hops
+    def sampler_of_evaluation(self, more_hops: int = 0, module: LightningModule | None = None) -> Sampler:
+        """Return the sampler of an evaluation: of whole rows, as many hops as the layers of a model say, and more.
+
+        Args:
+            more_hops: How many more.
+            module: The model. Default: that of the trainer, if there is one.
+        """
+        module, num_hops = module or self.module, self.settings.of_parts().num_hops
         hops = num_hops if module is None else hops_of_evaluation(module, num_hops)
         return self.settings.of_evaluation(hops - num_hops + more_hops)
 

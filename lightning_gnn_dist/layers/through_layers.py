@@ -90,8 +90,8 @@ def rows_of_types(outputs: object, view: Any, says: str) -> RowsOfTypes:
 
 
 def _first_rows(rows: object, count: int, says: str, which: str) -> Tensor:
-    if isinstance(rows, Tensor) and rows.dim() and len(rows) >= count:
-        return rows if len(rows) == count else rows[:count]
+    if isinstance(rows, Tensor) and rows.dim() and rows.shape[0] >= count:
+        return rows if rows.shape[0] == count else rows[:count]
     got = f"a tensor of {tuple(rows.shape)}" if isinstance(rows, Tensor) else f"a {type(rows).__name__}"
     raise TypeError(
         f"{says} returned {got} for a batch of {count} nodes{which}: it must return a tensor with a row for each of "

@@ -6,7 +6,7 @@ frontier -> its owners draw neighbours of each edge type -> senders -> the nodes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,8 +20,9 @@ from lightning_gnn_dist.graph.rows import starts_of
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.sampling.base import check_seeds
 from lightning_gnn_dist.sampling.turns import Steps
-from lightning_gnn_dist.sharded.owner import DRAW, Message, Question, letters_of
+from lightning_gnn_dist.sharded.owner import DRAW, Message, OwnedTypes, Question, letters_of
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
+from lightning_gnn_dist.sharded.route import Join, Route
 
 _ALL_BITS = 62  # of a name, where it is an id
 
@@ -55,6 +56,25 @@ class DrawRule(NamedTuple):
     weight: str | None = None
     shared: bool = False
     seen: Seen | None = None
+
+
+class OwnedGraph(Protocol):
+    """A graph whose rows have owners, who draw from them."""
+
+    @property
+    def types(self) -> OwnedTypes: ...
+
+    @property
+    def num_nodes(self) -> int: ...
+
+    @property
+    def has_edge_arrays(self) -> bool: ...
+
+    def to_owners(self, nodes: Tensor, groups: Tensor, /) -> tuple[Route, list[Message]]:
+        """Divide some nodes, and the group that each is for, among their owners: a question for each."""
+
+    def in_order(self, route: Route, answers: list[Message]) -> tuple[Tensor, Tensor, Join]:
+        """Bring what owners have drawn into the order of the request."""
 
 
 class Drawn(NamedTuple):
@@ -105,7 +125,7 @@ class Names(NamedTuple):
 
 
 def draw_hops(
-    graph: ShardedGraph,
+    graph: OwnedGraph,
     batches: Sequence[GrowingBatch],
     names: Names,
     fanouts: Array,
@@ -134,7 +154,7 @@ def draw_hops(
 
 
 def draw(
-    graph: ShardedGraph, nodes: Tensor, groups: Tensor, keys: Tensor, fanouts: Tensor, how: DrawRule
+    graph: OwnedGraph, nodes: Tensor, groups: Tensor, keys: Tensor, fanouts: Tensor, how: DrawRule
 ) -> Steps[Drawn]:
     """Let the ranks that own the rows draw neighbours of some nodes, of each edge type so many.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, islice
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -22,8 +22,9 @@ from lightning_gnn_dist.engine.shard_draws import NO_ORDER, RowRequest, draw_fro
 from lightning_gnn_dist.engine.temporal.times import TimeOrder
 from lightning_gnn_dist.engine.weighted import Rule
 from lightning_gnn_dist.engine.weights import edge_weights, weights_of
+from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import edge_positions
-from lightning_gnn_dist.prepare.shard import Shard
+from lightning_gnn_dist.graph.typed.names import TypeNames
 from lightning_gnn_dist.sampling.negatives import Moments, has_edges
 from lightning_gnn_dist.wire.asking import Asking
 
@@ -111,18 +112,30 @@ def _unpacked(message: Message) -> list[Message]:
     return [list(islice(rest, count)) for count in counts.tolist()]
 
 
+class OwnedTypes(TypeNames, Protocol):
+    """The types of a graph whose rows have several owners."""
+
+    @property
+    def edges(self) -> Tensor:
+        """For each edge type, how many edges of it the owners before each one have, and at the end all, int64."""
+
+    def to_whole(self, owner: int, rows: Tensor) -> Tensor:
+        """The ids in the whole graph of some rows of an owner, by which draws are keyed."""
+
+
 class Owner:
-    """Answers questions about a shard, in any thread.
+    """Answers questions about rows that it owns, in any thread.
 
     Args:
-        shard: The shard.
+        rows: The rows.
+        types: The types of the whole graph.
+        index: The owner's number.
         pool: Lends memory for rows, until they are sent.
-        orders: The shard's edges in the order of times, by the names of times.
+        orders: The edges in the order of times, by the names of times.
     """
 
-    def __init__(self, shard: Shard, pool: Pool, orders: Mapping[str, TimeOrder]) -> None:
-        self._shard, self._rows, self._pool, self._orders = shard, shard.rows, pool, orders
-        self._types = shard.bounds.types
+    def __init__(self, rows: Graph, types: OwnedTypes, index: int, pool: Pool, orders: Mapping[str, TimeOrder]) -> None:
+        self._rows, self._types, self._index, self._pool, self._orders = rows, types, index, pool, orders
         self._with_arrays = [
             number for number, kind in enumerate(self._types.edge_types) if self._rows.types.edge_arrays[kind]
         ]
@@ -157,7 +170,7 @@ class Owner:
             words, order = first_words(words[of_batch], seeds[:, None]), self._orders[name_of(time)]
         by_table = not shared and bool((fanouts >= 0).any())
         rule = Rule(weights_of(self._rows, name, draws=by_table), replace, shared)
-        nodes = self._types.to_whole(self._shard.index, local)
+        nodes = self._types.to_whole(self._index, local)
         given = edge_types_of(self._rows.types), local.numpy(), nodes.numpy(), groups.numpy(), words, fanouts.numpy()
         drawn = draw_from_rows(self._rows, RowRequest(*given, rule, latest, after, upto, order))
         kinds = [] if len(fanouts) == 1 else [self._rows.types.edge_type[drawn.positions]]
@@ -173,7 +186,7 @@ class Owner:
         for number in self._with_arrays:
             is_of = kinds == number
             places[is_of] = places_of(self._rows, number, positions[is_of])
-        return narrow(places, int(self._types.edges.diff()[:, self._shard.index].max()))
+        return narrow(places, int(self._types.edges.diff()[:, self._index].max()))
 
     def _whole_rows(self, nodes: Tensor, weight: Tensor) -> Message:
         """The degrees, the senders and weights of all edges, and where rows begin; the last two where there are any."""

@@ -8,7 +8,7 @@ The few methods that are collective say so: all ranks of a channel call them tog
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -19,7 +19,6 @@ from lightning_gnn_dist.batches.ahead.row_cache import Arrays, RowCache
 from lightning_gnn_dist.batches.ahead.tables import Table, Tables
 from lightning_gnn_dist.batches.pool import BufferPool
 from lightning_gnn_dist.engine.layer_kernels import add_column_norms
-from lightning_gnn_dist.engine.row_kernels import put_rows
 from lightning_gnn_dist.engine.sample import csr_of, graph_is_damaged
 from lightning_gnn_dist.engine.temporal.times import TimeOrder
 from lightning_gnn_dist.engine.weights import NONE, edge_weights
@@ -41,6 +40,7 @@ from lightning_gnn_dist.sharded.owner import (
     letters_of,
     narrow,
 )
+from lightning_gnn_dist.sharded.route import Join, Route
 from lightning_gnn_dist.wire.asking import Asking
 from lightning_gnn_dist.wire.channel import Channel
 
@@ -69,37 +69,6 @@ class FetchedRows(NamedTuple):
         return self.first_edges[row] + positions - self.starts[row]
 
 
-class Route:
-    """Sorts the rows of a request by the rank that they go to, and the answers back into order.
-
-    Args:
-        owners: The rank that each row goes to.
-        num_ranks: The number of ranks.
-    """
-
-    def __init__(self, owners: Tensor, num_ranks: int) -> None:
-        self.order = owners.argsort(stable=True)
-        self.sizes: list[int] = torch.bincount(owners, minlength=num_ranks).tolist()
-
-    def pieces(self, rows: Tensor) -> list[Tensor]:
-        """Return the rows that each rank is sent, in order of rank."""
-        return list(rows[self.order].split(self.sizes))
-
-    def restore(self, answers: Sequence[Tensor]) -> Tensor:
-        """Return one answer for each row of the request, in its order."""
-        rows = torch.cat(list(answers))
-        out = torch.empty_like(rows)
-        out[self.order] = rows
-        return out
-
-    def joined(self, counts: Sequence[Tensor], entries: Sequence[Tensor], starts: Tensor) -> Tensor:
-        """Return the entries of all rows in the order of the request, each row's from its place in ``starts`` on."""
-        out = entries[0].new_empty(sum(map(len, entries)))
-        for rows, lengths, some in zip(self.order.split(self.sizes), counts, entries, strict=True):
-            put_rows(rows.numpy(), lengths.numpy(), some.numpy(), starts.numpy(), out.numpy())
-        return out
-
-
 class ShardedGraph(Tables[TypedBounds]):
     """A graph of which each rank of a channel holds one shard. Making one is collective.
 
@@ -123,7 +92,7 @@ class ShardedGraph(Tables[TypedBounds]):
         self.shard, self.channel, self.types = shard, channel, shard.bounds.types
         self.orders: dict[str, TimeOrder] = {}
         pool = BufferPool(2 * channel.size)  # for rows on their way, so that the system need not clear new memory
-        self._owner = Owner(shard, pool, self.orders)
+        self._owner = Owner(shard.rows, self.types, shard.index, pool, self.orders)
         self._asking = Asking(channel, partial(answer_of, self._owner), pool.take)
         self._splits: dict[str, Tensor] = {}
         super().__init__(self.types, self._tables_of_nodes(cache_bytes), self._tables_of_edges())
@@ -252,15 +221,13 @@ class ShardedGraph(Tables[TypedBounds]):
         local = [narrow(some, most) for some, most in zip(route.pieces(rows), sizes, strict=True)]
         return route, [list(of_rank) for of_rank in zip(local, *map(route.pieces, columns), strict=True)]
 
-    def in_order(self, route: Route, answers: list[Message]) -> tuple[Tensor, Tensor, Callable[[list[Tensor]], Tensor]]:
+    def in_order(self, route: Route, answers: list[Message]) -> tuple[Tensor, Tensor, Join]:
         """Bring what owners have drawn into the order of the request.
 
         Returns how many edges each row has, their senders, and what brings another number of each edge into order.
         """
-        lengths = [answer[0].to(torch.int64) for answer in answers]
-        counts = route.restore(lengths)
-        join = partial(route.joined, lengths, starts=counts.cumsum(0) - counts)
-        return counts, self._checked(join([answer[1] for answer in answers])), join
+        counts, senders, join = route.in_order(answers)
+        return counts, self._checked(senders), join
 
     def _checked(self, senders: Tensor) -> Tensor:
         """Return senders that ranks sent; refuse ids outside the graph, which would index beyond a table."""

@@ -13,12 +13,19 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
-from lightning_gnn_dist.engine.temporal.times import BEFORE_ALL, as_integers, node_times, ordered, sources_of
+from lightning_gnn_dist.engine.temporal.times import (
+    BEFORE_ALL,
+    as_integers,
+    have_times,
+    node_times,
+    ordered,
+    sources_of,
+)
 from lightning_gnn_dist.engine.temporal.trees import SEED_TIME, View, check_comparable, seen_by
 from lightning_gnn_dist.sampling.base import check_seeds
 from lightning_gnn_dist.sampling.temporal import TemporalSampler
 from lightning_gnn_dist.sampling.turns import Steps
-from lightning_gnn_dist.sharded.draws import DrawRule, GrowingBatch, Names, Seen, draw_hops
+from lightning_gnn_dist.sharded.draws import DrawRule, GrowingBatch, Names, OwnedGraph, Seen, draw_hops
 from lightning_gnn_dist.sharded.owner import (
     EDGES,
     NODES,
@@ -26,7 +33,8 @@ from lightning_gnn_dist.sharded.owner import (
     letters_of,
     narrow,
 )
-from lightning_gnn_dist.sharded.remote_graph import Route, ShardedGraph
+from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
+from lightning_gnn_dist.sharded.route import Route
 
 
 def prepare_times(graph: ShardedGraph, name: str) -> None:
@@ -44,7 +52,7 @@ def prepare_times(graph: ShardedGraph, name: str) -> None:
             ids, inverse = (rows.indices[at].to(torch.int64) - graph.types.offsets[sender]).unique(return_inverse=True)
             found = graph.answered(times_of_nodes(graph, sender, name, ids))
             times[at] = as_integers(found)[inverse]
-    graph.orders[name] = ordered(rows, name, times)
+    graph.orders[name] = ordered(rows, times, have_times(rows, name))
     graph.channel.exchange([torch.empty(0)] * graph.channel.size)  # from now on each rank answers
 
 
@@ -85,7 +93,7 @@ def sample_timed(
 
 
 def sample_at_times(
-    graph: ShardedGraph,
+    graph: OwnedGraph,
     sampler: TemporalSampler,
     seeds: Sequence[Tensor],
     times: Sequence[Tensor],

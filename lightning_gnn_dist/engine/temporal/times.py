@@ -186,14 +186,18 @@ def time_order(graph: Graph, name: str) -> TimeOrder:
 
     def find() -> TimeOrder:
         graph.check_edges()  # these loops follow them
-        return ordered(graph, name, _times_of_edges(graph, name))
+        return ordered(graph, _times_of_edges(graph, name), have_times(graph, name))
 
     return remembered_of(graph, ("time order", name), arrays_of(graph, name), find)
 
 
-def ordered(graph: Graph, name: str, times: Tensor) -> TimeOrder:
-    """The order of a graph's edges, whose times called ``name`` are these integers, which it writes into."""
-    has_time = np.array([source is not None for source in sources_of(graph, name)])
+def have_times(graph: Graph, name: str) -> Array:
+    """For each edge type whether its edges have times called ``name``."""
+    return np.array([source is not None for source in sources_of(graph, name)])
+
+
+def ordered(graph: Graph, times: Tensor, has_time: Array) -> TimeOrder:
+    """The order of a graph's edges by these integers, which it writes into; of each type whether it has times."""
     kinds = None if len(has_time) == 1 else graph.types.edge_type
     if all(bool(_follows(graph.indptr, kinds, times, rows)[1].all()) for rows in row_slices(graph.indptr)):
         return TimeOrder(times.numpy(), np.empty(0, np.int32), has_time)

@@ -1,0 +1,140 @@
+"""Answers what requests ask: one batch of all that is asked for at once, one call of the model, a row for each node.
+
+A node's row depends on the node, the graph and its own request alone. Requests that are answered together change it by
+no more than the order in which a matrix product adds up; answered one at a time, by nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_gnn_dist.batches.batch import SampledData, in_type
+from lightning_gnn_dist.batches.loading import type_of_model, type_that_stays, widening
+from lightning_gnn_dist.checks import check_instance, shown
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule, what_is_predicted
+from lightning_gnn_dist.graph.storage.row_file import rows_of
+from lightning_gnn_dist.layers.evaluating.layered_loader import for_layers
+from lightning_gnn_dist.layers.norms import norm_of_all_rows
+from lightning_gnn_dist.layers.ready_made import needs_whole_graph, with_degrees
+from lightning_gnn_dist.layers.through_layers import has_layers, layers_in
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.temporal import TemporalSampler
+from lightning_gnn_dist.serving.extended_graph import ExtendedGraph, ServedSampler
+from lightning_gnn_dist.serving.limits import Limits
+from lightning_gnn_dist.serving.question import Form, Question
+
+NODES_AT_ONCE = 64  # that are answered by one call of the model, so that a large request keeps others waiting less
+
+
+class Answerer:
+    """Answers requests about the graph that a data module predicts.
+
+    Args:
+        trainer: Says with which precision the model computes.
+        model: The model, with its weights, on the device that computes.
+        data: The data module.
+        limits: What a request may ask for.
+        neighbors: How many neighbours of a node are drawn where the data module says that all are taken: all of a node
+            that has fewer, so that its row is exact.
+
+    Attributes:
+        form: Reads requests.
+    """
+
+    def __init__(self, trainer: Trainer, model: LightningModule, data: object, limits: Limits, neighbors: int) -> None:
+        check_instance("data", data, PartitionedDataModule, "a PartitionedDataModule, whose nodes are predicted")
+        assert isinstance(data, PartitionedDataModule)
+        if (norm := norm_of_all_rows(model)) is not None:
+            raise ValueError(
+                f"{norm} normalises by all rows of a batch, so that an answer would depend on who asks beside: use a "
+                "norm of each row, such as torch.nn.LayerNorm."
+            )
+        self._model, self._data, self._trainer, self._limits = model.eval(), data, trainer, limits
+        self._layers = layers_in(model) if has_layers(model) else []
+        self._graph, sampler = what_is_predicted(data, model, int(needs_whole_graph(self._layers)))
+        self._sampler, self._num_layers = limited(sampler, neighbors), data.sampler.num_hops
+        self._seed_type = self._graph.types.seed_type()
+        self._widen = widening(data.loading, type_that_stays(trainer))
+        self.form = Form(self._graph, self._seed_type, limits)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What is answered: the model, the number of nodes, and how their neighbours are drawn."""
+        of_type = len(self._graph.types.nodes_of(self._seed_type))
+        return {"model": type(self._model).__name__, "nodes": of_type, "sampler": str(self._sampler)}
+
+    def warm_up(self) -> None:
+        """Answer for a node of the graph, so that what cannot be served is refused now, and all loops are compiled."""
+        self.rows([self.form.read({"nodes": [0]})])
+
+    def rows(self, asked: Sequence[Question]) -> list[NDArray[Any]]:
+        """Return the rows that each request asks for."""
+        found = np.concatenate([self._rows_at_once(piece) for piece in pieces(asked)])
+        return np.split(found, np.cumsum([len(of.nodes) for of in asked])[:-1])
+
+    def _rows_at_once(self, asked: Sequence[Question]) -> NDArray[Any]:
+        graph = ExtendedGraph(self._graph, self._seed_type, asked, self._limits.new_nodes)
+        with torch.inference_mode(), self._precision():
+            batch = for_layers(graph.batch(self._sampler, self._widen), self._num_layers)
+            batch = self._on_device(in_type(batch, type_of_model(self._trainer)))
+            batch = with_degrees(self._layers, batch) if isinstance(batch, SampledData) else batch
+            step = self._model.predict_step
+            more = (0,) if is_param_in_hook_signature(step, "batch_idx", min_args=2) else ()
+            return rows_of(step(batch, *more), sum(len(of.nodes) for of in asked))
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return self._trainer.precision_plugin.forward_context()
+
+    def _on_device(self, batch: Any) -> Any:
+        """Bring a batch to the model's device, by the hooks of the data module or of the model."""
+        device = self._model.device
+        for name, more in (
+            ("on_before_batch_transfer", (0,)),
+            ("transfer_batch_to_device", (device, 0)),
+            ("on_after_batch_transfer", (0,)),
+        ):
+            owner = self._data if is_overridden(name, self._data) else self._model
+            batch = getattr(owner, name)(batch, *more)
+        return batch
+
+
+def limited(sampler: Sampler, most: int) -> ServedSampler:
+    """Return a sampler that draws at most so many neighbours where it would take all of them."""
+    if not isinstance(sampler, NeighborSampler | TemporalSampler):
+        raise TypeError(f"serve draws by NeighborSampler or TemporalSampler, got {shown(sampler)}: choose one of them.")
+    given = sampler.num_neighbors
+
+    def at_most(numbers: Sequence[int]) -> list[int]:
+        return [most if number < 0 else number for number in numbers]
+
+    if isinstance(given, Mapping):
+        return replace(sampler, num_neighbors={kind: at_most(numbers) for kind, numbers in given.items()})
+    return replace(sampler, num_neighbors=at_most(given))
+
+
+def pieces(asked: Sequence[Question]) -> Iterator[list[Question]]:
+    """Yield requests, or parts of them, that are answered at once."""
+    piece, left = list[Question](), NODES_AT_ONCE
+    for question in asked:
+        nodes: Tensor = question.nodes
+        while len(nodes):
+            some, nodes = nodes[:left], nodes[left:]
+            piece.append(question._replace(nodes=some))
+            left -= len(some)
+            if not left:
+                yield piece
+                piece, left = [], NODES_AT_ONCE
+    if piece:
+        yield piece

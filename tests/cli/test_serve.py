@@ -1,0 +1,93 @@
+"""``serve``: from a configuration and a checkpoint to answers, and its end by SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from pickle import UnpicklingError
+
+import pytest
+import torch
+
+from lightning_gnn_dist import communities
+from lightning_gnn_dist.cli import serve
+from lightning_gnn_dist.cli.demo import SAGE
+from lightning_gnn_dist.cli.main import main
+from tests.serving.served import Client
+
+CONFIG = """\
+seed_everything: 0
+model: {class_path: lightning_gnn_dist.cli.demo.SAGE, init_args: {num_features: 64, num_classes: 8}}
+data: {graph: {class_path: lightning_gnn_dist.communities, init_args: {num_nodes: 500}}}
+trainer: {accelerator: cpu, devices: 1, logger: false}
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    (tmp_path / "fit.yaml").write_text(CONFIG)
+    torch.save({"state_dict": SAGE(64, 8).state_dict()}, tmp_path / "model.ckpt")
+    return [f"--config={tmp_path}/fit.yaml", f"--ckpt_path={tmp_path}/model.ckpt"]
+
+
+@pytest.mark.slow
+def test_a_trained_model_is_served_until_it_is_told_to_end(files: list[str]) -> None:
+    command = [sys.executable, "-m", "lightning_gnn_dist", "serve", "--port=0", "--limits.nodes=3", *files]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        assert server.stdout is not None
+        try:
+            said = next(line for line in server.stdout if line.startswith("Serving on http://127.0.0.1:"))
+            (port,) = re.findall(r"127\.0\.0\.1:(\d+)", said)
+            status, answer = Client(int(port)).post({"nodes": [0, 7]})
+            assert status == 200
+            assert Client(int(port)).post({"nodes": [0, 1, 2, 3]})[0] == 400
+        finally:
+            server.terminate()
+        assert server.wait(60) == 0
+    model = SAGE(64, 8)
+    model.load_state_dict(torch.load(files[1].partition("=")[2], weights_only=True)["state_dict"])
+    graph = communities(500).to_pyg()
+    with torch.no_grad():
+        x = model.convs[1](model.convs[0](graph.x, graph.edge_index).relu(), graph.edge_index)
+    torch.testing.assert_close(torch.tensor(answer["rows"]), x[[0, 7]], rtol=0, atol=1e-5)
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """What the console script does in this process."""
+
+    def run(*arguments: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "serve", *arguments])
+        main()
+
+    return run
+
+
+def test_what_is_missing_is_named_in_one_line(
+    files: list[str],
+    command: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for arguments, sentence in (
+        (files[:1], "serve needs the weights of a trained model: name a checkpoint, --ckpt_path=model.ckpt."),
+        ([files[0], "--ckpt_path=none.ckpt"], "ckpt_path must be a file, and 'none.ckpt' is none."),
+        ([*files, "--limits.nodes=0"], "limits.nodes must be an integer of at least 1, got 0."),
+    ):
+        with pytest.raises(SystemExit):
+            command(*arguments)
+        assert sentence in capsys.readouterr().err
+    monkeypatch.setattr(serve, "_NEEDS", ("starlette", "no_such_library"))
+    with pytest.raises(SystemExit, match=r"no_such_library must be installed to serve: pip install .*\[serve\]"):
+        command(*files)
+
+
+def test_a_checkpoint_that_runs_code_is_refused(files: list[str], command: Callable[..., None], tmp_path: Path) -> None:
+    torch.save({"state_dict": {}, "more": Path}, tmp_path / "model.ckpt")
+    with pytest.raises(UnpicklingError, match="Weights only load failed"):
+        command(*files)
