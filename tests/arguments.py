@@ -329,6 +329,7 @@ def _of_classes(world: World) -> Calls:
         "PredictionWriter": lambda: {"path": "predicted.npy"},
         "Redeal": lambda: {"num_supernodes": 8},
         "SuperNodePartitioner": lambda: {"num_supernodes": 8},
+        "Sweep": lambda: {"chunks": 2, "of": 8},
     }
 
 
