@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.homes.residency import Holding as Holding
     from lightning_gnn_dist.homes.residency import Redeal as Redeal
     from lightning_gnn_dist.homes.residency import Rotate as Rotate
+    from lightning_gnn_dist.homes.residency import Sweep as Sweep
     from lightning_gnn_dist.homes.settings import Evaluation as Evaluation
     from lightning_gnn_dist.homes.settings import GlobalBatching as GlobalBatching
     from lightning_gnn_dist.layers.prediction import predict_by_layer as predict_by_layer

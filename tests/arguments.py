@@ -330,6 +330,7 @@ def _of_classes(world: World) -> Calls:
         "AsRanks": lambda: {"num_ranks": 8},
         "AsRanks.batches_of_step": lambda: {"world_size": 4},
         "SuperNodePartitioner": lambda: {"num_supernodes": 8},
+        "Sweep": lambda: {"chunks": 2, "of": 8},
     }
 
 

@@ -34,6 +34,7 @@ from lightning_gnn_dist import (
     through_layers,
 )
 from lightning_gnn_dist.cli import main as command_line
+from lightning_gnn_dist.prepare.reorder import reorder_graph
 from lightning_gnn_dist.wire.elastic import LIGHTHOUSE, RANK, RANKS
 from tests.link_model import LinkSAGE
 from tests.pages import PAGES, ROOT, TUTORIALS, anchors, blocks, links
@@ -127,6 +128,7 @@ assert torch.allclose(through_layers(model, pyg_data), expected, rtol=1e-4)
 }
 
 SMALLER = {"EverySeconds(30)": "EverySeconds(0.1)", "SuperNodePartitioner(400)": "SuperNodePartitioner(40)"}
+SMALLER |= {"Sweep(bytes=4 * 10**9)": "Sweep(chunks=1)"}
 
 
 def python_blocks() -> list[Any]:
@@ -204,6 +206,9 @@ def test_a_block_of_python_runs(code: str, tmp_path: Path) -> None:
     if "my_shares" in code:
         graph = Graph.from_pyg(as_pyg())
         save_shards(graph, RandomPartitioner()(graph, 2, seed=0), tmp_path / "my_shares")
+    if "my_chunks" in code:
+        graph = Graph.from_pyg(as_pyg())
+        reorder_graph(graph, RandomPartitioner()(graph, 4, seed=0), tmp_path / "my_chunks")
     if "some.ckpt" in code:
         saved = {"state_dict": SAGE(8, 4).state_dict(), "pytorch-lightning_version": pl.__version__}
         torch.save(saved, tmp_path / "some.ckpt")

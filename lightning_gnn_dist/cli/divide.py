@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from lightning_gnn_dist.cli.partitioners import partitioner_of
+from lightning_gnn_dist.cli.partitioners import check_balance, partitioner_of
 from lightning_gnn_dist.data.edges.held import holds_split
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
@@ -19,11 +19,7 @@ def run(options: argparse.Namespace) -> None:
     try:
         split = LinkSplit.open(options.graph) if holds_split(options.graph) else None
         graph = Graph.open(options.graph) if split is None else split.graph
-        if options.balance != "nodes" and options.partitioner not in (None, "metis"):
-            raise ValueError(
-                f"--balance {options.balance} is for --partitioner metis, and {options.partitioner} evens out nodes: "
-                "leave one of the two out."
-            )
+        check_balance(options)
         partitioner = partitioner_of(options.partitioner, options)
         partition = cached_partition(graph, partitioner, options.parts, options.seed)
         save_shards(graph if split is None else split, partition, options.output)

@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     whole: argparse.ArgumentParser = Parser(prog=PROGRAM, description=PURPOSE)
     whole.add_argument("--version", action="version", version=f"{PROGRAM} {version}")
     commands = whole.add_subparsers(required=True, metavar="command")
-    for add in (_add_demo, _add_prepare, _add_inspect, _add_divide, _add_elastic, _add_report):
+    for add in (_add_demo, _add_prepare, _add_inspect, _add_divide, _add_reorder, _add_elastic, _add_report):
         add(commands)
     for name, purpose in OF_LIGHTNING.items():
         commands.add_parser(name, help=purpose, add_help=False)
@@ -155,6 +155,22 @@ def _add_divide(commands: Commands) -> None:
     divide.add_argument("--partitioner", choices=PARTITIONERS, help=HOW)
     _add_partitioner_settings(divide)
     divide.set_defaults(module="divide")
+
+
+def _add_reorder(commands: Commands) -> None:
+    reorder = commands.add_parser(
+        "reorder", help="write a saved graph chunk by chunk, to train on some chunks of it at a time"
+    )
+    reorder.add_argument("graph", type=Path, help="the directory of the graph")
+    reorder.add_argument("output", type=Path, help="the directory to write")
+    reorder.add_argument("--chunks", type=positive, default=512, metavar="C", help="how many chunks (default: 512)")
+    reorder.add_argument("--partitioner", choices=PARTITIONERS, help=HOW)
+    _add_partitioner_settings(reorder)
+    reorder.add_argument(
+        "--memory", type=memory, metavar="GB", help="RAM that copying takes, beside 40 bytes a node (default: 2)"
+    )
+    reorder.add_argument("--overwrite", action="store_true", help="replace a saved graph")
+    reorder.set_defaults(module="reorder")
 
 
 def _add_elastic(commands: Commands) -> None:

@@ -23,3 +23,12 @@ def partitioner_of(name: str | None, options: argparse.Namespace) -> Partitioner
     if name == "streaming-supernodes":
         return SuperNodePartitioner(options.supernodes, StreamingPartitioner())
     return RandomPartitioner() if name == "random" else StreamingPartitioner()
+
+
+def check_balance(options: argparse.Namespace) -> None:
+    """Refuse ``--balance`` for a partitioner that cannot follow it."""
+    if options.balance != "nodes" and options.partitioner not in (None, "metis"):
+        raise ValueError(
+            f"--balance {options.balance} is for --partitioner metis, and {options.partitioner} evens out nodes: "
+            "leave one of the two out."
+        )

@@ -211,10 +211,11 @@ class GraphDataModule(LightningDataModule):
             every=self._home.every() if is_cut else None,
             num_ranks=num_ranks,
             of_step=learners.batches_of_step,
+            turns=self._home.turns(),
             batch_level=is_cut and coverage is not None and coverage.level == "batch",
             overfits=self.trainer is not None and self.trainer.overfit_batches > 0,  # type: ignore[attr-defined]
             num_used=lambda: self.trainer.num_training_batches if self.trainer is not None else math.inf,
-            num_left=lambda: passes_left(self.trainer, size * of_step),
+            num_left=lambda: passes_left(self.trainer, size * of_step * self._home.turns()),
         )
         self._loaders.append(self._train_loader)
         if self._home.exchanges:
@@ -360,7 +361,7 @@ class GraphDataModule(LightningDataModule):
         return loader
 
     def _num_batches(self) -> int:
-        """Return the number of batches of a pass, the same for all ranks and parts."""
+        """Return the number of batches of a pass over a part, the same for all ranks and parts."""
         return 1 if self._home.exchanges else -(-self._task.most() // self.batch_size)
 
     def _local_batches(self, part: Graph, num_batches: int, learners: Learners) -> PassLoader:

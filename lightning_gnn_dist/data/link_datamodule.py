@@ -21,7 +21,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.opening import check_samplers, check_typed, folder_of_shards, refuse_to_cut
 from lightning_gnn_dist.homes.plan import PartPlan
-from lightning_gnn_dist.homes.residency import AsRanks, Holding
+from lightning_gnn_dist.homes.residency import AsRanks, Holding, Sweep
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
 from lightning_gnn_dist.homes.shards import ShardHome
@@ -127,6 +127,11 @@ class LinkDataModule(GraphDataModule):
             raise ValueError(
                 "Evaluation(on=...) is for nodes: a split holds the edges that are judged. To judge those of another "
                 "graph, give its split to a data module of its own, trainer.test(model, LinkDataModule(other))."
+            )
+        if isinstance(holding.residency, Sweep):
+            raise ValueError(
+                "Sweep() is for nodes as seeds, each of which lies in one chunk, and an edge joins two: "
+                "take Redeal(1000), or leave holding out."
             )
         running, values = Running(settings, self), ValueCheck(is_on=settings.loading.check_values)
         if isinstance(known, LinkSplit):

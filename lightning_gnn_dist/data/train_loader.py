@@ -32,9 +32,10 @@ class TrainLoader:
     Args:
         part_at: Returns the part of a super-epoch.
         make_loader: Returns the loader of a part, given the part and ``num_batches``.
-        num_batches: Batches in a pass.
+        num_batches: Batches in a pass over a part.
         of_step: Batches of a step, which then say what they are in it. None: the trainer says what a step is.
-        every: Passes in a super-epoch. None: the part never changes.
+        every: Passes over a part in a super-epoch. None: the part never changes.
+        turns: Parts in a pass, one after the other, each for a super-epoch.
         num_ranks: The number of ranks that it is made for.
         batch_level: Whether all nodes of a batch get the mean coverage of its seeds.
         num_used: Returns how many batches of a pass the trainer takes, infinity without a limit.
@@ -53,13 +54,14 @@ class TrainLoader:
         every: int | None,
         num_ranks: int,
         of_step: int | None = None,
+        turns: int = 1,
         batch_level: bool = False,
         num_used: Callable[[], float] = lambda: math.inf,
         overfits: bool = False,
         num_left: Callable[[], float] = lambda: 0,
     ) -> None:
         self._part_at, self._make_loader = part_at, make_loader
-        self._num_batches, self._every, self._num_used = num_batches, every, num_used
+        self._num_batches, self._every, self._turns, self._num_used = num_batches, every, turns, num_used
         self._batch_level, self._overfits, self._num_left = batch_level, overfits, num_left
         self._of_step = of_step
         self._running: tuple[int, PassLoader] | None = None
@@ -69,7 +71,7 @@ class TrainLoader:
         self.num_ranks = num_ranks
 
     def __len__(self) -> int:
-        return self._num_batches
+        return self._num_batches * self._turns
 
     @property
     def num_seeds(self) -> int:
@@ -112,15 +114,19 @@ class TrainLoader:
         # the iterator of its first epoch before it calls set_epoch, and of a resumed one too.
         begin, skipped = 0 if self._overfits else self._next_pass * len(self), self._skipped
         self._next_pass, self._skipped, self._done = self._next_pass + 1, 0, skipped
-        for batch in self._between(begin + skipped, begin + len(self), self._passes_after(begin)):
-            self._done += 1
-            yield batch
+        start, stop = begin + skipped, begin + len(self)
+        while start < stop:
+            end = self._end_of_part(start)
+            end = stop if end is None else min(stop, end)
+            for batch in self._between(start, end, self._passes_after(begin)):
+                self._done += 1
+                yield batch
+            start = end
 
     def stream(self, start: int) -> Batches:
         """Yield batches without end, from number ``start`` of the run; ``set_epoch`` has no effect here."""
         while True:
-            super_epoch = self.super_epoch(start)
-            stop = None if self._every is None else (super_epoch + 1) * self._every * len(self)
+            stop = self._end_of_part(start)
             yield from self._between(start, stop)
             assert stop is not None
             start = stop
@@ -167,7 +173,11 @@ class TrainLoader:
 
     def super_epoch(self, number: int) -> int:
         """Return the super-epoch of batch ``number`` of the stream."""
-        return 0 if self._every is None else number // len(self) // self._every
+        return 0 if self._every is None else number // self._num_batches // self._every
+
+    def _end_of_part(self, number: int) -> int | None:
+        """Return the number of the first batch of the part after that of batch ``number``, None if it stays."""
+        return None if self._every is None else (self.super_epoch(number) + 1) * self._every * self._num_batches
 
     def _weigh(self, batch: SampledData, number: int) -> SampledData:
         """Return the batch with its weights. A part with fewer seeds than batches repeats some, with weight 0."""

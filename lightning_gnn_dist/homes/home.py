@@ -153,6 +153,10 @@ class Home(ForgetsRun, ABC):
         """Return the passes in a super-epoch, or None if a rank's part never changes."""
         return None
 
+    def turns(self) -> int:
+        """Return how many super-epochs an epoch has, in each of which the rank learns from some of its seeds."""
+        return 1
+
     @abstractmethod
     def parts(self) -> Callable[[int], Graph]:
         """Return a function from a super-epoch to the part that this rank trains on in it."""

@@ -7,13 +7,14 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.loader import THREAD_NAME
 from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edges_among, learned_from
-from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
 from lightning_gnn_dist.boundary.coverage import Coverage, weights_of
 from lightning_gnn_dist.graph.graph import Graph, checked_graph, reopened, typed_graph
 from lightning_gnn_dist.graph.graph_report import bytes_per_edge, bytes_per_node
@@ -29,6 +30,7 @@ from lightning_gnn_dist.graph.rows import (
 )
 from lightning_gnn_dist.graph.typed.build import induced
 from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.homes.chunk_reading import ChunkReader
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.partition.base import Partition
 
@@ -53,6 +55,16 @@ class ReadPart:
     is_resident: Tensor
 
 
+class _Found(NamedTuple):
+    """What was read of a part."""
+
+    part: Graph
+    is_own: Tensor
+    is_resident: Tensor
+    rows: PartRows | None
+    num_bytes: int
+
+
 @dataclass(frozen=True, eq=False)
 class PartReader:
     """Reads what one rank holds in any super-epoch. It depends on the arguments alone, so ranks need not communicate.
@@ -66,6 +78,7 @@ class PartReader:
         seed: Decides everything random.
         boundary: Which nodes around the part come along.
         coverage: Writes each node's weight to ``node_arrays["coverage"]``. With None there are no weights.
+        chunks: Reads chunks of a graph that is saved chunk by chunk, if it is cut so.
     """
 
     graph: Graph
@@ -76,21 +89,45 @@ class PartReader:
     seed: int
     boundary: Boundary
     coverage: Coverage | None
+    chunks: ChunkReader | None = None
 
     def read(self, super_epoch: int, previous: ReadPart | None = None) -> ReadPart:
         """Return the part of a super-epoch. What ``previous`` holds already is copied from there."""
         started = time.perf_counter()
         # A memory map for this call alone, so that the pages it reads are freed after the copy.
-        graph = reopened(self.graph)
-        residents, num_own = self.residents(super_epoch)
-        changes = self.holding.residency.sweep(self.world_size) > 1 and not have_names(graph.types)
-        source = _Copies(graph, previous) if changes else _InPlace(graph)
-        part, nodes, is_own = around(source, residents, residents[:num_own], self.boundary, self.seed)
-        part.node_arrays |= {"n_id": nodes, "train_mask": is_own & learned_from(part, self.graph.types.seeds)}
+        graph = self._opened()
+        part, is_own, is_resident, rows, num_bytes = self._found(graph, super_epoch, previous)
+        part.node_arrays["train_mask"] = is_own & learned_from(part, self.graph.types.seeds)
         if self.coverage is not None:
-            part.node_arrays["coverage"] = weights_of(self.coverage, part, degrees_of(graph.indptr, nodes), is_own)
-        is_resident = Lookup(residents).contains(nodes)
-        return ReadPart(part, source.kept, source.bytes_read, time.perf_counter() - started, is_resident)
+            degrees = degrees_of(graph.indptr, part.node_arrays["n_id"])
+            part.node_arrays["coverage"] = weights_of(self.coverage, part, degrees, is_own)
+        return ReadPart(part, rows, num_bytes, time.perf_counter() - started, is_resident)
+
+    def _opened(self) -> Graph:
+        graph = reopened(self.graph)
+        if graph.fingerprint != self.graph.fingerprint:
+            raise ValueError(
+                f"{self.graph.path} holds another graph than when the fit began: graphs that are trained on must stay "
+                "as they are. Write the other one to another path."
+            )
+        return graph
+
+    def _found(self, graph: Graph, super_epoch: int, previous: ReadPart | None) -> _Found:
+        """Return the nodes of a part and the edges among them, by the ways that there are to read them."""
+        held = self.holding.residency.held(super_epoch, self.rank, self.world_size, self.seed)
+        is_alone = isinstance(self.boundary, Isolated) and not held.others and not self.holding.extra_nodes
+        if self.chunks is not None and is_alone:
+            part, nodes, num_bytes = self.chunks.read(held.own)
+            part.node_arrays["n_id"] = nodes
+            is_held = torch.ones(nodes.numel(), dtype=torch.bool)
+            return _Found(part, is_held, is_held, None, num_bytes)
+        residents, num_own = self.residents(super_epoch)
+        residency = self.holding.residency
+        overlaps = residency.sweep(self.world_size) > 1 and residency.turns(self.world_size) == 1
+        source = _Copies(graph, previous) if overlaps and not have_names(graph.types) else _InPlace(graph)
+        part, nodes, is_own = around(source, residents, residents[:num_own], self.boundary, self.seed)
+        part.node_arrays["n_id"] = nodes
+        return _Found(part, is_own, Lookup(residents).contains(nodes), source.kept, source.bytes_read)
 
     def residents(self, super_epoch: int) -> tuple[Tensor, int]:
         """Return the nodes of the part without its halo, the rank's own first, and how many are its own."""
@@ -221,11 +258,13 @@ class PartSwitcher:
     def __init__(self, reader: PartReader, *, in_background: bool) -> None:
         self._reader = reader
         self._changes = reader.holding.residency.sweep(reader.world_size) > 1
+        self._turns = reader.holding.residency.turns(reader.world_size)
         self._thread = ThreadPoolExecutor(1, f"{THREAD_NAME}.parts") if in_background and self._changes else None
         self._current: tuple[int, ReadPart] | None = None
         self._next: tuple[int, Future[ReadPart]] | None = None
         self.switches = 0
         self.bytes_read = 0
+        self.sweep_bytes = 0  # that were read since the running epoch began, if it goes through all chunks
         self.waited_seconds = 0.0
         self.coverage: float | None = None  # the mean over the seeds of the running part
 
@@ -259,6 +298,8 @@ class PartSwitcher:
             "data/switch_bytes": float(self.bytes_read),
             "data/switch_waited_seconds": self.waited_seconds,
         }
+        if self._turns > 1:
+            figures["data/sweep_bytes"] = float(self.sweep_bytes)
         return figures if self.coverage is None else figures | {"data/coverage": self.coverage}
 
     def close(self) -> None:
@@ -280,6 +321,7 @@ class PartSwitcher:
     def _record(self, super_epoch: int, part: ReadPart, waited: float) -> None:
         self.switches += self._current is not None
         self.bytes_read += part.bytes_read
+        self.sweep_bytes = part.bytes_read + (self.sweep_bytes if super_epoch % self._turns else 0)
         self.waited_seconds += waited
         if "coverage" in part.graph.node_arrays:
             self.coverage = float(part.graph.node_arrays["coverage"][part.graph.split("train")].mean())

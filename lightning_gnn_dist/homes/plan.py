@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -12,22 +13,27 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.boundary.around import learned_from
-from lightning_gnn_dist.boundary.auto import LOOKED_AT
-from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto
+from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.boundary.refusals import check_seed_hops
 from lightning_gnn_dist.checks import brief, check_callable, check_instance
 from lightning_gnn_dist.graph.digest import sampled_digest, sketches
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.homes.chunk_reading import ChunkReader
 from lightning_gnn_dist.homes.learners import Learners
 from lightning_gnn_dist.homes.parts import PartReader
-from lightning_gnn_dist.homes.residency import AsRanks, Fixed, Holding, Residency, held_by_all
+from lightning_gnn_dist.homes.residency import AsRanks, Fixed, Holding, Residency, bytes_held, held_by_all
+from lightning_gnn_dist.layers.budget import free_bytes, ranks_here
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.default import default_partitioner
+from lightning_gnn_dist.partition.saved_chunks import Chunks, SavedChunks
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import KeyedByName, NeighborSampler
+
+log = logging.getLogger(__name__)
 
 _HORIZON = 16  # super-epochs whose largest part decides the number of batches of a pass, however long the run
 _LONGEST = 1000  # super-epochs, at most, that are searched for ranks with nothing to learn from
@@ -55,6 +61,7 @@ class PartPlan:
     coverage: Coverage | None
     seed: int
     _partitions: dict[int, Partition] = field(default_factory=dict, init=False)
+    _is_saved_so: bool = field(default=False, init=False)  # chunk by chunk, in as many as the residency deals
 
     def __post_init__(self) -> None:
         if not isinstance(self.partitioner, Partition | None):
@@ -74,7 +81,23 @@ class PartPlan:
                 f"boundary={brief(self.boundary)} is for parts for good, without extra nodes: leave seed_hops out, or "
                 "holding."
             )
+        saved = Chunks.of(self.graph)
+        residency = self.residency.of_graph(self.graph, None if saved is None else saved.num_chunks)
+        object.__setattr__(self, "holding", replace(self.holding, residency=residency))
+        object.__setattr__(self, "_is_saved_so", saved is not None and residency.num_chunks(1) == saved.num_chunks)
+        if self.residency.turns(1) > 1:
+            self._take_turns()
         self.boundary.check_fits(self.graph)
+
+    def _take_turns(self) -> None:
+        """Leave what is around the chunks of a turn alone."""
+        if isinstance(self.boundary, Auto):
+            object.__setattr__(self, "boundary", Isolated())
+        if not isinstance(self.boundary, Isolated):
+            raise ValueError(
+                f"{self.residency} reads each chunk once in an epoch, and boundary={brief(self.boundary)} would read "
+                "what is around it as well, or compute it: take boundary=Isolated(), or leave it out."
+            )
 
     @property
     def residency(self) -> Residency:
@@ -112,6 +135,8 @@ class PartPlan:
         """
         if self.partitioner is not None:
             return self
+        if self.residency.turns(1) > 1 and self._is_saved_so:
+            return replace(self, partitioner=SavedChunks())
         look_alike = to_averages and isinstance(self.residency, Fixed)
         return replace(self, partitioner=default_partitioner(look_alike=look_alike))
 
@@ -123,16 +148,20 @@ class PartPlan:
             _check_fits(self.partitioner, num_chunks, world_size, self.graph)
             return self.partitioner
         if num_chunks not in self._partitions:
-            partition = cached_partition(self.graph, self.partitioner, num_chunks, self.seed, self.holding.cache_dir)
-            self._partitions[num_chunks] = partition
+            if isinstance(self.partitioner, SavedChunks):  # the graph itself is where they are kept
+                found = self.partitioner(self.graph, num_chunks, self.seed)
+            else:
+                found = cached_partition(self.graph, self.partitioner, num_chunks, self.seed, self.holding.cache_dir)
+            self._partitions[num_chunks] = found
         return self._partitions[num_chunks]
 
     def by_rank(self, world_size: int) -> Partition:
-        """Return the partition that maps each node to the rank that learns from it in super-epoch 0."""
+        """Return the partition that maps each node to the rank that learns from it in super-epoch 0, or in epoch 0."""
         partition = self.partition(world_size)
         owner = torch.empty(partition.num_parts, dtype=torch.int32)
-        for rank in range(world_size):
-            owner[list(self.residency.held(0, rank, world_size, self.seed).own)] = rank
+        for turn in range(self.residency.turns(world_size)):
+            for rank in range(world_size):
+                owner[list(self.residency.held(turn, rank, world_size, self.seed).own)] = rank
         return Partition(owner[partition.assignment], world_size)
 
     def digests(self, world_size: int) -> dict[str, Any]:
@@ -160,7 +189,13 @@ class PartPlan:
             self.seed,
             boundary,
             coverage,
+            self._chunk_reader(),
         )
+
+    def _chunk_reader(self) -> ChunkReader | None:
+        """Return what reads chunks of a graph that is saved chunk by chunk, if it is cut so."""
+        chunks = Chunks.of(self.graph) if isinstance(self.partitioner, SavedChunks) else None
+        return None if chunks is None else ChunkReader(self.graph, chunks)
 
     def residents(self, rank: int, world_size: int) -> Iterator[Tensor]:
         """Yield what a rank holds without a halo, in the first super-epochs."""
@@ -178,16 +213,35 @@ class PartPlan:
 
         Every rank sees the same counts, so all of them raise or none.
         """
-        if self.num_learners(world_size) == 1:
+        if self.num_learners(world_size) == 1 and self.residency.turns(world_size) == 1:
             return _train_nodes(self.graph).numel()
         return self.most(world_size, *self._train_nodes_of_ranks(world_size))
 
     def check_run(self, world_size: int, num_super_epochs: float) -> None:
-        """Refuse a run in which some rank has no training node in some super-epoch. All ranks raise or none."""
-        if world_size > 1 and self.residency.sweep(world_size) > 1:
+        """Refuse a run in which some rank has no training node in some super-epoch. All ranks raise or none.
+
+        A part that is larger than the memory that is free is told of.
+        """
+        needed, free = self._bytes_of_part(world_size), free_bytes() // ranks_here(world_size)
+        if needed > free:
+            log.warning(
+                "The part of each rank takes about %.1f GB with what is read meanwhile, and %.1f GB are free for it: "
+                "this fit will be slow, or be killed. Hold less at a time, Holding(Sweep(bytes=%d)).",
+                needed / 1e9,
+                free / 1e9,
+                free // 2,
+            )
+        if self.residency.sweep(world_size) > 1:
             of_ranks = self._train_nodes_of_ranks(world_size)
             for super_epoch in range(math.ceil(min(num_super_epochs, _LONGEST))):
                 self._seeds_of_ranks(super_epoch, world_size, *of_ranks)
+
+    def _bytes_of_part(self, world_size: int) -> int:
+        """Return about how many bytes a rank's part takes, and the next one that is read while it trains."""
+        held = self.residency.held(0, 0, world_size, self.seed)
+        share = (len(held.own) + len(held.others)) / self.residency.num_chunks(world_size)
+        copies = 1 if self.residency.sweep(world_size) == 1 else 2
+        return int(copies * share * bytes_held(self.graph))
 
     def most(self, world_size: int, what: str, count: CountSeeds, otherwise: str) -> int:
         """Return the number of seeds of the learner that has most in any of the first 16 super-epochs.
@@ -198,15 +252,23 @@ class PartPlan:
             count: Maps the learner of each chunk, shape ``(num_chunks,)``, to the seeds of each learner.
             otherwise: What else than fewer ranks gives each rank seeds.
         """
-        super_epochs = range(_HORIZON if self.residency.sweep(world_size) > 1 else 1)
+        horizon = max(_HORIZON, self.residency.turns(world_size))
+        super_epochs = range(horizon if self.residency.sweep(world_size) > 1 else 1)
         return max(int(self._seeds_of_ranks(s, world_size, what, count, otherwise).max()) for s in super_epochs)
 
     def _train_nodes_of_ranks(self, world_size: int) -> tuple[str, CountSeeds, str]:
         partition, nodes = self.partition(world_size), _train_nodes(self.graph)
         per_chunk = torch.bincount(partition.assignment[nodes], minlength=partition.num_parts)
         otherwise = 'MetisPartitioner(balance="train"), RandomPartitioner() or more super-nodes'
+        if self.residency.turns(world_size) > 1:
+            otherwise = "hold more chunks at a time"
         learners = self.num_learners(world_size)
-        return f"{nodes.numel()} training nodes", lambda owner: torch.bincount(owner, per_chunk, learners), otherwise
+
+        def count(owner: Tensor) -> Tensor:
+            is_held = owner >= 0
+            return torch.bincount(owner[is_held], per_chunk[is_held], learners)
+
+        return f"{nodes.numel()} training nodes", count, otherwise
 
     def _seeds_of_ranks(
         self, super_epoch: int, world_size: int, what: str, count: CountSeeds, otherwise: str
@@ -222,8 +284,8 @@ class PartPlan:
         return seeds
 
     def owner(self, super_epoch: int, world_size: int) -> Tensor:
-        """Return the rank that learns from each chunk: int64, shape ``(num_chunks,)``."""
-        owner = torch.zeros(self.residency.num_chunks(world_size), dtype=torch.int64)
+        """Return the rank that learns from each chunk, -1 of one that nobody holds: int64, shape ``(num_chunks,)``."""
+        owner = torch.full((self.residency.num_chunks(world_size),), -1)
         for rank, held in enumerate(held_by_all(self.residency, super_epoch, world_size, self.seed)):
             owner[list(held.own)] = rank
         return owner

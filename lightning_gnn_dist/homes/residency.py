@@ -5,11 +5,13 @@ It depends on the seed, the super-epoch, the rank and the number of ranks alone,
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, NamedTuple, Protocol, runtime_checkable
 
 import torch
+from lightning.pytorch import Trainer
 from torch import Tensor
 
 from lightning_gnn_dist.batches.deal import slice_of
@@ -20,10 +22,14 @@ from lightning_gnn_dist.checks import (
     check_seed,
 )
 from lightning_gnn_dist.engine.rng import Purpose, permutation
+from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.random import deal
 from lightning_gnn_dist.rules import Count, Fraction, check_fields
+
+CHUNKS = 512  # small clusters of a sweep: benchmarks/larger_than_memory.md
+_BYTES_BESIDE = 22  # of a node that is held, beside its arrays: its id, where its row starts, masks and coverage
 
 
 class Held(NamedTuple):
@@ -40,7 +46,7 @@ class Held(NamedTuple):
 
 @runtime_checkable
 class Residency(Protocol):
-    """Deals chunks to ranks. To add a way, write a frozen dataclass with these three methods."""
+    """Deals chunks to ranks. To add a way, write a frozen dataclass with three methods; two more may be overridden."""
 
     def num_chunks(self, world_size: int) -> int:
         """Return the number of chunks that the graph is cut into: where it is not overridden, one for each rank."""
@@ -54,6 +60,20 @@ class Residency(Protocol):
     def held(self, super_epoch: int, rank: int, world_size: int, seed: int) -> Held:
         """Return the chunks of one rank in a super-epoch."""
         ...
+
+    def turns(self, world_size: int) -> int:
+        """Return the super-epochs of an epoch, in which each chunk is a rank's own once: 1, each in every one."""
+        check_at_least(1, world_size=world_size)
+        return 1
+
+    def of_graph(self, graph: Graph, num_saved: int | None) -> Residency:
+        """Return the residency for a graph, with a number for all that was left open: nothing, so itself.
+
+        Args:
+            graph: The graph.
+            num_saved: The number of chunks in whose order it is saved, if it is.
+        """
+        return self
 
 
 def _check_place(super_epoch: int, rank: int, world_size: int, seed: int) -> None:
@@ -176,12 +196,85 @@ class AsRanks(Residency):
 
 
 @dataclass(frozen=True)
+class Sweep(Residency):
+    """Each rank holds some of many small chunks at a time, and an epoch goes through all of them once.
+
+    It is for graphs larger than memory. Chunks are dealt anew in every epoch, and a training node is a seed once in it,
+    while its chunk is held. The next chunks are read while these train. Since what is held drifts through the graph,
+    so do the weights: let the learning rate end at 0, or average the weights, and take many small chunks.
+
+    Args:
+        bytes: Memory of a rank for chunks: those that it trains on, and as many that are read meanwhile.
+        chunks: How many it trains on at a time, in place of ``bytes``.
+        of: How many there are. Default: those in whose order the graph is saved (``lightning-gnn-dist reorder``), which
+            are read fast; else 512.
+    """
+
+    bytes: Count | None = None
+    chunks: Count | None = None
+    of: Count | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if (self.bytes is None) == (self.chunks is None):
+            raise ValueError(
+                f"Sweep needs either bytes or chunks, got bytes={self.bytes} and chunks={self.chunks}: write "
+                "Sweep(bytes=4 * 10**9), or Sweep(chunks=64, of=512)."
+            )
+        if self.chunks is not None and self.of is not None and self.chunks > self.of:
+            raise ValueError(f"chunks ({self.chunks}) must not exceed of ({self.of}), the number of all chunks.")
+
+    def of_graph(self, graph: Graph, num_saved: int | None) -> Sweep:
+        of = self.of or num_saved or min(CHUNKS, graph.num_nodes)
+        if self.bytes is None:
+            return replace(self, of=of, chunks=min(self.chunks or 1, of))
+        of_chunk = -(-bytes_held(graph) // of)
+        if self.bytes < 2 * of_chunk:
+            raise ValueError(
+                f"Sweep(bytes={self.bytes}) has no room for two of {of} chunks, the one that is held and the one that "
+                f"is read meanwhile, which take about {of_chunk} bytes each: allow more, or cut into more chunks."
+            )
+        return replace(self, bytes=None, of=of, chunks=min(self.bytes // (2 * of_chunk), of))
+
+    def num_chunks(self, world_size: int) -> int:
+        of, _ = self._numbers()
+        if (needed := self.turns(world_size) * world_size) > of:
+            raise ValueError(
+                f"{self} on {world_size} ranks needs at least {needed} chunks, so that every rank holds some at any "
+                "time: cut into more, or hold more at a time."
+            )
+        return of
+
+    def turns(self, world_size: int) -> int:
+        check_at_least(1, world_size=world_size)
+        of, chunks = self._numbers()
+        return -(-of // (chunks * world_size))
+
+    def sweep(self, world_size: int) -> int:
+        return self.turns(world_size)
+
+    def held(self, super_epoch: int, rank: int, world_size: int, seed: int) -> Held:
+        _check_place(super_epoch, rank, world_size, seed)
+        (of, _), turns = self._numbers(), self.turns(world_size)
+        epoch, turn = divmod(super_epoch, turns)
+        order = permutation(of, seed + Purpose.DEALS, epoch if turns > 1 else 0)  # with one turn all stays as it is
+        return Held(tuple(order[slice_of(of, turns * world_size, turn * world_size + rank)].sort().values.tolist()))
+
+    def _numbers(self) -> tuple[int, int]:
+        """All chunks, and those held at a time."""
+        if self.of is None or self.chunks is None:
+            raise ValueError(f"{self} leaves numbers open, which a graph decides: give Sweep(chunks=64, of=512).")
+        return self.of, self.chunks
+
+
+@dataclass(frozen=True)
 class Holding:
     """What a rank holds, before its boundary adds nodes.
 
     Args:
         residency: Which chunks of the partition, and when that changes: :class:`Fixed` (one for each rank, for good),
-            :class:`Rotate`, :class:`Redeal` or :class:`AsRanks`. The next part is read while the current one trains.
+            :class:`Rotate`, :class:`Redeal`, :class:`AsRanks` or :class:`Sweep`. The next part is read while the current
+            one trains.
         every: Passes over the training data between two changes. Default: as many as let a whole sweep of the
             residency fit into ``max_epochs``.
         extra_nodes: Random nodes of other parts that send messages and are not learned from (the LLCG paper's subgraph
@@ -202,6 +295,11 @@ class Holding:
             raise ValueError(
                 f"every={self.every} says how often parts change, and with {self.residency} they never do: use "
                 "Rotate() or Redeal(1000), or leave it out."
+            )
+        if isinstance(self.residency, Sweep) and (self.every is not None or self.extra_nodes):
+            raise ValueError(
+                f"Sweep() goes through all chunks once in an epoch and reads nothing beside them: leave "
+                f"{'extra_nodes' if self.every is None else 'every'} out."
             )
         if self.cache_dir is not None:
             check_folder("cache_dir", self.cache_dir)
@@ -235,14 +333,43 @@ def held_by_all(residency: Residency, super_epoch: int, world_size: int, seed: i
             raise ValueError(
                 f"{name} must name chunks from 0 to {num_chunks - 1}, as many as num_chunks() says: {held!r}."
             )
-    if sorted(chunk for held in ranks for chunk in held.own) != list(range(num_chunks)):
-        raise ValueError(
-            f"{name} must make every one of the {num_chunks} chunks exactly one rank's own, but in super-epoch "
-            f"{super_epoch} the ranks' own are {[held.own for held in ranks]}."
-        )
+    if super_epoch % (turns := residency.turns(world_size)) == 0:
+        later = [
+            residency.held(super_epoch + t, r, world_size, seed) for t in range(1, turns) for r in range(world_size)
+        ]
+        _check_own(name, num_chunks, [*ranks, *later], super_epoch, turns)
     return ranks
+
+
+def _check_own(name: str, num_chunks: int, of_all: list[Held], first: int, turns: int) -> None:
+    """Refuse a deal in which some chunk is nobody's own, or the own of two, in the super-epochs of an epoch."""
+    if sorted(chunk for held in of_all for chunk in held.own) != list(range(num_chunks)):
+        when = f"super-epoch {first}" if turns == 1 else f"super-epochs {first} to {first + turns - 1}"
+        raise ValueError(
+            f"{name} must make every one of the {num_chunks} chunks exactly one rank's own, but in {when} the ranks' "
+            f"own are {[held.own for held in of_all]}."
+        )
+
+
+def bytes_held(graph: Graph) -> int:
+    """Return the bytes that all of a graph takes where ranks hold it as parts."""
+    return graph.num_bytes + _BYTES_BESIDE * graph.num_nodes
 
 
 def default_period(max_epochs: int | None, sweep: int) -> int:
     """Return the epochs of a super-epoch such that a whole sweep fits into the run; 1 without ``max_epochs``."""
     return max(1, (max_epochs or 0) // sweep)
+
+
+def num_super_epochs(trainer: Trainer, num_batches: int, every: int, turns: int) -> float:
+    """Return the super-epochs of a run, as if each epoch were a pass; a clock may change that.
+
+    Args:
+        trainer: Says how long it is.
+        num_batches: Batches of a pass over a part.
+        every: Passes over a part in a super-epoch.
+        turns: Super-epochs of a pass over all parts.
+    """
+    steps = math.inf if trainer.max_steps < 0 else trainer.max_steps
+    epochs = math.inf if trainer.max_epochs is None or trainer.max_epochs < 0 else trainer.max_epochs
+    return min(steps * trainer.accumulate_grad_batches / num_batches, epochs * turns) / every

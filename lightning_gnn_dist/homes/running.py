@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_gnn_dist.batches.loading import type_of_model, type_that_stays, widening
@@ -18,6 +20,10 @@ from lightning_gnn_dist.layers.evaluating.sight import hops_of_evaluation
 from lightning_gnn_dist.layers.model_layers import ModelLayers, layers_as_they_are
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.wire.collectives import gather_numbers
+
+log = logging.getLogger(__name__)
+
+DRIFT = "1 to 3"  # points that constant learning rates lost in sweeps: benchmarks/larger_than_memory.md
 
 
 class ForgetsRun:
@@ -139,6 +145,20 @@ class Running(ForgetsRun):
         module, num_hops = module or self.module, self.settings.of_parts().num_hops
         hops = num_hops if module is None else hops_of_evaluation(module, num_hops)
         return self.settings.of_evaluation(hops - num_hops + more_hops)
+
+    def warn_of_drift(self) -> None:
+        """Tell what a sweep through chunks loses if the weights go on following those that are held."""
+        trainer = self.trainer
+        if trainer is None or trainer.global_rank or trainer.lr_scheduler_configs:
+            return
+        if any(isinstance(each, WeightAveraging | StochasticWeightAveraging) for each in trainer.callbacks):  # type: ignore[attr-defined]
+            return
+        log.warning(
+            "A sweep ends with the weights of the chunks that were held last, and nothing lowers the learning rate or "
+            "averages weights, which costs about %s points of accuracy: return a schedule that ends at 0 from "
+            "configure_optimizers, or add EMAWeightAveraging() to the trainer.",
+            DRIFT,
+        )
 
     def layers_of_model(self, *, is_typed: bool) -> ModelLayers | None:
         """Return the layers of the model, if it has as many as the batches have hops, and these take whole rows."""

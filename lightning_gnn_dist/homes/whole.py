@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
@@ -38,7 +37,7 @@ from lightning_gnn_dist.homes.learners import Learners
 from lightning_gnn_dist.homes.meeting_rows import MeetingRows, PartNodes
 from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher
 from lightning_gnn_dist.homes.plan import PartPlan
-from lightning_gnn_dist.homes.residency import default_period
+from lightning_gnn_dist.homes.residency import default_period, num_super_epochs
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
@@ -133,14 +132,14 @@ class WholeHome(Home):
     # The run.
 
     def prepare(self) -> None:
-        if self.running.stage == TrainerFn.FITTING and self.running.num_ranks > 1:
+        if self.running.stage == TrainerFn.FITTING and self.is_cut:
             # An error here would stop this rank alone. In setup() all ranks meet it, and stop together.
             with suppress(ValueError, TypeError):
                 self.partition(self.running.num_ranks)
 
     def choose_boundary(self) -> None:
         asked, num_ranks = self.cut.boundary, self.running.num_ranks
-        if num_ranks == 1:
+        if not self.is_cut:
             return
         if self._plan.partitioner is None:
             rank_zero_info(f"{self.partitioner} cuts the graph, as no partitioner was named.")
@@ -224,21 +223,23 @@ class WholeHome(Home):
 
     def every(self) -> int | None:
         sweep, trainer = self.cut.residency.sweep(self.running.num_ranks), self.running.trainer
-        if sweep == 1:
-            return None
+        if sweep == 1 or self.turns() > 1:
+            return None if sweep == 1 else 1
         max_epochs = trainer.max_epochs if trainer is not None else None
         return self.holding.every or self._period or default_period(max_epochs, sweep)
 
+    def turns(self) -> int:
+        return self.cut.residency.turns(self.running.num_ranks)
+
+    @property
+    def is_cut(self) -> bool:
+        return super().is_cut or self.turns() > 1
+
     def _num_super_epochs(self) -> float:
-        """Return the super-epochs of this run, as if each epoch were a pass; a clock may change that."""
         every, trainer = self.every(), self.running.trainer
         if every is None or trainer is None:
             return 1
-        steps = math.inf if trainer.max_steps < 0 else trainer.max_steps
-        num_batches = -(-self.most_seeds() // self.running.settings.batch_size)
-        passes = steps * trainer.accumulate_grad_batches / num_batches
-        epochs = trainer.max_epochs
-        return min(passes, math.inf if epochs is None or epochs < 0 else epochs) / every
+        return num_super_epochs(trainer, -(-self.most_seeds() // self.running.settings.batch_size), every, self.turns())
 
     def parts(self) -> Callable[[int], Graph]:
         return self._own_parts().at if self.is_cut else lambda _: self.graph
@@ -248,7 +249,8 @@ class WholeHome(Home):
 
     def part(self, rank: int, num_parts: int, super_epoch: int) -> Graph:
         """Return what a rank trains on in a super-epoch."""
-        return self.whole if num_parts == 1 else self._reader(rank, num_parts).read(super_epoch).graph
+        is_whole = num_parts == 1 and self.cut.residency.turns(1) == 1
+        return self.whole if is_whole else self._reader(rank, num_parts).read(super_epoch).graph
 
     def _reader(self, rank: int, num_ranks: int) -> PartReader:
         """Return the reader of a rank's parts. Before a fit ``"auto"`` is what it would be on ranks of this host."""
@@ -260,6 +262,8 @@ class WholeHome(Home):
 
     def _own_parts(self) -> PartSwitcher:
         if self._parts is None:
+            if self.turns() > 1:
+                self.running.warn_of_drift()
             reader = self._reader(self.running.rank, self.running.num_ranks)
             self._parts = PartSwitcher(reader, in_background=self.running.settings.loading.num_threads > 0)
         return self._parts
@@ -270,12 +274,12 @@ class WholeHome(Home):
             return self._shown_edges(part)
         if part is self.whole or have_names(self.types):  # of a typed part the types have the masks
             return part
-        mask = self.whole.node_arrays.get("train_mask")
-        if mask is None:
+        known = self.whole.node_arrays
+        if not (names := [name for name in ("train_mask", "n_id") if name in known]):
             return part
 
         def shown() -> Graph:
-            return with_arrays(part, {"train_mask": take_rows(mask, part.node_arrays["n_id"])})
+            return with_arrays(part, {name: take_rows(known[name], part.node_arrays["n_id"]) for name in names})
 
         return remembered(part, "as batches show it", shown)
 

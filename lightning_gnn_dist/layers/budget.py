@@ -5,7 +5,7 @@ may be.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,7 +23,8 @@ LEAST_BYTES = 16 << 20  # with less, a sampler's table of nodes would leave no r
 _FIRST = 4  # the first batch takes this part of what others may
 _MEASURABLE = 4 << 20  # bytes; what smaller batches take is lost in what an allocator keeps
 _LEAST_FACTOR = 0.1
-_GROUPS = (("memory.max", "anon"), ("memory/memory.limit_in_bytes", "total_rss"))  # of cgroups, version 2 and 1
+_ROOT = Path("/sys/fs/cgroup")
+_GROUPS = {"": ("memory.max", "anon"), "memory": ("memory.limit_in_bytes", "total_rss")}  # of versions 2 and 1
 
 
 def agreed_budget(wanted: int | None, device: torch.device, trainer: Trainer | None) -> int:
@@ -74,12 +75,22 @@ def free_bytes() -> int:
     if info.exists():
         lines = dict(line.split(":") for line in info.read_text().splitlines())
         found.append(int(lines["MemAvailable"].split()[0]) << 10)
-    for name, used in _GROUPS:
-        limit = Path("/sys/fs/cgroup") / name
-        stat = limit.with_name("memory.stat")
+    for folder, name, used in _groups():
+        limit, stat = folder / name, folder / "memory.stat"
         if limit.exists() and stat.exists() and (most := limit.read_text().strip()).isdigit():
             found.append(int(most) - int(dict(line.split() for line in stat.read_text().splitlines()).get(used, 0)))
     return max(0, min(found))
+
+
+def _groups() -> Iterator[tuple[Path, str, str]]:
+    """Yield the folder of each group of processes that may limit this one, its limit's file and what it counts."""
+    own = Path("/proc/self/cgroup")
+    for line in own.read_text().splitlines() if own.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            root, (name, used) = _ROOT / controllers, _GROUPS[controllers]
+            inner = root / path.strip("/")
+            yield from ((folder, name, used) for folder in (inner, *inner.parents) if folder.is_relative_to(root))
 
 
 def ranks_here(num_ranks: int) -> int:

@@ -248,3 +248,49 @@ def score(links: int, size: int, capacity: int, fennel: bool, alpha: float) -> f
     if fennel:
         return float(links - alpha * 1.5 * np.sqrt(size))
     return float(links * (1.0 - size / capacity))
+
+
+@compiled
+def keep_inside(
+    degrees: Array,
+    senders: Array,
+    starts: Array,
+    ends: Array,
+    places: Array,
+    blocks: Array,
+    shift: int,
+    counts: Array,
+    out: Array,
+    kept: Array,
+) -> int:
+    """Keep the edges of some rows that come from ranges of ids, and return how many; -1 if a sender is no node.
+
+    Args:
+        degrees: The number of edges of each row.
+        senders: The senders, row after row.
+        starts: The first id of each range, in increasing order, and at the end the number of nodes.
+        ends: The id behind the last one of each range, and at the end a number that no id reaches.
+        places: The place of the first id of each range among those of all.
+        blocks: For each block of ``2 ** shift`` ids the first range that ends in it or later.
+        shift: See there.
+        counts: Receives the number of edges of each row that are kept.
+        out: Receives the places of their senders.
+        kept: Receives for each edge whether it is.
+    """
+    edge = filled = 0
+    for row in range(degrees.size):
+        before = filled
+        for _ in range(degrees[row]):
+            sender = senders[edge]
+            if sender < 0 or sender >= starts[-1]:
+                return -1
+            number = blocks[sender >> shift]
+            while ends[number] <= sender:
+                number += 1
+            kept[edge] = starts[number] <= sender
+            if kept[edge]:
+                out[filled] = sender - starts[number] + places[number]
+                filled += 1
+            edge += 1
+        counts[row] = filled - before
+    return filled

@@ -114,7 +114,7 @@ def _write(graph: Graph, partition: Partition, folder: Path, split: SplitOfEdges
     held = None if split is None else HeldEdges(split, partition.assignment, partition.num_parts, number)
     of_types = []
     for index, nodes in enumerate(by_part.split(partition.counts().tolist())):
-        rows = _rows_of(graph, nodes, number)
+        rows = whole_rows(graph, nodes, number)
         rows.save(folder / shard_name(index), beside={} if held is None else held.of_shard(index))
         of_types.append((list(rows.types.num_nodes.values()), rows.types.num_edges))
     fingerprint = graph.fingerprint if split is None else split.fingerprint
@@ -127,13 +127,22 @@ def _division_of(partition: Partition) -> str:
     return fingerprint_of([("assignment", assignment.dtype, assignment.shape, [assignment])])
 
 
-def _rows_of(graph: Graph, nodes: Tensor, number: Tensor) -> Graph:
-    degrees = graph.indptr[nodes + 1] - graph.indptr[nodes]
-    indptr = starts_of(degrees)
+def whole_rows(graph: Graph, nodes: Tensor, number: Tensor | None = None) -> Graph:
+    """The whole rows of some nodes with their arrays, in RAM.
+
+    Args:
+        graph: Has them.
+        nodes: Ids, those of the first node type first, and so on.
+        number: The new id of each node, by which senders are called. Default: the old ones.
+    """
+    indptr = starts_of(graph.indptr[nodes + 1] - graph.indptr[nodes])
     positions = edge_positions(graph.indptr, nodes)
-    pieces = [number[graph.indices[at].to(torch.int64)] for at in positions.split(EDGES_AT_ONCE)]
-    senders = torch.cat([number[:0], *pieces])
-    return typed_graph(indptr, senders, types_of(graph.types, nodes, positions, graph.types.offsets))
+    pieces = [graph.indices[at] for at in positions.split(EDGES_AT_ONCE)]
+    if number is not None:
+        pieces = [number[senders.to(torch.int64)] for senders in pieces]
+    senders = torch.cat([graph.indices[:0] if number is None else number[:0], *pieces])
+    types = graph.types
+    return typed_graph(indptr, senders, types_of(types, nodes, positions, types.sender_offsets or types.offsets))
 
 
 def order_of_types(types: GraphTypes, partition: Partition) -> Tensor:

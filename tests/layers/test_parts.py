@@ -222,7 +222,7 @@ def test_memory_that_a_group_of_processes_may_take(limit, stat, free, tmp_path, 
     free_here = free_bytes()
     (tmp_path / "memory.max").write_text(limit + "\n")
     (tmp_path / "memory.stat").write_text(stat)
-    monkeypatch.setattr(memory, "_GROUPS", ((str(tmp_path / "memory.max"), "anon"),))
+    monkeypatch.setattr(memory, "_groups", lambda: [(tmp_path, "memory.max", "anon")])
     found = free_bytes()
     if free is None:
         assert abs(found - free_here) < 8 << 30
@@ -237,7 +237,7 @@ def test_memory_that_a_group_of_processes_may_take(limit, stat, free, tmp_path, 
 def test_a_budget_is_never_below_the_least(wanted, tmp_path, monkeypatch):
     (tmp_path / "memory.max").write_text("1\n")
     (tmp_path / "memory.stat").write_text("anon 0\n")
-    monkeypatch.setattr(memory, "_GROUPS", ((str(tmp_path / "memory.max"), "anon"),))
+    monkeypatch.setattr(memory, "_groups", lambda: [(tmp_path, "memory.max", "anon")])
     assert budget(wanted, CPU, 3) == LEAST_BYTES
 
 

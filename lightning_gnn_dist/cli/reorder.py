@@ -1,0 +1,30 @@
+"""``lightning-gnn-dist reorder``: write a saved graph chunk by chunk, so that some chunks at a time are read fast."""
+
+from __future__ import annotations
+
+import argparse
+
+from lightning_gnn_dist.cli.partitioners import check_balance, partitioner_of
+from lightning_gnn_dist.data.edges.held import holds_split
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.storage.store import check_target
+from lightning_gnn_dist.partition.cache import cached_partition
+from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY
+from lightning_gnn_dist.prepare.reorder import reorder_graph
+
+
+def run(options: argparse.Namespace) -> None:
+    """Do what the options say."""
+    try:
+        if holds_split(options.graph):
+            raise ValueError(f"{options.graph} holds a split of edges, and a graph is needed: reorder that one.")
+        check_target(options.output, overwrite=options.overwrite)
+        check_balance(options)
+        graph = Graph.open(options.graph)
+        partition = cached_partition(graph, partitioner_of(options.partitioner, options), options.chunks, options.seed)
+        memory = options.memory or DEFAULT_MEMORY
+        reorder_graph(graph, partition, options.output, memory_bytes=memory, overwrite=options.overwrite)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"lightning-gnn-dist reorder: {error}") from error
+    sizes = partition.counts()
+    print(f"{options.output}: {options.chunks} chunks of {int(sizes.min()):,} to {int(sizes.max()):,} nodes.")

@@ -1,0 +1,137 @@
+"""A graph in chunk order is the graph with other numbers, whole or not there, and says where its chunks begin."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_gnn_dist import Graph, Partition
+from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.graph.storage import npy
+from lightning_gnn_dist.partition.saved_chunks import FILE, Chunks
+from lightning_gnn_dist.prepare.reorder import reorder_graph
+from tests.graph.equal import check_equal
+from tests.sharded.graphs import (
+    as_shards_number_it,
+    small_graph,
+    some_partition,
+    typed_graph_of_widths,
+    uneven_partition,
+)
+
+GRAPHS = {"untyped": lambda: small_graph(edge_arrays=True), "typed": typed_graph_of_widths}
+
+
+def cut(graph: Graph) -> Partition:
+    return some_partition(graph, 7) if graph.num_nodes > 100 else uneven_partition(graph, 3)
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize("memory_bytes", [1, 40_000, 1 << 30])
+def test_the_graph_is_the_same_in_the_order_of_chunks(kind: str, memory_bytes: int, tmp_path: Path) -> None:
+    graph = GRAPHS[kind]()
+    reorder_graph(graph, cut(graph), tmp_path / "graph", memory_bytes=memory_bytes)
+    check_equal(Graph.open(tmp_path / "graph"), as_shards_number_it(graph, cut(graph)))
+    main(["inspect", "--check", str(tmp_path / "graph")])  # checksums are those of the files
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_it_says_where_chunks_begin(kind: str, tmp_path: Path) -> None:
+    graph, partition = GRAPHS[kind](), cut(GRAPHS[kind]())
+    reorder_graph(graph, partition, tmp_path / "graph")
+    found = Graph.open(tmp_path / "graph")
+    chunks = Chunks.of(found)
+    assert chunks is not None and chunks.num_chunks == partition.num_parts
+    types, ids = found.types, torch.arange(found.num_nodes)
+    chunk = chunks.partition().assignment
+    for i, node_type in enumerate(types.node_types):
+        nodes, old = types.nodes_of(node_type), types.node_arrays[node_type]["n_id"]
+        assert chunk[nodes.start : nodes.stop].equal(partition.assignment[old + graph.types.nodes_of(node_type).start])
+        for c in range(chunks.num_chunks):
+            first, end = (chunks.nodes[i, c : c + 2] + nodes.start).tolist()
+            assert (chunk[first:end] == c).all()
+    receiver = ids.repeat_interleave(found.degrees())
+    for i, _ in enumerate(types.edge_types):
+        into = torch.bincount(chunk[receiver[types.edge_type == i]], minlength=chunks.num_chunks)
+        assert chunks.edges[i].diff().equal(into)
+
+
+def test_ids_of_the_first_order_stay_visible(tmp_path: Path) -> None:
+    graph = typed_graph_of_widths()
+    reorder_graph(graph, uneven_partition(graph, 3), tmp_path / "once")
+    once = Graph.open(tmp_path / "once")
+    reorder_graph(once, uneven_partition(once, 4), tmp_path / "twice")
+    twice = Graph.open(tmp_path / "twice")
+    for kind, arrays in twice.types.node_arrays.items():
+        for name, array in graph.types.node_arrays[kind].items():
+            assert array[arrays["n_id"]].equal(arrays[name])
+
+
+def test_a_graph_in_halves_keeps_its_type(tmp_path: Path) -> None:
+    graph = small_graph()
+    graph.node_arrays["x"] = graph.node_arrays["x"].bfloat16()
+    reorder_graph(graph, some_partition(graph, 4), tmp_path / "graph")
+    found = Graph.open(tmp_path / "graph").node_arrays
+    assert found["x"].dtype == torch.bfloat16
+    assert found["x"].equal(graph.node_arrays["x"][found["n_id"]])
+
+
+def test_nothing_is_left_of_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, append, room = small_graph(), npy.append, iter(range(3))
+
+    def append_while_there_is_room(file: Path, array: Any) -> None:
+        if next(room, None) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(file, array)
+
+    monkeypatch.setattr(npy, "append", append_while_there_is_room)
+    with pytest.raises(OSError, match=r"the disk of .*graph is full .*: make room, and repeat"):
+        reorder_graph(graph, some_partition(graph, 4), tmp_path / "graph")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_put_in_order_is_refused(tmp_path: Path) -> None:
+    graph = small_graph()
+    with pytest.raises(ValueError, match="assigns 299 nodes, but the graph has 300"):
+        reorder_graph(graph, some_partition(small_graph(299), 4), tmp_path / "graph")
+    with pytest.raises(ValueError, match="Chunk 1 of the partition has no nodes"):
+        reorder_graph(graph, Partition(torch.zeros(300).int(), 2), tmp_path / "graph")
+    reorder_graph(graph, some_partition(graph, 4), tmp_path / "graph")
+    with pytest.raises(FileExistsError, match="pass overwrite=True"):
+        reorder_graph(graph, some_partition(graph, 4), tmp_path / "graph")
+    reorder_graph(graph, some_partition(graph, 5), tmp_path / "graph", overwrite=True)
+    chunks = Chunks.of(Graph.open(tmp_path / "graph"))
+    assert chunks is not None and chunks.num_chunks == 5
+
+
+@pytest.mark.parametrize("change", [lambda about: about["nodes"][0].pop(), lambda about: about["edges"].append([0, 1])])
+def test_a_damaged_list_of_chunks_is_refused(change: Any, tmp_path: Path) -> None:
+    graph = small_graph()
+    reorder_graph(graph, some_partition(graph, 4), tmp_path / "graph")
+    file = tmp_path / "graph" / FILE
+    file.chmod(0o644)
+    change(about := json.loads(file.read_text()))
+    file.write_text(json.dumps(about))
+    with pytest.raises(ValueError, match=r"chunks.json is damaged .* reorder it again"):
+        Chunks.of(Graph.open(tmp_path / "graph"))
+
+
+def test_a_graph_in_another_order_has_no_chunks(tmp_path: Path) -> None:
+    small_graph().save(tmp_path / "graph")
+    assert Chunks.of(Graph.open(tmp_path / "graph")) is None and Chunks.of(small_graph()) is None
+
+
+def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small_graph().save(tmp_path / "graph")
+    order = ["reorder", str(tmp_path / "graph"), str(tmp_path / "ordered"), "--chunks", "8"]
+    main([*order, "--partitioner", "random"])
+    assert "8 chunks of 37 to 38 nodes" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"reorder: .*ordered exists already"):
+        main(order)
+    with pytest.raises(SystemExit, match="is not a saved graph"):
+        main(["reorder", str(tmp_path), str(tmp_path / "b")])
