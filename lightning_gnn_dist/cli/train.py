@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from jsonargparse.typing import PositiveInt
@@ -29,7 +29,10 @@ from lightning_gnn_dist.cli.config_file import check_files
 from lightning_gnn_dist.cli.mistakes.misspelt import PACKAGE, check_strategy, hint
 from lightning_gnn_dist.cli.mistakes.value_errors import check_values, in_one_line, with_path
 from lightning_gnn_dist.cli.options import PROGRAM, PURPOSE
+from lightning_gnn_dist.data.best_links import best_links
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.edges.known import LeftOut
+from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.layers.prediction import BUDGET_BYTES, predict_by_layer
 from lightning_gnn_dist.layers.through_layers import has_layers
@@ -145,6 +148,9 @@ class TrainCLI(LightningCLI):
     def predict(self, **kwargs: Any) -> None:
         """Called in place of ``trainer.predict``."""
         options = self.config_init.predict
+        if options.best_links is not None:
+            self._best_links(**kwargs)
+            return
         if options.nodes is not None:
             with self._refusals_in_one_line():
                 kwargs["datamodule"] = _only(self.datamodule, options.nodes)
@@ -166,6 +172,23 @@ class TrainCLI(LightningCLI):
         how = {"budget_bytes": budget, "overwrite": options.overwrite}
         predict_by_layer(self.trainer, model, graph, options.output, **how, **kwargs)
 
+    def _best_links(self, model: LightningModule, datamodule: LightningDataModule, **kwargs: Any) -> None:
+        options = self.config_init.predict
+        with self._refusals_in_one_line():
+            if not isinstance(datamodule, LinkDataModule):
+                raise TypeError(
+                    f"--best_links={options.best_links} is for LinkDataModule, not {type(datamodule).__name__}."
+                )
+            if options.output is None:
+                raise ValueError("--best_links would keep nothing: name a file for them, --output=links.npy.")
+            split = datamodule.split if datamodule.shards_path is None else datamodule.shards_path
+            assert split is not None
+            budget = None if options.budget_megabytes is None else options.budget_megabytes << 20
+            how = {"k": options.best_links, "score": options.score, "leave_out": options.leave_out}
+            how |= {"budget_bytes": budget, "overwrite": options.overwrite}
+            how["senders"] = None if options.nodes is None else nodes_named(options.nodes)
+            best_links(self.trainer, model, split, options.output, **how, **kwargs)
+
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand == "fit":
@@ -176,6 +199,12 @@ class TrainCLI(LightningCLI):
             parser.add_argument("--overwrite", type=bool, default=False, help="replace a file that is there")
             about = "predict these alone: ids with commas, or a file of ids, .npy or a line each"
             parser.add_argument("--nodes", type=str | None, help=about)
+            about = "write the K best new links of each node, or of those that --nodes names, of a LinkDataModule"
+            parser.add_argument("--best_links", type=PositiveInt | None, default=None, help=about)
+            about = "how --best_links scores pairs: by forward(), or by dot products of rows"
+            parser.add_argument("--score", type=Literal["model", "dot"], default="model", help=about)
+            about = "which pairs --best_links leaves out: edges, held ones (val, test), a node for itself (self)"
+            parser.add_argument("--leave_out", type=list[LeftOut], default=["edges", "self"], help=about)
             about = (
                 f"what predicting by layer may take on each rank, of RAM (default: {BUDGET_BYTES >> 20}) and of a GPU"
             )

@@ -269,6 +269,17 @@ def test_predict_writes_a_row_for_every_node(tmp_path: Path) -> None:
     assert np.load(tmp_path / "logits.npy").shape == (2000, 8)
 
 
+def test_predict_writes_the_best_links_of_nodes_that_are_named(tmp_path: Path) -> None:
+    (tmp_path / "ids.txt").write_text("7\n499\n0\n")
+    config = (EXAMPLES / "configs" / "links.yaml").read_text()
+    (tmp_path / "links.yaml").write_text(re.sub(r"num_nodes: \d+", "num_nodes: 500", config))
+    options = [f"--output={tmp_path}/links.npy", "--best_links=4", f"--nodes={tmp_path}/ids.txt", "--leave_out=[self]"]
+    run_ranks(command, 2, "predict", f"--config={tmp_path}/links.yaml", *options)
+    rows = np.load(tmp_path / "links.npy")
+    assert rows["sender"].tolist() == [7] * 4 + [499] * 4 + [0] * 4
+    assert (rows["score"].reshape(3, 4)[:, :-1] >= rows["score"].reshape(3, 4)[:, 1:]).all()
+
+
 def some_nodes(rank: int, world_size: int, config: list[str], folder: Path) -> None:
     """Predict nodes that a file names, and all."""
     command(rank, world_size, *config, f"--output={folder}/some.npy", f"--nodes={folder}/ids.txt")
