@@ -17,7 +17,6 @@ from lightning_gnn_dist.checks import (
     check_ids,
     check_instance,
     check_list,
-    check_npy,
     check_path,
     check_true_or_false,
     is_integer,
@@ -26,6 +25,8 @@ from lightning_gnn_dist.data.edges.known import LeftOut
 from lightning_gnn_dist.data.edges.scoring import Score, check_score
 from lightning_gnn_dist.data.edges.search import BestLinks, Links, LinkSearch
 from lightning_gnn_dist.data.links import LinkSplit
+from lightning_gnn_dist.graph.storage.parquet_rows import check_rows_file
+from lightning_gnn_dist.graph.user_ids import check_ids_of
 from lightning_gnn_dist.layers.model_layers import layers_of_model
 from lightning_gnn_dist.layers.prediction import BUDGET_BYTES, check_budget, check_options, predict_once
 from lightning_gnn_dist.layers.through_layers import has_layers, layers_in
@@ -44,6 +45,7 @@ def best_links(
     leave_out: Sequence[LeftOut] = ("edges", "self"),
     budget_bytes: int | None = None,
     overwrite: bool = False,
+    ids_of: str | Path | None = None,
     **options: Any,
 ) -> BestLinks | None:
     """Find the receivers with the highest scores for each of some senders among all; all ranks share the work.
@@ -61,8 +63,8 @@ def best_links(
         model: A module with a method ``layers``, see :class:`HasLayers`, or with one of PyG's models in it.
         split: The links, or the path of a saved split, or of shards of one. Of a graph without held edges it is
             ``LinkSplit(graph, {})``.
-        path: The file, with the suffix ``.npy``. It appears when it is complete. With None, each rank returns its share
-            of the senders.
+        path: The file, ``.npy`` or ``.parquet``; the latter has no rows for receivers that are not there. It appears
+            when it is complete. With None, each rank returns its share of the senders.
         senders: Ids of nodes of the type that sends. Default: all of them.
         k: How many receivers to find for each; no more than there are nodes that may receive.
         score: ``"model"`` calls ``forward()`` of the module with batches of pairs, as a step does; ``"dot"`` takes dot
@@ -73,6 +75,7 @@ def best_links(
         budget_bytes: Bytes that the work may take on each rank, as for :func:`predict_by_layer`. Default: 1 GiB of RAM,
             and half of what is free on a GPU.
         overwrite: Replace an existing file.
+        ids_of: For ``.parquet``, the prepared graph whose ids nodes have: the one that was split. Default: the graph.
         options: Passed to ``trainer.predict``: ``ckpt_path``, ``weights_only``.
     """
     _check_model(trainer, model, budget_bytes, options)
@@ -80,12 +83,13 @@ def best_links(
     check_at_least(1, k=k)
     check_score(score)
     links = _links_of(split, _checked_names(leave_out))
-    file = None if path is None else check_npy("path", path)
+    file = None if path is None else check_rows_file("path", path)
+    named_by = check_ids_of(file, ids_of)
     if file is not None and file.exists() and not overwrite:
         raise FileExistsError(f"{file} exists already. Choose another path, or overwrite=True.")
     budget = BUDGET_BYTES if budget_bytes is None else budget_bytes
     ids = _checked_senders(senders, len(links.ends.senders))
-    search = LinkSearch(model, links, ids, int(k), score, file, budget, type_of_model(trainer), budget_bytes)
+    search = LinkSearch(model, links, ids, int(k), score, file, budget, type_of_model(trainer), budget_bytes, named_by)
     predict_once(trainer, model, search.step, options)
     return search.found
 

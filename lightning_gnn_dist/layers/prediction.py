@@ -25,7 +25,6 @@ from lightning_gnn_dist.checks import (
     MAX_INTEGER,
     check_callable,
     check_instance,
-    check_npy,
     check_path,
     check_true_or_false,
     is_integer,
@@ -33,8 +32,10 @@ from lightning_gnn_dist.checks import (
     shown,
 )
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.storage.parquet_rows import PARQUET, check_rows_file
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
+from lightning_gnn_dist.graph.user_ids import NodeColumns, check_ids_of, ids_for
 from lightning_gnn_dist.layers.budget import LEAST_BYTES
 from lightning_gnn_dist.layers.layer_pass import LayerPass, OnRows
 from lightning_gnn_dist.layers.norms import norm_of_all_rows
@@ -60,9 +61,10 @@ def predict_by_layer(
     budget_bytes: int | None = None,
     overwrite: bool = False,
     seed_type: str | None = None,
+    ids_of: str | Path | None = None,
     **options: Any,
 ) -> None:
-    """Write the model's rows of all nodes to one ``.npy``, row ``v`` for node ``v``; all ranks share the work.
+    """Write the model's rows of all nodes to one file, row ``v`` for node ``v``; all ranks share the work.
 
         class SAGE(pl.LightningModule):
             def layers(self):
@@ -77,8 +79,8 @@ def predict_by_layer(
         trainer: Starts the ranks, places the model and sets the precision.
         model: A module with a method ``layers``, see :class:`HasLayers`.
         graph: The graph, on every rank, or the path of a saved one or of shards.
-        path: The file. It appears when it is complete. Ranks on several hosts need storage that they share. With
-            ``on_rows``, None writes no file.
+        path: The file, ``.npy`` or ``.parquet``, see :class:`PredictionWriter`. It appears when it is complete. Ranks
+            on several hosts need storage that they share. With ``on_rows``, None writes no file.
         on_rows: Called on each rank with the batches of the last layer and the rows of their ``batch_size`` seeds. Over
             all ranks, every node is a seed once: ``metric.update(rows[mask], batch.y[:batch.batch_size][mask])`` with
             ``mask = batch.test_mask[:batch.batch_size]`` is an exact evaluation.
@@ -89,9 +91,12 @@ def predict_by_layer(
         overwrite: Replace an existing file.
         seed_type: In a graph with types the node type whose rows are written, row ``v`` for its node ``v``. Default:
             the one with a ``train_mask``.
+        ids_of: For ``.parquet``, the prepared graph whose ids nodes have, of shards the one that was divided. Default:
+            this graph.
         options: Passed to ``trainer.predict``: ``ckpt_path``, ``weights_only``.
     """
-    path = None if path is None else check_npy("path", path)
+    path = None if path is None else check_rows_file("path", path)
+    named_by = check_ids_of(path, ids_of)
     where = _graph_or_shards(graph, seed_type)
     check_true_or_false(overwrite=overwrite)
     check_options("predict_by_layer", options)
@@ -100,7 +105,7 @@ def predict_by_layer(
     _check(trainer, model, budget_bytes)
     _check_path(path, on_rows, overwrite=overwrite)
     budget = BUDGET_BYTES if budget_bytes is None else budget_bytes
-    work = Prediction(model, where, path, budget, on_rows, seed_type, type_of_model(trainer), budget_bytes)
+    work = Prediction(model, where, path, budget, on_rows, seed_type, type_of_model(trainer), budget_bytes, named_by)
     predict_once(trainer, model, work.step, options)
 
 
@@ -237,6 +242,7 @@ class Prediction:
         seed_type: The node type that is predicted, in a graph with types.
         dtype: The type of the model's numbers, if batches are brought to it.
         bytes_there: Bytes of its own memory that a device may be asked for. Default: half of what is free there.
+        ids_of: The prepared graph whose ids nodes have in a table. Default: the graph.
     """
 
     model: LightningModule
@@ -247,6 +253,7 @@ class Prediction:
     seed_type: str | None = None
     dtype: torch.dtype | None = None
     bytes_there: int | None = None
+    ids_of: Path | None = None
 
     def step(self, batch: Tensor) -> Tensor:
         """Take the place of the module's ``predict_step``."""
@@ -271,7 +278,9 @@ class Prediction:
 
     def _write(self, work: LayerPass, layers: list[Layer], of_all: AllNodes, kind: int, num_nodes: int) -> None:
         """Compute the layers, and write the rows of the last one. Collective."""
-        file = None if self.path is None else SharedRows(self.path, num_nodes, work.device, "a layer")
+        file = (
+            None if self.path is None else self._file(self.path, of_all.nodes.types.node_types[kind], num_nodes, work)
+        )
         steps = work.plan_of_own(of_all.own, len(layers), kind)
         try:
             found = work.last_rows(layers, steps, self.on_rows, kind)
@@ -287,6 +296,11 @@ class Prediction:
         finally:
             if file is not None:
                 file.discard()
+
+    def _file(self, path: Path, node_type: str, num_nodes: int, work: LayerPass) -> SharedRows:
+        graph = self.where.path if isinstance(self.where, Graph) else None
+        ids = ids_for(self.ids_of, graph, node_type, num_nodes) if path.suffix == PARQUET else None
+        return SharedRows(path, num_nodes, work.device, "a layer", NodeColumns(ids))
 
 
 def _check_places(n_id: Tensor, num_nodes: int) -> None:

@@ -43,7 +43,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.callbacks.record import RunRecord
 from lightning_gnn_dist.cli import train
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.cli.train import nodes_named
+from lightning_gnn_dist.cli.values import nodes_named, words_in
 from tests.ranks import run_ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -296,6 +296,8 @@ def test_predict_writes_the_rows_of_nodes_that_are_named(tmp_path: Path) -> None
 def test_nodes_are_named_by_ids_or_files(tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.array([7, 1999, 0], np.int32))
     (tmp_path / "ids.txt").write_text("7\n1999\n0\n")
+    (tmp_path / "words.txt").write_text("a b\nc\n\n")
+    assert words_in(str(tmp_path / "words.txt")) == ["a b", "c"] and words_in("a b, c") == ["a b", "c"]
     for text in ("7,1999, 0", tmp_path / "ids.npy", tmp_path / "ids.txt"):
         assert nodes_named(str(text)) == [7, 1999, 0]
     np.save(tmp_path / "rows.npy", np.ones((2, 2)))

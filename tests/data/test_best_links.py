@@ -289,7 +289,7 @@ def timed() -> LinkSplit:
         (Plain, {"senders": [3, 3]}, "one is given twice"),
         (Plain, {"score": "cosine"}, 'score must be "model", "dot" or a function'),
         (Plain, {"leave_out": ["train"]}, "leave_out must be one of"),
-        (Plain, {"path": "links.csv"}, "predictions are written as .npy"),
+        (Plain, {"path": "links.csv"}, "rows are written as .npy or .parquet"),
     ],
 )
 def test_what_cannot_be_is_refused(model: Any, options: dict[str, Any], message: str) -> None:

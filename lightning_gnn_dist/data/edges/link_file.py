@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,30 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.data.edges.best import Best
+from lightning_gnn_dist.graph.user_ids import Ids, named
 from lightning_gnn_dist.layers.shared_rows import SharedRows
 
 
+@dataclass(frozen=True)
+class LinkColumns:
+    """The columns of a table of links, which has no receivers that are not there.
+
+    Attributes:
+        of_senders: The users' ids of all nodes that may send; None where nobody knows them.
+        of_receivers: Those of all that may receive.
+    """
+
+    of_senders: Ids | None = None
+    of_receivers: Ids | None = None
+
+    def __call__(self, first: int, rows: Ids) -> dict[str, Ids]:
+        rows = rows[rows["receiver"] >= 0]
+        ends = named(rows["sender"], self.of_senders), named(rows["receiver"], self.of_receivers)
+        return {"sender": ends[0], "receiver": ends[1], "score": rows["score"]}
+
+
 class LinkFile:
-    """A ``.npy`` of records ``sender``, ``receiver`` and ``score``: ``k`` rows for each sender, the best first.
+    """Records ``sender``, ``receiver`` and ``score``: ``k`` rows for each sender, the best first.
 
     Where a sender has fewer receivers, the receivers of the last rows are -1. To construct it is collective.
 
@@ -22,12 +42,13 @@ class LinkFile:
         senders: The ids of the senders of all ranks.
         like: The best links of none of them.
         device: The device of the ranks' messages.
+        columns: Names the nodes, if the file is a table.
     """
 
-    def __init__(self, path: Path, senders: Tensor, like: Best, device: torch.device) -> None:
+    def __init__(self, path: Path, senders: Tensor, like: Best, device: torch.device, columns: LinkColumns) -> None:
         self._senders, self._k, score = senders, like.ids.shape[1], like.scores.cpu().numpy().dtype
         self._row = np.dtype([("sender", np.int64), ("receiver", np.int64), ("score", score)])
-        self._file = SharedRows(path, len(senders) * self._k, device, "best_links")
+        self._file = SharedRows(path, len(senders) * self._k, device, "best_links", columns)
         self._file.open(np.empty(0, self._row))
 
     def write(self, places: Tensor, best: Best) -> None:

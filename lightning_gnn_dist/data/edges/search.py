@@ -22,14 +22,16 @@ from torch import Tensor
 from lightning_gnn_dist.checks import in_megabytes
 from lightning_gnn_dist.data.edges.ends import LinkEnds, ends_of
 from lightning_gnn_dist.data.edges.known import Known, LeftOut, held_links
-from lightning_gnn_dist.data.edges.link_file import LinkFile
+from lightning_gnn_dist.data.edges.link_file import LinkColumns, LinkFile
 from lightning_gnn_dist.data.edges.ranking import Found, Nodes, Ranking
 from lightning_gnn_dist.data.edges.scoring import Asked, Score, bytes_of_pair, scorer_of
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
+from lightning_gnn_dist.graph.storage.parquet_rows import PARQUET
 from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.graph.user_ids import ids_for
 from lightning_gnn_dist.layers.budget import bytes_there
 from lightning_gnn_dist.layers.layer_pass import LayerNodes
 from lightning_gnn_dist.layers.model_layers import ModelLayers, layers_of_model, let_answer
@@ -104,6 +106,7 @@ class LinkSearch:
         budget_bytes: Bytes that the work may take.
         dtype: The type of the model's numbers, if batches are brought to it.
         bytes_there: Bytes of its own memory that a device may be asked for. Default: half of what is free there.
+        ids_of: The prepared graph whose ids nodes have in a table. Default: the graph.
         found: What this rank has found, if there is no file.
     """
 
@@ -116,6 +119,7 @@ class LinkSearch:
     budget_bytes: int
     dtype: torch.dtype | None
     bytes_there: int | None
+    ids_of: Path | None
     found: BestLinks | None = None
 
     def step(self, batch: Tensor) -> Tensor:
@@ -216,13 +220,22 @@ class LinkSearch:
             )
             self.found = BestLinks(self.asked[places], ids, scores)
             return
-        file = LinkFile(self.path, self.asked, ranking.none(0), self.module.device)
+        file = LinkFile(self.path, self.asked, ranking.none(0), self.module.device, self._columns(self.path))
         try:
             for found in blocks:
                 file.write(found.places, found.best)
             file.publish()
         finally:
             file.discard()
+
+    def _columns(self, path: Path) -> LinkColumns:
+        """Return how a table names the nodes."""
+        if path.suffix != PARQUET:
+            return LinkColumns()
+        graph = self.links.where.path if isinstance(self.links.where, Graph) else None
+        ends, names = self.links.ends, [self.links.types.node_types[kind] for kind in self.links.kinds]
+        nodes = zip(names, (ends.senders, ends.receivers), strict=True)
+        return LinkColumns(*(ids_for(self.ids_of, graph, name, len(of_type)) for name, of_type in nodes))
 
 
 def _in_order(ids: Tensor, nodes: Tensor) -> Nodes:
