@@ -130,7 +130,7 @@ NO_CONSTRUCTORS = {
 NOT_FOR_USERS = {
     *("weigh", "weight_of_rows", "begin_state", "meet", "restore_extra_state", "stages", "steps_of_round"),
     *("importance", "scales", "check_fits", "around", "extra", "refresh_rows", "of_types", "check_graph"),
-    *("ask", "keep_apart"),
+    *("ask", "keep_apart", "node_columns"),
 }
 
 

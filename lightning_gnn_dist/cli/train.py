@@ -243,10 +243,10 @@ def _nodes_asked(datamodule: GraphDataModule, options: Any) -> list[int] | Tenso
     if not options.by_user_id:
         return nodes_named(options.nodes)
     shards, split = datamodule.shards_path, getattr(datamodule, "split", None)
-    node_type = (datamodule.graph.types if shards is None else Bounds.read(shards).types).seed_type()
-    if split is not None and split.edge_type is not None:
-        node_type = split.edge_type[0]  # the type that sends
-    folder = options.ids_of or (None if shards is not None else datamodule.graph.path)
+    bounds = None if shards is None else Bounds.read(shards)
+    links, types = (split, datamodule.graph.types) if bounds is None else (bounds.links, bounds.types)
+    node_type = types.seed_type() if links is None or links.edge_type is None else links.edge_type[0]  # which sends
+    folder = options.ids_of or (datamodule.graph.path if bounds is None else None)
     if folder is None:
         raise ValueError(
             "--by_user_id needs a prepared graph, which knows the ids of nodes: name it, --ids_of=my_graph."

@@ -79,6 +79,8 @@ def in_bytes(count: float) -> str:
 def nodes_named(text: str) -> list[int]:
     """Ids of nodes: numbers with commas between them, or a file that has them, ``.npy`` or one in each line."""
     words = words_in(text)
+    if len(words) == 0:
+        raise ValueError(f"{text} names no node: write an id in each line.")
     if not isinstance(words, list):
         if words.ndim != 1 or words.dtype.kind not in "iu":
             raise ValueError(f"{text} must hold a vector of integers, got {words.dtype} of shape {words.shape}.")
@@ -98,5 +100,13 @@ def words_in(text: str) -> list[str] | NDArray[Any]:
 
         found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
         return found
-    words = path.read_text().splitlines() if path.is_file() else text.split(",")
-    return [word.strip() for word in words if word.strip() or not path.is_file()]
+    if not _is_file(path):
+        return [word.strip() for word in text.split(",")]
+    return [word.strip() for word in path.read_text().splitlines() if word.strip()]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a list of ids that is too long for a name
+        return False

@@ -118,7 +118,10 @@ def nodes_with_ids(path: str | Path, ids: Sequence[Any] | Ids, node_type: str = 
     known, asked = user_ids(path, node_type), np.asarray(ids)
     if asked.ndim != 1 or asked.size == 0:
         raise ValueError(f"ids must be a list of ids as the tables have them, got {shown(ids)}.")
-    asked = asked.astype(known.dtype) if known.dtype.kind in "iuf" else asked.astype(str)
+    try:
+        asked = asked.astype(known.dtype) if known.dtype.kind in "iuf" else asked.astype(str)
+    except ValueError as error:
+        raise ValueError(f"ids must be numbers, as those of {path} are, got {shown(ids)}.") from error
     order = asked.argsort(kind="stable")
     found, in_order = np.full(len(asked), -1), asked[order]
     for first in range(0, len(known), _AT_ONCE):

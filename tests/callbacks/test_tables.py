@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,18 +80,23 @@ def test_ids_may_be_numbers(tmp_path: Path) -> None:
     graph = prepared(tmp_path, words=False)
     assert user_ids(graph).tolist() == [int(name[1:]) * 1000 for name in NAMES]
     assert nodes_with_ids(graph, ["7000", "0"]).tolist() == [1, 0] == nodes_with_ids(graph, [7000, 0]).tolist()
+    with pytest.raises(ValueError, match=r"ids must be numbers, as those of .*graph are, got \['W7'\]"):
+        nodes_with_ids(graph, ["W7"])
+
+
+def start(*callbacks: Any) -> pl.Trainer:
+    return trainer(2, GrappaStrategy(**PATIENCE), callbacks=list(callbacks))
 
 
 def write(rank: int, world_size: int, folder: Path) -> None:
     graph, module = folder / "graph", Rows()
     data = PartitionedDataModule(graph, sampler=NeighborSampler([5]))
-    start = partial(trainer, world_size, GrappaStrategy(**PATIENCE) if world_size > 1 else "auto")
     some = data.only(nodes_with_ids(graph, ["W21"]))  # fewer than ranks
     for name, asked in (("all", data), ("some", some)):
         writer = PredictionWriter(folder / "out" / f"{name}.parquet")
-        start(callbacks=[writer]).predict(module, asked, return_predictions=False)
+        start(writer).predict(module, asked, return_predictions=False)
     writer = PredictionWriter(folder / "out" / "some.npy")
-    start(callbacks=[writer]).predict(module, some, return_predictions=False)
+    start(writer).predict(module, some, return_predictions=False)
     predict_by_layer(start(), module, graph, folder / "out" / "layers.parquet")
     split = split_edges(Graph.open(graph), negatives=1)
     how: dict[str, Any] = {"score": "dot", "senders": [5, 3], "k": 99, "leave_out": ["edges", "val", "test"]}

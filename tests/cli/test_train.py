@@ -300,6 +300,10 @@ def test_nodes_are_named_by_ids_or_files(tmp_path: Path) -> None:
     assert words_in(str(tmp_path / "words.txt")) == ["a b", "c"] and words_in("a b, c") == ["a b", "c"]
     for text in ("7,1999, 0", tmp_path / "ids.npy", tmp_path / "ids.txt"):
         assert nodes_named(str(text)) == [7, 1999, 0]
+    assert nodes_named(",".join(["1999"] * 200)) == [1999] * 200
+    (tmp_path / "none.txt").write_text("\n")
+    with pytest.raises(ValueError, match=r"none\.txt names no node: write an id in each line"):
+        nodes_named(str(tmp_path / "none.txt"))
     np.save(tmp_path / "rows.npy", np.ones((2, 2)))
     with pytest.raises(ValueError, match=r"rows.npy must hold a vector of integers, got float64 of shape \(2, 2\)"):
         nodes_named(str(tmp_path / "rows.npy"))

@@ -233,6 +233,19 @@ def test_a_model_of_pyg_ranks_too() -> None:
         assert links.receivers[0].tolist() == scores.sort(descending=True, stable=True).indices[:10].tolist()
 
 
+@pytest.mark.gpu
+def test_a_gpu_finds_the_same() -> None:
+    split, module = plain_split(), Plain()
+    found = {}
+    for where in ("cpu", "cuda"):
+        running = trainer(1, accelerator=where)
+        ways: list[Any] = ["model", "dot"]
+        found[where] = [best_links(running, module, split, score=way, budget_bytes=16 << 20) for way in ways]
+    for ours, theirs in zip(found["cpu"], found["cuda"], strict=True):
+        assert ours is not None and theirs is not None
+        assert theirs.receivers.equal(ours.receivers) and theirs.scores.equal(ours.scores)
+
+
 def test_equal_scores_are_in_the_order_of_ids_whatever_the_pieces() -> None:
     scores = torch.randint(3, (50, 40), generator=torch.Generator().manual_seed(0)).double()
     scores[scores == 0] = -torch.inf

@@ -47,12 +47,16 @@ class Known(NamedTuple):
         """
         if self.has_edges:
             self._leave_edges_out(scores, senders, receivers)
+        if self.has_self:
+            _leave_out(scores, senders, receivers, torch.arange(len(receivers)))
+        if self.held.shape[1]:
+            self._leave_held_out(scores, senders, receivers)
+
+    def _leave_held_out(self, scores: Tensor, senders: Lookup, receivers: Tensor) -> None:
         order = receivers.argsort()
         first, last = torch.searchsorted(self.held[1], receivers[order][[0, -1]] + torch.tensor([0, 1])).tolist()
         column, is_here = Lookup(receivers)(self.held[1, first:last].contiguous())
         _leave_out(scores, senders, self.held[0, first:last][is_here], column)
-        if self.has_self:
-            _leave_out(scores, senders, receivers, torch.arange(len(receivers)))
 
     def _leave_edges_out(self, scores: Tensor, senders: Lookup, receivers: Tensor) -> None:
         first, indptr = 0, self.rows.indptr

@@ -197,11 +197,10 @@ class LinkSearch:
         num_senders, num_receivers = len(self.asked), len(self.links.ends.receivers)
         row = ranking.receivers.like.new_empty(ranking.receivers.like.shape[1:])
         there = bytes_there(self.bytes_there, self.module.device)
-        may_take = int(_OF_THE_BUDGET * min(self.budget_bytes, there or self.budget_bytes))
-        per_pair, channel = bytes_of_pair(self.score, row), ranking.channel
-        own = torch.tensor([max(1, may_take // per_pair)])
-        pairs = int(torch.cat(channel.exchange([own] * channel.size)).min())
-        rows, kept = may_take // (4 * row.nbytes), may_take // (64 * ranking.k * channel.size)
+        own, channel = torch.tensor([min(self.budget_bytes, there or self.budget_bytes)]), ranking.channel
+        may_take = int(_OF_THE_BUDGET * int(torch.cat(channel.exchange([own] * channel.size)).min()))
+        per_pair = bytes_of_pair(self.score, row)
+        pairs, rows, kept = (may_take // each for each in (per_pair, 4 * row.nbytes, 64 * ranking.k * channel.size))
         at_once = max(1, min(num_senders, _AT_ONCE, pairs // min(_AT_ONCE, num_receivers), rows, kept))
         chunk = max(1, min(num_receivers, pairs // at_once, rows))
         rank_zero_info(
