@@ -190,7 +190,7 @@ class TrainCLI(LightningCLI):
             budget = None if options.budget_megabytes is None else options.budget_megabytes << 20
             how = {"k": options.best_links, "score": options.score, "leave_out": options.leave_out}
             how |= {"budget_bytes": budget, "overwrite": options.overwrite, "ids_of": options.ids_of}
-            how["senders"] = None if options.nodes is None else _nodes_asked(datamodule, options)
+            how["senders"] = None if options.nodes is None else nodes_asked(datamodule, options)
             best_links(self.trainer, model, split, options.output, **how, **kwargs)
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
@@ -235,10 +235,10 @@ def _only(datamodule: LightningDataModule, options: Any) -> PartitionedDataModul
     """Return a data module that predicts the nodes that the command line names."""
     if not isinstance(datamodule, PartitionedDataModule):
         raise TypeError(f"--nodes={options.nodes} names nodes, and {type(datamodule).__name__} has none: leave it out.")
-    return datamodule.only(_nodes_asked(datamodule, options))
+    return datamodule.only(nodes_asked(datamodule, options))
 
 
-def _nodes_asked(datamodule: GraphDataModule, options: Any) -> list[int] | Tensor:
+def nodes_asked(datamodule: GraphDataModule, options: Any) -> list[int] | Tensor:
     """The nodes that the command line names, by ids in the graph, or in the tables it was prepared from."""
     if not options.by_user_id:
         return nodes_named(options.nodes)

@@ -8,12 +8,14 @@ import os
 import re
 import sys
 import warnings
+from argparse import Namespace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from jsonargparse import ActionConfigFile
 from lightning.pytorch import Trainer
@@ -28,9 +30,11 @@ from lightning_gnn_dist import (
     EverySteps,
     Fetch,
     GlobalBatching,
+    Graph,
     GrappaStrategy,
     Halo,
     Holding,
+    LinkDataModule,
     NeighborSampler,
     Outer,
     PartitionedDataModule,
@@ -38,11 +42,14 @@ from lightning_gnn_dist import (
     Redeal,
     WholePartSampler,
     communities,
+    prepare_graph,
     save_shards,
+    split_edges,
 )
 from lightning_gnn_dist.callbacks.record import RunRecord
 from lightning_gnn_dist.cli import train
 from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.cli.train import nodes_asked
 from lightning_gnn_dist.cli.values import nodes_named, words_in
 from tests.ranks import run_ranks
 
@@ -291,6 +298,20 @@ def test_predict_writes_the_rows_of_nodes_that_are_named(tmp_path: Path) -> None
     run_ranks(some_nodes, 2, ["predict", "--config=configs/ddp.yaml", *SMALL], tmp_path)
     expected = np.load(tmp_path / "all.npy")[[7, 1999, 0]]
     np.testing.assert_allclose(np.load(tmp_path / "some.npy"), expected, atol=1e-5)
+
+
+def test_nodes_are_named_by_ids_of_tables(tmp_path: Path) -> None:
+    names = ["c", "a b", "d", "e"]
+    (tmp_path / "nodes.csv").write_text("\n".join(["id,w", *(f"{name},1" for name in names)]))
+    (tmp_path / "edges.csv").write_text("source,target\nc,d\nd,e\ne,a b\na b,c\n")
+    prepare_graph(tmp_path / "edges.csv", tmp_path / "graph", nodes=tmp_path / "nodes.csv", undirected=True)
+    graph = Graph.open(tmp_path / "graph")
+    of_links = LinkDataModule(split_edges(graph, 0.25, 0.25, negatives=1))
+    for data, ids_of in ((PartitionedDataModule(graph), None), (of_links, tmp_path / "graph")):
+        options = Namespace(nodes="e,a b", by_user_id=True, ids_of=ids_of)
+        assert torch.as_tensor(nodes_asked(data, options)).tolist() == [3, 1]
+    with pytest.raises(ValueError, match=r"^--by_user_id needs a prepared graph"):
+        nodes_asked(of_links, Namespace(nodes="e", by_user_id=True, ids_of=None))
 
 
 def test_nodes_are_named_by_ids_or_files(tmp_path: Path) -> None:
