@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe as DiscrepancyProbe
     from lightning_gnn_dist.callbacks.predictions import PredictionWriter as PredictionWriter
     from lightning_gnn_dist.callbacks.run_report import RunReport as RunReport
+    from lightning_gnn_dist.data.best_links import best_links as best_links
     from lightning_gnn_dist.data.datamodule import PartitionedDataModule as PartitionedDataModule
     from lightning_gnn_dist.data.inductive import inductive_graph as inductive_graph
     from lightning_gnn_dist.data.link_datamodule import LinkDataModule as LinkDataModule

@@ -190,14 +190,6 @@ def check_file(name: str, value: object) -> Path:
     return path
 
 
-def check_npy(name: str, value: object) -> Path:
-    """Return the value as the ``Path`` that predictions are written to; refuse it unless it ends in .npy."""
-    path = check_path(name, value)
-    if path.suffix != ".npy" or path.is_dir():
-        raise ValueError(f"{name}: predictions are written as .npy, and {shown(str(path))} ends otherwise.")
-    return path
-
-
 # Objects.
 
 

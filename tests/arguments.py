@@ -107,6 +107,7 @@ RIGHT: dict[str, set[str]] = {
 }
 RIGHT_OF: dict[tuple[str, str], set[str]] = {
     ("LinkSplit", "edges"): set(),
+    ("best_links", "leave_out"): {"[]"},
     ("Correction", "optimizer"): {"a class"},  # called with parameters, later
     ("Correction", "lr"): {"a class", "1.5", "np.int64", "np.float64"},
     ("sample_bulk", "seeds"): set(),
@@ -128,7 +129,7 @@ NO_CONSTRUCTORS = {
 NOT_FOR_USERS = {
     *("weigh", "weight_of_rows", "begin_state", "meet", "restore_extra_state", "stages", "steps_of_round"),
     *("importance", "scales", "check_fits", "around", "extra", "refresh_rows", "of_types", "check_graph"),
-    *("ask", "keep_apart"),
+    *("ask", "keep_apart", "node_columns"),
 }
 
 
@@ -366,6 +367,7 @@ def _of_functions(world: World) -> Calls:
         "communities": lambda: {"num_nodes": 40, "num_classes": 1, "num_features": 2, "mean_degree": 2.0},
         "coverage_mean": lambda: {"losses": torch.ones(2), "batch": Data(batch_size=2)},
         "inductive_graph": lambda: {"graph": graph},
+        "best_links": lambda: {"trainer": trainer, "model": model, "split": world.split, "score": "dot"},
         "layers_of": lambda: {"gnn": GCN(4, 4, 2)},
         "on_blocks": lambda: {"gnn": GCN(2, 4, 2), "batch": Data(torch.ones(3, 2), torch.tensor([[0, 1], [1, 2]]))},
         "predict_by_layer": lambda: {"trainer": trainer, "model": model, "graph": graph, "path": world.new(".npy")},

@@ -5,18 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_gnn_dist.batches.hetero import store_of_seeds
-from lightning_gnn_dist.checks import check_npy, check_true_or_false, is_limit
+from lightning_gnn_dist.checks import check_true_or_false, is_limit
+from lightning_gnn_dist.graph.storage.parquet_rows import PARQUET, check_rows_file
 from lightning_gnn_dist.graph.storage.row_file import rows_of
+from lightning_gnn_dist.graph.user_ids import NodeColumns, check_ids_of
 from lightning_gnn_dist.layers.shared_rows import SharedRows
 
 
 class PredictionWriter(Callback):
     """Writes the rows that ``predict_step`` returns to one ``.npy``, row ``v`` for node ``v`` of the graph.
 
-    Of ``data.only(nodes)`` it is row ``i`` for node ``nodes[i]``.
+    Of ``data.only(nodes)`` it is row ``i`` for node ``nodes[i]``. With the suffix ``.parquet`` it is a table with the
+    columns ``node`` and ``row``, where nodes have the ids of the tables that their graph was prepared from.
 
         trainer = pl.Trainer(..., callbacks=[PredictionWriter("logits.npy")])
         trainer.predict(model, data, return_predictions=False)  # otherwise Lightning keeps all in RAM
@@ -27,12 +31,15 @@ class PredictionWriter(Callback):
     hosts need storage that they share.
 
     Args:
-        path: The file, with the suffix ``.npy``.
+        path: The file, with the suffix ``.npy``, or ``.parquet``, which needs pyarrow.
         overwrite: Replace an existing file.
+        ids_of: For ``.parquet``, the prepared graph whose ids nodes have, of a split or of shards the one that these
+            were made of. Default: the graph that is predicted; where it knows none, nodes are numbered from 0.
     """
 
-    def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
-        self.path = check_npy("path", path)
+    def __init__(self, path: str | Path, *, overwrite: bool = False, ids_of: str | Path | None = None) -> None:
+        self.path = check_rows_file("path", path)
+        self.ids_of = check_ids_of(self.path, ids_of)
         check_true_or_false(overwrite=overwrite)
         self.overwrite = overwrite
         self._rows: SharedRows | None = None
@@ -60,9 +67,12 @@ class PredictionWriter(Callback):
         rows, data = rows_of(outputs, batch.batch_size), _datamodule(trainer)
         some = getattr(data, "predicted", None)
         if self._rows is None:
-            self._rows = SharedRows(self.path, data.num_nodes if some is None else len(some), pl_module.device)
-        at = batch.n_id[: batch.batch_size] if some is None else store_of_seeds(batch).input_id
-        self._rows.write(at.cpu().numpy(), rows)
+            count = data.num_nodes if some is None else len(some)
+            columns = data.node_columns(self.ids_of) if self.path.suffix == PARQUET else NodeColumns()
+            self._rows = SharedRows(self.path, count, pl_module.device, columns=columns)
+        at = (batch.n_id[: batch.batch_size] if some is None else store_of_seeds(batch).input_id).cpu().numpy()
+        is_asked = np.full(len(at), True) if some is None else at < len(some)  # of fewer nodes than ranks one is twice
+        self._rows.write(at[is_asked], rows[is_asked])
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Publish the file. All ranks come here, after each has written its share."""

@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> None:
             _check(options.graph)
             return
         if holds_shards(options.graph):
-            _tell_of_shards(options.graph, asks=options.parts is not None or bool(options.cache or options.device))
+            _tell_of_shards(options.graph, asks=options.parts is not None or _asks_more(options))
             return
         graph = Graph.open(options.graph)
         print(report_of(graph))
@@ -47,12 +47,18 @@ def run(options: argparse.Namespace) -> None:
             raise ValueError(f"--cache is for graphs without types, and {options.graph} has types: leave it out.")
         if options.cache:
             print(_drawing("cache").fetched_from_files(graph, options))
+        if options.nodes:
+            print(_drawing("nodes").cost_of_nodes(graph, options))
         if options.device:
             print(_drawing("device").placed_on_device(graph, options))
         for name in (options.partitioner or [None]) if options.parts else ():
             _inspect(graph, partitioner_of(name, options), options)
     except (ValueError, OSError) as error:
         raise SystemExit(f"lightning-gnn-dist inspect: {error}") from error
+
+
+def _asks_more(options: argparse.Namespace) -> bool:
+    return bool(options.cache or options.device or options.nodes)
 
 
 def _tell_of_shards(path: Path, *, asks: bool) -> None:

@@ -140,6 +140,12 @@ def _add_inspect(commands: Commands) -> None:
         help="draw batches, and say what of the graph lies on a GPU whose memory it may take so much of, and what "
         "batches read there",
     )
+    inspect.add_argument(
+        "--nodes",
+        metavar="IDS",
+        help="say what exact rows of these nodes cost, by --layers and --width, beside a pass over all: ids with "
+        "commas, or a file of ids, .npy or a line each",
+    )
     inspect.add_argument("--batch-size", type=positive, default=1024, help="seeds of these batches (default: 1024)")
     inspect.add_argument(
         "--fanout", type=positive, nargs="+", default=[15, 10], help="neighbours drawn per hop (default: 15 10)"

@@ -13,14 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
-import numpy as np
 from jsonargparse.typing import PositiveInt
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch import Tensor
 
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
 from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
@@ -30,10 +30,17 @@ from lightning_gnn_dist.cli.mistakes.misspelt import PACKAGE, check_strategy, hi
 from lightning_gnn_dist.cli.mistakes.value_errors import check_values, in_one_line, with_path
 from lightning_gnn_dist.cli.options import PROGRAM, PURPOSE, SERVE
 from lightning_gnn_dist.cli.serve import ServingTrainer, check_extra
+from lightning_gnn_dist.cli.values import nodes_named, words_in
+from lightning_gnn_dist.data.best_links import best_links
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.edges.known import LeftOut
+from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
+from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.user_ids import nodes_with_ids
 from lightning_gnn_dist.layers.prediction import BUDGET_BYTES, predict_by_layer
 from lightning_gnn_dist.layers.through_layers import has_layers
+from lightning_gnn_dist.prepare.shard import Bounds
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 
 REFUSALS = (ValueError, TypeError, OSError)
@@ -156,9 +163,12 @@ class TrainCLI(LightningCLI):
     def predict(self, **kwargs: Any) -> None:
         """Called in place of ``trainer.predict``."""
         options = self.config_init.predict
+        if options.best_links is not None:
+            self._best_links(**kwargs)
+            return
         if options.nodes is not None:
             with self._refusals_in_one_line():
-                kwargs["datamodule"] = _only(self.datamodule, options.nodes)
+                kwargs["datamodule"] = _only(self.datamodule, options)
         graph = None if options.nodes is not None else _graph_of(self.datamodule)
         leaves_out = getattr(getattr(self.datamodule, "sampler", None), "leaves_types_out", False)
         if options.output is not None and has_layers(self.model) and graph is not None and not leaves_out:
@@ -166,7 +176,7 @@ class TrainCLI(LightningCLI):
             return
         callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         if options.output is not None:
-            callbacks.append(PredictionWriter(options.output, overwrite=options.overwrite))
+            callbacks.append(PredictionWriter(options.output, overwrite=options.overwrite, ids_of=options.ids_of))
         elif not _has(callbacks, PredictionWriter, BasePredictionWriter):
             self.parser.error("predict would keep nothing: name a file for its rows, --output=logits.npy.")
         self.trainer.predict(return_predictions=False, **kwargs)
@@ -174,8 +184,25 @@ class TrainCLI(LightningCLI):
     def _predict_by_layer(self, graph: Graph | Path, model: LightningModule, datamodule: object, **kwargs: Any) -> None:
         options = self.config_init.predict
         budget = None if options.budget_megabytes is None else options.budget_megabytes << 20
-        how = {"budget_bytes": budget, "overwrite": options.overwrite}
+        how = {"budget_bytes": budget, "overwrite": options.overwrite, "ids_of": options.ids_of}
         predict_by_layer(self.trainer, model, graph, options.output, **how, **kwargs)
+
+    def _best_links(self, model: LightningModule, datamodule: LightningDataModule, **kwargs: Any) -> None:
+        options = self.config_init.predict
+        with self._refusals_in_one_line():
+            if not isinstance(datamodule, LinkDataModule):
+                raise TypeError(
+                    f"--best_links={options.best_links} is for LinkDataModule, not {type(datamodule).__name__}."
+                )
+            if options.output is None:
+                raise ValueError("--best_links would keep nothing: name a file for them, --output=links.npy.")
+            split = datamodule.split if datamodule.shards_path is None else datamodule.shards_path
+            assert split is not None
+            budget = None if options.budget_megabytes is None else options.budget_megabytes << 20
+            how = {"k": options.best_links, "score": options.score, "leave_out": options.leave_out}
+            how |= {"budget_bytes": budget, "overwrite": options.overwrite, "ids_of": options.ids_of}
+            how["senders"] = None if options.nodes is None else nodes_asked(datamodule, options)
+            best_links(self.trainer, model, split, options.output, **how, **kwargs)
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
@@ -183,10 +210,20 @@ class TrainCLI(LightningCLI):
             about = "add RunReport: a table of what the fit cost, and report.json beside its logs"
             parser.add_argument("--report", type=bool, default=True, help=about)
         if subcommand == "predict":
-            parser.add_argument("--output", type=str | None, help="the .npy to write, a row for each node")
+            parser.add_argument("--output", type=str | None, help="the .npy or .parquet to write, a row for each node")
             parser.add_argument("--overwrite", type=bool, default=False, help="replace a file that is there")
             about = "predict these alone: ids with commas, or a file of ids, .npy or a line each"
             parser.add_argument("--nodes", type=str | None, help=about)
+            about = "--nodes are ids of the tables that the graph was prepared from"
+            parser.add_argument("--by_user_id", type=bool, default=False, help=about)
+            about = "the prepared graph whose ids nodes have, where that is not the one that is predicted"
+            parser.add_argument("--ids_of", type=str | None, help=about)
+            about = "write the K best new links of each node, or of those that --nodes names, of a LinkDataModule"
+            parser.add_argument("--best_links", type=PositiveInt | None, default=None, help=about)
+            about = "how --best_links scores pairs: by forward(), or by dot products of rows"
+            parser.add_argument("--score", type=Literal["model", "dot"], default="model", help=about)
+            about = "which pairs --best_links leaves out: edges, held ones (val, test), a node for itself (self)"
+            parser.add_argument("--leave_out", type=list[LeftOut], default=["edges", "self"], help=about)
             about = (
                 f"what predicting by layer may take on each rank, of RAM (default: {BUDGET_BYTES >> 20}) and of a GPU"
             )
@@ -205,27 +242,27 @@ def _own_refusal(error: BaseException | None) -> str | None:
     return None
 
 
-def _only(datamodule: LightningDataModule, nodes: str) -> PartitionedDataModule:
+def _only(datamodule: LightningDataModule, options: Any) -> PartitionedDataModule:
     """Return a data module that predicts the nodes that the command line names."""
     if not isinstance(datamodule, PartitionedDataModule):
-        raise TypeError(f"--nodes={nodes} names nodes, and {type(datamodule).__name__} has none: leave it out.")
-    return datamodule.only(nodes_named(nodes))
+        raise TypeError(f"--nodes={options.nodes} names nodes, and {type(datamodule).__name__} has none: leave it out.")
+    return datamodule.only(nodes_asked(datamodule, options))
 
 
-def nodes_named(text: str) -> list[int]:
-    """Ids of nodes: numbers with commas between them, or a file that has them, ``.npy`` or one in each line."""
-    path = Path(text)
-    if path.suffix == ".npy":
-        ids = np.load(path, mmap_mode="r", allow_pickle=False)
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise ValueError(f"{path} must hold a vector of integers, got {ids.dtype} of shape {ids.shape}.")
-        return [int(number) for number in ids]
-    words = path.read_text().split() if path.is_file() else text.split(",")
-    if wrong := [word for word in words if not word.strip().isdecimal()]:
+def nodes_asked(datamodule: GraphDataModule, options: Any) -> list[int] | Tensor:
+    """The nodes that the command line names, by ids in the graph, or in the tables it was prepared from."""
+    if not options.by_user_id:
+        return nodes_named(options.nodes)
+    shards, split = datamodule.shards_path, getattr(datamodule, "split", None)
+    bounds = None if shards is None else Bounds.read(shards)
+    links, types = (split, datamodule.graph.types) if bounds is None else (bounds.links, bounds.types)
+    node_type = types.seed_type() if links is None or links.edge_type is None else links.edge_type[0]  # which sends
+    folder = options.ids_of or (datamodule.graph.path if bounds is None else None)
+    if folder is None:
         raise ValueError(
-            f"nodes must be ids with commas between them, or a file of ids, got {wrong[0]!r:.40} in {text}."
+            "--by_user_id needs a prepared graph, which knows the ids of nodes: name it, --ids_of=my_graph."
         )
-    return [int(word) for word in words]
+    return nodes_with_ids(folder, words_in(options.nodes), node_type)
 
 
 def _graph_of(datamodule: LightningDataModule) -> Graph | Path | None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
-from typing import TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 LEAST_MEMORY = 1_000_000  # with less, files are read a few thousand edges at a time, or nothing can be sorted
 
@@ -70,3 +74,39 @@ def in_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def nodes_named(text: str) -> list[int]:
+    """Ids of nodes: numbers with commas between them, or a file that has them, ``.npy`` or one in each line."""
+    words = words_in(text)
+    if len(words) == 0:
+        raise ValueError(f"{text} names no node: write an id in each line.")
+    if not isinstance(words, list):
+        if words.ndim != 1 or words.dtype.kind not in "iu":
+            raise ValueError(f"{text} must hold a vector of integers, got {words.dtype} of shape {words.shape}.")
+        return [int(number) for number in words]
+    if wrong := [word for word in words if not word.isdecimal()]:
+        raise ValueError(
+            f"nodes must be ids with commas between them, or a file of ids, got {wrong[0]!r:.40} in {text}."
+        )
+    return [int(word) for word in words]
+
+
+def words_in(text: str) -> list[str] | NDArray[Any]:
+    """What stands between commas, or in the lines of a file of this name; of a ``.npy`` its array."""
+    path = Path(text)
+    if path.suffix == ".npy":
+        import numpy as np  # for help, none is needed
+
+        found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        return found
+    if not _is_file(path):
+        return [word.strip() for word in text.split(",")]
+    return [word.strip() for word in path.read_text().splitlines() if word.strip()]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a list of ids that is too long for a name
+        return False

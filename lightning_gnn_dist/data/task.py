@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -18,10 +19,12 @@ from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.around import seeds_around
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.graph.user_ids import NodeColumns, ids_for
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.home import Home
 from lightning_gnn_dist.homes.running import ForgetsRun
 from lightning_gnn_dist.homes.times import check_temporal
+from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.layers.evaluating.choice import Evaluated, is_limited
 from lightning_gnn_dist.layers.evaluating.layered_loader import EvaluationLoader, Targets
 from lightning_gnn_dist.layers.evaluating.probe import Exactness, Outlook
@@ -200,6 +203,19 @@ class NodeTask(Task):
         return judged_nodes(self.home, nodes, f"{name}_mask marks")
 
 
+def columns_of(home: Home, some: Tensor | None, ids_of: Path | None) -> NodeColumns:
+    """Return how a table names the rows of nodes that are predicted: those of :func:`predicted_nodes`.
+
+    Args:
+        home: Where their graph lives.
+        some: Which of its nodes they are; None is all.
+        ids_of: The prepared graph whose ids they have. Default: this one.
+    """
+    path = home.whole.path if isinstance(home, WholeHome) else None
+    ids = ids_for(ids_of, path, home.types.seed_type(), len(home.ids))
+    return NodeColumns(ids, None if some is None else (some - home.ids.start).numpy())
+
+
 def judged_nodes(home: Home, nodes: Tensor, whose: str) -> Judged:
     """Return nodes as what is judged; ``whose`` begins a sentence about how many there are."""
     sampler: Callable[[int], Sampler] = home.running.sampler_of_evaluation
@@ -209,5 +225,6 @@ def judged_nodes(home: Home, nodes: Tensor, whose: str) -> Judged:
 def predicted_nodes(home: Home, some: Tensor | None) -> Judged:
     """Return nodes to predict, of the whole graph, or all of the type that is learned from."""
     if some is not None:
-        return judged_nodes(home, some, "only() was given")
+        lacking = max(0, home.running.num_ranks - len(some))  # ranks without a node of their own take the last one
+        return judged_nodes(home, torch.cat([some, some[-1:].expand(lacking)]), "only() was given")
     return judged_nodes(home, torch.arange(home.ids.start, home.ids.stop), "the graph has")

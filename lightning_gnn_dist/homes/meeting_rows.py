@@ -54,12 +54,12 @@ class PartNodes(GraphNodes):
         return [nodes[owner == rank] for rank in range(self._num_ranks)]
 
     def senders(self, nodes: Ids) -> Tensor:
-        edges = edge_positions(self._graph.indptr, self._at(nodes))
+        edges = edge_positions(self._graph.indptr, self.rows_at(nodes))
         senders = self._graph.indices[edges].to(torch.int64).unique()
         found: Tensor = torch.cat([ids_of(nodes), self._n_id[senders]]).unique()
         return found
 
-    def _at(self, nodes: Ids) -> Tensor:
+    def rows_at(self, nodes: Ids) -> Tensor:
         return self._own_at[torch.searchsorted(self._own, ids_of(nodes))]
 
     def _ids(self, of_types: list[Tensor]) -> list[Tensor]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +25,6 @@ from lightning_gnn_dist.checks import (
     MAX_INTEGER,
     check_callable,
     check_instance,
-    check_npy,
     check_path,
     check_true_or_false,
     is_integer,
@@ -34,10 +32,12 @@ from lightning_gnn_dist.checks import (
     shown,
 )
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.storage.parquet_rows import PARQUET, check_rows_file
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
+from lightning_gnn_dist.graph.user_ids import NodeColumns, check_ids_of, ids_for
 from lightning_gnn_dist.layers.budget import LEAST_BYTES
-from lightning_gnn_dist.layers.layer_pass import LayerPass, NodesOfRank, OnRows
+from lightning_gnn_dist.layers.layer_pass import LayerPass, OnRows
 from lightning_gnn_dist.layers.norms import norm_of_all_rows
 from lightning_gnn_dist.layers.row_table import Ids
 from lightning_gnn_dist.layers.shard_nodes import SHARE_OF_INPUTS, ShardNodes
@@ -61,9 +61,10 @@ def predict_by_layer(
     budget_bytes: int | None = None,
     overwrite: bool = False,
     seed_type: str | None = None,
+    ids_of: str | Path | None = None,
     **options: Any,
 ) -> None:
-    """Write the model's rows of all nodes to one ``.npy``, row ``v`` for node ``v``; all ranks share the work.
+    """Write the model's rows of all nodes to one file, row ``v`` for node ``v``; all ranks share the work.
 
         class SAGE(pl.LightningModule):
             def layers(self):
@@ -78,8 +79,8 @@ def predict_by_layer(
         trainer: Starts the ranks, places the model and sets the precision.
         model: A module with a method ``layers``, see :class:`HasLayers`.
         graph: The graph, on every rank, or the path of a saved one or of shards.
-        path: The file. It appears when it is complete. Ranks on several hosts need storage that they share. With
-            ``on_rows``, None writes no file.
+        path: The file, ``.npy`` or ``.parquet``, see :class:`PredictionWriter`. It appears when it is complete. Ranks
+            on several hosts need storage that they share. With ``on_rows``, None writes no file.
         on_rows: Called on each rank with the batches of the last layer and the rows of their ``batch_size`` seeds. Over
             all ranks, every node is a seed once: ``metric.update(rows[mask], batch.y[:batch.batch_size][mask])`` with
             ``mask = batch.test_mask[:batch.batch_size]`` is an exact evaluation.
@@ -90,20 +91,34 @@ def predict_by_layer(
         overwrite: Replace an existing file.
         seed_type: In a graph with types the node type whose rows are written, row ``v`` for its node ``v``. Default:
             the one with a ``train_mask``.
+        ids_of: For ``.parquet``, the prepared graph whose ids nodes have, of shards the one that was divided. Default:
+            this graph.
         options: Passed to ``trainer.predict``: ``ckpt_path``, ``weights_only``.
     """
-    path = None if path is None else check_npy("path", path)
+    path = None if path is None else check_rows_file("path", path)
+    named_by = check_ids_of(path, ids_of)
     where = _graph_or_shards(graph, seed_type)
     check_true_or_false(overwrite=overwrite)
-    _check_options(options)
+    check_options("predict_by_layer", options)
     if on_rows is not None:
         check_callable("on_rows", on_rows, "a function of a batch and its rows, such as lambda batch, rows: ...", 0, 0)
     _check(trainer, model, budget_bytes)
     _check_path(path, on_rows, overwrite=overwrite)
     budget = BUDGET_BYTES if budget_bytes is None else budget_bytes
-    work = Prediction(model, where, path, budget, on_rows, seed_type, type_of_model(trainer), budget_bytes)
-    # Run as a step of Lightning's loop, which starts ranks, loads the checkpoint and sets the precision.
-    model.predict_step = work.step  # type: ignore[method-assign]
+    work = Prediction(model, where, path, budget, on_rows, seed_type, type_of_model(trainer), budget_bytes, named_by)
+    predict_once(trainer, model, work.step, options)
+
+
+def predict_once(trainer: Trainer, model: LightningModule, step: Callable[[Tensor], Tensor], options: Any) -> None:
+    """Run a step of Lightning's loop, which starts ranks, loads the checkpoint and sets the precision.
+
+    Args:
+        trainer: The trainer.
+        model: The module, in the place of whose ``predict_step`` it is called.
+        step: Called once on each rank.
+        options: Passed to ``trainer.predict``.
+    """
+    model.predict_step = step  # type: ignore[method-assign]
     try:
         trainer.predict(model, dataloaders=_Once(), return_predictions=False, **options)
     finally:
@@ -140,24 +155,78 @@ class _Once:
         yield torch.zeros(1)
 
 
-class _OfAll(NamedTuple):
+class AllNodes(NamedTuple):
     """All nodes of a graph, divided among the ranks.
 
     Attributes:
         nodes: The part of the graph that this rank computes rows for.
         own: Its nodes.
-        kind: Which of the types the nodes are of that are predicted.
-        num_nodes: How many these are, of all ranks.
-        places: Returns where the rows of some of its own go in the file.
         folder: Where rows of inner layers go that take too much memory.
     """
 
-    nodes: NodesOfRank
+    nodes: WholeNodes | ShardNodes
     own: Ids
-    kind: int
-    num_nodes: int
-    places: Callable[[Tensor], Tensor]
     folder: Path | None
+
+
+def all_nodes(
+    where: Graph | Path,
+    layers: list[Layer],
+    channel: Channel,
+    budget_bytes: int,
+    seed_type: str | None = None,
+    folder: Path | None = None,
+) -> AllNodes:
+    """Divide all nodes among the ranks. Collective.
+
+    Args:
+        where: The graph, or the folder of its shards.
+        layers: The layers of the model.
+        channel: The ranks.
+        budget_bytes: Bytes that the work may take.
+        seed_type: The node type that batches say their seeds are of. Default: the one with a ``train_mask``.
+        folder: Where rows of inner layers go that take too much memory. Default: beside the graph.
+    """
+    if isinstance(where, Path):
+        bounds, beside = Bounds.read(where), where.resolve().parent
+        check_ranks(where, bounds, channel.size)
+        shard = Shard.open(where, channel.rank % bounds.num_shards)
+        kind = bounds.types.seed_type() if seed_type is None else seed_type
+        nodes = ShardNodes(shard, layers, channel, budget_bytes // SHARE_OF_INPUTS, beside, seed_type=kind)
+        return AllNodes(nodes, nodes.own(channel.rank), beside)
+    if where.num_nodes < channel.size:
+        raise ValueError(f"{where.num_nodes} nodes are too few for {channel.size} ranks to share.")
+    kind = where.types.seed_type() if seed_type is None else seed_type
+    whole = WholeNodes(where, None, layers, channel.size, budget_bytes, seed_type=kind)
+    return AllNodes(whole, whole.own(channel.rank), folder_beside(where) if folder is None else folder)
+
+
+def pass_over(
+    of_all: AllNodes,
+    channel: Channel,
+    device: torch.device,
+    norm: str | None,
+    budget_bytes: int,
+    dtype: torch.dtype | None,
+    bytes_there: int | None,
+) -> LayerPass:
+    """Return the pass over all nodes; refuse a model that takes all rows at once on several ranks.
+
+    Args:
+        of_all: The nodes.
+        channel: The ranks that share them.
+        device: The device that computes.
+        norm: The name of a layer that takes the rows of all nodes at once, or None.
+        budget_bytes: Bytes that the pass may take.
+        dtype: The type of the model's numbers, if batches are brought to it.
+        bytes_there: Bytes of its own memory that a device may be asked for. Default: half of what is free there.
+    """
+    if norm is not None and channel.size > 1:
+        raise ValueError(
+            f"{norm} takes the rows of all nodes at once: predict with Trainer(devices=1), or choose a norm of single "
+            "rows such as BatchNorm."
+        )
+    return LayerPass(of_all.nodes, channel, device, budget_bytes, of_all.folder, norm, dtype, bytes_there)
 
 
 @dataclass
@@ -173,6 +242,7 @@ class Prediction:
         seed_type: The node type that is predicted, in a graph with types.
         dtype: The type of the model's numbers, if batches are brought to it.
         bytes_there: Bytes of its own memory that a device may be asked for. Default: half of what is free there.
+        ids_of: The prepared graph whose ids nodes have in a table. Default: the graph.
     """
 
     model: LightningModule
@@ -183,73 +253,54 @@ class Prediction:
     seed_type: str | None = None
     dtype: torch.dtype | None = None
     bytes_there: int | None = None
+    ids_of: Path | None = None
 
     def step(self, batch: Tensor) -> Tensor:
         """Take the place of the module's ``predict_step``."""
         layers = layers_in(self.model)
         channel = open_channel(collectives.world_size(), self.model.device)
         try:
-            of_all = self._of_all(layers, channel)
-            rank_zero_info(f"{len(layers)} layers, one after the other, for {of_all.num_nodes:,} nodes.")
-            norm = norm_of_all_rows(self.model)
-            options = channel, self.model.device, self.budget_bytes, of_all.folder, norm, self.dtype, self.bytes_there
-            if norm is not None and channel.size > 1:
-                raise ValueError(
-                    f"{norm} takes the rows of all nodes at once: predict with Trainer(devices=1), or choose a norm of "
-                    "single rows such as BatchNorm."
-                )
-            self._write(LayerPass(of_all.nodes, *options), layers, of_all)
+            folder = None if self.path is None else self.path.parent
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+            of_all = all_nodes(self.where, layers, channel, self.budget_bytes, self.seed_type, folder)
+            types = of_all.nodes.types
+            kind = types.node_types.index(types.seed_type() if self.seed_type is None else self.seed_type)
+            num_nodes = types.offsets[kind + 1] - types.offsets[kind]
+            if self.path is not None and isinstance(of_all.nodes, ShardNodes):
+                _check_places(of_all.nodes.n_id(kind), num_nodes)
+            rank_zero_info(f"{len(layers)} layers, one after the other, for {num_nodes:,} nodes.")
+            norm, how = norm_of_all_rows(self.model), (self.budget_bytes, self.dtype, self.bytes_there)
+            self._write(pass_over(of_all, channel, self.model.device, norm, *how), layers, of_all, kind, num_nodes)
         finally:
             channel.close()
         return batch
 
-    def _of_all(self, layers: list[Layer], channel: Channel) -> _OfAll:
-        if isinstance(self.where, Path):
-            return self._of_shards(self.where, layers, channel)
-        graph, folder = self.where, folder_beside(self.where)
-        if graph.num_nodes < channel.size:
-            raise ValueError(f"{graph.num_nodes} nodes are too few for {channel.size} ranks to share.")
-        if self.path is not None:
-            folder = self.path.parent
-            folder.mkdir(parents=True, exist_ok=True)
-        seed_type = graph.types.seed_type() if self.seed_type is None else self.seed_type
-        predicted, kind = graph.types.nodes_of(seed_type), graph.types.node_types.index(seed_type)
-        nodes = WholeNodes(graph, None, layers, channel.size, self.budget_bytes, seed_type=seed_type)
-        own = nodes.own(channel.rank)
-        return _OfAll(nodes, own, kind, len(predicted), lambda some: some - predicted.start, folder)
-
-    def _of_shards(self, path: Path, layers: list[Layer], channel: Channel) -> _OfAll:
-        bounds, folder = Bounds.read(path), path.resolve().parent
-        check_ranks(path, bounds, channel.size)
-        shard, types = Shard.open(path, channel.rank % bounds.num_shards), bounds.types
-        seed_type = types.seed_type() if self.seed_type is None else self.seed_type
-        kind, num_nodes = types.node_types.index(seed_type), len(types.nodes_of(seed_type))
-        budget = self.budget_bytes // SHARE_OF_INPUTS
-        nodes = ShardNodes(shard, layers, channel, budget, folder, seed_type=seed_type)
-        n_id = shard.rows.types.node_arrays[seed_type]["n_id"]
-        if self.path is not None:
-            _check_places(n_id, num_nodes)
-        own = nodes.own(channel.rank)
-        return _OfAll(nodes, own, kind, num_nodes, partial(nodes.own_rows, kind, n_id), folder)
-
-    def _write(self, work: LayerPass, layers: list[Layer], of_all: _OfAll) -> None:
+    def _write(self, work: LayerPass, layers: list[Layer], of_all: AllNodes, kind: int, num_nodes: int) -> None:
         """Compute the layers, and write the rows of the last one. Collective."""
-        file = None if self.path is None else SharedRows(self.path, of_all.num_nodes, work.device, "a layer")
-        steps = work.plan_of_own(of_all.own, len(layers), of_all.kind)
+        file = (
+            None if self.path is None else self._file(self.path, of_all.nodes.types.node_types[kind], num_nodes, work)
+        )
+        steps = work.plan_of_own(of_all.own, len(layers), kind)
         try:
-            found = work.last_rows(layers, steps, self.on_rows, of_all.kind)
+            found = work.last_rows(layers, steps, self.on_rows, kind)
             first = next(found, None)
             (like,) = work.agreed_forms([None if first is None else first[1]])
             if file is not None and like is not None:
                 file.open(rows_of(like, 0))  # also on a rank that owns no node of the type
             for nodes, rows in chain([] if first is None else [first], found):
                 if file is not None:
-                    file.write(of_all.places(nodes).numpy(), rows_of(rows, len(nodes)))
+                    file.write(of_all.nodes.ids_in_type(kind, nodes).numpy(), rows_of(rows, len(nodes)))
             if file is not None:
                 file.publish()
         finally:
             if file is not None:
                 file.discard()
+
+    def _file(self, path: Path, node_type: str, num_nodes: int, work: LayerPass) -> SharedRows:
+        graph = self.where.path if isinstance(self.where, Graph) else None
+        ids = ids_for(self.ids_of, graph, node_type, num_nodes) if path.suffix == PARQUET else None
+        return SharedRows(path, num_nodes, work.device, "a layer", NodeColumns(ids))
 
 
 def _check_places(n_id: Tensor, num_nodes: int) -> None:
@@ -267,8 +318,7 @@ def _check(trainer: Trainer, model: LightningModule, budget_bytes: int | None) -
         raise TypeError(
             f"model: {type(model).__name__} has no method layers() that returns one function for each layer."
         )
-    if budget_bytes is not None and (not is_integer(budget_bytes) or not LEAST_BYTES <= budget_bytes <= MAX_INTEGER):
-        raise ValueError(f"budget_bytes must be at least 16 megabytes, 16 << 20, got {shown(budget_bytes)}.")
+    check_budget(budget_bytes)
     if is_limit(trainer.limit_predict_batches):
         raise ValueError(
             f"limit_predict_batches={trainer.limit_predict_batches!r} would leave rows without a prediction: all nodes "
@@ -276,13 +326,17 @@ def _check(trainer: Trainer, model: LightningModule, budget_bytes: int | None) -
         )
 
 
-def _check_options(options: dict[str, Any]) -> None:
+def check_budget(budget_bytes: int | None) -> None:
+    """Refuse a budget in which no batch has room."""
+    if budget_bytes is not None and (not is_integer(budget_bytes) or not LEAST_BYTES <= budget_bytes <= MAX_INTEGER):
+        raise ValueError(f"budget_bytes must be at least 16 megabytes, 16 << 20, got {shown(budget_bytes)}.")
+
+
+def check_options(function: str, options: dict[str, Any]) -> None:
     """Refuse options that ``trainer.predict`` does not know, or that are decided here."""
     known = inspect.signature(Trainer.predict).parameters.keys() & {"ckpt_path", "weights_only"}
     if unknown := sorted(options.keys() - known):
-        raise TypeError(
-            f"predict_by_layer() knows no argument {unknown[0]!r}: beside its own it passes on {sorted(known)}."
-        )
+        raise TypeError(f"{function}() knows no argument {unknown[0]!r}: beside its own it passes on {sorted(known)}.")
 
 
 def _check_path(path: Path | None, on_rows: OnRows | None, *, overwrite: bool) -> None:

@@ -17,6 +17,7 @@ from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.apart import take_apart_of_shards
 from lightning_gnn_dist.engine.sample import Sample, has_ids
 from lightning_gnn_dist.graph.convert import SUFFIX
+from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, bytes_per_row, edge_positions, row_pieces, take_rows
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.with_arrays import with_arrays
@@ -169,6 +170,19 @@ class ShardNodes:
         likes, none = {name: table.like for name, table in tables.items()}, torch.empty(0, dtype=torch.int64)
         rows = gathered(likes, none, widen=self._widen).values()
         return sum(each.element_size() * prod(each.shape[1:]) for each in rows)
+
+    @property
+    def rows(self) -> Graph:
+        """The shard's nodes, and the edges into them."""
+        return self._shard.rows
+
+    def n_id(self, kind: int) -> Tensor:
+        """The ids of the shard's nodes of a type, in that type of the graph before it was divided."""
+        return self._shard.rows.types.node_arrays[self.types.node_types[kind]]["n_id"]
+
+    def ids_in_type(self, kind: int, nodes: Tensor) -> Tensor:
+        """Those ids of own nodes of a type."""
+        return self.own_rows(kind, self.n_id(kind), nodes)
 
     def own_rows(self, kind: int, array: Tensor, nodes: Tensor) -> Tensor:
         """Rows of an array of a type for own nodes."""

@@ -11,25 +11,38 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lightning_gnn_dist.graph.storage.parquet_rows import PARQUET, Columns, write_parquet
 from lightning_gnn_dist.graph.storage.row_file import RowFile, make
+from lightning_gnn_dist.graph.user_ids import NodeColumns
 from lightning_gnn_dist.wire import collectives
 
 
 class SharedRows:
-    """Rows in a draft beside ``path``, until :meth:`publish` gives it that name. To construct it is collective.
+    """Rows in a draft beside ``path``, until :meth:`publish` gives it that name, or writes its table there.
+
+    To construct it is collective.
 
     Args:
         path: The file. Ranks on several hosts need storage that they share.
         num_rows: Number of rows of all ranks together.
         device: The device of the ranks' messages.
         says: What returned the rows, for error messages.
+        columns: Returns the columns of some rows, if the path is that of a table, given the number of the first.
     """
 
-    def __init__(self, path: Path, num_rows: int, device: torch.device, says: str = "predict_step") -> None:
+    def __init__(
+        self,
+        path: Path,
+        num_rows: int,
+        device: torch.device,
+        says: str = "predict_step",
+        columns: Columns = NodeColumns(),  # noqa: B008  # frozen
+    ) -> None:
         token = torch.tensor([uuid.uuid4().int >> 66], device=device)
         collectives.broadcast_([token])
         self.draft = path.parent / f".{path.name}.{int(token):x}"
         self._path, self._num_rows, self._device, self._says = path, num_rows, device, says
+        self._columns = columns
         self._file: RowFile | None = None
 
     def write(self, ids: NDArray[np.int64], rows: NDArray[Any]) -> None:
@@ -62,7 +75,12 @@ class SharedRows:
         """Rename the complete draft to ``path``. Collective."""
         self.complete()
         if collectives.rank() == 0:
-            os.replace(self.draft, self._path)
+            if self._path.suffix == PARQUET:
+                write_parquet(self.draft, self._table, self._columns)
+                self.draft.unlink()
+                os.replace(self._table, self._path)
+            else:
+                os.replace(self.draft, self._path)
         self._sum(0)  # so that no rank looks for the file before it is there
 
     def discard(self) -> None:
@@ -70,6 +88,12 @@ class SharedRows:
         if self._file is not None:
             self._file.close()
         self.draft.unlink(missing_ok=True)
+        self._table.unlink(missing_ok=True)
+
+    @property
+    def _table(self) -> Path:
+        """The draft of a table."""
+        return self.draft.with_name(f"{self.draft.name}.table")
 
     def _opened(self, like: NDArray[Any]) -> RowFile:
         if collectives.rank() == 0:

@@ -71,7 +71,7 @@ class GraphNodes:
             self._mapped = {id(array): MappedRows(array, maps) for array in of_types}
 
     def edges_before(self, nodes: Ids) -> Tensor:
-        return edges_before(self._graph.indptr, self._at(nodes))
+        return edges_before(self._graph.indptr, self.rows_at(nodes))
 
     def prepare(self, nodes: Ids, seeds: Tensor) -> int:
         numbers = range(len(self._features))
@@ -80,7 +80,7 @@ class GraphNodes:
         return max(bytes_per_row(row) + bytes_per_row(more) for row, more in zip(rows, others, strict=True))
 
     def one_hop(self, nodes: Tensor, rows: RowTables | None, way: Way) -> Any:
-        (sample,) = NeighborSampler([-1]).sample_bulk(self._graph, [ids_of(self._at(nodes))], [BatchKey(0, 0, 0)])
+        (sample,) = NeighborSampler([-1]).sample_bulk(self._graph, [ids_of(self.rows_at(nodes))], [BatchKey(0, 0, 0)])
         content = Content.of(self._others, sample, self._seed_type)
         if self._files is not None:
             self._files.release()
@@ -92,7 +92,7 @@ class GraphNodes:
         x = [inputs(*of) for of in enumerate(of_types)] if rows is None else rows.take(self._ids(of_types))
         return batch_of_layer(batch, x, inputs, of_types, way)
 
-    def _at(self, nodes: Ids) -> Ids:
+    def rows_at(self, nodes: Ids) -> Ids:
         """The places of own nodes in the graph."""
         return nodes
 
@@ -191,8 +191,17 @@ class WholeNodes(GraphNodes):
         return Neighbourhoods(self._graph, 1).senders(ids_of(nodes))
 
     @property
+    def rows(self) -> Graph:
+        """The graph."""
+        return self._graph
+
+    @property
     def types(self) -> TypeOffsets:
         return self._graph.types
+
+    def ids_in_type(self, kind: int, nodes: Tensor) -> Tensor:
+        """The ids of own nodes of a type in that type."""
+        return nodes - self.offsets[kind]
 
     @cached_property
     def names_in_batches(self) -> NamesOfTypes:

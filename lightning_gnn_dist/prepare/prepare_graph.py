@@ -20,6 +20,7 @@ from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import FULL
 from lightning_gnn_dist.graph.typed.names import EdgeType, within
+from lightning_gnn_dist.graph.user_ids import keep_ids
 from lightning_gnn_dist.prepare.files.inputs import EDGE, Inputs, check_carried, with_reverse
 from lightning_gnn_dist.prepare.one_shard import OneShard, Part, check_assignment, inputs_of, part_of
 from lightning_gnn_dist.prepare.steps.describe import Prepared, describe
@@ -254,7 +255,11 @@ class Preparation:
         names = next(iter(nodes.values())).names
         at_once = max(1, min(self.memory_bytes // 16, MAX_BYTES_AT_ONCE // 8))
         progress = partial(on_progress, "taking the fingerprint")
-        return describe(self._draft, names, self.inputs.halves, types, at_once, progress)
+        prepared = describe(self._draft, names, self.inputs.halves, types, at_once, progress)
+        for kind, files in self.inputs.nodes.items():
+            if files.table is not None and self.shard is None:
+                keep_ids(self._of_nodes(kind) / "ids.npy", self._draft, kind)
+        return prepared
 
     def _read_nodes(self, kind: str, on_progress: OnProgress) -> NodesOfType:
         """Turn a table of nodes into arrays, and find out which nodes of the type are prepared."""

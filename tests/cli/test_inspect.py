@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -146,3 +148,24 @@ def test_all_files_are_compared_with_what_was_saved(
         x.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         with pytest.raises(SystemExit, match=r"x\.npy is not the file that was saved"):
             main(["inspect", "--check", path])
+
+
+def test_the_cost_of_some_nodes(graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    opened = Graph.open(graph)
+    senders = [set(opened.indices[a:b].tolist()) for a, b in itertools.pairwise(opened.indptr.tolist())]
+    asked, degrees = {3, 14, 1999}, opened.degrees()
+    inner = asked.union(*(senders[node] for node in asked))
+    outer = inner.union(*(senders[node] for node in inner))
+    (tmp_path / "ids.txt").write_text("3\n14\n1999\n")
+    main(["inspect", graph, "--nodes", str(tmp_path / "ids.txt"), "--layers", "2"])
+    said = capsys.readouterr().out
+    rows = [line.replace(",", "").split() for line in said.splitlines() if re.match(r"^ +[12]  ", line)]
+    assert [row[1] for row in rows] == [str(len(inner)), "3"]
+    assert [row[3] for row in rows] == [str(int(degrees[sorted(nodes)].sum())) for nodes in (inner, asked)]
+    assert rows[0][2] == f"{len(inner) / 2000:.1%}" and rows[0][4] == f"{int(rows[0][3]) / opened.num_edges:.1%}"
+    assert f"They reach {len(outer):,} nodes, {len(outer) / 2000:.1%} of all." in said
+    assert re.search(r"About [\d.e-]+ s on one core, [\d.]+% of the [\d.e-]+ s of a pass", said)
+    main(["inspect", graph, "--nodes", "5,77,3", "--layers", "9"])
+    assert "so they cost nearly a pass over all: write the rows of all nodes once" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"--nodes must lie in \[0, 2000\), got 2000"):
+        main(["inspect", graph, "--nodes", "2000"])

@@ -8,12 +8,14 @@ import os
 import re
 import sys
 import warnings
+from argparse import Namespace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from jsonargparse import ActionConfigFile
 from lightning.pytorch import Trainer
@@ -28,9 +30,11 @@ from lightning_gnn_dist import (
     EverySteps,
     Fetch,
     GlobalBatching,
+    Graph,
     GrappaStrategy,
     Halo,
     Holding,
+    LinkDataModule,
     NeighborSampler,
     Outer,
     PartitionedDataModule,
@@ -38,12 +42,15 @@ from lightning_gnn_dist import (
     Redeal,
     WholePartSampler,
     communities,
+    prepare_graph,
     save_shards,
+    split_edges,
 )
 from lightning_gnn_dist.callbacks.record import RunRecord
 from lightning_gnn_dist.cli import train
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.cli.train import nodes_named
+from lightning_gnn_dist.cli.train import nodes_asked
+from lightning_gnn_dist.cli.values import nodes_named, words_in
 from tests.ranks import run_ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -269,6 +276,17 @@ def test_predict_writes_a_row_for_every_node(tmp_path: Path) -> None:
     assert np.load(tmp_path / "logits.npy").shape == (2000, 8)
 
 
+def test_predict_writes_the_best_links_of_nodes_that_are_named(tmp_path: Path) -> None:
+    (tmp_path / "ids.txt").write_text("7\n499\n0\n")
+    config = (EXAMPLES / "configs" / "links.yaml").read_text()
+    (tmp_path / "links.yaml").write_text(re.sub(r"num_nodes: \d+", "num_nodes: 500", config))
+    options = [f"--output={tmp_path}/links.npy", "--best_links=4", f"--nodes={tmp_path}/ids.txt", "--leave_out=[self]"]
+    run_ranks(command, 2, "predict", f"--config={tmp_path}/links.yaml", *options)
+    rows = np.load(tmp_path / "links.npy")
+    assert rows["sender"].tolist() == [7] * 4 + [499] * 4 + [0] * 4
+    assert (rows["score"].reshape(3, 4)[:, :-1] >= rows["score"].reshape(3, 4)[:, 1:]).all()
+
+
 def some_nodes(rank: int, world_size: int, config: list[str], folder: Path) -> None:
     """Predict nodes that a file names, and all."""
     command(rank, world_size, *config, f"--output={folder}/some.npy", f"--nodes={folder}/ids.txt")
@@ -282,11 +300,31 @@ def test_predict_writes_the_rows_of_nodes_that_are_named(tmp_path: Path) -> None
     np.testing.assert_allclose(np.load(tmp_path / "some.npy"), expected, atol=1e-5)
 
 
+def test_nodes_are_named_by_ids_of_tables(tmp_path: Path) -> None:
+    names = ["c", "a b", "d", "e"]
+    (tmp_path / "nodes.csv").write_text("\n".join(["id,w", *(f"{name},1" for name in names)]))
+    (tmp_path / "edges.csv").write_text("source,target\nc,d\nd,e\ne,a b\na b,c\n")
+    prepare_graph(tmp_path / "edges.csv", tmp_path / "graph", nodes=tmp_path / "nodes.csv", undirected=True)
+    graph = Graph.open(tmp_path / "graph")
+    of_links = LinkDataModule(split_edges(graph, 0.25, 0.25, negatives=1))
+    for data, ids_of in ((PartitionedDataModule(graph), None), (of_links, tmp_path / "graph")):
+        options = Namespace(nodes="e,a b", by_user_id=True, ids_of=ids_of)
+        assert torch.as_tensor(nodes_asked(data, options)).tolist() == [3, 1]
+    with pytest.raises(ValueError, match=r"^--by_user_id needs a prepared graph"):
+        nodes_asked(of_links, Namespace(nodes="e", by_user_id=True, ids_of=None))
+
+
 def test_nodes_are_named_by_ids_or_files(tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.array([7, 1999, 0], np.int32))
     (tmp_path / "ids.txt").write_text("7\n1999\n0\n")
+    (tmp_path / "words.txt").write_text("a b\nc\n\n")
+    assert words_in(str(tmp_path / "words.txt")) == ["a b", "c"] and words_in("a b, c") == ["a b", "c"]
     for text in ("7,1999, 0", tmp_path / "ids.npy", tmp_path / "ids.txt"):
         assert nodes_named(str(text)) == [7, 1999, 0]
+    assert nodes_named(",".join(["1999"] * 200)) == [1999] * 200
+    (tmp_path / "none.txt").write_text("\n")
+    with pytest.raises(ValueError, match=r"none\.txt names no node: write an id in each line"):
+        nodes_named(str(tmp_path / "none.txt"))
     np.save(tmp_path / "rows.npy", np.ones((2, 2)))
     with pytest.raises(ValueError, match=r"rows.npy must hold a vector of integers, got float64 of shape \(2, 2\)"):
         nodes_named(str(tmp_path / "rows.npy"))

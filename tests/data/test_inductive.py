@@ -111,6 +111,7 @@ def judged_elsewhere(rank: int, world_size: int, kind: str, strategy: str, folde
         ("other", others, rows),
         ("some", data.only(SOME), rows[SOME]),
         ("first", others.only([5, 4, 9]), rows[[5, 4, 9]]),
+        ("one", data.only([9]), rows[[9]]),  # fewer than ranks
         ("again", data, rows),
         ("trained", data.on(seen).only(torch.tensor([3, 1, 2])), by_hand(module, seen)[[3, 1, 2]]),
     ):

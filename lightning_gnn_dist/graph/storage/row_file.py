@@ -39,7 +39,7 @@ class RowFile:
             )
         for first, last in _runs(ids):
             offset = self._offset + int(ids[first]) * rows[:1].nbytes
-            content = np.ascontiguousarray(rows[first:last]).data.cast("B")
+            content = np.ascontiguousarray(rows[first:last]).reshape(-1).view(np.uint8).data
             while content:  # a write may be shorter than asked for
                 done = os.pwrite(self._file.fileno(), content, offset)
                 content, offset = content[done:], offset + done

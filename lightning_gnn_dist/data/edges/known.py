@@ -1,0 +1,83 @@
+"""Pairs of nodes that are links already, and so are not proposed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.data.edges.ends import LinkEnds
+from lightning_gnn_dist.data.links import LinkSplit
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.rows import Lookup, degrees_of, row_pieces
+from lightning_gnn_dist.layers.row_table import Ids, ids_of
+
+LeftOut = Literal["edges", "val", "test", "self"]
+
+
+class Known(NamedTuple):
+    """The links into the nodes of a rank.
+
+    Attributes:
+        rows: The graph, or the own shard, whose rows list the senders to each node.
+        at: Returns the rows of own nodes.
+        edge_type: The number of the links' type, or None where all edges are links.
+        held: Links that are held back, by ids in the graph, shape ``(2, n)``, in the order of receivers.
+        has_edges: Whether edges of the graph are left out.
+        has_self: Whether a node is left out for itself.
+    """
+
+    rows: Graph
+    at: Callable[[Ids], Ids]
+    edge_type: int | None
+    held: Tensor
+    has_edges: bool
+    has_self: bool
+
+    def leave_out_(self, scores: Tensor, senders: Lookup, receivers: Tensor) -> None:
+        """Set the scores of pairs that are links to minus infinity.
+
+        Args:
+            scores: The scores of each sender and receiver.
+            senders: Finds the senders.
+            receivers: The receivers, some of the rank's own.
+        """
+        if self.has_edges:
+            self._leave_edges_out(scores, senders, receivers)
+        if self.has_self:
+            _leave_out(scores, senders, receivers, torch.arange(len(receivers)))
+        if self.held.shape[1]:
+            self._leave_held_out(scores, senders, receivers)
+
+    def _leave_held_out(self, scores: Tensor, senders: Lookup, receivers: Tensor) -> None:
+        order = receivers.argsort()
+        first, last = torch.searchsorted(self.held[1], receivers[order][[0, -1]] + torch.tensor([0, 1])).tolist()
+        column, is_here = Lookup(receivers)(self.held[1, first:last].contiguous())
+        _leave_out(scores, senders, self.held[0, first:last][is_here], column)
+
+    def _leave_edges_out(self, scores: Tensor, senders: Lookup, receivers: Tensor) -> None:
+        first, indptr = 0, self.rows.indptr
+        for nodes, positions in row_pieces(indptr, ids_of(self.at(receivers))):
+            column = torch.arange(first, first + len(nodes)).repeat_interleave(degrees_of(indptr, nodes))
+            first += len(nodes)
+            sender = self.rows.indices[positions].to(torch.int64)
+            if self.edge_type is not None:
+                is_link = self.rows.types.edge_type[positions] == self.edge_type
+                sender, column = sender[is_link], column[is_link]
+            _leave_out(scores, senders, sender, column)
+
+
+def _leave_out(scores: Tensor, senders: Lookup, sender: Tensor, column: Tensor) -> None:
+    row, is_asked = senders(sender)
+    scores[row.to(scores.device), column[is_asked].to(scores.device)] = -math.inf
+
+
+def held_links(split: LinkSplit, ends: LinkEnds, names: tuple[LeftOut, ...]) -> Tensor:
+    """Return the held links of some names by ids in the graph, in the order of receivers, of both directions."""
+    some = [ends.in_graph(edges) for name, edges in split.edges.items() if name in names]
+    found = torch.cat([torch.empty((2, 0), dtype=torch.int64), *some], 1)
+    found = torch.cat([found, found.flip(0)], 1) if split.undirected else found
+    return found[:, found[1].argsort(stable=True)]

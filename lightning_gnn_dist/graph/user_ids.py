@@ -1,0 +1,138 @@
+"""The ids that a user's tables have for nodes, kept beside a saved graph whose nodes are the rows of these tables."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_gnn_dist.checks import check_path, shown
+from lightning_gnn_dist.graph.storage.files import flush
+from lightning_gnn_dist.graph.storage.parquet_rows import PARQUET
+
+Ids = NDArray[Any]
+_WITHOUT = (
+    "has no such ids of nodes: `prepare` keeps them where it reads nodes from a table. Prepare the graph anew if an "
+    "older release has made it; of a split or of shards, name the graph that these were made of."
+)
+_AT_ONCE = 1 << 20  # ids that are compared together
+
+
+def keep_ids(ids: Path, folder: Path, node_type: str) -> None:
+    """Copy a file of ids into the folder of a saved graph."""
+    file = _file(folder, node_type)
+    file.parent.mkdir(exist_ok=True)
+    shutil.copyfile(ids, file)
+    flush(file)
+
+
+def ids_beside(folder: Path | None, node_type: str) -> Ids | None:
+    """Return the users' ids of all nodes of a type, mapped; None where the graph was not prepared from a table."""
+    if folder is None or not (file := _file(folder, node_type)).exists():
+        return None
+    found: Ids = np.load(file, mmap_mode="r", allow_pickle=False)
+    return found
+
+
+@dataclass(frozen=True)
+class NodeColumns:
+    """The columns of a table of rows of nodes, ``node`` and ``row``, as a writer of tables asks for them.
+
+    Attributes:
+        ids: The users' ids of all nodes; None where nobody knows them, and nodes are numbered from 0.
+        nodes: The node of each row. Default: row ``v`` is that of node ``v``.
+    """
+
+    ids: Ids | None = None
+    nodes: Ids | None = None
+
+    def __call__(self, first: int, rows: Ids) -> dict[str, Ids]:
+        some = slice(first, first + len(rows))
+        nodes = np.arange(some.start, some.stop) if self.nodes is None else self.nodes[some]
+        return {"node": named(nodes, self.ids), "row": rows}
+
+
+def named(nodes: Ids, ids: Ids | None) -> Ids:
+    """Return the users' ids of some nodes, or the nodes where there are none."""
+    return nodes if ids is None else ids[nodes]
+
+
+def check_ids_of(path: Path | None, ids_of: object) -> Path | None:
+    """Return where the ids are for a file; refuse to name nodes in one that is no table."""
+    if ids_of is None:
+        return None
+    if path is None or path.suffix != PARQUET:
+        raise ValueError(f"ids_of={shown(ids_of)} names nodes in a table: write one, {PARQUET}, or leave ids_of out.")
+    folder = check_path("ids_of", ids_of)
+    if not (folder / "ids").is_dir():
+        raise ValueError(f"ids_of: {folder} {_WITHOUT}")
+    return folder
+
+
+def ids_for(given: Path | None, graph: Path | None, node_type: str, num_nodes: int) -> Ids | None:
+    """Return the users' ids of the nodes that are predicted.
+
+    Args:
+        given: The graph that the user has named for them, or None.
+        graph: The folder of the graph that is predicted, if it has one.
+        node_type: The type of the nodes.
+        num_nodes: How many nodes it has.
+    """
+    found = ids_beside(graph, node_type) if given is None else user_ids(given, node_type)
+    if found is not None and len(found) != num_nodes:
+        raise ValueError(f"ids_of: {given} has ids of {len(found)} nodes, and {num_nodes} are predicted.")
+    return found
+
+
+def user_ids(path: str | Path, node_type: str = "") -> Ids:
+    """Return the ids of all nodes as the tables have them that a graph was prepared from: that of node ``v`` at ``v``.
+
+    Args:
+        path: A graph that :func:`prepare_graph` has made of tables.
+        node_type: The type of the nodes, of a graph with types.
+    """
+    folder = check_path("path", path)
+    found = ids_beside(folder, node_type)
+    if found is None:
+        raise ValueError(f"path: {folder} {_WITHOUT}")
+    return found
+
+
+def nodes_with_ids(path: str | Path, ids: Sequence[Any] | Ids, node_type: str = "") -> Tensor:
+    """Return the nodes that have these ids in the user's tables, in their order.
+
+        data.only(nodes_with_ids("my_graph", ["W2741809807", "W2755950973"]))
+
+    Args:
+        path: A graph that :func:`prepare_graph` has made of tables.
+        ids: The ids, texts or numbers as the table has them.
+        node_type: The type of the nodes, of a graph with types.
+    """
+    known, asked = user_ids(path, node_type), np.asarray(ids)
+    if asked.ndim != 1 or asked.size == 0:
+        raise ValueError(f"ids must be a list of ids as the tables have them, got {shown(ids)}.")
+    try:
+        asked = asked.astype(known.dtype) if known.dtype.kind in "iuf" else asked.astype(str)
+    except ValueError as error:
+        raise ValueError(f"ids must be numbers, as those of {path} are, got {shown(ids)}.") from error
+    order = asked.argsort(kind="stable")
+    found, in_order = np.full(len(asked), -1), asked[order]
+    for first in range(0, len(known), _AT_ONCE):
+        piece = known[first : first + _AT_ONCE]
+        start, end = np.searchsorted(in_order, piece, "left"), np.searchsorted(in_order, piece, "right")
+        for at in np.flatnonzero(end > start):
+            found[order[start[at] : end[at]]] = first + at
+    if (missing := np.flatnonzero(found < 0)).size:
+        raise ValueError(f"ids: no node of {path} has the id {shown(asked[missing[0]].item())}.")
+    return torch.from_numpy(found)
+
+
+def _file(folder: Path, node_type: str) -> Path:
+    return folder / "ids" / f"{node_type or 'nodes'}.npy"

@@ -1,0 +1,157 @@
+"""Predictions and links as tables, whose nodes have the ids of the tables that their graph was prepared from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.nn import SAGEConv
+
+from lightning_gnn_dist import (
+    Graph,
+    GrappaStrategy,
+    NeighborSampler,
+    PartitionedDataModule,
+    PredictionWriter,
+    best_links,
+    predict_by_layer,
+    prepare_graph,
+    split_edges,
+    through_layers,
+)
+from lightning_gnn_dist.graph.storage import parquet_rows
+from lightning_gnn_dist.graph.user_ids import nodes_with_ids, user_ids
+from tests.data_fitting import trainer
+from tests.every_strategy import PATIENCE
+from tests.ranks import run_ranks
+
+COUNT = 41
+NAMES = [f"W{7 * place % COUNT:02d}" for place in range(COUNT)]
+
+
+class Rows(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = SAGEConv(2, 3)
+
+    def layers(self) -> Any:
+        return [lambda batch: self.conv(batch.x, batch.edge_index)]
+
+    def forward(self, batch: Any) -> Tensor:
+        rows: Tensor = through_layers(self, batch)
+        return rows
+
+
+def prepared(folder: Path, words: bool = True) -> Path:
+    """A graph out of tables in which ids are words, or numbers in no order."""
+    draw = np.random.default_rng(0)
+    names = NAMES if words else [str(int(name[1:]) * 1000) for name in NAMES]
+    rows = [f"{name},{value},{-value}" for name, value in zip(names, draw.integers(9, size=COUNT), strict=True)]
+    (folder / "nodes.csv").write_text("\n".join(["id,a,b", *rows]))
+    pairs = [f"{names[a]},{names[b]}" for a, b in draw.integers(COUNT, size=(90, 2)) if a != b]
+    (folder / "edges.csv").write_text("\n".join(["source,target", *pairs]))
+    prepare_graph(folder / "edges.csv", folder / "graph", nodes=folder / "nodes.csv", undirected=True)
+    return folder / "graph"
+
+
+def by_hand(graph: Graph) -> Tensor:
+    rows: Tensor = Rows().conv(graph.node_arrays["x"], graph.to_pyg().edge_index).detach()
+    return rows
+
+
+def test_ids_of_tables_stay_with_the_graph(tmp_path: Path) -> None:
+    graph = prepared(tmp_path)
+    assert user_ids(graph).tolist() == NAMES
+    assert nodes_with_ids(graph, [NAMES[7], NAMES[0], NAMES[7]]).tolist() == [7, 0, 7]
+    with pytest.raises(ValueError, match=r"no node of .*graph has the id 'W99'"):
+        nodes_with_ids(graph, [NAMES[7], "W99"])
+    Graph.open(graph).save(tmp_path / "copy")
+    with pytest.raises(ValueError, match="copy has no such ids of nodes: `prepare` keeps them"):
+        user_ids(tmp_path / "copy")
+
+
+def test_ids_may_be_numbers(tmp_path: Path) -> None:
+    graph = prepared(tmp_path, words=False)
+    assert user_ids(graph).tolist() == [int(name[1:]) * 1000 for name in NAMES]
+    assert nodes_with_ids(graph, ["7000", "0"]).tolist() == [1, 0] == nodes_with_ids(graph, [7000, 0]).tolist()
+    with pytest.raises(ValueError, match=r"ids must be numbers, as those of .*graph are, got \['W7'\]"):
+        nodes_with_ids(graph, ["W7"])
+
+
+def start(*callbacks: Any) -> pl.Trainer:
+    return trainer(2, GrappaStrategy(**PATIENCE), callbacks=list(callbacks))
+
+
+def write(rank: int, world_size: int, folder: Path) -> None:
+    graph, module = folder / "graph", Rows()
+    data = PartitionedDataModule(graph, sampler=NeighborSampler([5]))
+    some = data.only(nodes_with_ids(graph, ["W21"]))  # fewer than ranks
+    for name, asked in (("all", data), ("some", some)):
+        writer = PredictionWriter(folder / "out" / f"{name}.parquet")
+        start(writer).predict(module, asked, return_predictions=False)
+    writer = PredictionWriter(folder / "out" / "some.npy")
+    start(writer).predict(module, some, return_predictions=False)
+    predict_by_layer(start(), module, graph, folder / "out" / "layers.parquet")
+    split = split_edges(Graph.open(graph), negatives=1)
+    how: dict[str, Any] = {"score": "dot", "senders": [5, 3], "k": 99, "leave_out": ["edges", "val", "test"]}
+    best_links(start(), module, split, folder / "out" / "links.parquet", ids_of=graph, **how)
+
+
+def test_tables_have_the_ids_of_users(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    graph = Graph.open(prepared(tmp_path))
+    run_ranks(write, 2, tmp_path)
+    rows, out = by_hand(graph), tmp_path / "out"
+    for name, nodes in (("all", range(COUNT)), ("layers", range(COUNT)), ("some", [NAMES.index("W21")])):
+        table = parquet.read_table(out / f"{name}.parquet").to_pydict()
+        assert table["node"] == [NAMES[node] for node in nodes]
+        np.testing.assert_allclose(table["row"], rows[list(nodes)], atol=1e-5)
+    np.testing.assert_allclose(np.load(out / "some.npy"), rows[[NAMES.index("W21")]], atol=1e-5)
+    table = parquet.read_table(out / "links.parquet").to_pydict()
+    edges: Any = graph.to_pyg().edge_index
+    linked = {(s, r) for s, r in edges.T.tolist()}
+    found = list(zip(table["sender"], table["receiver"], strict=True))
+    assert found[0][0] == NAMES[5] and {sender for sender, _ in found} == {NAMES[5], NAMES[3]}
+    assert set(found) == {(NAMES[s], NAMES[r]) for s in (5, 3) for r in range(COUNT) if (s, r) not in linked}
+    split_rows = Rows().conv(graph.node_arrays["x"], split_edges(graph, negatives=1).graph.to_pyg().edge_index).detach()
+    scores = [float(split_rows[NAMES.index(s)] @ split_rows[NAMES.index(r)]) for s, r in found]
+    np.testing.assert_allclose(table["score"], scores, atol=1e-4)
+    assert {path.suffix for path in out.iterdir()} == {".npy", ".parquet"}
+
+
+def test_rows_of_many_pieces_are_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(parquet_rows, "_BYTES_AT_ONCE", 64)
+    rows = np.arange(90, dtype=np.int64).reshape(15, 3, 2)
+    np.save(tmp_path / "rows.npy", rows)
+    parquet_rows.write_parquet(tmp_path / "rows.npy", tmp_path / "t.parquet", lambda first, some: {"row": some})
+    table = parquet.read_table(tmp_path / "t.parquet")
+    assert table.column("row").to_pylist() == rows.reshape(15, 6).tolist()
+
+
+@pytest.mark.parametrize(
+    ("path", "ids_of", "message"),
+    [
+        ("rows.csv", None, "rows are written as .npy or .parquet, and 'rows.csv' ends otherwise"),
+        ("rows.npy", "graph", r"ids_of='graph' names nodes in a table: write one, .parquet"),
+        ("rows.parquet", "nowhere", "nowhere has no such ids of nodes"),
+    ],
+)
+def test_other_files_are_refused(path: str, ids_of: str | None, message: str) -> None:
+    pytest.importorskip("pyarrow")
+    with pytest.raises(ValueError, match=message):
+        PredictionWriter(path, ids_of=ids_of)
+
+
+def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_rows, "find_spec", lambda name: None)
+    with pytest.raises(
+        ValueError, match=r'pip install "lightning-gnn-dist\[parquet\]", or name a file that ends in .npy'
+    ):
+        PredictionWriter("rows.parquet")
