@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -160,6 +160,13 @@ def as_dates(cells: Cells) -> Column | None:
     return dates.astype(np.int64) // 1_000_000
 
 
+def unreadable(cells: Cells, read: Callable[[Cells], Column | None]) -> Column:
+    """Which cells cannot be read so; the first that is there, if it is none of them alone."""
+    places = [slice(at, at + 1) for at in range(len(cells.missing))]
+    found = np.array([read(Cells(cells.values[at], cells.missing[at])) is None for at in places])
+    return found if found.any() else ~cells.missing
+
+
 def as_times(name: str, cells: Cells, path: Path, first: int) -> tuple[Column, bool]:
     """The times of rows as whole numbers, ``NEVER`` where they are missing, and whether they are dates."""
     dates = as_dates(cells)
@@ -167,13 +174,7 @@ def as_times(name: str, cells: Cells, path: Path, first: int) -> tuple[Column, b
         return np.where(cells.missing, NEVER, dates), True
     numbers = cells.values if cells.values.dtype.kind in "iu" else as_numbers(cells)
     if numbers is None:
-        bad = np.array(
-            [
-                as_dates(Cells(cells.values[at : at + 1], cells.missing[at : at + 1])) is None
-                for at in range(len(cells.missing))
-            ]
-        )
-        told = cells.first_bad(bad if bad.any() else ~cells.missing, first)
+        told = cells.first_bad(unreadable(cells, as_dates), first)
         raise ValueError(
             f"{path}: column {name!r} {told}, and times are dates, such as 2024-07-01 12:00:00, or whole numbers."
         )

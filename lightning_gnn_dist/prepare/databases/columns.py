@@ -16,7 +16,7 @@ import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.tables import CATEGORIES, MISSING, MOMENTS, NO_MOMENT, NUMBERS, UNSEEN
-from lightning_gnn_dist.prepare.databases.cells import Cells, as_dates, as_numbers
+from lightning_gnn_dist.prepare.databases.cells import Cells, as_dates, as_numbers, unreadable
 from lightning_gnn_dist.prepare.databases.text import Embed
 
 MOST_LIKELY = 1_000  # different words of what is taken for a category unless it is said
@@ -79,9 +79,8 @@ class Numbers:
     def __call__(self, cells: Cells, where: str, first: int) -> dict[str, Column]:
         numbers = as_numbers(cells)
         if numbers is None:
-            bad = np.array([as_numbers(Cells(v[None], m[None])) is None for v, m in zip(*cells, strict=True)])
             raise ValueError(
-                f"{where} {cells.first_bad(bad, first)}, and is a column of numbers: empty cells are missing ones, and "
+                f"{where} {cells.first_bad(unreadable(cells, as_numbers), first)}, and is a column of numbers: empty cells are missing ones, and "
                 "where words are meant say that it is a category, or text."
             )
         if (is_bad := np.isinf(numbers)).any():
@@ -128,8 +127,8 @@ class Dates:
     def __call__(self, cells: Cells, where: str, first: int) -> dict[str, Column]:
         dates = as_dates(cells)
         if dates is None:
-            bad = np.array([as_dates(Cells(v[None], m[None])) is None for v, m in zip(*cells, strict=True)])
-            raise ValueError(f"{where} {cells.first_bad(bad, first)}, and is a column of dates, such as 2024-07-01.")
+            told = cells.first_bad(unreadable(cells, as_dates), first)
+            raise ValueError(f"{where} {told}, and is a column of dates, such as 2024-07-01.")
         turns = [2 * np.pi * (dates % period) / period for period in self.periods]
         made = [np.where(cells.missing, 0, wave(turn)) for turn in turns for wave in (np.sin, np.cos)]
         made += [cells.missing] if self.is_marked else []

@@ -188,7 +188,7 @@ class Questions:
         if later.any() and int(times[splits == 0].max(initial=-NEVER)) > int(times[later].min()):
             raise ValueError(
                 f"Task {self.spec.name!r} is trained at {int(times[splits == 0].max())}, later than its first question "
-                f"to validate or test ({int(times[later].min())}): a model would learn from the future of what judges it."
+                f"to validate or test ({int(times[later].min())}): it would learn from the future of what judges it."
             )
 
     @property

@@ -81,7 +81,8 @@ def nested_columns(path: Path) -> set[str]:
     from pyarrow import types
 
     numbers = [types.is_integer, types.is_floating, types.is_boolean, types.is_decimal]
-    plain = [*numbers, types.is_string, types.is_large_string, types.is_timestamp, types.is_date, types.is_dictionary]
+    words = [types.is_string, types.is_large_string, types.is_dictionary]
+    plain = [*numbers, *words, types.is_timestamp, types.is_date, types.is_null]
     schema = _open(files_of(path)[0]).schema_arrow
     return {field.name for field in schema if not any(is_kind(field.type) for is_kind in plain)}
 
