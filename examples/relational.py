@@ -46,10 +46,11 @@ class RelationalSAGE(pl.LightningModule):
         tables = read_tables(graph)
         self.lr, self.task = lr, task
         self.encoder = ColumnEncoder(tables, task, channels, drop)
-        kinds = [kind for kind in tables.edge_types if kind[2] == task or kind[2] in tables.features]
-        self.hops = nn.ModuleList(
-            nn.ModuleDict({"__".join(kind): SAGEConv(channels, channels) for kind in kinds}) for _ in range(num_hops)
-        )
+        self.hops, reached = nn.ModuleList(), {task}
+        for _ in range(num_hops):  # the last first: from rows to questions about them
+            kinds = [kind for kind in tables.edge_types if kind[2] in reached]
+            self.hops.insert(0, nn.ModuleDict({"__".join(kind): SAGEConv(channels, channels) for kind in kinds}))
+            reached |= {kind[0] for kind in kinds}
         self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(num_hops))
         self.head = TaskHead(tables, task, channels)
         self.metrics = nn.ModuleDict({name: self.head.metrics(f"{name}_") for name in ("val", "test")})

@@ -79,16 +79,17 @@ class Numbers:
     def __call__(self, cells: Cells, where: str, first: int) -> dict[str, Column]:
         numbers = as_numbers(cells)
         if numbers is None:
+            told = cells.first_bad(unreadable(cells, as_numbers), first)
             raise ValueError(
-                f"{where} {cells.first_bad(unreadable(cells, as_numbers), first)}, and is a column of numbers: empty cells are missing ones, and "
-                "where words are meant say that it is a category, or text."
+                f"{where} {told}, and is a column of numbers: empty cells are missing ones, and where "
+                "words are meant say that it is a category, or text."
             )
         if (is_bad := np.isinf(numbers)).any():
             raise ValueError(f"{where} {cells.first_bad(is_bad, first)}: empty the cell, or give a finite number.")
         made = [cells.missing] if self.is_marked else []
         if self.deviation > 0:
-            told = np.nan_to_num((numbers - self.mean) / self.deviation)
-            made.insert(0, told.clip(-MOST_DEVIATIONS, MOST_DEVIATIONS))
+            standard = np.nan_to_num((numbers - self.mean) / self.deviation)
+            made.insert(0, standard.clip(-MOST_DEVIATIONS, MOST_DEVIATIONS))
         return {NUMBERS: np.column_stack(made).astype(np.float32)}
 
 

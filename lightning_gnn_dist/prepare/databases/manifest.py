@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import date
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,13 @@ class TableSpec:
     time_col: str | None
     fkeys: Mapping[str, str]
     columns: Mapping[str, str]
+
+    @cached_property
+    def is_links(self) -> bool:
+        """Whether it holds two keys, perhaps a time, and nothing else: then its rows are edges."""
+        ignored = {name for name, kind in self.columns.items() if kind == "ignore"}
+        others = set(columns_of(self.path)) - {self.time_col, *self.fkeys, *ignored}
+        return self.pkey is None and len(self.fkeys) == 2 and not others
 
 
 @dataclass(frozen=True)
@@ -230,7 +238,7 @@ def _task(file: Path, tables: Mapping[str, TableSpec]) -> TaskSpec:
         )
     if task_type not in TASK_TYPES:
         raise ValueError(f"{file}: task_type must be one of {shown(list(TASK_TYPES))}, got {shown(task_type)}.")
-    if entity not in tables:
+    if entity not in tables or tables[entity].is_links:
         raise ValueError(f"{file}: entity_table must be one of {shown(list(tables))}, got {shown(entity)}.")
     column, time = said.get("entity_col"), said.get("time_col")
     if kind == "autocomplete":

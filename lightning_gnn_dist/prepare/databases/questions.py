@@ -13,8 +13,8 @@ from lightning_gnn_dist.graph.storage.npy import Column, save
 from lightning_gnn_dist.graph.typed.tables import NEVER, TIME, TableTask
 from lightning_gnn_dist.prepare.databases.cells import Cells, CellTable, as_keys, as_numbers, as_times, joined
 from lightning_gnn_dist.prepare.databases.columns import as_words
+from lightning_gnn_dist.prepare.databases.keys import KEYS, write_keys
 from lightning_gnn_dist.prepare.databases.manifest import LABELS, Manifest, TaskSpec
-from lightning_gnn_dist.prepare.databases.table import KEYS, write_keys
 from lightning_gnn_dist.prepare.databases.times import times_in
 from lightning_gnn_dist.prepare.files.columns import SPLIT_WORDS, SPLITS
 from lightning_gnn_dist.prepare.files.tables import columns_of, count_rows
@@ -68,9 +68,8 @@ class Questions:
         y, task = self._labels(answers, splits)
         arrays = {f"{split}_mask": (splits == at) & ~answers.missing for at, split in enumerate(SPLITS)} | {"y": y}
         if not arrays["train_mask"].any():
-            raise ValueError(
-                f"{self.spec.files} have no question with an answer to train on: fill {self.spec.targets}."
-            )
+            told = "fill some, or give a later val_timestamp"
+            raise ValueError(f"{self._where} are those of no question to train on: {told}.")
         times = None
         if self.spec.time_col is not None:
             arrays[TIME] = np.concatenate([each.times for each in asked if each.times is not None])

@@ -15,9 +15,9 @@ from lightning_gnn_dist.prepare.databases.questions import Questions
 from lightning_gnn_dist.prepare.databases.table import DatabaseTable
 from lightning_gnn_dist.prepare.databases.times import span_of
 from lightning_gnn_dist.prepare.files.columns import check_drop
-from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles, KeyColumn
+from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles, KeyColumn, LinkTable
 from lightning_gnn_dist.prepare.files.inputs import Inputs, NodeFiles
-from lightning_gnn_dist.prepare.files.tables import columns_of
+from lightning_gnn_dist.prepare.files.tables import columns_of, count_rows
 
 LAYOUTS = {RELBENCH: f"RelBench's layout ({RELBENCH}, db, tasks)", PLAIN: f"the tables that {PLAIN} describes"}
 ASKED = "asked"  # the name of the edges from what is asked about to questions
@@ -36,6 +36,7 @@ def inputs_of_database(folder: Path, drop: frozenset[str]) -> Inputs:
     nodes = {
         table.name: NodeFiles(table.path, DatabaseTable(table, manifest, drop), {}, None)
         for table in manifest.tables.values()
+        if not table.is_links
     }
     edges = dict(chain.from_iterable(_edges(nodes, table, manifest) for table in manifest.tables.values()))
     for task in manifest.tasks.values():
@@ -66,12 +67,21 @@ def tables_of(folder: Path, facts: Mapping[str, Mapping[str, Any]], edge_types: 
 def _edges(
     nodes: Mapping[str, NodeFiles], table: TableSpec, manifest: Manifest
 ) -> Collection[tuple[EdgeType, EdgeFiles]]:
-    """The edges of the foreign keys of a table, in both directions."""
-    found = []
+    """The edges of the foreign keys of a table, or those that its rows are, in both directions."""
+    found, may_dangle = [], manifest.path.name == RELBENCH
+    if table.is_links:
+        (one, first), (two, second) = table.fkeys.items()
+        targets = (first, manifest.tables[first].pkey or ""), (second, manifest.tables[second].pkey or "")
+        for edge_type, to_second in (
+            ((first, table.name, second), True),
+            ((second, f"rev_{table.name}", first), False),
+        ):
+            links = LinkTable(table.path, (one, two), targets, to_second, table.time_col, may_dangle)
+            found.append((edge_type, EdgeFiles(files=(links,), num_edges=count_rows(table.path))))
+        return found
     for column, target in table.fkeys.items():
         key = manifest.tables[target].pkey
         assert key is not None
-        may_dangle = manifest.path.name == RELBENCH
         for edge_type, to_target in (
             ((table.name, column, target), True),
             ((target, f"rev_{column}", table.name), False),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,17 +14,14 @@ from lightning_gnn_dist.graph.storage.npy import Column, save
 from lightning_gnn_dist.graph.typed.tables import NEVER, NUMBERS, TIME, Feature
 from lightning_gnn_dist.prepare.databases.cells import Cells, CellTable, as_keys, as_times, joined, lists_in
 from lightning_gnn_dist.prepare.databases.columns import ColumnScan, Encoding
+from lightning_gnn_dist.prepare.databases.keys import KEYS, write_keys
 from lightning_gnn_dist.prepare.databases.manifest import Manifest, TableSpec
 from lightning_gnn_dist.prepare.databases.text import embedding
 from lightning_gnn_dist.prepare.databases.times import cut_of, times_in
-from lightning_gnn_dist.prepare.files.columns import Places
-from lightning_gnn_dist.prepare.files.edge_files import KeyColumn
 from lightning_gnn_dist.prepare.files.row_files import GrowingArrays
 from lightning_gnn_dist.prepare.files.tables import columns_of, count_rows
 from lightning_gnn_dist.prepare.files.text_tables import Progress
 from lightning_gnn_dist.prepare.one_shard import Part
-
-KEYS = "keys"  # the folder of what foreign keys a table holds, piece by piece
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,19 +150,6 @@ class DatabaseTable:
             write_keys(folder / name, first, as_keys(name, piece[name], self.spec.path, first), piece[name].missing)
 
 
-def write_keys(folder: Path, first: int, keys: Column, missing: Column) -> None:
-    """Write some keys, and the rows that they stand in."""
-    folder.mkdir(parents=True, exist_ok=True)
-    save(folder / f"{first:012d}.keys.npy", keys)
-    save(folder / f"{first:012d}.rows.npy", first + np.flatnonzero(~missing))
-
-
-def read_keys(folder: Path) -> Iterator[tuple[Column, Column]]:
-    """Yield keys, and the rows that they stand in."""
-    for file in sorted(folder.glob("*.keys.npy")):
-        yield np.load(file), np.load(file.with_name(file.name.replace(".keys.", ".rows.")))
-
-
 def _places(
     encodings: Mapping[str, Encoding], hidden: Collection[str]
 ) -> tuple[dict[tuple[str, str], str], list[Feature]]:
@@ -194,31 +178,3 @@ def _encoded(
         for kind, numbers in encoding(piece[name], f"{path}: column {name!r}", first).items():
             made.setdefault(places[name, kind], []).append(numbers)
     return {array: np.concatenate(columns, axis=1) for array, columns in made.items()}
-
-
-def edges_of_keys(keys: KeyColumn, folder: Path, places: Places) -> Iterator[tuple[Column, Column, dict[str, Column]]]:
-    """Yield senders and receivers of the edges that keys stand for, and what these edges carry.
-
-    Args:
-        keys: The column.
-        folder: The folder that its table was unpacked into.
-        places: Finds the rows that the keys name.
-    """
-    told = f"{keys.path}: column {keys.column!r}"
-    times = np.load(folder / "arrays" / f"{TIME}.npy", mmap_mode="r") if _have_times(keys, folder) else None
-    for found, rows in read_keys(folder / KEYS / keys.column):
-        targets, is_known = places.find(places.alike(found, told, ".".join(keys.target)))
-        if not is_known.all() and not keys.may_dangle:
-            row = int(rows[~is_known][0]) + 1
-            raise ValueError(
-                f"{told} holds {str(found[~is_known][0])!r} in row {row}, which no row of {keys.target[0]} has as its "
-                f"{keys.target[1]}: add that row, or empty the cell."
-            )
-        targets, rows = targets[is_known], rows[is_known]
-        # A question sees the row that it is about, even one of its own time or later.
-        carried = {} if times is None else {TIME: times[rows] - 1}
-        yield (rows, targets, carried) if keys.to_target else (targets, rows, carried)
-
-
-def _have_times(keys: KeyColumn, folder: Path) -> bool:
-    return keys.is_asked and (folder / "arrays" / f"{TIME}.npy").exists()

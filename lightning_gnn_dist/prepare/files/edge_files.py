@@ -47,12 +47,33 @@ class KeyColumn:
     may_dangle: bool
 
 
+@dataclass(frozen=True)
+class LinkTable:
+    """A table with two columns of foreign keys, and perhaps a time, and nothing else: each row is an edge.
+
+    Args:
+        path: The table.
+        columns: The two columns.
+        targets: The node types that the keys are of, and the names of their own columns.
+        to_second: Whether the first sends to the second, or the other way round.
+        time: The column of times, if there is one.
+        may_dangle: Whether keys that name no row are left out.
+    """
+
+    path: Path
+    columns: tuple[str, str]
+    targets: tuple[tuple[str, str], tuple[str, str]]
+    to_second: bool
+    time: str | None
+    may_dangle: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class EdgeFiles:
     """The edges of one type in files of which only headers were read.
 
     Args:
-        files: Arrays of ends, tables, and columns of keys.
+        files: Arrays of ends, tables, columns of keys, and tables of them.
         num_edges: The number of edges; an estimate for text.
         columns: Names of the columns of tables that edges carry.
         carried: The arrays that edges carry, in the order of the edges.
@@ -61,7 +82,7 @@ class EdgeFiles:
         flip: Whether each edge is read the other way round. The numbers are those of the flipped edges.
     """
 
-    files: tuple[NpyFile | Path | KeyColumn, ...]
+    files: tuple[NpyFile | Path | KeyColumn | LinkTable, ...]
     num_edges: int
     columns: tuple[str, ...] = ()
     carried: Carried = field(default_factory=lambda: Carried({}))
@@ -99,7 +120,7 @@ class EdgeFiles:
     def source(self) -> Path | None:
         """The first file that is no array."""
         found = (file for file in self.files if not isinstance(file, NpyFile))
-        return next((file.path if isinstance(file, KeyColumn) else file for file in found), None)
+        return next((file if isinstance(file, Path) else file.path for file in found), None)
 
     @property
     def has_text(self) -> bool:

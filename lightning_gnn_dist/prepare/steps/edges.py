@@ -16,10 +16,10 @@ import torch
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
-from lightning_gnn_dist.prepare.databases.table import edges_of_keys
+from lightning_gnn_dist.prepare.databases.keys import edges_of_keys, edges_of_links
 from lightning_gnn_dist.prepare.files.arrays import entries
 from lightning_gnn_dist.prepare.files.columns import Places, carried_of, check_num_nodes, edge_columns, times_of
-from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles, KeyColumn, Piece
+from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles, KeyColumn, LinkTable, Piece
 from lightning_gnn_dist.prepare.files.inputs import Inputs, edge_files
 from lightning_gnn_dist.prepare.files.row_files import GrowingArrays, RowFiles
 from lightning_gnn_dist.prepare.files.tables import TablePieces, ends_first
@@ -82,6 +82,9 @@ class EdgeReader:
                 _, ids = self.nodes[file.table]
                 assert ids is not None
                 for sender, receiver, carried in edges_of_keys(file, ids.parent, places[file.target[0]]):
+                    yield Piece(sender, receiver, file.path), carried
+            elif isinstance(file, LinkTable):
+                for sender, receiver, carried in edges_of_links(file, places, self.memory_bytes):
                     yield Piece(sender, receiver, file.path), carried
             else:
                 one = replace(self.files, files=(file,))

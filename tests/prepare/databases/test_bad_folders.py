@@ -11,7 +11,7 @@ from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.cli.main import main
 from tests.prepare.databases.folders import FILES, MANIFEST, TASK, write
 
-D, O, C, T, L = "database.yaml", "order.csv", "customer.csv", "tasks/stays/manifest.yaml", "tasks/stays/labels.csv"
+D, B, C, T, L = "database.yaml", "order.csv", "customer.csv", "tasks/stays/manifest.yaml", "tasks/stays/labels.csv"
 
 SPLIT = "who,at,stays,split\na3,2024-01,1,train\nc1,2024-04,0,val\n"
 
@@ -54,24 +54,24 @@ BAD: list[tuple[dict[str, str | None], str]] = [
     (changed(D, "fkeys: {", "fkeys: customer, columns: {a: b}}\n  x: {fkeys: {"), "fkeys must name columns"),
     (changed(C, "c1,Oslo", "a3,Oslo"), "lists node a3 twice: every node has one row"),
     (changed(C, "c1,Oslo", ",Oslo"), "'id' is empty in row 3, and every row has a key"),
-    (changed(O, "13,a3,11", "13,a3,99"), "'before' holds '99' in row 3, which no row of order has as its number"),
-    (changed(O, "12,b7,", "12,zz,"), "'customer' holds 'zz' in row 2, which no row of customer"),
-    (changed(O, "13,a3,11", "13,a3,x1"), "'before' holds words, and order.number, which it names, whole numbers"),
-    (changed(O, "14,", "14.5,"), "'number' holds '14.5' in row 4, and keys are whole numbers or words"),
+    (changed(B, "13,a3,11", "13,a3,99"), "'before' holds '99' in row 3, which no row of order has as its number"),
+    (changed(B, "12,b7,", "12,zz,"), "'customer' holds 'zz' in row 2, which no row of customer"),
+    (changed(B, "13,a3,11", "13,a3,x1"), "'before' holds words, and order.number, which it names, whole numbers"),
+    (changed(B, "14,", "14.5,"), "'number' holds '14.5' in row 4, and keys are whole numbers or words"),
     (changed(D, "fkeys: {customer: customer, before: order}, ", "") | {T: None}, "names no foreign keys"),
     ({"customer.csv": "id,id,age\n1,1,1\n"}, "has two columns called 'id'"),
     # Times.
-    (changed(O, "2024-01-20 10:00:00", "yesterday"), "'at' holds 'yesterday' in row 2, and times are dates"),
-    ({O: FILES[O].replace("2024-", "2024.")}, "'at' holds '2024.01-05 10:00:00' in row 1, and times are dates"),
+    (changed(B, "2024-01-20 10:00:00", "yesterday"), "'at' holds 'yesterday' in row 2, and times are dates"),
+    ({B: FILES[B].replace("2024-", "2024.")}, "'at' holds '2024.01-05 10:00:00' in row 1, and times are dates"),
     ({L: SPLIT.replace("2024-0", "170674560000")}, "are seconds, and those of stays .* milliseconds"),
     ({L: SPLIT.replace("2024-0", "70")}, "small numbers, such as days"),
     ({L: "who,at,stays\na3,1.5,1\nc1,2.5,0\n"}, "'at' holds '1.5' in row 1, and times are whole numbers"),
     # Columns.
     (changed(D, "note: text", "channel: number"), "'channel' is said to be a number, and holds words"),
     (changed(D, "note: text", "channel: time"), "'channel' is said to be a time"),
-    (changed(O, ",1000,", ",dear,"), "'price' holds 'dear' in row 4, and is a column of numbers"),
-    (changed(O, ",1000,", ",inf,"), "'price' holds 'inf' in row 4: empty the cell"),
-    (changed(O, "2024-05-01", "soon"), "'due' holds 'soon' in row 5, and is a column of dates"),
+    (changed(B, ",1000,", ",dear,"), "'price' holds 'dear' in row 4, and is a column of numbers"),
+    (changed(B, ",1000,", ",inf,"), "'price' holds 'inf' in row 4: empty the cell"),
+    (changed(B, "2024-05-01", "soon"), "'due' holds 'soon' in row 5, and is a column of dates"),
     (
         changed(D, "tables:", "text: no_module:embed\ntables:"),
         "text names 'no_module:embed', and it cannot be imported",
@@ -134,15 +134,15 @@ def test_options_of_other_layouts_are_refused(option: list[str], tmp_path: Path)
 @pytest.mark.parametrize(
     "files",
     [
-        changed(D, "before: order", "before: customer") | changed(O, ",11,2024", ",c1,2024"),  # none of the other keys
-        changed(O, "11,a3,,", "11,a3,13,") | {},  # a cycle: 11 after 13 after 11
-        changed(O, "11,a3,,", "11,a3,11,"),  # a row that names itself
+        changed(D, "before: order", "before: customer") | changed(B, ",11,2024", ",c1,2024"),  # none of the other keys
+        changed(B, "11,a3,,", "11,a3,13,") | {},  # a cycle: 11 after 13 after 11
+        changed(B, "11,a3,,", "11,a3,11,"),  # a row that names itself
         changed(D, "customer: {pkey: id}", "customer: {pkey: id, fkeys: {city: town}}\n  town: {pkey: town}")
         | {"town.csv": "town,size\nOslo,7\nLund,1\n"},
     ],
 )
 def test_odd_folders_are_right(files: dict[str, Any], tmp_path: Path) -> None:
     if "before: customer" in str(files.get(D)):
-        files[O] = files[O].replace(",12,2024", ",,2024").replace(",15,2024", ",,2024")
+        files[B] = files[B].replace(",12,2024", ",,2024").replace(",15,2024", ",,2024")
     prepare_graph(write(tmp_path / "source", FILES | files), tmp_path / "graph")
     assert Graph.open(tmp_path / "graph").num_edges > 0

@@ -237,3 +237,19 @@ def test_a_row_without_a_time_is_never_seen(tmp_path: Path) -> None:
     graph = prepared(tmp_path, FILES | {"order.csv": order})
     assert graph.types.node_arrays["order"]["time"][1] == NEVER
     assert "1 rows of order have no time, and no question sees them." in tables_of(graph).notes
+
+
+@pytest.mark.parametrize("may_dangle", [False, True])
+def test_a_table_of_two_keys_is_edges(may_dangle: bool, tmp_path: Path) -> None:
+    """With the times of its rows; RelBench leaves keys out that name no row."""
+    likes = "who,what,since\na3,12,2024-01-30\nb7,,2024-01-30\nc1,11,2024-03-09\n" + (
+        "zz,11,2024-01-30\n" if may_dangle else ""
+    )
+    told = MANIFEST + "  likes: {fkeys: {who: customer, what: order}, time_col: since}\n"
+    files = FILES | {"likes.csv": likes, "manifest.yaml" if may_dangle else "database.yaml": told}
+    graph = prepared(tmp_path, files | ({"database.yaml": None} if may_dangle else {}))
+    assert "likes" not in graph.types.node_types
+    assert edges(graph, "customer", "likes", "order") == [(1, 1), (2, 0)]
+    assert edges(graph, "order", "rev_likes", "customer") == [(0, 2), (1, 1)]
+    times = graph.types.edge_arrays["customer", "likes", "order"]["time"]
+    assert times.tolist() == [seconds("2024-03-09"), seconds("2024-01-30")]  # by receiver
