@@ -25,13 +25,14 @@ from lightning_gnn_dist import (
     read_tables,
     write_shop,
 )
+from lightning_gnn_dist.graph.typed.tables import Tables
 
 
 class RelationalSAGE(pl.LightningModule):
     """Encoders of columns, a SAGE layer for each edge type and hop, and a head: for any database and task.
 
     Args:
-        graph: The path of a graph that was prepared from a database.
+        graph: The path of a graph that was prepared from a database, or what became of its tables.
         task: One of its tasks.
         channels: Numbers in a row.
         num_hops: As many as the sampler draws; the first from rows to questions about them.
@@ -40,10 +41,10 @@ class RelationalSAGE(pl.LightningModule):
     """
 
     def __init__(
-        self, graph: str, task: str, channels: int = 32, num_hops: int = 3, lr: float = 0.01, drop: tuple = ()
+        self, graph: str | Tables, task: str, channels: int = 32, num_hops: int = 3, lr: float = 0.01, drop: tuple = ()
     ) -> None:
         super().__init__()
-        tables = read_tables(graph)
+        tables = read_tables(graph) if isinstance(graph, str) else graph
         self.lr, self.task = lr, task
         self.encoder = ColumnEncoder(tables, task, channels, drop)
         self.hops, reached = nn.ModuleList(), {task}

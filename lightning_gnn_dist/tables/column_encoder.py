@@ -73,8 +73,7 @@ class ColumnEncoder(nn.Module):
             name.removeprefix("of_"): encoder(batch[name.removeprefix("of_")], times)
             for name, encoder in self.of_tables.items()
         }
-        one = next(iter(made.values()))
-        return made | {self.task: one.new_zeros(seeds.num_nodes, self.channels)}
+        return {self.task: next(iter(made.values())).new_zeros(seeds.num_nodes, self.channels)} | made
 
 
 class TableEncoder(nn.Module):
