@@ -29,15 +29,9 @@ from events import FORK, hetero_of, spread
 from harness import Peak, machine
 from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist import (
-    Graph,
-    GrappaStrategy,
-    NeighborSampler,
-    PartitionedDataModule,
-    prepare_graph,
-    write_shop,
-)
+from lightning_gnn_dist import Graph, GrappaStrategy, NeighborSampler, PartitionedDataModule, prepare_graph
 from lightning_gnn_dist.graph.typed.tables import Feature, Tables, TableTask
+from lightning_gnn_dist.prepare.databases.shop import write_shop
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from relational import RelationalSAGE

@@ -15,17 +15,11 @@ import torch
 from torch import nn
 from torch_geometric.nn import SAGEConv
 
-from lightning_gnn_dist import (
-    ColumnEncoder,
-    GrappaStrategy,
-    Launch,
-    PartitionedDataModule,
-    TaskHead,
-    prepare_graph,
-    read_tables,
-    write_shop,
-)
+from lightning_gnn_dist import GrappaStrategy, Launch, PartitionedDataModule, prepare_graph
 from lightning_gnn_dist.graph.typed.tables import Tables
+from lightning_gnn_dist.prepare.databases.shop import write_shop
+from lightning_gnn_dist.tables.column_encoder import ColumnEncoder, read_tables
+from lightning_gnn_dist.tables.task_head import TaskHead
 
 
 class RelationalSAGE(pl.LightningModule):

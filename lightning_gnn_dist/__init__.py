@@ -72,7 +72,6 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.partition.random import RandomPartitioner as RandomPartitioner
     from lightning_gnn_dist.partition.streaming import StreamingPartitioner as StreamingPartitioner
     from lightning_gnn_dist.partition.supernode import SuperNodePartitioner as SuperNodePartitioner
-    from lightning_gnn_dist.prepare.databases.shop import write_shop as write_shop
     from lightning_gnn_dist.prepare.divide import save_shards as save_shards
     from lightning_gnn_dist.prepare.prepare_graph import prepare_graph as prepare_graph
     from lightning_gnn_dist.rounds.clock import AdaptiveSteps as AdaptiveSteps
@@ -96,11 +95,8 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.strategies.llcg import LLCGStrategy as LLCGStrategy
     from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy as LocalSGDStrategy
     from lightning_gnn_dist.strategies.tma import TMAStrategy as TMAStrategy
-    from lightning_gnn_dist.tables.column_encoder import ColumnEncoder as ColumnEncoder
-    from lightning_gnn_dist.tables.column_encoder import read_tables as read_tables
     from lightning_gnn_dist.tables.lazy_adam import LazyAdam as LazyAdam
     from lightning_gnn_dist.tables.owned_embedding import OwnedEmbedding as OwnedEmbedding
-    from lightning_gnn_dist.tables.task_head import TaskHead as TaskHead
     from lightning_gnn_dist.wire.elastic import Elastic as Elastic
 
 __version__ = "0.1.0"

@@ -11,18 +11,17 @@ from torch.nn import functional
 from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist import (
-    ColumnEncoder,
     Graph,
     NeighborSampler,
     PartitionedDataModule,
-    TaskHead,
+    RandomPartitioner,
     TemporalSampler,
     prepare_graph,
-    read_tables,
     save_shards,
 )
 from lightning_gnn_dist.graph.typed.tables import TIME, UNSEEN, Tables, TableTask
-from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.tables.column_encoder import ColumnEncoder, read_tables
+from lightning_gnn_dist.tables.task_head import TaskHead
 from tests.prepare.databases.folders import FILES, TASK, write
 
 
