@@ -36,7 +36,7 @@ from lightning_gnn_dist.prepare.databases.shop import write_shop
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from relational import RelationalSAGE
 
-BATCH, PASSES, STEPS = 256, 5, 240
+BATCH, PASSES, STEPS = 256, 10, 240
 DROPPED = {
     "all columns": (),
     "without the maker": (("product", "maker"),),

@@ -89,7 +89,7 @@ if __name__ == "__main__":
         data = PartitionedDataModule(graph, task="stays", batch_size=256)
         # Forked ranks go on from here; otherwise each would run this script, and write the tables, again.
         strategy = GrappaStrategy(launch=Launch(start_method="fork"))
-        trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_epochs=5, logger=False)
+        trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_epochs=10, logger=False)
         model = RelationalSAGE(graph, "stays")
         trainer.fit(model, data)
         trainer.test(model, data)

@@ -26,6 +26,7 @@ OF_DATABASE = {"val_timestamp", "test_timestamp", "tables", "text", "name", "des
 OF_TABLE = {"pkey", "time_col", "fkeys", "columns"}
 KINDS = ("number", "category", "time", "text", "ignore")
 TASK_TYPES = ("binary_classification", "multiclass_classification", "multilabel_classification", "regression")
+RECOMMENDATION = "recommendation"  # RelBench has such tasks, too
 LABELS = "labels"  # the file of a task whose times say which split a question is of
 
 
@@ -93,6 +94,7 @@ class Manifest:
         val_time: Questions from here on validate, if that is told; rows from here on are in no statistics.
         test_time: Questions from here on test.
         text: Module and function that turns texts into rows of numbers, if one is named.
+        notes: What is left out, and why.
     """
 
     path: Path
@@ -101,6 +103,7 @@ class Manifest:
     val_time: int | None
     test_time: int | None
     text: str | None
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, folder: Path) -> Manifest:
@@ -117,7 +120,13 @@ class Manifest:
         tables = {name: _table(folder, path, str(name), spec or {}) for name, spec in listed.items()}
         for table in tables.values():
             _check_keys(table, tables, path)
-        tasks = {file.parent.name: _task(file, tables) for file in sorted(folder.glob(f"tasks/*/{RELBENCH}"))}
+        said_of = {file: _read(file) for file in sorted(folder.glob(f"tasks/*/{RELBENCH}"))}
+        others = [file.parent.name for file, task in said_of.items() if task.get("task_type") == RECOMMENDATION]
+        tasks = {
+            file.parent.name: _task(file, task, tables)
+            for file, task in said_of.items()
+            if file.parent.name not in others
+        }
         if both := sorted(tables.keys() & tasks.keys()):
             raise ValueError(
                 f"{path}: {both[0]!r} is a table and a task, and each is a type of nodes: rename the task."
@@ -125,7 +134,11 @@ class Manifest:
         val_time, test_time = (_moment(said.get(name), name, path) for name in ("val_timestamp", "test_timestamp"))
         if val_time is not None and test_time is not None and test_time <= val_time:
             raise ValueError(f"{path}: test_timestamp must be later than val_timestamp.")
-        return cls(path, tables, tasks, val_time, test_time, said.get("text"))
+        notes = tuple(
+            f"task {name} recommends, and is left out: learn the links by LinkDataModule(split_edges(graph, ...))."
+            for name in others
+        )
+        return cls(path, tables, tasks, val_time, test_time, said.get("text"), notes)
 
     @property
     def has_times(self) -> bool:
@@ -228,14 +241,9 @@ def _check_keys(table: TableSpec, tables: Mapping[str, TableSpec], path: Path) -
             )
 
 
-def _task(file: Path, tables: Mapping[str, TableSpec]) -> TaskSpec:
-    said, folder = _read(file), file.parent
+def _task(file: Path, said: Mapping[str, Any], tables: Mapping[str, TableSpec]) -> TaskSpec:
+    folder = file.parent
     task_type, entity, kind = said.get("task_type"), str(said.get("entity_table")), said.get("kind")
-    if task_type == "recommendation":
-        raise ValueError(
-            f"{file} asks for recommendations, and tasks of one table are read: move its folder away, and learn the "
-            "links by LinkDataModule(split_edges(graph, edge_type=...))."
-        )
     if task_type not in TASK_TYPES:
         raise ValueError(f"{file}: task_type must be one of {shown(list(TASK_TYPES))}, got {shown(task_type)}.")
     if entity not in tables or tables[entity].is_links:

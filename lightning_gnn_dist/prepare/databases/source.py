@@ -59,7 +59,7 @@ def tables_of(folder: Path, facts: Mapping[str, Mapping[str, Any]], edge_types: 
         name: tuple(Feature(**each) for each in told["features"]) for name, told in facts.items() if "features" in told
     }
     tasks = {name: TableTask(**told["task"]) for name, told in facts.items() if "task" in told}
-    notes = tuple(note for told in facts.values() for note in told["notes"])
+    notes = (*manifest.notes, *(note for told in facts.values() for note in told["notes"]))
     timed = tuple(name for name in features if facts[name]["times"] is not None)
     return Tables(features, tasks, tuple(edge_types), span_of(manifest, facts), timed, notes)
 

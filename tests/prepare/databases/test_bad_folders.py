@@ -79,7 +79,6 @@ BAD: list[tuple[dict[str, str | None], str]] = [
     (changed(D, "tables:", "text: builtins:len\ntables:"), "it must return one row of finite numbers"),
     # Tasks.
     (changed(T, "binary_classification", "ranking"), "task_type must be one of"),
-    (changed(T, "binary_classification", "recommendation"), "asks for recommendations"),
     (changed(T, "entity_table: customer", "entity_table: client"), "entity_table must be one of"),
     (changed(T, "entity_col: who\n", ""), "names no entity_col"),
     (changed(T, "target_col: stays\n", ""), "names no target_col"),

@@ -187,6 +187,12 @@ def test_a_task_does_not_see_what_it_hides(tmp_path: Path) -> None:
     assert seen["stays"] - seen["comes"] == {"price", "due"}
 
 
+def test_a_task_that_recommends_is_left_out(tmp_path: Path) -> None:
+    other = {"tasks/buys/manifest.yaml": "task_type: recommendation\nsrc_entity_table: customer\n"}
+    tables = tables_of(prepared(tmp_path, FILES | other))
+    assert list(tables.tasks) == ["stays"] and "task buys recommends, and is left out" in tables.notes[0]
+
+
 def test_what_is_left_out_is_told(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
