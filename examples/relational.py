@@ -2,147 +2,94 @@
 
 python examples/relational.py
 
-Each table is a type of nodes, each foreign key a type of edges. What is asked is a table as well: customer, day, and
-whether an order followed within 60 days. A customer may be asked about on several days: each time the model sees what
-had happened before.
+The folder that write_shop writes says what its keys and times are, and has a task: customer, time, and whether an order
+followed within 60 days. Each table is a type of nodes, each foreign key a type of edges, and each question of the task
+a seed that sees what was there before its time.
 """
 
-import csv
-import subprocess
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
 from torch_geometric.nn import SAGEConv
-from torchmetrics.classification import BinaryAUROC
 
-from lightning_gnn_dist import (
-    Graph,
-    GrappaStrategy,
-    Launch,
-    PartitionedDataModule,
-    PredictionWriter,
-    TemporalSampler,
-    split_by_time,
-)
-
-WITHIN = 60  # days
-DRAWN = {  # neighbours of each type, hop by hop; those with 0 are never looked at
-    ("customer", "rev_about", "question"): [1, 0, 0],
-    ("order", "by", "customer"): [0, 5, 0],
-    ("product", "rev_of", "order"): [0, 0, 1],
-    ("question", "about", "customer"): [0, 0, 0],
-    ("customer", "rev_by", "order"): [0, 0, 0],
-    ("order", "of", "product"): [0, 0, 0],
-}
+from lightning_gnn_dist import GrappaStrategy, Launch, PartitionedDataModule, prepare_graph
+from lightning_gnn_dist.graph.typed.tables import Tables
+from lightning_gnn_dist.prepare.databases.shop import write_shop
+from lightning_gnn_dist.tables.column_encoder import ColumnEncoder, read_tables
+from lightning_gnn_dist.tables.task_head import TaskHead
 
 
-def write_tables(folder, num_customers=3_000, num_products=300, days=700, seed=0):
-    """Customers order until a product disappoints them, as three in ten mostly do. Ratings tell which, more or less."""
-    draw = np.random.default_rng(seed)
-    is_good = draw.random(num_products) < 0.7
-    rating = 3 + is_good + draw.normal(0, 0.5, num_products)
-    orders, questions = [], []  # (customer, product, day, price), (customer, day, label)
-    for customer, first in enumerate(draw.integers(days, size=num_customers)):
-        day, stays = first, True
-        while stays and day < days:
-            product = draw.integers(num_products)
-            orders.append((customer, product, day, round(draw.uniform(5, 50), 2)))
-            stays = draw.random() < (0.95 if is_good[product] else 0.2)
-            gap = draw.integers(1, WITHIN)
-            asked = day + draw.integers(1, gap + 1)
-            if asked + WITHIN < days:  # later it is not known yet
-                questions.append((customer, asked, int(stays)))
-            day += gap
-    tables = {
-        "nodes/customer": (["id", "age"], enumerate(draw.integers(18, 80, num_customers))),
-        "nodes/product": (["id", "rating"], enumerate(rating)),
-        "nodes/order": (
-            ["id", "day", "price"],
-            ((number, day, price) for number, (*_, day, price) in enumerate(orders)),
-        ),
-        "nodes/question": (["id", "day", "label"], ((number, *rest) for number, (_, *rest) in enumerate(questions))),
-        "edges/order__by__customer": (["source", "target"], ((number, row[0]) for number, row in enumerate(orders))),
-        "edges/order__of__product": (["source", "target"], ((number, row[1]) for number, row in enumerate(orders))),
-        "edges/question__about__customer": (["source", "target"], ((k, row[0]) for k, row in enumerate(questions))),
-    }
-    for name, (heading, rows) in tables.items():
-        path = folder / f"{name}.csv"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", newline="") as file:
-            csv.writer(file).writerows([heading, *rows])
+class RelationalSAGE(pl.LightningModule):
+    """Encoders of columns, a SAGE layer for each edge type and hop, and a head: for any database and task.
 
+    Args:
+        graph: The path of a graph that was prepared from a database, or what became of its tables.
+        task: One of its tasks.
+        channels: Numbers in a row.
+        num_hops: As many as the sampler draws; the first from rows to questions about them.
+        lr: The step size of Adam.
+        drop: Tables and columns that the model does not read.
+    """
 
-class Shop(pl.LightningModule):
-    """A linear layer for each table, a SAGE layer for each foreign key on the way from products to questions."""
-
-    def __init__(self, hidden=32):
+    def __init__(
+        self, graph: str | Tables, task: str, channels: int = 32, num_hops: int = 3, lr: float = 0.01, drop: tuple = ()
+    ) -> None:
         super().__init__()
-        self.tables = nn.ModuleDict({"customer": nn.Linear(1, hidden), "product": nn.Linear(1, hidden)})
-        self.tables["order"] = nn.Linear(2, hidden)
-        self.convs = nn.ModuleDict({kind[1]: SAGEConv(hidden, hidden) for kind in list(DRAWN)[:3]})
-        self.head = nn.Linear(hidden, 1)
-        self.auroc = BinaryAUROC()
+        tables = read_tables(graph) if isinstance(graph, str) else graph
+        self.lr, self.task = lr, task
+        self.encoder = ColumnEncoder(tables, task, channels, drop)
+        self.hops, reached = nn.ModuleList(), {task}
+        for _ in range(num_hops):  # the last first: from rows to questions about them
+            kinds = [kind for kind in tables.edge_types if kind[2] in reached]
+            self.hops.insert(0, nn.ModuleDict({"__".join(kind): SAGEConv(channels, channels) for kind in kinds}))
+            reached |= {kind[0] for kind in kinds}
+        self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(num_hops))
+        self.head = TaskHead(tables, task, channels)
+        self.metrics = nn.ModuleDict({name: self.head.metrics(f"{name}_") for name in ("val", "test")})
 
     def forward(self, batch):
-        orders = batch["order"]
-        age = batch["question"].seed_time[orders.batch] - orders.day  # of each order, on the day of the question
-        features = {
-            "customer": batch["customer"].x / 50,
-            "product": batch["product"].x,
-            "order": torch.cat([orders.x / 50, age[:, None] / WITHIN], 1),
-        }
-        x = {name: table(features[name]).relu() for name, table in self.tables.items()}
-        x["question"] = x["customer"].new_zeros(batch["question"].num_nodes, self.head.in_features)
-        for blocks in batch.blocks:  # the first from products to orders, the last from customers to questions
+        x = {kind: rows.relu() for kind, rows in self.encoder(batch).items()}
+        for convs, norm, blocks in zip(self.hops, self.norms, batch.blocks, strict=True):  # the outermost hop first
             made = {}
-            for source, name, target in list(DRAWN)[:3]:
-                block = blocks[source, name, target]
+            for kind, block in blocks.items():
                 if block.num_dst:
-                    ends = x[source], x[target][: block.num_dst]
-                    made[target] = self.convs[name](ends, block.adj).relu()
-            x = x | made
-        return self.head(x["question"][: batch.batch_size]).squeeze(1)
+                    ends = x[kind[0]], x[kind[2]][: block.num_dst]
+                    made.setdefault(kind[2], []).append(convs["__".join(kind)](ends, block.adj))
+            x = x | {kind: norm(sum(rows)).relu() for kind, rows in made.items()}
+        return self.head(x[self.task][: batch.batch_size])
 
     def training_step(self, batch):
-        return functional.binary_cross_entropy_with_logits(self(batch), batch["question"].y.float())
+        return self.head.loss(self(batch), batch[self.task].y)
+
+    def _judge(self, batch, phase):
+        self.metrics[phase].update(self.predict_step(batch), batch[self.task].y)
+        self.log_dict(self.metrics[phase], prog_bar=True, batch_size=batch.batch_size)
 
     def validation_step(self, batch):
-        self.auroc.update(self(batch), batch["question"].y)
-        self.log("auroc", self.auroc, prog_bar=True, batch_size=batch.batch_size)
+        self._judge(batch, "val")
 
-    test_step = validation_step
+    def test_step(self, batch):
+        self._judge(batch, "test")
 
     def predict_step(self, batch):
-        return self(batch).sigmoid()
+        return self.head.answer(self(batch))
 
     def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=0.01)
+        return torch.optim.Adam(self.parameters(), lr=self.lr)
 
 
 if __name__ == "__main__":
     with TemporaryDirectory() as folder:
-        tables, saved = Path(folder, "tables"), Path(folder, "graph")
-        write_tables(tables)
-        command = [sys.executable, "-m", "lightning_gnn_dist", "prepare", tables, saved, "--time", "day", "--reverse"]
-        subprocess.run(command, check=True)
-        graph = split_by_time(Graph.open(saved).with_seeds("question"), "day")  # the last questions are to test
-        sampler = TemporalSampler(DRAWN, time="day", pick="latest")
-        data = PartitionedDataModule(graph, sampler=sampler, batch_size=256)
+        shop, graph = Path(folder, "shop"), str(Path(folder, "shop_graph"))
+        write_shop(shop)
+        prepare_graph(shop, graph)  # as does: lightning-gnn-dist prepare shop shop_graph
+        data = PartitionedDataModule(graph, task="stays", batch_size=256)
         # Forked ranks go on from here; otherwise each would run this script, and write the tables, again.
         strategy = GrappaStrategy(launch=Launch(start_method="fork"))
-        writer = PredictionWriter(Path(folder, "again.npy"))
-        trainer = pl.Trainer(
-            accelerator="cpu", devices=2, strategy=strategy, max_epochs=10, logger=False, callbacks=writer
-        )
-        model = Shop()
+        trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_epochs=10, logger=False)
+        model = RelationalSAGE(graph, "stays")
         trainer.fit(model, data)
         trainer.test(model, data)
-        trainer.predict(model, data, return_predictions=False)
-        again = np.load(Path(folder, "again.npy"))  # a row for each question, in the order of their table
-        print("least likely to order again: questions", again.reshape(-1).argsort()[:5].tolist())

@@ -31,8 +31,9 @@ shape (2, edges), x, y, masks or lists of nodes (train_idx, ...), edge_attr, ...
 sender and receiver. The table of nodes that goes with it has an id (the column "id", or the first), a label ("y" or
 "label"), a split ("split": train, val, test); all other columns are features. Or a folder with tables of several
 types of nodes, nodes/paper.csv, nodes/author.parquet, ..., and of edges, edges/author__writes__paper.csv, ..., by
-source type, name and destination type; each may also be an .npz or a folder of .npy. Or a saved graph that has
-changed: it is written with its changes into one."""
+source type, name and destination type; each may also be an .npz or a folder of .npy. Or a folder of tables with keys:
+RelBench's, with a manifest.yaml, or one with a database.yaml, which names keys, times and kinds of columns. Or a saved
+graph that has changed: it is written with its changes into one."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -48,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     whole: argparse.ArgumentParser = Parser(prog=PROGRAM, description=PURPOSE)
     whole.add_argument("--version", action="version", version=f"{PROGRAM} {version}")
     commands = whole.add_subparsers(required=True, metavar="command")
-    for add in (_add_demo, _add_prepare, _add_inspect, _add_divide, _add_reorder, _add_elastic, _add_report):
+    for add in (_add_demo, _add_shop, _add_prepare, _add_inspect, _add_divide, _add_reorder, _add_elastic, _add_report):
         add(commands)
     for name, purpose in OF_LIGHTNING.items():
         commands.add_parser(name, help=purpose, add_help=False)
@@ -62,6 +63,14 @@ def _add_demo(commands: Commands) -> None:
     demo.add_argument("--steps", type=positive, default=16, help="local steps in a round (default: 16)")
     demo.add_argument("--nodes", type=positive, default=20_000, help="nodes of the graph (default: 20000)")
     demo.set_defaults(module="demo")
+
+
+def _add_shop(commands: Commands) -> None:
+    shop = commands.add_parser("shop", help="write the tables of a made-up shop, and a task, to try databases on")
+    shop.add_argument("out", type=Path, help="the folder to write, which must not exist")
+    shop.add_argument("--customers", type=positive, default=3_000, help="how many (default: 3000)")
+    shop.add_argument("--seed", type=int, default=0, help="decides everything random (default: 0)")
+    shop.set_defaults(module="shop")
 
 
 def _add_prepare(commands: Commands) -> None:

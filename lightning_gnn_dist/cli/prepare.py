@@ -102,6 +102,7 @@ def _estimate(preparation: Preparation) -> None:
         f"{in_bytes(preparation.memory_bytes)} of RAM beside 24 bytes a node, and about "
         f"{estimate.seconds / 60:.1f} minutes."
     )
+    print(f"It is read as {preparation.inputs.layout}.")
     for line in preparation.inputs.headings:
         print(line)
 
@@ -147,6 +148,8 @@ def _summary(prepared: Prepared, preparation: Preparation) -> None:
             torch.from_numpy(map_npy(preparation.target / f"{name}.npy")) for name in ("indptr", "indices")
         )
         print(f"{preparation.target}: {TypesReport.of(indptr, indices, prepared.types)}")
+        for line in () if prepared.types.tables is None else prepared.types.tables.lines:
+            print(line)
         return
     print(f"{preparation.target}: {size}.")
     print(f"arrays: {', '.join(prepared.arrays)}; split: {splits or 'none'}.")

@@ -32,6 +32,7 @@ from lightning_gnn_dist.homes.opening import (
     folder_of_shards,
     graph_of,
     refuse_to_cut,
+    sampler_of_task,
 )
 from lightning_gnn_dist.homes.plan import PartPlan
 from lightning_gnn_dist.homes.residency import AsRanks, Holding
@@ -55,7 +56,7 @@ class PartitionedDataModule(GraphDataModule):
     no others (``Loading(all_labels=True)`` gives all), ``batch.n_id`` holds the nodes' ids
     in the whole graph, ``batch.blocks`` one bipartite adjacency per layer (outermost first), ``batch.edge_index`` the
     edges of all layers. Batches of a typed graph are ``HeteroData``, whose seeds are of the type that has the
-    ``train_mask``; of several, choose one by ``seed_type``.
+    ``train_mask``; of several, choose one by ``task``.
 
     Given the folder of shards that :func:`save_shards` wrote, every host has a shard of the graph and none has all.
     Rank ``r`` needs its ``shares.json`` and shard ``r % n``, and its part is the shard. Corrections, evaluation and
@@ -73,7 +74,8 @@ class PartitionedDataModule(GraphDataModule):
             and ``SuperNodePartitioner()`` for strategies of rounds, which average models of different parts (unless
             ``holding`` deals chunks anew). Where METIS is not installed, ``StreamingPartitioner()`` takes its place.
             Shards were cut when they were divided.
-        sampler: How training batches are drawn. Default: ``NeighborSampler([15, 10])``.
+        sampler: How training batches are drawn. Default: ``NeighborSampler([15, 10])``; for a task of a database the
+            row that a question is about, and the latest neighbours of two hops before the question.
         batch_size: Training nodes (seeds) in a batch, at most. All ranks have the same number of batches, so batches of
             a part with fewer training nodes are smaller. Each node is a seed once a pass, unless ``Halo`` adds seeds.
             The largest part of the first 16 super-epochs decides the number; a later, larger part has larger batches.
@@ -94,7 +96,8 @@ class PartitionedDataModule(GraphDataModule):
             ``LadiesSampler`` or a ``FastGCNSampler``, which keeps a number for every node of the graph.
         coverage: Gives each batch ``batch.coverage``, the share of each neighbourhood that the part holds, as
             weights for the loss (:func:`coverage_mean`) and for :class:`GrappaStrategy`. With None there are none.
-        seed_type: Of a typed graph the node type that is learned from and evaluated. Default: the one that has a
+        task: Of a graph with types what is learned: a task of the database that it was made of, whose columns to hide
+            are then left out, or the node type that is learned from and evaluated. Default: the one that has a
             ``train_mask``, or that :meth:`Graph.with_seeds` has chosen.
     """
 
@@ -113,37 +116,39 @@ class PartitionedDataModule(GraphDataModule):
         evaluation: Evaluation = Evaluation(),  # noqa: B008
         global_batching: GlobalBatching = GlobalBatching(),  # noqa: B008
         coverage: Coverage | None = Coverage(),  # noqa: B008
-        seed_type: str | None = None,
+        task: str | None = None,
     ) -> None:
+        shards = folder_of_shards(graph, "graph")
+        whole = None if shards is not None else graph_of(graph)
+        given, sampler = sampler, sampler or sampler_of_task(shards if whole is None else whole.types, task)
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
         if coverage is not None:
             check_instance("coverage", coverage, Coverage, 'an object such as Coverage() or Coverage("batch"), or None')
-        shards = folder_of_shards(graph, "graph")
         asked = boundary_of(boundary, of_edges=False, is_in_shards=shards is not None, is_for_parts=False)
         check_boundary(asked)
         if asked.exchanges:
             check_whole_part(sampler)
         running, values = Running(settings, self), ValueCheck(is_on=settings.loading.check_values)
-        self._given: dict[str, Any] = {"sampler": sampler, "batch_size": batch_size, "seed": seed, "loading": loading}
+        self._given: dict[str, Any] = {"sampler": given, "batch_size": batch_size, "seed": seed, "loading": loading}
         self._given |= {"holding": holding, "boundary": boundary, "global_batching": global_batching}
-        self._given |= {"evaluation": evaluation, "coverage": coverage, "seed_type": seed_type}
-        if shards is not None:
+        self._given |= {"evaluation": evaluation, "coverage": coverage, "task": task}
+        if whole is None:
+            assert shards is not None
             refuse_to_cut(shards, partitioner, holding)
-            bounds = _bounds_of_nodes(shards, seed_type)
-            task = NodeTask(ShardHome(shards, bounds, running, asked, coverage), values)
-            super().__init__(task, task_elsewhere(running, bounds.types))
+            bounds = _bounds_of_nodes(shards, task)
+            learned = NodeTask(ShardHome(shards, bounds, running, asked, coverage), values)
+            super().__init__(learned, task_elsewhere(running, bounds.types))
             return
-        whole = graph_of(graph)
-        kind = chosen_seed_type(whole.types, seed_type, "this one")
+        kind = chosen_seed_type(whole.types, task, "this one")
         whole = whole if kind is None or kind == whole.types.seeds else whole.with_seeds(kind)
         check_typed(whole.types, settings, asked)
         check_samplers(whole, settings)
         if isinstance(holding.residency, AsRanks):
             check_as_ranks(holding.residency, asked, settings)
         plan = PartPlan(whole, partitioner, holding, asked, coverage, settings.seed_of_parts)
-        task = NodeTask(WholeHome(plan, running), values)
-        task.check(whole)
-        super().__init__(task, task_elsewhere(running, whole.types))
+        learned = NodeTask(WholeHome(plan, running), values)
+        learned.check(whole)
+        super().__init__(learned, task_elsewhere(running, whole.types))
 
     def on(self, graph: Graph | Data | HeteroData | str | Path) -> PartitionedDataModule:
         """Return a data module of another graph, with the settings of this one.
@@ -190,10 +195,10 @@ def what_is_predicted(
     return whole.graph, data._running.sampler_of_evaluation(more_hops, module)
 
 
-def _bounds_of_nodes(path: Path, seed_type: str | None) -> Bounds:
+def _bounds_of_nodes(path: Path, task: str | None) -> Bounds:
     """Return where shards begin; of a graph with types the type is chosen whose nodes are learned from."""
     bounds = Bounds.read(path)
-    kind = chosen_seed_type(bounds.types, seed_type, f"that of {path}")
+    kind = chosen_seed_type(bounds.types, task, f"that of {path}")
     if bounds.links is not None:
         raise ValueError(
             f"{path} holds a split ({bounds.links}): learn edges with LinkDataModule(path), or for nodes divide the "

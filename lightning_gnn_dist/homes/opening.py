@@ -15,6 +15,7 @@ from lightning_gnn_dist.checks import check_instance, check_path, shown
 from lightning_gnn_dist.engine.temporal.times import sources_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.graph.typed.tables import TIME
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.settings import BatchSettings
@@ -25,7 +26,10 @@ from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.temporal import TemporalSampler
 from lightning_gnn_dist.sharded.source import check_sampler
+from lightning_gnn_dist.tables.column_encoder import tables_at
 from lightning_gnn_dist.wire.collectives import all_gather_rows
+
+HOPS_OF_TASK = [1, 16, 8]  # the row that a question is about, then its neighbours of each type, then theirs
 
 
 def folder_of_shards(given: object, name: str) -> Path | None:
@@ -56,13 +60,26 @@ def refuse_to_cut(path: Path, partitioner: object, holding: Holding) -> None:
             )
 
 
-def chosen_seed_type(types: GraphTypes | TypedBounds, seed_type: str | None, whose: str) -> str | None:
+def chosen_seed_type(types: GraphTypes | TypedBounds, task: str | None, whose: str) -> str | None:
     """Return the type of the seeds of a typed graph, by default the one that it has chosen or that has a mask."""
     if have_names(types):
-        return types.seed_type() if seed_type is None else seed_type
-    if seed_type is not None:
-        raise ValueError(f"seed_type ({shown(seed_type)}) is for a graph with types, and {whose} has none.")
+        return types.seed_type() if task is None else task
+    if task is not None:
+        raise ValueError(f"task ({shown(task)}) is for a graph with types, and {whose} has none.")
     return None
+
+
+def sampler_of_task(given: GraphTypes | Path | None, task: str | None) -> Sampler | None:
+    """Return what draws batches of a task of a database; None of other graphs.
+
+    Args:
+        given: The types of the graph, or the folder of its shards.
+        task: The task. None stands for the only one.
+    """
+    tables = given.tables if isinstance(given, GraphTypes) else None if given is None else tables_at(given)
+    if tables is None or (len(tables.tasks) != 1 if task is None else task not in tables.tasks):
+        return None
+    return TemporalSampler(HOPS_OF_TASK, TIME, pick="latest") if tables.timed else NeighborSampler(HOPS_OF_TASK)
 
 
 def check_typed(types: GraphTypes | TypedBounds, settings: BatchSettings, boundary: Boundary) -> None:

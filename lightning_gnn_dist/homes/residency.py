@@ -273,8 +273,8 @@ class Holding:
 
     Args:
         residency: Which chunks of the partition, and when that changes: :class:`Fixed` (one for each rank, for good),
-            :class:`Rotate`, :class:`Redeal`, :class:`AsRanks` or :class:`Sweep`. The next part is read while the current
-            one trains.
+            :class:`Rotate`, :class:`Redeal`, :class:`AsRanks` or :class:`Sweep`. The next part is read while the
+            current one trains.
         every: Passes over the training data between two changes. Default: as many as let a whole sweep of the
             residency fit into ``max_epochs``.
         extra_nodes: Random nodes of other parts that send messages and are not learned from (the LLCG paper's subgraph

@@ -121,7 +121,7 @@ class TypedBounds:
     def with_seeds(self, node_type: str) -> TypedBounds:
         """The same, of which this node type is learned from and evaluated."""
         if node_type not in self.node_types:
-            raise ValueError(f"seed_type must be one of {shown(list(self.node_types))}, got {shown(node_type)}.")
+            raise ValueError(f"task must be one of {shown(list(self.node_types))}, got {shown(node_type)}.")
         return replace(self, seeds=node_type)
 
     def seed_type(self) -> str:
@@ -129,7 +129,7 @@ class TypedBounds:
         if self.seeds is None:
             raise ValueError(
                 f"No node type, or several, had a train_mask when the graph was divided, and a data module learns from "
-                f"one: choose it, as in PartitionedDataModule(path, seed_type={self.node_types[0]!r})."
+                f"one: choose it, as in PartitionedDataModule(path, task={self.node_types[0]!r})."
             )
         return self.seeds
 

@@ -170,11 +170,11 @@ def test_the_type_of_the_seeds_can_be_chosen(tmp_path: Path) -> None:
     assert next(iter(data.train_dataloader())).seed_type == "paper" and data.num_nodes == 12
     graph.save(tmp_path / "graph")
     chosen = Graph.open(tmp_path / "graph").with_seeds("author")
-    for data in (PartitionedDataModule(chosen), PartitionedDataModule(tmp_path / "graph", seed_type="author")):
+    for data in (PartitionedDataModule(chosen), PartitionedDataModule(tmp_path / "graph", task="author")):
         batch = next(iter(data.train_dataloader()))
         assert batch.seed_type == "author" and batch.batch_size == 2 and "y" not in batch["paper"]
     with pytest.raises(ValueError, match=r"seed_type \('author'\) is for a graph with types, and this one has none"):
-        PartitionedDataModule(communities(60, 2), seed_type="author")
+        PartitionedDataModule(communities(60, 2), task="author")
     assert pickle.loads(pickle.dumps(chosen)).split("train").equal(chosen.split("train"))
 
 

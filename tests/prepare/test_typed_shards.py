@@ -94,7 +94,7 @@ STARTS = [["paper", [0, 1, 11, 12]], ["author", [0, 3, 7, 7]], ["venue", [0, 0, 
             {"nodes": [["pa/per", [0, 1, 11, 12]], *STARTS[1:]]},
             r"damaged \('pa/per' cannot be the name of a type, .*\)\. Copy",
         ),
-        ({"seeds": "papers"}, r"shares\.json is damaged \(seed_type must be one of .*'papers'\)\. Copy it again"),
+        ({"seeds": "papers"}, r"shares\.json is damaged \(task must be one of .*'papers'\)\. Copy it again"),
         ({"seeds": 3}, "the entry 'seeds' is 3"),
     ],
 )

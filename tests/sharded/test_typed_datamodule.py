@@ -160,7 +160,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         r"the edge type \('a', 'to', 'b'\), and the graph",
     ),
     ({"sampler": NeighborSampler([4, 3], weight="edge_weight")}, "weight .* draws from graphs without types"),
-    ({"seed_type": "papers"}, r"seed_type must be one of \['paper', 'author', 'venue', 'word'\], got 'papers'"),
+    ({"task": "papers"}, r"task must be one of \['paper', 'author', 'venue', 'word'\], got 'papers'"),
 ]
 
 
@@ -176,11 +176,11 @@ def test_nodes_of_one_type_are_learned_from(tmp_path: Path) -> None:
     data["author"].train_mask, data["author"].y = torch.ones(7, dtype=torch.bool), torch.zeros(7).long()
     both = Graph.from_pyg(data)
     save_shards(both, uneven_partition(both, 1), tmp_path / "open")
-    with pytest.raises(ValueError, match=r"choose it, as in PartitionedDataModule\(path, seed_type='paper'\)"):
+    with pytest.raises(ValueError, match=r"choose it, as in PartitionedDataModule\(path, task='paper'\)"):
         PartitionedDataModule(tmp_path / "open")
     save_shards(both.with_seeds("author"), uneven_partition(both, 1), tmp_path / "chosen")
     chosen = {"author": PartitionedDataModule(tmp_path / "chosen")}
-    chosen["paper"] = PartitionedDataModule(tmp_path / "open", seed_type="paper")
+    chosen["paper"] = PartitionedDataModule(tmp_path / "open", task="paper")
     for kind, module in chosen.items():
         module.setup("fit")
         batches = list(module.train_dataloader())
@@ -273,4 +273,4 @@ def test_a_graph_without_types_has_no_type_of_seeds(tmp_path: Path) -> None:
     graph = communities(60, 2)
     save_shards(graph, Partition(torch.zeros(60).int(), 1), tmp_path / "shards")
     with pytest.raises(ValueError, match=r"seed_type \('paper'\) is for a graph with types"):
-        PartitionedDataModule(tmp_path / "shards", seed_type="paper")
+        PartitionedDataModule(tmp_path / "shards", task="paper")

@@ -95,6 +95,7 @@ def _with_edges(
         after.time,
         rows.types.seeds,
         history=history,
+        tables=rows.types.tables,
     )
     return Rows(indptr, indices, types)
 

@@ -174,7 +174,7 @@ def types_of(
         edge_arrays[edge_type] = {name: take_rows(a, of_type) for name, a in types.edge_arrays[edge_type].items()}
     num_edges = tuple(torch.bincount(kinds, minlength=len(types.edge_types)).tolist())
     made = (types.node_types, offsets_of(counts), types.edge_types, num_edges, kinds, node_arrays, edge_arrays)
-    return GraphTypes(*made, types.time, sender_offsets=sender_offsets)
+    return GraphTypes(*made, types.time, sender_offsets=sender_offsets, tables=types.tables)
 
 
 def places(edge_type: Tensor, positions: Tensor, num_types: int) -> Tensor:

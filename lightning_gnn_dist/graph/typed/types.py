@@ -23,6 +23,7 @@ from lightning_gnn_dist.graph.typed.names import (
     have_names,
     within,
 )
+from lightning_gnn_dist.graph.typed.tables import Tables
 
 UNTYPED_ONLY = (
     "This needs a graph without types: the arrays of a typed one are in graph.types, and "
@@ -51,6 +52,7 @@ class GraphTypes:
         sender_offsets: Of a shard ``offsets`` of the whole graph, by whose ids senders are called. None where they are
             called as the nodes are.
         history: How many nodes of each type there were before each change of the graph, see :meth:`Graph.extended`.
+        tables: What the columns of a database's tables became, and what its tasks ask, if it was made of one.
     """
 
     node_types: tuple[str, ...]
@@ -64,6 +66,7 @@ class GraphTypes:
     seeds: str | None = None
     sender_offsets: tuple[int, ...] | None = None
     history: tuple[Mapping[str, int], ...] = ()
+    tables: Tables | None = None
 
     @classmethod
     def of_one(
@@ -183,9 +186,16 @@ class GraphTypes:
         return {kind: m.nonzero().view(-1) + self.nodes_of(kind).start for kind, m in masks.items() if m is not None}
 
     def with_seeds(self, node_type: str) -> GraphTypes:
-        """The same types, of which this one is learned from and evaluated."""
+        """The same types, of which this one is learned from and evaluated, without what a task of its name hides."""
         _number(node_type, self.node_types, "node")
-        return replace(self, seeds=node_type)
+        hidden = {} if self.tables is None else self.tables.hidden_arrays(node_type)
+        if not any(hidden.values()):
+            return replace(self, seeds=node_type)
+        seen = {
+            kind: {name: array for name, array in arrays.items() if name not in hidden.get(kind, ())}
+            for kind, arrays in self.node_arrays.items()
+        }
+        return replace(self, seeds=node_type, node_arrays=seen)
 
     def seed_type(self) -> str:
         """The node type that is learned from: the one chosen, or else the one with a ``train_mask`` and labels."""
@@ -226,8 +236,9 @@ class GraphTypes:
         """All but the arrays, as ``meta.json`` has it."""
         sizes = [[name, count] for name, count in self.num_nodes.items()]
         edges = [[*edge_type, count] for edge_type, count in zip(self.edge_types, self.num_edges, strict=True)]
-        of_shard = {} if self.sender_offsets is None else {"senders": list(self.sender_offsets)}
-        return {"nodes": sizes, "edges": edges, "time": self.time} | of_shard
+        more: dict[str, Any] = {} if self.sender_offsets is None else {"senders": list(self.sender_offsets)}
+        more |= {} if self.tables is None else {"tables": self.tables.about}
+        return {"nodes": sizes, "edges": edges, "time": self.time} | more
 
     @classmethod
     def saved(cls, about: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> GraphTypes:
@@ -245,6 +256,7 @@ class GraphTypes:
             {edge_type: arrays_below(below_edges(edge_type), arrays) for edge_type in edges},
             about["time"],
             sender_offsets=tuple(about["senders"]) if "senders" in about else None,
+            tables=Tables.saved(about["tables"]) if "tables" in about else None,
         )
         known = {"indptr", "indices", *types.arrays}
         if stray := [name for name in arrays if name not in known and not name.startswith("links/")]:

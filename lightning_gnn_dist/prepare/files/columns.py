@@ -101,16 +101,33 @@ class Places:
         _check_whole(ends, edges)
         if self._ids is None:
             return self._numbered(ends, edges)
+        places, is_known = self.find(ends)
+        if (unknown := ends[~is_known]).size:
+            raise ValueError(f"{edges} names node {unknown[0]}, which {self._nodes} does not list: add a row for it.")
+        return places
+
+    def find(self, ends: Column) -> tuple[Column, Column]:
+        """The node of each end, and whether there is such a node at all: if not, any node."""
+        assert self._ids is not None
         if self._ids.dtype.kind != ends.dtype.kind:
             if self._ids.dtype.kind != "U":
                 self._ids, self._in_order = self._ids.astype(np.str_), None
             ends = ends.astype(np.str_)
         order, in_order = self._sorted(self._ids)
         at = np.searchsorted(in_order, ends).clip(max=len(in_order) - 1)
-        if (unknown := ends[in_order[at] != ends]).size:
-            raise ValueError(f"{edges} names node {unknown[0]}, which {self._nodes} does not list: add a row for it.")
-        places: Column = order[at]
-        return places
+        return order[at], in_order[at] == ends
+
+    def alike(self, ends: Column, where: str, whose: str) -> Column:
+        """Ends of the kind that ids are of: digits are numbers where ids are. Both columns are named for errors."""
+        assert self._ids is not None
+        if ends.dtype.kind != "U" or self._ids.dtype.kind == "U":
+            return ends
+        try:
+            return ends.astype(np.int64)
+        except ValueError as error:
+            raise ValueError(
+                f"{where} holds words, and {whose}, which it names, whole numbers: give both one type ({error})."
+            ) from error
 
     def check_heading(self, names: Sequence[str], edges: Path) -> None:
         """Refuse two columns that are called as nodes are: their names are an edge."""

@@ -24,12 +24,56 @@ class Piece(NamedTuple):
     file: Path
 
 
+@dataclass(frozen=True)
+class KeyColumn:
+    """The foreign keys of a table as edges, between its rows and those that the keys name.
+
+    Args:
+        path: The table.
+        table: The node type of its rows.
+        column: The column of the keys.
+        target: The node type that the keys are of, and the name of their own column.
+        to_target: Whether rows send to what their keys name, or the other way round.
+        is_asked: Whether a row is a question, which sees the row that it is about whenever that was.
+        may_dangle: Whether keys that name no row are left out, as RelBench does.
+    """
+
+    path: Path
+    table: str
+    column: str
+    target: tuple[str, str]
+    to_target: bool
+    is_asked: bool
+    may_dangle: bool
+
+
+@dataclass(frozen=True)
+class LinkTable:
+    """A table with two columns of foreign keys, and perhaps a time, and nothing else: each row is an edge.
+
+    Args:
+        path: The table.
+        columns: The two columns.
+        targets: The node types that the keys are of, and the names of their own columns.
+        to_second: Whether the first sends to the second, or the other way round.
+        time: The column of times, if there is one.
+        may_dangle: Whether keys that name no row are left out.
+    """
+
+    path: Path
+    columns: tuple[str, str]
+    targets: tuple[tuple[str, str], tuple[str, str]]
+    to_second: bool
+    time: str | None
+    may_dangle: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class EdgeFiles:
     """The edges of one type in files of which only headers were read.
 
     Args:
-        files: Arrays of ends, and tables.
+        files: Arrays of ends, tables, columns of keys, and tables of them.
         num_edges: The number of edges; an estimate for text.
         columns: Names of the columns of tables that edges carry.
         carried: The arrays that edges carry, in the order of the edges.
@@ -38,7 +82,7 @@ class EdgeFiles:
         flip: Whether each edge is read the other way round. The numbers are those of the flipped edges.
     """
 
-    files: tuple[NpyFile | Path, ...]
+    files: tuple[NpyFile | Path | KeyColumn | LinkTable, ...]
     num_edges: int
     columns: tuple[str, ...] = ()
     carried: Carried = field(default_factory=lambda: Carried({}))
@@ -66,6 +110,17 @@ class EdgeFiles:
     def tables(self) -> tuple[Path, ...]:
         """Those files that are tables."""
         return tuple(file for file in self.files if isinstance(file, Path))
+
+    @property
+    def are_arrays(self) -> bool:
+        """Whether all of them are arrays of ends."""
+        return all(isinstance(file, NpyFile) for file in self.files)
+
+    @property
+    def source(self) -> Path | None:
+        """The first file that is no array."""
+        found = (file for file in self.files if not isinstance(file, NpyFile))
+        return next((file if isinstance(file, Path) else file.path for file in found), None)
 
     @property
     def has_text(self) -> bool:

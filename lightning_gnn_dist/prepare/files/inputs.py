@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -17,9 +17,25 @@ from lightning_gnn_dist.prepare.files.columns import ALIASES, check_drop, check_
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
 from lightning_gnn_dist.prepare.files.row_files import Carried, LoadedArray, RowFiles
 from lightning_gnn_dist.prepare.files.tables import about_headings, columns_of, ends_first, is_table
+from lightning_gnn_dist.prepare.files.text_tables import Progress
+from lightning_gnn_dist.prepare.one_shard import Part
 
 PYG = {".pt", ".pth"}
 NODE, EDGE = OneType.node_types[0], OneType.edge_types[0]
+
+
+class RowTable(Protocol):
+    """A table with columns of keys, or of questions, that turns itself into arrays."""
+
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def num_numbers(self) -> int: ...
+
+    def unpack(
+        self, folder: Path, part_of: Callable[[int], Part], memory_bytes: int, progress: Progress
+    ) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -31,12 +47,14 @@ class NodeFiles:
         table: A table with an id in each row, if there is one.
         arrays: The arrays per node, and lists of nodes (``train_idx``), by their names in a graph.
         num_nodes: The number of nodes; None if a table or the edges tell.
+        float_labels: Whether a label with fractions is the answer of a regression.
     """
 
     source: Path
-    table: Path | None
+    table: Path | RowTable | None
     arrays: dict[str, RowFiles]
     num_nodes: int | None
+    float_labels: bool = False
 
     @classmethod
     def of(cls, source: Path, found: Mapping[str, Entry], table: Path | None = None) -> NodeFiles:
@@ -69,10 +87,14 @@ class Inputs:
     Args:
         nodes: Those of each node type.
         edges: Those of each edge type.
+        layout: What they were taken for, in words.
+        time: The array of times, if there is one.
     """
 
     nodes: dict[str, NodeFiles]
     edges: dict[EdgeType, EdgeFiles]
+    layout: str
+    time: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse names of arrays that a graph cannot have."""
@@ -102,7 +124,7 @@ class Inputs:
         check_drop(drop, names, source)
         if time is not None and found.have_names and time not in names:
             raise ValueError(f"time names the column {shown(time)}, and {source} has these: {shown(sorted(names))}.")
-        return found
+        return replace(found, time=time)
 
     @property
     def have_names(self) -> bool:
@@ -112,7 +134,7 @@ class Inputs:
     @property
     def headings(self) -> tuple[str, ...]:
         """What is taken for the headings of tables, in words."""
-        tables = [files.table for files in self.nodes.values() if files.table is not None]
+        tables = [files.table for files in self.nodes.values() if isinstance(files.table, Path)]
         return about_headings([*tables, *(file for files in self.edges.values() for file in files.tables)])
 
     @property
@@ -120,6 +142,11 @@ class Inputs:
         """The names of all arrays of bfloat16, which files hold as bits."""
         of_all = [files.arrays for files in self.nodes.values()] + [of.carried.arrays for of in self.edges.values()]
         return {n for arrays in of_all for n, rows in arrays.items() if rows.files[0].type == torch.bfloat16}
+
+    @property
+    def of_database(self) -> bool:
+        """Whether they are tables with keys, whose manifest says what is a time, an edge and a split."""
+        return any(files.table is not None and not isinstance(files.table, Path) for files in self.nodes.values())
 
 
 def is_typed(path: Path) -> bool:
@@ -176,7 +203,7 @@ def _of_one_type(source: Path, nodes: Path | None, drop: frozenset[str]) -> tupl
         if not nodes.exists():
             raise FileNotFoundError(f"{nodes} does not exist.")
         of_nodes, names = _nodes_at(nodes, drop).beside(of_nodes.arrays), names | _names(nodes)
-    return Inputs({NODE: of_nodes}, {EDGE: edges}), names - {"edge_index"}
+    return Inputs({NODE: of_nodes}, {EDGE: edges}, "edges of one type"), names - {"edge_index"}
 
 
 def _of_folders(folder: Path, nodes: Path | None, drop: frozenset[str]) -> tuple[Inputs, set[str]]:
@@ -201,7 +228,7 @@ def _of_folders(folder: Path, nodes: Path | None, drop: frozenset[str]) -> tuple
         with within(edge_type):
             files = EdgeFiles.of(path, drop) if is_table(path) else edge_files(path, entries(path, drop), drop)
             found_edges[edge_type] = files
-    return Inputs(found_nodes, found_edges), names - {"edge_index"}
+    return Inputs(found_nodes, found_edges, "the folders nodes and edges, a table of each type"), names - {"edge_index"}
 
 
 def _of_pyg(path: Path, nodes: Path | None, drop: frozenset[str]) -> tuple[Inputs, set[str]]:
@@ -221,7 +248,7 @@ def _of_pyg(path: Path, nodes: Path | None, drop: frozenset[str]) -> tuple[Input
         with within(edge_type):
             ends = {"edge_index": LoadedArray.of_array(path / "edge_index", hetero.edge_index_of(content))}
             found_edges[edge_type] = edge_files(path, _loaded(path, content, drop) | ends)
-    return Inputs(found_nodes, found_edges), names - {"edge_index"}
+    return Inputs(found_nodes, found_edges, "a graph of PyG"), names - {"edge_index"}
 
 
 def _loaded(path: Path, content: Mapping[str, Any], drop: Collection[str]) -> dict[str, Entry]:

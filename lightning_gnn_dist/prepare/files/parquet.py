@@ -60,10 +60,31 @@ def read_pieces(path: Path, names: Collection[str], rows_at_once: int) -> Iterat
     """Yield some columns of all rows, ``rows_at_once`` rows at a time."""
     for file in files_of(path):
         first = 0
-        with _told(file):
-            for batch in _open(file).iter_batches(rows_at_once, columns=list(names), use_threads=False):
-                yield {name: _values(batch.column(name), name, file, first) for name in names}
-                first += batch.num_rows
+        for batch in _batches(file, names, rows_at_once):
+            yield {name: _values(batch.column(name), name, file, first) for name in names}
+            first += batch.num_rows
+
+
+def batches(path: Path, names: Collection[str], rows_at_once: int) -> Iterator[Any]:
+    """Yield the batches of pyarrow of some columns of all rows."""
+    for file in files_of(path):
+        yield from _batches(file, names, rows_at_once)
+
+
+def _batches(file: Path, names: Collection[str], rows_at_once: int) -> Iterator[Any]:
+    with _told(file):
+        yield from _open(file).iter_batches(rows_at_once, columns=list(names), use_threads=False)
+
+
+def nested_columns(path: Path) -> set[str]:
+    """The columns that hold neither numbers, words nor dates, but lists, bytes or the like."""
+    from pyarrow import types
+
+    numbers = [types.is_integer, types.is_floating, types.is_boolean, types.is_decimal]
+    words = [types.is_string, types.is_large_string, types.is_dictionary]
+    plain = [*numbers, *words, types.is_timestamp, types.is_date, types.is_null]
+    schema = _open(files_of(path)[0]).schema_arrow
+    return {field.name for field in schema if not any(is_kind(field.type) for is_kind in plain)}
 
 
 def _values(array: Any, name: str, file: Path, first: int) -> Column:

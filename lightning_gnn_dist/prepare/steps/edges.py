@@ -16,9 +16,10 @@ import torch
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
+from lightning_gnn_dist.prepare.databases.keys import edges_of_keys, edges_of_links
 from lightning_gnn_dist.prepare.files.arrays import entries
 from lightning_gnn_dist.prepare.files.columns import Places, carried_of, check_num_nodes, edge_columns, times_of
-from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles, Piece
+from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles, KeyColumn, LinkTable, Piece
 from lightning_gnn_dist.prepare.files.inputs import Inputs, edge_files
 from lightning_gnn_dist.prepare.files.row_files import GrowingArrays, RowFiles
 from lightning_gnn_dist.prepare.files.tables import TablePieces, ends_first
@@ -77,6 +78,14 @@ class EdgeReader:
         for file in self.files.files:
             if isinstance(file, Path):
                 yield from self._of_table(file, places)
+            elif isinstance(file, KeyColumn):
+                _, ids = self.nodes[file.table]
+                assert ids is not None
+                for sender, receiver, carried in edges_of_keys(file, ids.parent, places[file.target[0]]):
+                    yield Piece(sender, receiver, file.path), carried
+            elif isinstance(file, LinkTable):
+                for sender, receiver, carried in edges_of_links(file, places, self.memory_bytes):
+                    yield Piece(sender, receiver, file.path), carried
             else:
                 one = replace(self.files, files=(file,))
                 yield from ((piece, {}) for piece in one.pieces(at_once))
@@ -238,7 +247,7 @@ class EdgeSorting:
             num_receivers=None if receiver is None else receiver.num_all,
             flip=edge_type != as_read,
         )
-        if not self.is_shard and not files.tables:
+        if not self.is_shard and files.are_arrays:
             return files
         if not journal.get("is_gathered"):
             progress = partial(on_progress, f"reading {_words(edge_type)}")
@@ -267,7 +276,7 @@ class EdgeSorting:
         dtype = torch.empty(0, dtype=torch.int64 if most is None else convert.index_dtype(most)).numpy().dtype
         shutil.rmtree(folder, ignore_errors=True)
         part = receiver if self.is_shard else None
-        source = files.tables[0] if files.tables else folder
+        source = files.source or folder
         counts = gather(edges, part, dtype, self.undirected and self.is_shard, folder, source, told, progress)
         digests = [digest.hexdigest() for digest in told]
         written = sorted(folder.iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -53,7 +54,7 @@ def estimate_of(inputs: Inputs, directions: int, num_shards: int | None) -> Esti
     for files in inputs.edges.values():
         num_keys, carried = files.num_edges * directions, _carried(files)
         per_key = KEY_BYTES + carried
-        if num_shards or files.tables:  # they are written into arrays before they are sorted
+        if num_shards or not files.are_arrays:  # they are written into arrays before they are sorted
             per_key += ENDS_BYTES + carried
         if inputs.have_names:  # sorted by type, and then all types together
             per_key += 2 * (per_edge + carried)
@@ -73,6 +74,8 @@ def _nodes_of(files: NodeFiles) -> tuple[int, int, int]:
     others = sum(rows.num_bytes for rows in files.arrays.values())
     if files.table is None:
         return files.num_nodes or 0, 0, others
+    if not isinstance(files.table, Path):
+        return files.table.num_rows, CELL_BYTES * files.table.num_rows * files.table.num_numbers, others
     num_rows = count_rows(files.table)
     return num_rows, CELL_BYTES * num_rows * count_columns(files.table), others
 

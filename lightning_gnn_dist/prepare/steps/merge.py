@@ -16,6 +16,7 @@ from lightning_gnn_dist.graph.rows import row_slices
 from lightning_gnn_dist.graph.storage.npy import Column, append, save, write_header
 from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
+from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.graph.typed.types import GraphTypes, edge_type_dtype, offsets_of
 from lightning_gnn_dist.prepare.files.text_tables import Progress
 from lightning_gnn_dist.prepare.one_shard import Part
@@ -75,6 +76,7 @@ def merge_types(
     folders: Mapping[EdgeType, Path],
     time: str | None,
     is_shard: bool,
+    tables: Tables | None,
     progress: Progress,
 ) -> GraphTypes:
     """Write the rows of all nodes, after a kill from the beginning; return the types, which look at all lengths.
@@ -85,6 +87,7 @@ def merge_types(
         folders: Where the sorted edges of each type are.
         time: The array of times, if there is one.
         is_shard: Whether senders are called by the ids of a larger graph.
+        tables: What became of the tables of a database.
         progress: Called with the share of the edges that is written.
     """
     found, parts = {}, {kind: of_kind.part for kind, of_kind in nodes.items()}
@@ -96,6 +99,8 @@ def merge_types(
     about["edges"] = [[*edge_type, edges.senders.size] for edge_type, edges in found.items()]
     if is_shard:
         about["senders"] = list(offsets_of([part.num_all for part in parts.values()]))
+    if tables is not None:
+        about["tables"] = tables.about
     return GraphTypes.saved(about, map_arrays(draft, sorted(draft.rglob("*.npy"))))
 
 

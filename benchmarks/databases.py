@@ -1,0 +1,213 @@
+"""Figures of databases: what each encoder is worth, whether tables lose anything, and what preparing costs.
+
+    python benchmarks/databases.py encoders | typed --directory DIRECTORY | cost
+
+``encoders``: AUROC of the test questions of the made-up shop, with all columns, without one of the three that decide,
+with answers planted in rows of one second later, on two ranks, and by a sampler that knows no times. ``typed``: test
+accuracy on graphs of DIRECTORY, which has ``<graph>.npz`` files and a ``read_typed.py``, as arrays of types and as
+tables with keys. ``cost``: seconds for a million rows in four tables, and the most memory beside the interpreter's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import logging
+import sys
+import tempfile
+import time
+import warnings
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+import yaml
+from events import FORK, hetero_of, spread
+from harness import Peak, machine
+from torch_geometric.data import HeteroData
+
+from lightning_gnn_dist import Graph, GrappaStrategy, NeighborSampler, PartitionedDataModule, prepare_graph
+from lightning_gnn_dist.graph.typed.tables import Feature, Tables, TableTask
+from lightning_gnn_dist.prepare.databases.shop import write_shop
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+from relational import RelationalSAGE
+
+BATCH, PASSES, STEPS = 256, 10, 240
+DROPPED = {
+    "all columns": (),
+    "without the maker": (("product", "maker"),),
+    "without the words": (("review", "words"),),
+    "without the year of birth": (("customer", "born"),),
+}
+CLASSES = "multiclass_classification"
+
+
+def figures_of(
+    module: pl.LightningModule, data: PartitionedDataModule, ranks: int = 1, **length: Any
+) -> dict[str, float]:
+    """Metrics of a test after one training."""
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    quiet |= {"enable_model_summary": False, "accelerator": "cpu", "num_sanity_val_steps": 0, "devices": ranks}
+    if ranks > 1:
+        quiet["strategy"] = GrappaStrategy(launch=FORK)
+    trainer = pl.Trainer(**quiet, **length)
+    trainer.fit(module, data)
+    return dict(trainer.test(module, data, verbose=False)[0])
+
+
+def plant(shop: Path) -> None:
+    """Add a table with the answer to each question, a second after it was asked."""
+    with (shop / "tasks" / "stays" / "labels.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    with (shop / "future.csv").open("w", newline="") as file:
+        later = [(row["customer_id"], _later(row["at"]), row["stays"]) for row in rows]
+        csv.writer(file).writerows([("customer_id", "at", "answer"), *later])
+    with (shop / "database.yaml").open("a") as file:
+        file.write("  future: {time_col: at, fkeys: {customer_id: customer}}\n")
+
+
+def _later(moment: str) -> str:
+    return (datetime.fromisoformat(moment) + timedelta(seconds=1)).isoformat(" ")
+
+
+def encoders(options: argparse.Namespace, folder: Path) -> None:
+    """What each column is worth."""
+    write_shop(folder / "shop")
+    prepare_graph(folder / "shop", folder / "graph")
+    write_shop(folder / "planted")
+    plant(folder / "planted")
+    prepare_graph(folder / "planted", folder / "planted_graph")
+    arms: dict[str, dict[str, Any]] = {name: {"drop": drop} for name, drop in DROPPED.items()}
+    arms |= {"two ranks": {"ranks": 2}, "answers planted a second later": {"graph": "planted_graph"}}
+    arms["answers planted, sampled without times"] = {
+        "graph": "planted_graph",
+        "sampler": NeighborSampler([1, 16, 8]),
+    }
+    print("| | test AUROC |\n| --- | --- |")
+    for name, arm in arms.items():
+        found = []
+        for seed in range(options.seeds):
+            pl.seed_everything(seed, verbose=False)
+            graph, ranks = str(folder / arm.get("graph", "graph")), arm.get("ranks", 1)
+            data = PartitionedDataModule(graph, task="stays", sampler=arm.get("sampler"), batch_size=BATCH // ranks)
+            module = RelationalSAGE(graph, "stays", drop=arm.get("drop", ()))
+            found.append(figures_of(module, data, ranks, max_epochs=PASSES)["test_auroc"])
+        print(f"| {name} | {spread(found)} |", flush=True)
+
+
+def arrays_of(directory: Path, name: str) -> tuple[HeteroData, str]:
+    """A graph of types with dense features and no times, and the type that is classified."""
+    data = hetero_of(directory, name)
+    (target,) = (store._key for store in data.node_stores if "train_mask" in store)
+    for store in data.node_stores:
+        if "x" in store:
+            store.x = store.x.to_dense().float() if store.x.is_sparse else store.x.float()
+    for kind in data.edge_types:
+        ends = data[kind].edge_index
+        del data[kind]
+        data[kind].edge_index = ends
+    return data, target
+
+
+def as_tables(data: HeteroData, target: str, folder: Path) -> None:
+    """The same as tables in Parquet: links are tables of two keys, and the nodes with a split are asked about."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    tables: dict[str, Any] = {}
+    (folder / "tasks" / "class").mkdir(parents=True)
+    for kind in data.node_types:
+        x = data[kind].x.numpy() if "x" in data[kind] else np.empty((data[kind].num_nodes, 0), np.float32)
+        columns = {"id": np.arange(len(x)) * 3 + 5} | {f"f{at}": x[:, at] for at in range(x.shape[1])}
+        parquet.write_table(pa.table(columns), folder / f"{kind}.parquet")
+        tables[kind] = {"pkey": "id"}
+    for source, name, end in data.edge_types:
+        keys = dict(zip(("from", "to"), (data[source, name, end].edge_index * 3 + 5).numpy(), strict=True))
+        parquet.write_table(pa.table(keys), folder / f"{source}_{name}_{end}.parquet")
+        tables[f"{source}_{name}_{end}"] = {"fkeys": {"from": source, "to": end}}
+    (folder / "database.yaml").write_text(yaml.safe_dump({"tables": tables}, sort_keys=False))
+    task = {"task_type": CLASSES, "entity_table": target, "entity_col": "node", "target_col": "class"}
+    (folder / "tasks" / "class" / "manifest.yaml").write_text(yaml.safe_dump(task))
+    for split in ("train", "val", "test"):
+        nodes = data[target][f"{split}_mask"].nonzero().view(-1)
+        rows = {"node": (nodes * 3 + 5).numpy(), "class": data[target].y[nodes].numpy()}
+        parquet.write_table(pa.table(rows), folder / "tasks" / "class" / f"{split}.parquet")
+
+
+def of_arrays(data: HeteroData, target: str) -> tuple[Graph, Tables]:
+    """The graph of types with its reverse types and standardised features, as tables of one column each."""
+    data, features = data.clone(), dict[str, tuple[Feature, ...]]()
+    for kind in data.node_types:
+        features[kind] = ()
+        if "x" in data[kind]:
+            x = data[kind].x
+            deviation = x.std(0, correction=0)
+            data[kind].x = ((x - x.mean(0)) / deviation)[:, deviation > 0].clamp(-10, 10)
+            features[kind] = (Feature("x", "x", 0, data[kind].x.shape[1]),)
+    for source, name, end in data.edge_types:
+        data[end, f"rev_{name}", source].edge_index = data[source, name, end].edge_index.flip(0)
+    graph = Graph.from_pyg(data).with_seeds(target)
+    task = TableTask(target, CLASSES, target, int(data[target].y.max()) + 1)
+    return graph, Tables(features, {target: task}, graph.types.edge_types)
+
+
+def typed(options: argparse.Namespace, folder: Path) -> None:
+    """What graphs lose as tables."""
+    print("| graph | as | test accuracy |\n| --- | --- | --- |")
+    for name in options.graphs:
+        data, target = arrays_of(options.directory, name)
+        as_tables(data, target, folder / name)
+        prepare_graph(folder / name, folder / f"{name}_graph")
+        path, (graph, tables) = str(folder / f"{name}_graph"), of_arrays(data, target)
+        found: dict[str, list[float]] = {"arrays of types": [], "tables": [], "tables, two ranks": []}
+        for seed in range(options.seeds):
+            for arm, figures in found.items():
+                pl.seed_everything(seed, verbose=False)
+                ranks = 2 if "ranks" in arm else 1
+                if arm == "arrays of types":
+                    module = RelationalSAGE(tables, target, num_hops=2)
+                    made = PartitionedDataModule(graph, sampler=NeighborSampler([16, 8]), batch_size=64)
+                else:
+                    module = RelationalSAGE(path, "class")
+                    made = PartitionedDataModule(path, task="class", batch_size=64 // ranks)
+                figures.append(figures_of(module, made, ranks, max_steps=STEPS, max_epochs=-1)["test_accuracy"])
+        for arm, figures in found.items():
+            print(f"| {name} | {arm} | {spread(figures)} |", flush=True)
+
+
+def cost(options: argparse.Namespace, folder: Path) -> None:
+    """What preparing a large shop takes."""
+    write_shop(folder / "shop", options.customers, options.customers // 10)
+    rows = sum(len(path.read_bytes().splitlines()) - 1 for path in (folder / "shop").glob("*.csv"))
+    peak, start = Peak("RssAnon"), time.process_time()
+    prepare_graph(folder / "shop", folder / "graph", memory_bytes=options.memory)
+    seconds = time.process_time() - start
+    print(
+        f"{rows:,} rows: {seconds / rows * 1e6:.1f} s of CPU time for a million, {peak.stop() / 1e9:.2f} GB of memory"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("what", choices=("encoders", "typed", "cost"))
+    parser.add_argument("--directory", type=Path)
+    parser.add_argument("--graphs", nargs="+", default=["acm", "openflights"])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--customers", type=int, default=100_000)
+    parser.add_argument("--memory", type=int, default=500_000_000, help="bytes")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    torch.set_num_threads(1)  # before anything is forked
+    print(machine(), file=sys.stderr)
+    with tempfile.TemporaryDirectory() as folder:
+        {"encoders": encoders, "typed": typed, "cost": cost}[options.what](options, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,306 @@
+"""What a folder of tables says of itself: keys, times and kinds of columns, and the tasks beside them.
+
+RelBench v3 writes ``manifest.yaml``, ``db/<table>.parquet`` and ``tasks/<task>/manifest.yaml`` with a Parquet file for
+each split. A plain folder has ``database.yaml`` with the same words, and its tables, Parquet or text, beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import date
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml  # type: ignore[import-untyped]  # its stubs are another package
+
+from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.prepare.files.columns import SPLITS
+from lightning_gnn_dist.prepare.files.tables import columns_of, is_table
+
+RELBENCH, PLAIN = "manifest.yaml", "database.yaml"
+OF_DATABASE = {"val_timestamp", "test_timestamp", "tables", "text", "name", "description", "manifest_version"}
+OF_TABLE = {"pkey", "time_col", "fkeys", "columns"}
+KINDS = ("number", "category", "time", "text", "ignore")
+TASK_TYPES = ("binary_classification", "multiclass_classification", "multilabel_classification", "regression")
+RECOMMENDATION = "recommendation"  # RelBench has such tasks, too
+LABELS = "labels"  # the file of a task whose times say which split a question is of
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """What is known of a table.
+
+    Args:
+        name: Its name, which is that of a node type.
+        path: Its file.
+        pkey: The column of its key, if there is one.
+        time_col: The column of the time of a row, if there is one.
+        fkeys: For each column of foreign keys the table that they are keys of.
+        columns: The kind of other columns, where it is told.
+    """
+
+    name: str
+    path: Path
+    pkey: str | None
+    time_col: str | None
+    fkeys: Mapping[str, str]
+    columns: Mapping[str, str]
+
+    @cached_property
+    def is_links(self) -> bool:
+        """Whether it holds two keys, perhaps a time, and nothing else: then its rows are edges."""
+        ignored = {name for name, kind in self.columns.items() if kind == "ignore"}
+        others = set(columns_of(self.path)) - {self.time_col, *self.fkeys, *ignored}
+        return self.pkey is None and len(self.fkeys) == 2 and not others
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """What is known of a task.
+
+    Args:
+        name: Its name, which is that of a node type.
+        files: The table of questions of each split, or one under ``LABELS``.
+        task_type: One of ``TASK_TYPES``.
+        entity_table: The table whose rows are asked about.
+        entity_col: The column of their keys.
+        targets: The column of the answer, or several.
+        time_col: The column of the time of a question, if there is one.
+        hidden: Table and column of what must not be seen.
+    """
+
+    name: str
+    files: Mapping[str, Path]
+    task_type: str
+    entity_table: str
+    entity_col: str
+    targets: tuple[str, ...]
+    time_col: str | None
+    hidden: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a folder says of its tables.
+
+    Args:
+        path: The file that says so.
+        tables: The tables, by name.
+        tasks: The tasks, by name.
+        val_time: Questions from here on validate, if that is told; rows from here on are in no statistics.
+        test_time: Questions from here on test.
+        text: Module and function that turns texts into rows of numbers, if one is named.
+        notes: What is left out, and why.
+    """
+
+    path: Path
+    tables: Mapping[str, TableSpec]
+    tasks: Mapping[str, TaskSpec]
+    val_time: int | None
+    test_time: int | None
+    text: str | None
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, folder: Path) -> Manifest:
+        """Read what a folder says of itself, and look at the headings of its tables."""
+        path = _path(folder)
+        said = _read(path)
+        if path.name == PLAIN:
+            _check_words(said, OF_DATABASE, str(path))
+        listed = said.get("tables")
+        if not isinstance(listed, dict) or not listed:
+            raise ValueError(
+                f"{path} names no tables: list them under tables, as in tables: {{customer: {{pkey: id}}}}."
+            )
+        tables = {name: _table(folder, path, str(name), spec or {}) for name, spec in listed.items()}
+        for table in tables.values():
+            _check_keys(table, tables, path)
+        said_of = {file: _read(file) for file in sorted(folder.glob(f"tasks/*/{RELBENCH}"))}
+        others = [file.parent.name for file, task in said_of.items() if task.get("task_type") == RECOMMENDATION]
+        tasks = {
+            file.parent.name: _task(file, task, tables)
+            for file, task in said_of.items()
+            if file.parent.name not in others
+        }
+        if both := sorted(tables.keys() & tasks.keys()):
+            raise ValueError(
+                f"{path}: {both[0]!r} is a table and a task, and each is a type of nodes: rename the task."
+            )
+        val_time, test_time = (_moment(said.get(name), name, path) for name in ("val_timestamp", "test_timestamp"))
+        if val_time is not None and test_time is not None and test_time <= val_time:
+            raise ValueError(f"{path}: test_timestamp must be later than val_timestamp.")
+        notes = tuple(
+            f"task {name} recommends, and is left out: learn the links by LinkDataModule(split_edges(graph, ...))."
+            for name in others
+        )
+        return cls(path, tables, tasks, val_time, test_time, said.get("text"), notes)
+
+    @property
+    def has_times(self) -> bool:
+        """Whether a row of a table, or a question, has a time."""
+        of_tables, of_tasks = (
+            (each.time_col for each in self.tables.values()),
+            (t.time_col for t in self.tasks.values()),
+        )
+        return any(of_tables) or any(of_tasks)
+
+    def hidden(self, table: str) -> frozenset[str]:
+        """The columns of a table that a task hides."""
+        return frozenset(column for task in self.tasks.values() for of, column in task.hidden if of == table)
+
+
+def is_database(folder: Path) -> bool:
+    """Whether a folder says what its tables are."""
+    return folder.is_dir() and any((folder / name).is_file() for name in (RELBENCH, PLAIN))
+
+
+def _path(folder: Path) -> Path:
+    found = [folder / name for name in (RELBENCH, PLAIN) if (folder / name).is_file()]
+    others = [name for name in ("nodes", "edges") if (folder / name).is_dir()]
+    if len(found) > 1 or len(others) == 2:
+        names = [path.name for path in found] + others
+        raise ValueError(f"{folder} holds {shown(names)}, which are of two layouts: leave one of them out.")
+    return found[0]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        said = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        told = " ".join(str(error).split())
+        raise ValueError(f"{path} is no YAML ({told:.200}): correct that line.") from error
+    if not isinstance(said, dict):
+        raise ValueError(f"{path} must hold names with values, as in tables: ..., got {shown(said)}.")
+    return said
+
+
+def _check_words(said: Collection[Any], known: set[str], where: str) -> None:
+    for word in said:
+        if word not in known:
+            near = get_close_matches(str(word), known, n=1)
+            way_out = f"did you mean {near[0]}?" if near else f"it takes {shown(sorted(known))}."
+            raise ValueError(f"{where} knows no {shown(word)}: {way_out}")
+
+
+def _table(folder: Path, path: Path, name: str, said: Any) -> TableSpec:
+    where = f"{path}: table {name!r}"
+    if not isinstance(said, dict):
+        raise ValueError(f"{where} must have names with values, as in {{pkey: id}}, got {shown(said)}.")
+    if path.name == PLAIN:
+        _check_words(said, OF_TABLE, where)
+    file = _file(folder / "db" if (folder / "db").is_dir() else folder, name, where)
+    fkeys, columns = said.get("fkeys") or {}, said.get("columns") or {}
+    for told, word in ((fkeys, "fkeys"), (columns, "columns")):
+        if not isinstance(told, dict):
+            raise ValueError(f"{where}: {word} must name columns with values, got {shown(told)}.")
+    named = columns_of(file)
+    wanted = [("pkey", said.get("pkey")), ("time_col", said.get("time_col"))]
+    wanted += [("fkeys", column) for column in fkeys] + [("columns", column) for column in columns]
+    for word, column in wanted:
+        if column is not None and column not in named:
+            raise ValueError(f"{where}: {word} names the column {shown(column)}, and {file} has {shown(named)}.")
+    for column, kind in columns.items():
+        if kind not in KINDS:
+            raise ValueError(f"{where}: column {column!r} must be one of {shown(list(KINDS))}, got {shown(kind)}.")
+        if column in {said.get("pkey"), *fkeys}:
+            raise ValueError(
+                f"{where}: column {column!r} holds keys, which are edges and no {kind}: leave one of both out."
+            )
+    if said.get("time_col") in {said.get("pkey"), *fkeys} - {None}:
+        raise ValueError(f"{where}: column {said['time_col']!r} is said to hold keys and times: it can be one of them.")
+    return TableSpec(name, file, said.get("pkey"), said.get("time_col"), dict(fkeys), dict(columns))
+
+
+def _file(folder: Path, name: str, where: str) -> Path:
+    """The one file of a table, or of a split of a task."""
+    found = [path for path in sorted(folder.glob(f"{name}.*")) if is_table(path) and path.name.split(".")[0] == name]
+    if not found:
+        raise ValueError(
+            f"{where} has no file: {folder / name}.parquet (or .csv, .tsv, .txt, also gzipped) is missing."
+        )
+    if len(found) > 1:
+        raise ValueError(f"{where} has two files, {found[0]} and {found[1]}: remove one of them.")
+    return found[0]
+
+
+def _check_keys(table: TableSpec, tables: Mapping[str, TableSpec], path: Path) -> None:
+    for column, target in table.fkeys.items():
+        if target not in tables:
+            raise ValueError(
+                f"{path}: {table.name}.{column} holds keys of {shown(target)}, and the tables are "
+                f"{shown(list(tables))}."
+            )
+        if tables[target].pkey is None:
+            raise ValueError(
+                f"{path}: {table.name}.{column} holds keys of {target!r}, which has no pkey: say which column it is."
+            )
+
+
+def _task(file: Path, said: Mapping[str, Any], tables: Mapping[str, TableSpec]) -> TaskSpec:
+    folder = file.parent
+    task_type, entity, kind = said.get("task_type"), str(said.get("entity_table")), said.get("kind")
+    if task_type not in TASK_TYPES:
+        raise ValueError(f"{file}: task_type must be one of {shown(list(TASK_TYPES))}, got {shown(task_type)}.")
+    if entity not in tables or tables[entity].is_links:
+        raise ValueError(f"{file}: entity_table must be one of {shown(list(tables))}, got {shown(entity)}.")
+    column, time = said.get("entity_col"), said.get("time_col")
+    if kind == "autocomplete":
+        column, time = column or tables[entity].pkey, time or tables[entity].time_col
+    targets = said.get("target_col")
+    targets = tuple(targets) if isinstance(targets, list) else (targets,)
+    if not isinstance(column, str) or not targets or not isinstance(targets[0], str):
+        missing = "target_col" if isinstance(column, str) else "entity_col"
+        raise ValueError(f"{file} names no {missing}: the column of the task's tables that holds it.")
+    hidden = {(str(of), str(name)) for of, name in said.get("remove_columns") or ()}
+    hidden |= {(entity, str(target)) for target in targets if kind == "autocomplete"}
+    for of, name in sorted(hidden):
+        if of not in tables or name not in columns_of(tables[of].path):
+            raise ValueError(f"{file} hides the column {of}.{name}, and there is none: correct remove_columns.")
+        if name in {tables[of].pkey, tables[of].time_col, *tables[of].fkeys}:
+            raise ValueError(f"{file} hides {of}.{name}, which holds keys or times: hide columns of features alone.")
+    files = _files(folder, file)
+    for path in files.values():
+        for name in filter(None, (column, time)):
+            if name not in columns_of(path):
+                raise ValueError(f"{file} names the column {name!r}, and {path} has {shown(columns_of(path))}.")
+    if time is None and any(table.time_col for table in tables.values()):
+        raise ValueError(
+            f"{file} has no time_col, and rows have times: without one a question would see its own future."
+        )
+    return TaskSpec(folder.name, files, task_type, entity, column, targets, time, tuple(sorted(hidden)))
+
+
+def _files(folder: Path, file: Path) -> dict[str, Path]:
+    """The tables of a task: one for each split, or one whose times, or whose column ``split``, tell it."""
+    found = {name: folder for name in (*SPLITS, LABELS) if any(map(is_table, folder.glob(f"{name}.*")))}
+    files = {name: _file(folder, name, f"{file}: {name}") for name in found}
+    if LABELS in files and len(files) > 1:
+        raise ValueError(
+            f"{folder} has a table for all splits, {LABELS}, and one for {next(iter(files))}: leave one out."
+        )
+    if "train" not in files and LABELS not in files:
+        raise ValueError(
+            f"{folder} has no train.parquet (or .csv): write the tables of all splits there. RelBench does so for "
+            "tasks of SQL by relbench.load_dataset(...).load_task(..., regenerate=True)."
+        )
+    return files
+
+
+def _moment(value: Any, name: str, path: Path) -> int | None:
+    """A time of the manifest as a number: that of seconds since 1970, or of the unit that the tables have."""
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    if isinstance(value, date):  # YAML makes a date of 2024-07-01
+        value = value.isoformat()
+    try:
+        moment = np.datetime64(str(value).removesuffix("+00:00").removesuffix("Z"), "s")
+    except ValueError as error:
+        raise ValueError(
+            f"{path}: {name} must be a date, such as 2024-07-01, or a number, got {shown(value)}."
+        ) from error
+    return int(moment.astype(np.int64))

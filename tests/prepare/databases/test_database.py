@@ -1,0 +1,261 @@
+"""Tables with keys become a graph: by hand, from both layouts, after kills, in shards, and without a look ahead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_gnn_dist import Graph, Partition, prepare_graph, save_shards
+from lightning_gnn_dist.graph.typed.tables import NEVER, NO_MOMENT, Feature, Tables
+from lightning_gnn_dist.prepare.databases.text import hash_words
+from lightning_gnn_dist.prepare.one_shard import OneShard
+from lightning_gnn_dist.prepare.steps import journal as journal_module
+from tests.prepare.databases.folders import FILES, MANIFEST, TASK, as_relbench, seconds, write
+from tests.prepare.test_prepare_typed_shard import check_equal
+
+
+def prepared(folder: Path, files: dict[str, str | None] | None = None, **options: Any) -> Graph:
+    source = write(folder / "source", FILES if files is None else files)
+    prepare_graph(source, folder / "graph", **options)
+    return Graph.open(folder / "graph")
+
+
+def tables_of(graph: Graph) -> Tables:
+    assert graph.types.tables is not None
+    return graph.types.tables
+
+
+def column(graph: Graph, table: str, name: str, kind: str = "x") -> np.ndarray[Any, Any]:
+    """The numbers that a column became."""
+    features = tables_of(graph).features[table]
+    (found,) = [feature for feature in features if feature.column == name and feature.kind == kind]
+    return graph.types.node_arrays[table][found.array][:, found.first : found.first + found.width].numpy()
+
+
+def edges(graph: Graph, *kind: str) -> list[tuple[int, int]]:
+    index = graph.to_pyg()[kind].edge_index
+    return sorted(zip(*index.tolist(), strict=True))
+
+
+def test_it_is_the_graph_by_hand(tmp_path: Path) -> None:
+    graph = prepared(tmp_path)
+    assert graph.types.node_types == ("customer", "order", "stays") and graph.types.time == "time"
+    bought = [(0, 1), (1, 0), (2, 1), (4, 2), (5, 2)]  # the fourth names no customer
+    assert edges(graph, "order", "customer", "customer") == bought
+    assert edges(graph, "customer", "rev_customer", "order") == sorted((b, a) for a, b in bought)
+    assert edges(graph, "order", "before", "order") == [(2, 0), (3, 1), (5, 4)]
+    assert edges(graph, "order", "rev_before", "order") == [(0, 2), (1, 3), (4, 5)]
+    assert edges(graph, "customer", "asked", "stays") == [(0, 1), (1, 0), (1, 2), (1, 3), (2, 4)]
+
+    # Statistics are those of the orders before March: 11, 12, 13 and 16.
+    price = np.array([10, 30, 20, 1000, np.nan, 20])
+    before = price[[0, 1, 2, 5]]
+    expected = np.nan_to_num((price - before.mean()) / before.std()).clip(-10, 10)
+    assert np.allclose(column(graph, "order", "price")[:, 0], expected)  # none was missing, so nothing marks it
+    assert column(graph, "order", "price").shape == (6, 1)
+    age = np.array([[20, 0], [40, 1], [60, 0], [40, 0]], np.float64)  # of a table without times, all; 40 is their mean
+    age[:, 0] = (age[:, 0] - 40) / np.std([20, 60, 40])
+    assert np.allclose(column(graph, "customer", "age"), age)
+    # 0 is missing, 1 unseen or seen once; "app" came later.
+    assert column(graph, "order", "channel", "categories")[:, 0].tolist() == [3, 2, 3, 1, 3, 2]
+    assert column(graph, "customer", "city", "categories")[:, 0].tolist() == [3, 2, 3, 2]
+    due = [seconds(date) for date in ("2024-01-09", "2024-02-12", "2024-03-07", "2024-05-01", "2024-02-22")]
+    assert column(graph, "order", "due", "moments")[:, 0].tolist() == [due[0], NO_MOMENT, *due[1:]]
+    notes = ["fine", "", "very fine", "late", "never", "so so"]
+    expected = np.column_stack([hash_words(notes), [0, 1, 0, 0, 0, 0]])
+    assert np.allclose(column(graph, "order", "note"), expected)
+    hours = 2 * np.pi * np.array([10, 10, 22, 10, 10, 10]) / 24
+    assert np.allclose(column(graph, "order", "at")[:, :2], np.column_stack([np.sin(hours), np.cos(hours)]), atol=1e-6)
+    time = graph.types.node_arrays["order"]["time"].tolist()
+    assert time[0] == seconds("2024-01-05 10:00:00") and tables_of(graph).span == seconds("2024-03-01") - time[0]
+
+    questions = graph.types.node_arrays["stays"]
+    assert questions["y"].tolist() == [1, 0, 0, 1, 0]
+    assert [questions[f"{name}_mask"].nonzero().view(-1).tolist() for name in ("train", "val", "test")] == [
+        [0, 1, 2],
+        [3],
+        [4],
+    ]
+    asked = graph.to_pyg()["customer", "asked", "stays"]
+    assert torch.equal(asked.time, questions["time"][asked.edge_index[1]] - 1)  # the row is always seen
+
+
+def test_both_layouts_are_one_graph(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    plain, options = prepared(tmp_path / "plain"), {"memory_bytes": 20_000}
+    prepare_graph(as_relbench(tmp_path / "plain" / "source", tmp_path / "relbench"), tmp_path / "graph", **options)
+    relbench = Graph.open(tmp_path / "graph")
+    assert relbench.arrays.keys() == plain.arrays.keys()
+    for name, array in plain.arrays.items():
+        assert torch.equal(relbench.arrays[name], array), name
+    assert tables_of(relbench) == tables_of(plain)
+
+
+def test_what_comes_after_the_cut_changes_nothing_before_it(tmp_path: Path) -> None:
+    """Statistics that looked ahead would."""
+    order = FILES["order.csv"].replace(",1000,app,", ",-77,web,").replace(",,web,2024-05-01,never", ",5,new,,")
+    (first, second) = (
+        prepared(tmp_path / name, FILES | files) for name, files in (("a", {}), ("b", {"order.csv": order}))
+    )
+    before = [0, 1, 2, 5]
+    for name in ("x", "categories", "moments"):
+        arrays = [graph.types.node_arrays["order"][name] for graph in (first, second)]
+        assert arrays[0].shape == arrays[1].shape and torch.equal(arrays[0][before], arrays[1][before])
+        assert not torch.equal(*arrays)
+    assert tables_of(first) == tables_of(second)
+
+
+def test_it_goes_on_after_any_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, stages = prepared(tmp_path / "whole"), list[str]()
+    monkeypatch.setattr(journal_module, "RECORD_SECONDS", 0.0)
+
+    def killed(stage: str, share: float) -> None:
+        if (place := f"{stage} {share:.1f}") not in stages:
+            stages.append(place)
+            raise KeyboardInterrupt
+
+    source = write(tmp_path / "source", FILES)
+    for _ in range(200):
+        try:
+            prepare_graph(source, tmp_path / "graph", on_progress=killed, memory_bytes=3_000)
+            break
+        except KeyboardInterrupt:
+            pass
+    found = Graph.open(tmp_path / "graph")
+    assert len(stages) > 20 and found.fingerprint == expected.fingerprint
+    for name, array in expected.arrays.items():
+        assert torch.equal(found.arrays[name], array), name
+
+
+def test_a_shard_is_that_of_the_divided_graph(tmp_path: Path) -> None:
+    graph = prepared(tmp_path)
+    owners = [torch.arange(count) * 2 // (count + count % 2) for count in graph.types.num_nodes.values()]
+    save_shards(graph, Partition(torch.cat(owners).to(torch.int32), 2), tmp_path / "divided")
+    for index in range(2):
+        prepare_graph(tmp_path / "source", tmp_path / "shards", shard=OneShard(index, 2))
+        check_equal(tmp_path / "shards", tmp_path / "divided", index)
+
+
+LABELS = "who,at,{}\na3,2024-02-01,{}\nb7,2024-02-02,{}\na3,2024-02-15,{}\na3,2024-03-02,{}\nc1,2024-04-02,{}\n"
+
+
+@pytest.mark.parametrize(
+    ("task_type", "answers", "y", "outputs"),
+    [
+        ("binary_classification", ("yes", "no", "yes", "", "no"), [1, 0, 1, -1, 0], 1),
+        ("multiclass_classification", ("b", "c", "a", "a", "c"), [1, 2, 0, 0, 2], 3),
+        ("regression", ("1", "2.5", "4", "", "-1"), [1, 2.5, 4, None, -1], 1),
+    ],
+)
+def test_answers_of_a_task(
+    task_type: str, answers: tuple[str, ...], y: list[Any], outputs: int, tmp_path: Path
+) -> None:
+    task, labels = TASK.replace("binary_classification", task_type), LABELS.format("stays", *answers)
+    graph = prepared(tmp_path, FILES | {"tasks/stays/manifest.yaml": task, "tasks/stays/labels.csv": labels})
+    arrays, (told,) = graph.types.node_arrays["stays"], tables_of(graph).tasks.values()
+    assert told.num_outputs == outputs and told.task_type == task_type
+    assert [None if value != value else value for value in arrays["y"].tolist()] == y
+    assert arrays["val_mask"].tolist() == [False, False, False, answers[3] != "", False]
+    if task_type == "regression":
+        assert told.mean == 2.5 and told.std == 1.5
+
+
+def test_answers_of_several_labels(tmp_path: Path) -> None:
+    task = TASK.replace("binary", "multilabel").replace("target_col: stays", "target_col: [stays, pays]")
+    labels = LABELS.format("stays,pays", "1,1", "0,1", "1,0", "0,0", "1,1")
+    graph = prepared(tmp_path, FILES | {"tasks/stays/manifest.yaml": task, "tasks/stays/labels.csv": labels})
+    assert graph.types.node_arrays["stays"]["y"].tolist() == [[1, 1], [0, 1], [1, 0], [0, 0], [1, 1]]
+
+
+def test_a_task_does_not_see_what_it_hides(tmp_path: Path) -> None:
+    """The hidden column has arrays of its own, which are gone where the task is learned, and there for others."""
+    other = TASK.replace("stays", "comes") + "remove_columns: [[order, price], [order, due]]\n"
+    labels = FILES["tasks/stays/labels.csv"].replace("stays", "comes")
+    more = {"tasks/comes/manifest.yaml": other, "tasks/comes/labels.csv": labels}
+    graph = prepared(tmp_path, FILES | more)
+    hidden = {"price_x", "due_x", "due_moments"}
+    assert hidden < graph.types.node_arrays["order"].keys()
+    assert not hidden & graph.with_seeds("comes").types.node_arrays["order"].keys()
+    assert hidden < graph.with_seeds("stays").types.node_arrays["order"].keys()
+    seen = {
+        task: {feature.column for feature in tables_of(graph).seen_by(task)["order"]} for task in ("comes", "stays")
+    }
+    assert seen["stays"] - seen["comes"] == {"price", "due"}
+
+
+def test_a_task_that_recommends_is_left_out(tmp_path: Path) -> None:
+    other = {"tasks/buys/manifest.yaml": "task_type: recommendation\nsrc_entity_table: customer\n"}
+    tables = tables_of(prepared(tmp_path, FILES | other))
+    assert list(tables.tasks) == ["stays"] and "task buys recommends, and is left out" in tables.notes[0]
+
+
+def test_what_is_left_out_is_told(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    source = write(tmp_path / "source", FILES | {"customer.csv": None})
+    columns = {
+        "id": ["b7", "a3", "c1", "d9"],
+        "tags": [["x"], [], ["y"], None],
+        "one": [1, 1, 1, 1],
+        "none": [None] * 4,
+    }
+    parquet.write_table(pa.table(columns), source / "customer.parquet")
+    prepare_graph(source, tmp_path / "graph")
+    graph = Graph.open(tmp_path / "graph")
+    assert tables_of(graph).features["customer"] == () and not graph.types.node_arrays["customer"]
+    assert sorted(tables_of(graph).notes) == [
+        "customer.none has no value before the training cut: it is left out.",
+        "customer.one has one value before the training cut: it is left out.",
+        "customer.tags holds lists, or the like: it is left out.",
+    ]
+
+
+def test_kinds_are_told_or_found(tmp_path: Path) -> None:
+    """Many different words are text, unless they are said to be a category; a number may be one."""
+    rows = "".join(f"k{n},name {n},{n % 3},{n}\n" for n in range(3_000))
+    files = FILES | {"customer.csv": f"id,name,level,rank\nb7,,1,1\na3,x,0,2\nc1,y,2,3\n{rows}"}
+    graph = prepared(tmp_path / "found", files)
+    assert [f.kind for f in tables_of(graph).features["customer"]] == ["x", "x", "x"]
+    told = MANIFEST.replace("{pkey: id}", "{pkey: id, columns: {name: category, level: category, rank: ignore}}")
+    graph = prepared(tmp_path / "told", files | {"database.yaml": told})
+    assert tables_of(graph).features["customer"] == (
+        Feature("name", "categories", 0, 1, 2),  # no name is there twice
+        Feature("level", "categories", 1, 1, 5),
+    )
+
+
+def test_texts_by_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lengths_of_texts.py").write_text(
+        "def lengths(texts):\n    return [[len(text), 1] for text in texts]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    graph = prepared(tmp_path, FILES | {"database.yaml": MANIFEST + "text: lengths_of_texts:lengths\n"})
+    assert column(graph, "order", "note").tolist() == [[4, 1, 0], [0, 0, 1], [9, 1, 0], [4, 1, 0], [5, 1, 0], [5, 1, 0]]
+
+
+def test_a_row_without_a_time_is_never_seen(tmp_path: Path) -> None:
+    order = FILES["order.csv"].replace("2024-01-20 10:00:00", "")
+    graph = prepared(tmp_path, FILES | {"order.csv": order})
+    assert graph.types.node_arrays["order"]["time"][1] == NEVER
+    assert "1 rows of order have no time, and no question sees them." in tables_of(graph).notes
+
+
+@pytest.mark.parametrize("may_dangle", [False, True])
+def test_a_table_of_two_keys_is_edges(may_dangle: bool, tmp_path: Path) -> None:
+    """With the times of its rows; RelBench leaves keys out that name no row."""
+    likes = "who,what,since\na3,12,2024-01-30\nb7,,2024-01-30\nc1,11,2024-03-09\n" + (
+        "zz,11,2024-01-30\n" if may_dangle else ""
+    )
+    told = MANIFEST + "  likes: {fkeys: {who: customer, what: order}, time_col: since}\n"
+    files = FILES | {"likes.csv": likes, "manifest.yaml" if may_dangle else "database.yaml": told}
+    graph = prepared(tmp_path, files | ({"database.yaml": None} if may_dangle else {}))
+    assert "likes" not in graph.types.node_types
+    assert edges(graph, "customer", "likes", "order") == [(1, 1), (2, 0)]
+    assert edges(graph, "order", "rev_likes", "customer") == [(0, 2), (1, 1)]
+    times = graph.types.edge_arrays["customer", "likes", "order"]["time"]
+    assert times.tolist() == [seconds("2024-03-09"), seconds("2024-01-30")]  # by receiver
