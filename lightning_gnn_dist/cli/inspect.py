@@ -121,7 +121,7 @@ def _inspect(graph: Graph, partitioner: Partitioner, options: argparse.Namespace
 
 def _drawing(option: str) -> Any:
     """Return the module of an option that draws batches, which takes PyG and seconds to import: others need none."""
-    return import_module(f"lightning_gnn_dist.cli.inspect_{option}")
+    return import_module(f"lightning_gnn_dist.cli.inspecting.{option}")
 
 
 def _prices(graph: Graph, partition: Partition, report: PartitionReport, options: argparse.Namespace) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.pytorch import LightningModule
 from torch import Tensor
@@ -43,6 +43,10 @@ from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.prepare.shard import Bounds
 from lightning_gnn_dist.sampling.base import Sampler
+
+if TYPE_CHECKING:
+    from lightning_gnn_dist.data.train_loader import TrainLoader
+    from lightning_gnn_dist.joint import CountsSeeds, DividesSteps, ForStrategies, HasDigests, HasParts, KeepsRows
 
 
 class PartitionedDataModule(GraphDataModule):
@@ -205,3 +209,12 @@ def _bounds_of_nodes(path: Path, task: str | None) -> Bounds:
             "graph that was split, which has its masks."
         )
     return bounds if kind is None else replace(bounds, types=bounds.types.with_seeds(kind))
+
+
+if TYPE_CHECKING:
+
+    def _offers(
+        data: GraphDataModule, loader: TrainLoader
+    ) -> tuple[ForStrategies, HasDigests, HasParts, KeepsRows, DividesSteps, CountsSeeds]:
+        """Let mypy check that these have what the Protocols of ``joint`` ask for."""
+        return data, data, data, data, data, loader

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
@@ -39,9 +39,6 @@ from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.layers.evaluating.probe import Exactness
 from lightning_gnn_dist.partition.base import Partition, Partitioner
-
-if TYPE_CHECKING:
-    from lightning_gnn_dist.joint import CountsSeeds, ForStrategies, HasDigests, HasParts, KeepsRows
 
 
 class GraphDataModule(LightningDataModule):
@@ -395,12 +392,3 @@ class GraphDataModule(LightningDataModule):
             more = self._running.dtype, self._task.has_inputs, in_background, lambda: passes_left(self.trainer) > 0
             self._global = GlobalBatches(source, self._task.of_corrections(), size, self.seed, bulk_size, *more)
         return self._global
-
-
-if TYPE_CHECKING:
-
-    def _offers(
-        data: GraphDataModule, loader: TrainLoader
-    ) -> tuple[ForStrategies, HasDigests, HasParts, KeepsRows, CountsSeeds]:
-        """Let mypy check that these have what the Protocols of ``joint`` ask for."""
-        return data, data, data, data, loader

@@ -156,12 +156,9 @@ class WholeHome(Home):
             self.cut.check_run(self.running.num_ranks, self._num_super_epochs())
 
     def close(self) -> None:
-        if self._parts is not None:
-            self._parts.close()
-        if self._disk_rows is not None:
-            self._disk_rows.close()
-        if self._meetings is not None:
-            self._meetings.close()
+        for each in (self._parts, self._disk_rows, self._meetings):
+            if each is not None:
+                each.close()
         release(self.graph)
 
     def at_rest(self) -> dict[str, Any]:
@@ -182,9 +179,7 @@ class WholeHome(Home):
     @property
     def figures(self) -> dict[str, float]:
         """Numbers to log: the bus, rows that are read from files, what switching parts cost, the part's coverage."""
-        figures = self._crossing.figures
-        if self._disk_rows is not None:
-            figures |= self._disk_rows.figures
+        figures = self._crossing.figures | ({} if self._disk_rows is None else self._disk_rows.figures)
         return figures | ({} if self._parts is None else self._parts.figures)
 
     # The boundary.

@@ -1,0 +1,1 @@
+"""What ``inspect`` says where an option asks for it."""
