@@ -206,6 +206,13 @@ def test_links_of_shards(typed: bool, tmp_path: Path) -> None:
     check(found, split, Films() if typed else Plain(), tmp_path / "out")
 
 
+def test_a_graph_may_have_no_held_edges() -> None:
+    split = LinkSplit(plain_split().graph, {})
+    found = best_links(trainer(1), Plain(), split, senders=[2, 9], k=4, score="dot")
+    assert found is not None
+    assert as_pairs(found) == by_hand(Plain(), split, [2, 9], 4, known(split, "edges", "self"), True)
+
+
 class Wrapped(pl.LightningModule):
     """A model of PyG's, whose layers are known."""
 

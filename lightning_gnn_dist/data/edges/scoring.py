@@ -69,12 +69,11 @@ def scorer_of(score: Score, module: LightningModule, model: ModelLayers, asked: 
     """
     if score == "model":
         return ByModel(module, model, asked)
-    function = torch.matmul if isinstance(score, str) else score
+    if isinstance(score, str):
+        return lambda senders, receivers: senders.rows.flatten(1) @ receivers.rows.flatten(1).T
 
     def found(senders: Ends, receivers: Ends) -> Tensor:
-        if isinstance(score, str):
-            return function(senders.rows.flatten(1), receivers.rows.flatten(1).T)
-        scores, wanted = function(senders.rows, receivers.rows), (len(senders.ids), len(receivers.ids))
+        scores, wanted = score(senders.rows, receivers.rows), (len(senders.ids), len(receivers.ids))
         if not isinstance(scores, Tensor) or scores.shape != wanted:
             got = f"{tuple(scores.shape)}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
             raise ValueError(

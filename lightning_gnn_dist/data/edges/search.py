@@ -140,11 +140,11 @@ class LinkSearch:
         return batch
 
     def _search(self, model: ModelLayers, channel: Channel) -> None:
-        kind, receiving = self.links.kinds
+        sending, receiving = self.links.kinds
         seed_type = self.links.types.node_types[receiving]
         of_all = all_nodes(self.links.where, model.layers, channel, self.budget_bytes, seed_type)
         own = [ids_of(nodes) for nodes in by_type(of_all.own, of_all.nodes.offsets)]
-        senders, places = self._senders(of_all.nodes, own[kind], channel)
+        senders, places = self._senders(of_all.nodes, own[sending], channel)
         asked = Asked(of_all.nodes.names_in_batches, self.links.types.node_types, self.links.edge_type)
         ranking = Ranking(
             channel,
@@ -169,19 +169,19 @@ class LinkSearch:
         self, model: ModelLayers, channel: Channel, of_all: AllNodes, senders: Tensor
     ) -> tuple[RowTable, RowTable]:
         """Compute the rows of own nodes that may be senders, and receivers. Collective."""
-        how, (kind, receiving) = (self.budget_bytes, self.dtype, self.bytes_there), self.links.kinds
+        how, (sending, receiving) = (self.budget_bytes, self.dtype, self.bytes_there), self.links.kinds
         work = pass_over(of_all, channel, self.module.device, model.norm, *how)
         planned = work.plan_of_own(of_all.own, len(model.layers), receiving)
         own = planned[-1].nodes
-        if kind != receiving:
+        if sending != receiving:
             asked = of_all.nodes.by_owner(senders)[channel.rank]
             own = torch.cat([asked, ids_of(own)]).sort().values
         none = torch.empty(0, dtype=torch.int64)
         last = LayerNodes(own, none, [none] * channel.size, own)  # no rank needs rows of another here
         tables = work.rows(model.layers, [*planned[:-1], last]).of_types
-        of_senders, of_receivers = tables[kind], tables[receiving]
+        of_senders, of_receivers = tables[sending], tables[receiving]
         if of_senders is None or of_receivers is None:
-            name = self.links.types.node_types[kind if of_senders is None else receiving]
+            name = self.links.types.node_types[sending if of_senders is None else receiving]
             raise TypeError(f"The last layer of layers() returned no rows of the type {name!r}, an end of links.")
         return of_senders, of_receivers
 
