@@ -23,6 +23,7 @@ from lightning_gnn_dist.batches.batch import SampledData, in_type
 from lightning_gnn_dist.batches.loading import type_of_model, type_that_stays, widening
 from lightning_gnn_dist.checks import check_instance, shown
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule, what_is_predicted
+from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.layers.evaluating.layered_loader import for_layers
 from lightning_gnn_dist.layers.norms import norm_of_all_rows
@@ -66,6 +67,7 @@ class Answerer:
         self._graph, sampler = what_is_predicted(data, model, int(needs_whole_graph(self._layers)))
         self._sampler, self._num_layers = limited(sampler, neighbors), data.sampler.num_hops
         self._seed_type = self._graph.types.seed_type()
+        check_ids_of_new(self._graph, limits.new_nodes)
         self._widen = widening(data.loading, type_that_stays(trainer))
         self.form = Form(self._graph, self._seed_type, limits)
 
@@ -108,6 +110,17 @@ class Answerer:
             owner = self._data if is_overridden(name, self._data) else self._model
             batch = getattr(owner, name)(batch, *more)
         return batch
+
+
+def check_ids_of_new(graph: Graph, most_new: int) -> None:
+    """Refuse a graph in which new nodes could not be called by numbers behind those of its nodes."""
+    if any("n_id" in arrays for arrays in graph.types.node_arrays.values()):
+        raise ValueError(
+            "The graph has n_id, ids of a larger graph that it was cut from: serve that one, or take the array out, "
+            "and nodes are called by their ids in the graph itself."
+        )
+    if graph.num_nodes + most_new > torch.iinfo(graph.indices.dtype).max:
+        raise ValueError(f"limits.new_nodes ({most_new}) must fit behind the {graph.num_nodes} nodes: take fewer.")
 
 
 def limited(sampler: Sampler, most: int) -> ServedSampler:
