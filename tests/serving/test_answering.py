@@ -184,3 +184,14 @@ def test_a_graph_that_was_cut_from_another_is_refused() -> None:
     graph = plain_graph(ends_of(NODES, EDGES), double(NODES, WIDTH)).induced(torch.arange(9))
     with pytest.raises(ValueError, match="The graph has n_id, ids of a larger graph"):
         answerer(MODELS["SAGE"](), PartitionedDataModule(graph))
+
+
+@pytest.mark.gpu
+def test_rows_of_a_gpu_are_those_of_a_cpu() -> None:
+    ends, x = ends_of(NODES, EDGES), double(NODES, WIDTH)
+    data, asked = PartitionedDataModule(plain_graph(ends, x)), request()[0]
+    of_devices = []
+    for device in ("cpu", "cuda"):
+        served = answerer(MODELS["SAGE"]().to(device), data)
+        of_devices.append(served.rows([served.form.read(asked)])[0])
+    assert of_devices[0] == pytest.approx(of_devices[1], rel=1e-9, abs=1e-9)
