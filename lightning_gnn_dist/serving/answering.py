@@ -23,6 +23,7 @@ from lightning_gnn_dist.batches.batch import SampledData, in_type
 from lightning_gnn_dist.batches.loading import type_of_model, type_that_stays, widening
 from lightning_gnn_dist.checks import check_instance, shown
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule, what_is_predicted
+from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.layers.evaluating.layered_loader import for_layers
 from lightning_gnn_dist.layers.norms import norm_of_all_rows
@@ -36,6 +37,7 @@ from lightning_gnn_dist.serving.limits import Limits
 from lightning_gnn_dist.serving.question import Form, Question
 
 NODES_AT_ONCE = 64  # that are answered by one call of the model, so that a large request keeps others waiting less
+EDGES_AT_ONCE = 1 << 24  # that these may have at most, so that nodes with very many neighbours fit into memory
 
 
 class Answerer:
@@ -51,6 +53,7 @@ class Answerer:
 
     Attributes:
         form: Reads requests.
+        nodes_at_once: For how many nodes the model is called at once, at most.
     """
 
     def __init__(self, trainer: Trainer, model: LightningModule, data: object, limits: Limits, neighbors: int) -> None:
@@ -66,6 +69,9 @@ class Answerer:
         self._graph, sampler = what_is_predicted(data, model, int(needs_whole_graph(self._layers)))
         self._sampler, self._num_layers = limited(sampler, neighbors), data.sampler.num_hops
         self._seed_type = self._graph.types.seed_type()
+        check_ids_of_new(self._graph, limits.new_nodes)
+        edges_of_node = int(self._sampler.of_types(self._graph.types).astype(object).sum(1).prod())
+        self.nodes_at_once = max(1, min(NODES_AT_ONCE, EDGES_AT_ONCE // max(1, edges_of_node)))
         self._widen = widening(data.loading, type_that_stays(trainer))
         self.form = Form(self._graph, self._seed_type, limits)
 
@@ -81,7 +87,7 @@ class Answerer:
 
     def rows(self, asked: Sequence[Question]) -> list[NDArray[Any]]:
         """Return the rows that each request asks for."""
-        found = np.concatenate([self._rows_at_once(piece) for piece in pieces(asked)])
+        found = np.concatenate([self._rows_at_once(piece) for piece in pieces(asked, self.nodes_at_once)])
         return np.split(found, np.cumsum([len(of.nodes) for of in asked])[:-1])
 
     def _rows_at_once(self, asked: Sequence[Question]) -> NDArray[Any]:
@@ -110,6 +116,17 @@ class Answerer:
         return batch
 
 
+def check_ids_of_new(graph: Graph, most_new: int) -> None:
+    """Refuse a graph in which new nodes could not be called by numbers behind those of its nodes."""
+    if any("n_id" in arrays for arrays in graph.types.node_arrays.values()):
+        raise ValueError(
+            "The graph has n_id, ids of a larger graph that it was cut from: serve that one, or take the array out, "
+            "and nodes are called by their ids in the graph itself."
+        )
+    if graph.num_nodes + most_new > torch.iinfo(graph.indices.dtype).max:
+        raise ValueError(f"limits.new_nodes ({most_new}) must fit behind the {graph.num_nodes} nodes: take fewer.")
+
+
 def limited(sampler: Sampler, most: int) -> ServedSampler:
     """Return a sampler that draws at most so many neighbours where it would take all of them."""
     if not isinstance(sampler, NeighborSampler | TemporalSampler):
@@ -124,9 +141,9 @@ def limited(sampler: Sampler, most: int) -> ServedSampler:
     return replace(sampler, num_neighbors=at_most(given))
 
 
-def pieces(asked: Sequence[Question]) -> Iterator[list[Question]]:
+def pieces(asked: Sequence[Question], most_nodes: int) -> Iterator[list[Question]]:
     """Yield requests, or parts of them, that are answered at once."""
-    piece, left = list[Question](), NODES_AT_ONCE
+    piece, left = list[Question](), most_nodes
     for question in asked:
         nodes: Tensor = question.nodes
         while len(nodes):
@@ -135,6 +152,6 @@ def pieces(asked: Sequence[Question]) -> Iterator[list[Question]]:
             left -= len(some)
             if not left:
                 yield piece
-                piece, left = [], NODES_AT_ONCE
+                piece, left = [], most_nodes
     if piece:
         yield piece

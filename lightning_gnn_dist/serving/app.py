@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from lightning_gnn_dist.serving.answering import NODES_AT_ONCE, Answerer
+from lightning_gnn_dist.serving.answering import Answerer
 from lightning_gnn_dist.serving.limits import Limits
 from lightning_gnn_dist.serving.metrics import Metrics
 from lightning_gnn_dist.serving.question import Question, RefusedError
@@ -47,7 +47,7 @@ class Service:
 
     def __init__(self, answerer: Answerer, limits: Limits) -> None:
         self._answerer, self._limits = answerer, limits
-        self._waiting = Waiting(self._answers, limits.waiting, limits.seconds, NODES_AT_ONCE)
+        self._waiting = Waiting(self._answers, limits.waiting, limits.seconds, answerer.nodes_at_once)
         self._metrics = Metrics(lambda: len(self._waiting))
         self._waiting.answered = self._metrics.together.add
 

@@ -62,9 +62,8 @@ class Question(NamedTuple):
 
 
 def served(arrays: Arrays) -> dict[str, Tensor]:
-    """The arrays that a model reads to predict: no labels, no masks, and no names that others gave the nodes."""
-    left_out = LABELS, "n_id"
-    return {name: a for name, a in arrays.items() if name not in left_out and not name.endswith(_OF_TRAINING)}
+    """The arrays that a model reads to predict: no labels, and no masks."""
+    return {name: a for name, a in arrays.items() if name != LABELS and not name.endswith(_OF_TRAINING)}
 
 
 class Form:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 from torch_geometric.nn import GCN as ReadyGCN
-from torch_geometric.nn import GATConv, GCNConv, HeteroConv, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, GraphConv, HeteroConv, SAGEConv
 
 from lightning_gnn_dist import Graph, PartitionedDataModule, layers_of, through_layers
 from lightning_gnn_dist.serving.answering import Answerer
@@ -55,6 +55,19 @@ class OnBlocks(OnEdges):
             x = conv((x, x[: block.num_dst]), block.adj)
             x = x.relu() if layer == 0 else x
         return x
+
+
+class OnWeights(OnEdges):
+    """Two layers that weigh edges."""
+
+    def __init__(self) -> None:
+        super().__init__(GraphConv)
+
+    def rows(self, x: Tensor, edge_index: Tensor, *weight: Tensor) -> Tensor:
+        return self.convs[1](self.convs[0](x, edge_index, *weight).relu(), edge_index, *weight)
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.rows(batch.x, batch.edge_index, batch.edge_weight)[: batch.batch_size]
 
 
 class InLayers(pl.LightningModule):

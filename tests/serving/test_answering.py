@@ -11,11 +11,13 @@ from torch import Tensor
 from torch_geometric.nn.norm import GraphNorm
 
 from lightning_gnn_dist import Evaluation, Graph, NeighborSampler, PartitionedDataModule, TemporalSampler
+from lightning_gnn_dist.serving.question import RefusedError
 from tests.serving.models import (
     COUNTS,
     MODELS,
     TYPED_EDGES,
     WIDTH,
+    OnWeights,
     Typed,
     answerer,
     double,
@@ -123,13 +125,17 @@ def test_new_edges_have_times() -> None:
         torch.testing.assert_close(torch.from_numpy(row), rows[seed].detach(), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("replace", [False, True])
-def test_what_is_drawn_for_a_node_depends_on_nobody_beside_it(replace: bool) -> None:
+@pytest.mark.parametrize("how", [{}, {"replace": True}, {"shared": True}, {"weight": "w"}], ids=str)
+def test_what_is_drawn_for_a_node_depends_on_nobody_beside_it(how: dict[str, Any]) -> None:
     ends, x, model = ends_of(NODES, 3000), double(NODES, WIDTH), MODELS["SAGE"]()
-    evaluation = Evaluation(sampler=NeighborSampler([4, 3], replace=replace))
-    data = PartitionedDataModule(plain_graph(ends, x), sampler=NeighborSampler([5, 5]), evaluation=evaluation)
+    evaluation = Evaluation(sampler=NeighborSampler([4, 3], **how))
+    graph = plain_graph(ends, x, w=double(3000).abs())
+    data = PartitionedDataModule(graph, sampler=NeighborSampler([5, 5]), evaluation=evaluation)
     served = answerer(model, data)
-    asked = [served.form.read(each) for each in (request(5)[0], {"nodes": [*range(NODES)]}, request(6)[0])]
+    new = [request(seed)[0] for seed in (5, 6)]
+    for each in new:
+        each["edges"] = {"pairs": each["edges"], "w": [1.0 + n for n in range(len(each["edges"]))]}
+    asked = [served.form.read(each) for each in (new[0], {"nodes": [*range(NODES)]}, new[1])]
     alone = [served.rows([question])[0] for question in asked]
     single = [served.rows([question._replace(nodes=node[None])])[0][0] for question in asked for node in question.nodes]
     assert np.concatenate(alone) == pytest.approx(np.stack(single), rel=1e-12, abs=1e-12)
@@ -158,3 +164,34 @@ def test_a_model_that_mixes_rows_is_refused() -> None:
     data = PartitionedDataModule(plain_graph(ends_of(NODES, EDGES), double(NODES, WIDTH)))
     with pytest.raises(ValueError, match="norm \\(GraphNorm\\) normalises by all rows of a batch"):
         answerer(model, data)
+
+
+def test_new_edges_carry_what_edges_carry() -> None:
+    ends, x, weights = ends_of(NODES, EDGES), double(NODES, WIDTH), double(EDGES, seed=8)
+    model, (asked, new_x, new_ends) = OnWeights(), request()
+    new_weights = double(new_ends.shape[1], seed=9)
+    served = answerer(model, PartitionedDataModule(plain_graph(ends, x, edge_weight=weights)))
+    with pytest.raises(RefusedError, match="edges must have 'edge_weight', as the graph has it"):
+        served.form.read(asked)
+    asked["edges"] = {"pairs": asked["edges"], "edge_weight": new_weights.tolist()}
+    found = served.rows([served.form.read({"nodes": [3]}), served.form.read(asked)])[1]
+    joined = torch.cat([x, new_x]), torch.cat([ends, new_ends], 1), torch.cat([weights, new_weights])
+    ids = [NODES + int(end[4:]) if isinstance(end, str) else end for end in asked["nodes"]]
+    torch.testing.assert_close(torch.from_numpy(found), model.rows(*joined)[ids].detach(), rtol=0, atol=1e-6)
+
+
+def test_a_graph_that_was_cut_from_another_is_refused() -> None:
+    graph = plain_graph(ends_of(NODES, EDGES), double(NODES, WIDTH)).induced(torch.arange(9))
+    with pytest.raises(ValueError, match="The graph has n_id, ids of a larger graph"):
+        answerer(MODELS["SAGE"](), PartitionedDataModule(graph))
+
+
+@pytest.mark.gpu
+def test_rows_of_a_gpu_are_those_of_a_cpu() -> None:
+    ends, x = ends_of(NODES, EDGES), double(NODES, WIDTH)
+    data, asked = PartitionedDataModule(plain_graph(ends, x)), request()[0]
+    of_devices = []
+    for device in ("cpu", "cuda"):
+        served = answerer(MODELS["SAGE"]().to(device), data)
+        of_devices.append(served.rows([served.form.read(asked)])[0])
+    assert of_devices[0] == pytest.approx(of_devices[1], rel=1e-9, abs=1e-9)
