@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lightning_gnn_dist.batches.one_hop import LayerView, Nodes, RowsOfTypes, one_hop
+from lightning_gnn_dist.graph.storage.mapped import READ_ALONE, READ_SOON, advise
 from lightning_gnn_dist.joint import RowsOfRanks
 from lightning_gnn_dist.layers.norms import norm_of_batch
 from lightning_gnn_dist.layers.rows_in_place import Edges, Owed, RowsInPlace, product, turned_round
@@ -129,6 +130,7 @@ class _InBlocks:
 
     def rows(self, view: Any, ranges: Ranges, inputs: RowsOfTypes) -> tuple[RowsOfTypes, _Read, Sequence[Block]]:
         """Return the rows of a block, the rows that it reads, and its edges."""
+        _read_soon(inputs, ranges)
         seen, ats, edges = _seen(view, ranges)
         read: _Read = [
             None if x is None else RowsInPlace.of(x, at, *own, sent)
@@ -154,6 +156,7 @@ class _InBlocks:
         with tempfile.TemporaryFile() as file:  # it stays for as long as it is mapped
             file.truncate(num_bytes)
             octets = torch.from_numpy(np.memmap(file, np.uint8, "r+", shape=(num_bytes,)))
+        advise(octets, READ_ALONE)  # senders are anywhere, and what stands around them is not read
         return octets.view(like.dtype).view(shape)
 
     def blocks(self, view: Any, needs: _Needs) -> Iterator[Ranges]:
@@ -239,6 +242,7 @@ class _Recomputed(torch.autograd.Function):
         of_weights: list[Tensor | None] = [None] * len(weights)
         outer, random, debts = _Random(ctx.random.device), ctx.random, _Debts(layer, view)
         for ranges in ctx.blocks:
+            _read_soon(gradients, ranges)
             random.resume()
             with torch.enable_grad(), torch.autocast(**ctx.autocast):
                 rows, read, _ = layer.rows(view, ranges, inputs)
@@ -287,6 +291,7 @@ class _Debts:
             most_rows = max(1, self._layer.bytes_of_block // (2 * _bytes_of_row(gradients)))
             if of_type is not None:
                 for start, stop, matrix in turned_round(block, values, most_rows):
+                    advise(of_type[start:stop], READ_SOON)
                     of_type[start:stop] += product(matrix, gradients)
 
 
@@ -337,6 +342,12 @@ class _Random:
 def _autocast(device: torch.device) -> dict[str, Any]:
     kind = device.type
     return {"device_type": kind, "dtype": torch.get_autocast_dtype(kind), "enabled": torch.is_autocast_enabled(kind)}
+
+
+def _read_soon(tables: Sequence[Tensor | None], ranges: Ranges) -> None:
+    for table, (start, stop) in zip(tables, ranges, strict=True):
+        if table is not None:
+            advise(table[start:stop], READ_SOON)
 
 
 def _all_nodes(view: Any) -> Ranges:
