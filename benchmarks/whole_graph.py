@@ -7,18 +7,23 @@
 DIRECTORY holds ``<graph>.npz`` files and a ``read.py`` with ``to_pyg(path, split=...)``. The megabytes of ``sums`` are
 those of the rank that sends most in a step of a SAGE of three layers of width 64, in which all nodes are seeds. A step
 of ``blocks`` is that of a SAGE of eight layers of width 256 on all nodes; plain and in blocks take turns, each in a
-process of its own; CPU time of the second step, and the most memory that the process has held.
+process of its own; CPU time of the second step, and the most memory that the process has held. Figures are means over
+``--seeds``, of partitions and of weights, and how far from each other they are at most.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import logging
 import resource
+import statistics
 import subprocess
 import sys
 import time
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,29 +89,48 @@ class SAGE(LayeredSAGE):
 
 
 def run_blocks(options: argparse.Namespace, graph: Graph) -> None:
-    """Two steps, of which the second is timed, or one."""
-    torch.manual_seed(0)
+    """Print the CPU seconds of the last step, and the megabytes held at most."""
+    torch.manual_seed(options.seeds)
     sampler = WholePartSampler(LAYERS, bytes=round(options.megabytes * 1e6) or None)
     module = SAGE(graph.node_arrays["x"].shape[1], int(graph.node_arrays["y"].max()) + 1)
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = pl.Trainer(accelerator="cpu", devices=1, max_epochs=options.steps, enable_model_summary=False, **quiet)
     trainer.fit(module, PartitionedDataModule(graph, sampler=sampler, batch_size=graph.num_nodes))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    way = f"{options.megabytes:g} MB" if options.megabytes else "plain"
-    print(f"{way:>10}  {module.seconds:8.1f} s of CPU a step  {peak:8,.0f} MB held at most", flush=True)
+    print(module.seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6, flush=True)
 
 
-def run_sums(graph: Graph, name: str) -> None:
-    for partitioner in (MetisPartitioner(), RandomPartitioner()):
-        for num_parts in (4, 8):
-            partition = partitioner(graph, num_parts, seed=0)
-            start = time.process_time()
+def compare_blocks(options: argparse.Namespace, where: list[str]) -> None:
+    """Plain steps and steps in blocks, in turns."""
+    found: dict[float, list[list[float]]] = {0.0: [], options.megabytes: []}
+    for seed in range(options.seeds):
+        for megabytes, runs in found.items():
+            more = ["--megabytes", str(megabytes), "--steps", str(options.steps), "--seeds", str(seed)]
+            run = subprocess.run([sys.executable, __file__, "one", *where, *more], check=True, stdout=subprocess.PIPE)
+            runs.append([float(figure) for figure in run.stdout.split()])
+    for megabytes, runs in found.items():
+        seconds, peaks = zip(*runs, strict=True)
+        way = f"{megabytes:g} MB" if megabytes else "plain"
+        print(f"{way:>10}  {spread(seconds, 's of CPU a step')}  {max(peaks):8,.0f} MB held at most", flush=True)
+    ratios = [blocks[0] / plain[0] for plain, blocks in zip(*found.values(), strict=True)]
+    print(f"            {spread(ratios, 'times the time')}", flush=True)
+
+
+def spread(figures: Sequence[float], unit: str) -> str:
+    return f"{statistics.mean(figures):8.2f} {unit} ({min(figures):.2f} to {max(figures):.2f})"
+
+
+def run_sums(graph: Graph, name: str, num_seeds: int) -> None:
+    for partitioner, num_parts in itertools.product((MetisPartitioner(), RandomPartitioner()), (4, 8)):
+        start, found = time.process_time(), []
+        for seed in range(num_seeds):
+            partition = partitioner(graph, num_parts, seed=seed)
             sent = {each.boundary: each.bytes_sent for each in prices(graph, partition, partition.report(graph), 3, 64)}
-            rows, sums = sent[Exchange()] / 1e6, sent[Exchange(sums=True)] / 1e6
-            told = f"{name:18} {type(partitioner).__name__:18} {num_parts}  {rows:8.2f} MB  {sums:8.2f} MB with sums"
-            print(
-                f"{told}  {1 - sums / rows:.0%} less  ({time.process_time() - start:.1f} s for all prices)", flush=True
-            )
+            found.append((sent[Exchange()] / 1e6, sent[Exchange(sums=True)] / 1e6))
+        rows, sums = zip(*found, strict=True)
+        saved = [100 * (1 - few / many) for many, few in found]
+        told = f"{name:18} {type(partitioner).__name__:18} {num_parts}  {statistics.mean(rows):8.2f} MB"
+        told += f"  {statistics.mean(sums):8.2f} MB with sums  {spread(saved, '% less')}"
+        print(f"{told}  ({(time.process_time() - start) / num_seeds:.1f} s to cut and to price)", flush=True)
 
 
 def main() -> None:
@@ -117,8 +141,10 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=0, help="of a generated graph")
     parser.add_argument("--megabytes", type=float, default=600.0)
     parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=3, help="how many; of `one`, which")
     options = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     if options.what == "one":
         (name,) = options.graphs or [None]
@@ -127,13 +153,11 @@ def main() -> None:
     print(machine())
     for name in options.graphs or [None]:
         if options.what == "sums":
-            run_sums(read(options.directory, name), name)
+            run_sums(read(options.directory, name), name, options.seeds)
             continue
         print(name or f"{options.nodes:,} nodes", flush=True)
         where = [str(options.directory), "--graphs", name] if name else ["--nodes", str(options.nodes)]
-        for megabytes in (0, options.megabytes):
-            more = ["--megabytes", str(megabytes), "--steps", str(options.steps)]
-            subprocess.run([sys.executable, __file__, "one", *where, *more], check=True)
+        compare_blocks(options, where)
 
 
 if __name__ == "__main__":

@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lightning_gnn_dist.batches.one_hop import LayerView, Nodes, RowsOfTypes, one_hop
+from lightning_gnn_dist.graph.storage.mapped import READ_ALONE, READ_SOON, advise
 from lightning_gnn_dist.joint import RowsOfRanks
 from lightning_gnn_dist.layers.norms import norm_of_batch
-from lightning_gnn_dist.layers.rows_in_place import Edges, Owed, RowsInPlace, product, turned_round
+from lightning_gnn_dist.layers.rows_in_place import Debts, Edges, RowsInPlace, bytes_of_row
 from lightning_gnn_dist.sampling.block import Block
 
 _OF_INPUT, _OF_OUTPUT, _OF_A_SENDER, _OF_AN_EDGE = (
@@ -129,6 +130,7 @@ class _InBlocks:
 
     def rows(self, view: Any, ranges: Ranges, inputs: RowsOfTypes) -> tuple[RowsOfTypes, _Read, Sequence[Block]]:
         """Return the rows of a block, the rows that it reads, and its edges."""
+        _read_soon(inputs, ranges)
         seen, ats, edges = _seen(view, ranges)
         read: _Read = [
             None if x is None else RowsInPlace.of(x, at, *own, sent)
@@ -154,6 +156,7 @@ class _InBlocks:
         with tempfile.TemporaryFile() as file:  # it stays for as long as it is mapped
             file.truncate(num_bytes)
             octets = torch.from_numpy(np.memmap(file, np.uint8, "r+", shape=(num_bytes,)))
+        advise(octets, READ_ALONE)  # senders are anywhere, and what stands around them is not read
         return octets.view(like.dtype).view(shape)
 
     def blocks(self, view: Any, needs: _Needs) -> Iterator[Ranges]:
@@ -193,15 +196,11 @@ def _foreseen(view: Any, ranges: Ranges, needs: _Needs) -> int:
     for store, like, is_copied, (start, stop), edges in zip(
         view.node_stores, needs.likes, needs.copies, ranges, sent, strict=True
     ):
-        of_input, of_output = _bytes_of_row(store._mapping.get("x")), _bytes_of_row(like)
+        of_input, of_output = bytes_of_row(store._mapping.get("x")), bytes_of_row(like)
         num_bytes += (stop - start) * (_OF_INPUT * of_input + _OF_OUTPUT * of_output)
         num_bytes += is_copied * min(stop - start + edges, _num_src(store)) * _OF_A_SENDER * of_input
         num_bytes += edges * (_BYTES_OF_AN_EDGE + needs.messages * _OF_AN_EDGE * max(of_input, of_output))
     return num_bytes
-
-
-def _bytes_of_row(rows: Tensor | None) -> int:
-    return 0 if rows is None else prod(rows.shape[1:]) * rows.element_size()
 
 
 class _Recomputed(torch.autograd.Function):
@@ -237,8 +236,10 @@ class _Recomputed(torch.autograd.Function):
         is_read = needs[:num_types]
         of_inputs = [layer.table(x, len(x)) if needed else None for x, needed in zip(inputs, is_read, strict=True)]
         of_weights: list[Tensor | None] = [None] * len(weights)
-        outer, random, debts = _Random(ctx.random.device), ctx.random, _Debts(layer, view)
+        outer, random = _Random(ctx.random.device), ctx.random
+        debts = Debts([store._blocks[0] for store in view.edge_stores], layer.table, layer.bytes_of_block)
         for ranges in ctx.blocks:
+            _read_soon(gradients, ranges)
             random.resume()
             with torch.enable_grad(), torch.autocast(**ctx.autocast):
                 rows, read, _ = layer.rows(view, ranges, inputs)
@@ -253,41 +254,13 @@ class _Recomputed(torch.autograd.Function):
                     for some in of_copies:
                         if some is not None:
                             of_type.index_add_(0, x.at, some)
-                    debts.keep(x.owed, ranges)
+                    debts.keep(x.owed, [(slice(*ranges[to]), slice(*at)) for _, to, at in _edges(view, ranges)])
             for number, some in enumerate(found):
                 known = of_weights[number]
                 of_weights[number] = some if known is None or some is None else known + some
         outer.resume()
-        debts.pay(of_inputs)
+        debts.pay([of_inputs[sender] for sender, *_ in _edges(view, ctx.blocks[0])])
         return None, None, None, *of_inputs, *of_weights
-
-
-class _Debts:
-    """What the blocks of a layer owe senders whose rows they have summed in place, until each gets it at once."""
-
-    def __init__(self, layer: _InBlocks, view: Any) -> None:
-        self._layer, self._view = layer, view
-        self._tables = dict[tuple[int, int], tuple[Tensor, Tensor]]()
-
-    def keep(self, owed: Sequence[Owed], ranges: Ranges) -> None:
-        edges = list(_edges(self._view, ranges))
-        for each in owed:
-            _, receiver, (first, last) = edges[each.number]
-            if (key := (each.number, each.call)) not in self._tables:
-                block = self._view.edge_stores[each.number]._blocks[0]
-                values = each.values.new_zeros(block.num_edges)
-                self._tables[key] = self._layer.table(each.gradients, block.num_dst), values
-            gradients, values = self._tables[key]
-            gradients[slice(*ranges[receiver])], values[first:last] = each.gradients, each.values
-
-    def pay(self, of_inputs: Sequence[Tensor | None]) -> None:
-        edges = list(_edges(self._view, _all_nodes(self._view)))
-        for (number, _), (gradients, values) in self._tables.items():
-            of_type, block = of_inputs[edges[number][0]], self._view.edge_stores[number]._blocks[0]
-            most_rows = max(1, self._layer.bytes_of_block // (2 * _bytes_of_row(gradients)))
-            if of_type is not None:
-                for start, stop, matrix in turned_round(block, values, most_rows):
-                    of_type[start:stop] += product(matrix, gradients)
 
 
 def _needs(layer: _InBlocks, view: Any, inputs: RowsOfTypes) -> _Needs:
@@ -337,6 +310,12 @@ class _Random:
 def _autocast(device: torch.device) -> dict[str, Any]:
     kind = device.type
     return {"device_type": kind, "dtype": torch.get_autocast_dtype(kind), "enabled": torch.is_autocast_enabled(kind)}
+
+
+def _read_soon(tables: Sequence[Tensor | None], ranges: Ranges) -> None:
+    for table, (start, stop) in zip(tables, ranges, strict=True):
+        if table is not None:
+            advise(table[start:stop], READ_SOON)
 
 
 def _all_nodes(view: Any) -> Ranges:

@@ -9,12 +9,14 @@ So neither rows of senders nor their gradients are copied, however often blocks 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.graph.storage.mapped import READ_SOON, advise
 from lightning_gnn_dist.sampling.block import PRODUCTS, Adjacency, Block
 
 _TOLD = {
@@ -153,7 +155,7 @@ class _Product(torch.autograd.Function):
             indptr, values = matrix.crow_indices(), matrix.values()
         ctx.known = rows, edges.number, values, indptr.diff().clamp_(min=1) if how == "mean" else None
         block = Block(len(indptr) - 1, len(rows.table), indptr, edges.senders, values)
-        return product(block.weighted_adj, rows.table, how)
+        return _product(block.weighted_adj, rows.table, how)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
@@ -165,7 +167,50 @@ class _Product(torch.autograd.Function):
         return None, None, None, None
 
 
-def product(matrix: Tensor, rows: Tensor, how: str | None = None) -> Tensor:
+class Debts:
+    """What the blocks of a layer owe senders whose rows they have summed in place, until each sender gets it at once.
+
+    Args:
+        blocks: All edges that the layer computes on, for each edge type.
+        table: Makes a table, of rows like some, with so many.
+        num_bytes: Bytes that may be taken at a time.
+    """
+
+    def __init__(self, blocks: Sequence[Block], table: Callable[[Tensor, int], Tensor], num_bytes: int) -> None:
+        self._blocks, self._table, self._num_bytes = blocks, table, num_bytes
+        self._kept = dict[tuple[int, int], tuple[Tensor, Tensor]]()  # by number and call
+
+    def keep(self, owed: Iterable[Owed], places: Sequence[tuple[slice, slice]]) -> None:
+        """Keep what a block owes.
+
+        Args:
+            owed: By its rows of a type.
+            places: For each edge type, which receivers and which edges are the block's.
+        """
+        for number, call, gradients, values in owed:
+            if (number, call) not in self._kept:
+                block = self._blocks[number]
+                made = self._table(gradients, block.num_dst), values.new_zeros(block.num_edges)
+                self._kept[number, call] = made
+            of_receivers, of_edges = self._kept[number, call]
+            receivers, edges = places[number]
+            of_receivers[receivers], of_edges[edges] = gradients, values
+
+    def pay(self, of_senders: Sequence[Tensor | None]) -> None:
+        """Add it to the gradients of senders, which are given for each edge type."""
+        for (number, _), (gradients, values) in self._kept.items():
+            most_rows = max(1, self._num_bytes // max(1, 2 * bytes_of_row(gradients)))
+            if (total := of_senders[number]) is not None:
+                for start, stop, matrix in _turned_round(self._blocks[number], values, most_rows):
+                    advise(total[start:stop], READ_SOON)
+                    total[start:stop] += _product(matrix, gradients)
+
+
+def bytes_of_row(rows: Tensor | None) -> int:
+    return 0 if rows is None else prod(rows.shape[1:]) * rows.element_size()
+
+
+def _product(matrix: Tensor, rows: Tensor, how: str | None = None) -> Tensor:
     """A product of a block's matrix; of a CPU by the faster of torch's ways to add up."""
     if how is None and rows.device.type == "cpu":
         how = "sum"
@@ -173,7 +218,7 @@ def product(matrix: Tensor, rows: Tensor, how: str | None = None) -> Tensor:
     return found
 
 
-def turned_round(block: Block, values: Tensor, most_rows: int) -> Iterator[tuple[int, int, Tensor]]:
+def _turned_round(block: Block, values: Tensor, most_rows: int) -> Iterator[tuple[int, int, Tensor]]:
     """Yield matrices from a block's nodes to their senders, for some senders after the other, and which these are.
 
     Args:
