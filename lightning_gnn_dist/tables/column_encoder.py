@@ -40,8 +40,8 @@ def read_tables(path: str | Path) -> Tables:
 
 def tables_at(path: Path) -> Tables | None:
     """Do so; None if the graph was made of other files."""
-    folder = path if (path / "meta.json").exists() else next(iter(sorted(path.glob(f"{SHARD}*"))), path)
-    about = read_meta(folder).get("types", {})
+    files = sorted([*path.glob("meta.json"), *path.glob(f"{SHARD}*/meta.json")])
+    about = read_meta(files[0].parent).get("types", {}) if files else {}
     return Tables.saved(about["tables"]) if "tables" in about else None
 
 
