@@ -65,11 +65,11 @@ class Questions:
             _stacked([each.answers.values for each in asked]), np.concatenate([each.answers.missing for each in asked])
         )
         splits = np.concatenate([each.splits for each in asked])
-        y, task = self._labels(answers, splits)
-        arrays = {f"{split}_mask": (splits == at) & ~answers.missing for at, split in enumerate(SPLITS)} | {"y": y}
+        arrays = {f"{split}_mask": (splits == at) & ~answers.missing for at, split in enumerate(SPLITS)}
         if not arrays["train_mask"].any():
             told = "fill some, or give a later val_timestamp"
             raise ValueError(f"{self._where} are those of no question to train on: {told}.")
+        arrays["y"], task = self._labels(answers, splits)
         span = Span()
         if self.spec.time_col is not None:
             arrays[TIME] = np.concatenate([each.times for each in asked if each.times is not None])
