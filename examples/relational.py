@@ -44,11 +44,14 @@ class RelationalSAGE(pl.LightningModule):
         self.hops, reached = nn.ModuleList(), {task}
         for _ in range(num_hops):  # the last first: from rows to questions about them
             kinds = [kind for kind in tables.edge_types if kind[2] in reached]
-            self.hops.insert(0, nn.ModuleDict({"__".join(kind): SAGEConv(channels, channels) for kind in kinds}))
+            self.hops.insert(0, nn.ModuleDict({self.name(kind): SAGEConv(channels, channels) for kind in kinds}))
             reached |= {kind[0] for kind in kinds}
         self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(num_hops))
         self.head = TaskHead(tables, task, channels)
         self.metrics = nn.ModuleDict({name: self.head.metrics(f"{name}_") for name in ("val", "test")})
+
+    def name(self, kind):
+        return "__".join(kind).replace(".", "_dot_")  # modules have no dots in their names
 
     def forward(self, batch):
         x = {kind: rows.relu() for kind, rows in self.encoder(batch).items()}
@@ -57,7 +60,7 @@ class RelationalSAGE(pl.LightningModule):
             for kind, block in blocks.items():
                 if block.num_dst:
                     ends = x[kind[0]], x[kind[2]][: block.num_dst]
-                    made.setdefault(kind[2], []).append(convs["__".join(kind)](ends, block.adj))
+                    made.setdefault(kind[2], []).append(convs[self.name(kind)](ends, block.adj))
             x = x | {kind: norm(sum(rows)).relu() for kind, rows in made.items()}
         return self.head(x[self.task][: batch.batch_size])
 

@@ -124,7 +124,9 @@ class PartitionedDataModule(GraphDataModule):
     ) -> None:
         shards = folder_of_shards(graph, "graph")
         whole = None if shards is not None else graph_of(graph)
-        given, sampler = sampler, sampler or sampler_of_task(shards if whole is None else whole.types, task)
+        given = sampler
+        if sampler is None:
+            sampler = sampler_of_task(shards if whole is None else whole.types, task)
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
         if coverage is not None:
             check_instance("coverage", coverage, Coverage, 'an object such as Coverage() or Coverage("batch"), or None')

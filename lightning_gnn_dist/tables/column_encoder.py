@@ -40,8 +40,8 @@ def read_tables(path: str | Path) -> Tables:
 
 def tables_at(path: Path) -> Tables | None:
     """Do so; None if the graph was made of other files."""
-    folder = path if (path / "meta.json").exists() else next(iter(sorted(path.glob(f"{SHARD}*"))), path)
-    about = read_meta(folder).get("types", {})
+    files = sorted([*path.glob("meta.json"), *path.glob(f"{SHARD}*/meta.json")])
+    about = read_meta(files[0].parent).get("types", {}) if files else {}
     return Tables.saved(about["tables"]) if "tables" in about else None
 
 
@@ -62,17 +62,14 @@ class ColumnEncoder(nn.Module):
         for table, features in tables.seen_by(task).items():
             is_timed = table in tables.timed
             left = [feature for feature in features if (table, feature.column) not in {tuple(each) for each in drop}]
-            # Not by the bare name: a module has attributes of its own.
-            self.of_tables[f"of_{table}"] = TableEncoder(left, tables.span, channels, is_timed=is_timed)
+            self.of_tables[_key(table)] = TableEncoder(left, tables.span, channels, is_timed=is_timed)
 
     def forward(self, batch: HeteroData) -> dict[str, Tensor]:
         """The rows of all nodes of a batch, by node type."""
         seeds = batch[self.task]
         times = seeds.seed_time if "seed_time" in seeds else None
-        made = {
-            name.removeprefix("of_"): encoder(batch[name.removeprefix("of_")], times)
-            for name, encoder in self.of_tables.items()
-        }
+        kinds = [kind for kind in batch.node_types if _key(kind) in self.of_tables]
+        made = {kind: self.of_tables[_key(kind)](batch[kind], times) for kind in kinds}
         return {self.task: next(iter(made.values())).new_zeros(seeds.num_nodes, self.channels)} | made
 
 
@@ -123,6 +120,11 @@ class TableEncoder(nn.Module):
         age = (seed_times[rows.batch, None] - moments).double() / self.span
         age = torch.where(moments == NO_MOMENT, 0, age).clamp(-LONGEST, LONGEST).float()
         return torch.cat([age.abs().mul(100).log1p(), age, age.sign()], 1)
+
+
+def _key(table: str) -> str:
+    """The name of a module: a module has attributes of its own, and none with a dot."""
+    return f"of_{table}".replace(".", "_dot_")
 
 
 def _of_kind(features: Sequence[Feature], kind: str) -> list[Feature]:

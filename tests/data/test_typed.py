@@ -173,7 +173,7 @@ def test_the_type_of_the_seeds_can_be_chosen(tmp_path: Path) -> None:
     for data in (PartitionedDataModule(chosen), PartitionedDataModule(tmp_path / "graph", task="author")):
         batch = next(iter(data.train_dataloader()))
         assert batch.seed_type == "author" and batch.batch_size == 2 and "y" not in batch["paper"]
-    with pytest.raises(ValueError, match=r"seed_type \('author'\) is for a graph with types, and this one has none"):
+    with pytest.raises(ValueError, match=r"task \('author'\) is for a graph with types, and this one has none"):
         PartitionedDataModule(communities(60, 2), task="author")
     assert pickle.loads(pickle.dumps(chosen)).split("train").equal(chosen.split("train"))
 

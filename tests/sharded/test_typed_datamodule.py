@@ -272,5 +272,5 @@ def test_a_shard_without_training_nodes_is_refused(tmp_path: Path) -> None:
 def test_a_graph_without_types_has_no_type_of_seeds(tmp_path: Path) -> None:
     graph = communities(60, 2)
     save_shards(graph, Partition(torch.zeros(60).int(), 1), tmp_path / "shards")
-    with pytest.raises(ValueError, match=r"seed_type \('paper'\) is for a graph with types"):
+    with pytest.raises(ValueError, match=r"task \('paper'\) is for a graph with types"):
         PartitionedDataModule(tmp_path / "shards", task="paper")

@@ -33,6 +33,7 @@ def figures(rank: int, world_size: int, path: str, name: str) -> tuple[dict[str,
     return dict(before), {key: float(value) for key, value in trainer.callback_metrics.items() if key[:4] == "val_"}
 
 
+@pytest.mark.slow
 def test_metrics_are_those_of_one_rank(tmp_path: Path) -> None:
     write_shop(tmp_path / "shop", 120)
     prepare_graph(tmp_path / "shop", path := str(tmp_path / "graph"))

@@ -229,6 +229,8 @@ def _file(folder: Path, name: str, where: str) -> Path:
 
 
 def _check_keys(table: TableSpec, tables: Mapping[str, TableSpec], path: Path) -> None:
+    if table.pkey is None and not table.fkeys:
+        raise ValueError(f"{path}: table {table.name!r} has neither a pkey nor fkeys: name its keys, or leave it out.")
     for column, target in table.fkeys.items():
         if target not in tables:
             raise ValueError(

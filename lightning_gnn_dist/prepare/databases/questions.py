@@ -15,7 +15,7 @@ from lightning_gnn_dist.prepare.databases.cells import Cells, CellTable, as_keys
 from lightning_gnn_dist.prepare.databases.columns import as_words
 from lightning_gnn_dist.prepare.databases.keys import KEYS, write_keys
 from lightning_gnn_dist.prepare.databases.manifest import LABELS, Manifest, TaskSpec
-from lightning_gnn_dist.prepare.databases.times import times_in
+from lightning_gnn_dist.prepare.databases.times import Span
 from lightning_gnn_dist.prepare.files.columns import SPLIT_WORDS, SPLITS
 from lightning_gnn_dist.prepare.files.tables import columns_of, count_rows
 from lightning_gnn_dist.prepare.files.text_tables import Progress
@@ -65,16 +65,16 @@ class Questions:
             _stacked([each.answers.values for each in asked]), np.concatenate([each.answers.missing for each in asked])
         )
         splits = np.concatenate([each.splits for each in asked])
-        y, task = self._labels(answers, splits)
-        arrays = {f"{split}_mask": (splits == at) & ~answers.missing for at, split in enumerate(SPLITS)} | {"y": y}
+        arrays = {f"{split}_mask": (splits == at) & ~answers.missing for at, split in enumerate(SPLITS)}
         if not arrays["train_mask"].any():
             told = "fill some, or give a later val_timestamp"
             raise ValueError(f"{self._where} are those of no question to train on: {told}.")
-        times = None
+        arrays["y"], task = self._labels(answers, splits)
+        span = Span()
         if self.spec.time_col is not None:
             arrays[TIME] = np.concatenate([each.times for each in asked if each.times is not None])
             self._check_order(arrays[TIME], splits)
-            times = times_in(int(arrays[TIME].min()), int(arrays[TIME].max()), asked[0].are_dates)
+            span.add(arrays[TIME], are_dates=asked[0].are_dates)
         (folder / "arrays").mkdir(parents=True, exist_ok=True)
         for name, array in arrays.items():
             save(folder / "arrays" / f"{name}.npy", array)
@@ -83,7 +83,7 @@ class Questions:
         write_keys(
             folder / KEYS / self.spec.entity_col, 0, joined([each.keys for each in asked]), np.zeros(count, np.bool_)
         )
-        return {"task": asdict(task), "notes": [], "times": times}
+        return {"task": asdict(task), "notes": [], "times": span.fact}
 
     def _read(self, split: str, path: Path, memory_bytes: int) -> list[Asked]:
         """The questions of a table."""

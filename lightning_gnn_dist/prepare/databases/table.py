@@ -17,7 +17,7 @@ from lightning_gnn_dist.prepare.databases.columns import ColumnScan, Encoding
 from lightning_gnn_dist.prepare.databases.keys import KEYS, write_keys
 from lightning_gnn_dist.prepare.databases.manifest import Manifest, TableSpec
 from lightning_gnn_dist.prepare.databases.text import embedding
-from lightning_gnn_dist.prepare.databases.times import cut_of, times_in
+from lightning_gnn_dist.prepare.databases.times import Span, cut_of
 from lightning_gnn_dist.prepare.files.row_files import GrowingArrays
 from lightning_gnn_dist.prepare.files.tables import columns_of, count_rows
 from lightning_gnn_dist.prepare.files.text_tables import Progress
@@ -75,8 +75,7 @@ class DatabaseTable:
         table = CellTable.of(self.spec.path, self._read, memory_bytes, lambda share: progress(share / 3))
         encodings, notes = self._scan(table, lambda share: progress((1 + share) / 3))
         places, features = _places(encodings, self.manifest.hidden(self.spec.name))
-        own, ids, without = part_of(table.num_rows).nodes, [], 0
-        earliest, latest, are_dates = NEVER, -NEVER, False
+        own, ids, span = part_of(table.num_rows).nodes, [], Span()
         numbers, others = GrowingArrays(folder / "own", table.path), GrowingArrays(folder / "arrays", table.path)
         for first, piece in table:
             ids.append(self._ids(piece, first))
@@ -84,12 +83,7 @@ class DatabaseTable:
             made = _encoded(encodings, places, piece, table.path, first)
             if self.spec.time_col is not None:
                 made[TIME], are_dates = as_times(self.spec.time_col, piece[self.spec.time_col], table.path, first)
-                without += int((made[TIME] == NEVER).sum())
-                known = made[TIME][made[TIME] != NEVER]
-                earliest, latest = (
-                    min(earliest, int(known.min(initial=NEVER))),
-                    max(latest, int(known.max(initial=-NEVER))),
-                )
+                span.add(made[TIME], are_dates=are_dates)
             if NUMBERS in made:
                 start, end = np.searchsorted(own, [first, first + len(ids[-1])])
                 numbers.add({NUMBERS: made.pop(NUMBERS)[own[start:end] - first]})
@@ -99,9 +93,9 @@ class DatabaseTable:
         others.finish()
         save(folder / "ids.npy", joined(ids))
         save(folder / "arrays" / "num_nodes.npy", np.array(table.num_rows))
-        notes += [f"{without:,} rows of {self.spec.name} have no time, and no question sees them."] if without else []
-        times = times_in(earliest, latest, are_dates)
-        return {"features": [asdict(feature) for feature in features], "notes": notes, "times": times}
+        if span.num_missing:
+            notes.append(f"{span.num_missing:,} rows of {self.spec.name} have no time, and no question sees them.")
+        return {"features": [asdict(feature) for feature in features], "notes": notes, "times": span.fact}
 
     def _scan(self, table: CellTable, progress: Progress) -> tuple[dict[str, Encoding], list[str]]:
         """How each column is encoded, from rows before the cut; and what is left out."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.tables import NEVER
 from lightning_gnn_dist.prepare.databases.cells import CellTable, as_times
 from lightning_gnn_dist.prepare.databases.manifest import Manifest, TaskSpec
@@ -16,6 +18,28 @@ UNITS = (
     (10**14, "milliseconds"),
     (10**17, "microseconds"),
 )
+
+
+@dataclass
+class Span:
+    """The first and the last of times that come piece by piece, whether they are dates, and how many are missing."""
+
+    first: int = NEVER
+    last: int = -NEVER
+    are_dates: bool = False
+    num_missing: int = 0
+
+    def add(self, times: Column, *, are_dates: bool) -> None:
+        """Look at the times of some rows."""
+        known = times[times != NEVER]
+        self.num_missing += times.size - known.size
+        self.first, self.last = int(known.min(initial=self.first)), int(known.max(initial=self.last))
+        self.are_dates = are_dates
+
+    @property
+    def fact(self) -> tuple[int, int, bool] | None:
+        """What is to be known of them, if there are any."""
+        return None if self.first == NEVER else (self.first, self.last, self.are_dates)
 
 
 def cut_of(manifest: Manifest) -> int | None:
@@ -63,11 +87,6 @@ def span_of(manifest: Manifest, facts: Mapping[str, Mapping[str, Any]]) -> float
             f"{latest}: rows before it are trained on, and later ones judge."
         )
     return float(max((latest if cut is None else cut) - earliest, 1))
-
-
-def times_in(earliest: int, latest: int, is_dates: bool) -> tuple[int, int, bool] | None:
-    """Times as facts of a table, if any row has one."""
-    return None if earliest == NEVER else (earliest, latest, is_dates)
 
 
 def _unit(time: int) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.prepare.databases import columns as columns_module
 from tests.prepare.databases.folders import FILES, MANIFEST, TASK, write
 
 D, B, C, T, L = "database.yaml", "order.csv", "customer.csv", "tasks/stays/manifest.yaml", "tasks/stays/labels.csv"
@@ -46,7 +47,8 @@ BAD: list[tuple[dict[str, str | None], str]] = [
     (changed(D, "time_col: at", "time_col: when"), "time_col names the column 'when'"),
     (changed(D, "customer: customer,", "client: customer,"), "fkeys names the column 'client'"),
     (changed(D, "customer: customer,", "customer: client,"), r"order.customer holds keys of 'client', and the tables"),
-    (changed(D, "customer: {pkey: id}", "customer: {}"), "keys of 'customer', which has no pkey"),
+    (changed(D, "pkey: number, ", ""), "keys of 'order', which has no pkey"),
+    (changed(D, "pkey: id", ""), "table 'customer' has neither a pkey nor fkeys"),
     (changed(D, "note: text", "note: words"), "column 'note' must be one of"),
     (changed(D, "note: text", "notes: text"), "columns names the column 'notes'"),
     (changed(D, "note: text", "customer: category"), "'customer' holds keys, which are edges"),
@@ -115,11 +117,12 @@ def test_a_bad_folder_gets_one_sentence(files: dict[str, str | None], message: s
     assert "\n" not in told and len(told) < 700 and not (tmp_path / ".graph.preparing").exists()
 
 
-def test_too_many_words_for_a_category(tmp_path: Path) -> None:
-    rows = "".join(f"k{n},name {n}\n" for n in range(100_002))
+def test_too_many_words_for_a_category(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns_module, "MOST", 100)
+    rows = "".join(f"k{n},name {n}\n" for n in range(102))
     told = MANIFEST.replace("{pkey: id}", "{pkey: id, columns: {name: category}}")
     source = write(tmp_path / "source", FILES | {"customer.csv": f"id,name\nb7,\na3,\nc1,\n{rows}", D: told})
-    with pytest.raises(ValueError, match="'name' has more than 100,000 different words, too many"):
+    with pytest.raises(ValueError, match="'name' has more than 100 different words, too many"):
         prepare_graph(source, tmp_path / "graph")
 
 

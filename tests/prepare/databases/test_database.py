@@ -217,7 +217,7 @@ def test_what_is_left_out_is_told(tmp_path: Path) -> None:
 
 def test_kinds_are_told_or_found(tmp_path: Path) -> None:
     """Many different words are text, unless they are said to be a category; a number may be one."""
-    rows = "".join(f"k{n},name {n},{n % 3},{n}\n" for n in range(3_000))
+    rows = "".join(f"k{n},name {n},{n % 3},{n}\n" for n in range(1_100))
     files = FILES | {"customer.csv": f"id,name,level,rank\nb7,,1,1\na3,x,0,2\nc1,y,2,3\n{rows}"}
     graph = prepared(tmp_path / "found", files)
     assert [f.kind for f in tables_of(graph).features["customer"]] == ["x", "x", "x"]

@@ -35,7 +35,7 @@ def test_it_is_the_same_for_the_same_seed(tmp_path: Path, capsys: pytest.Capture
 
 def test_three_columns_tell_the_answer(tmp_path: Path) -> None:
     """Each alone, of what was there before the question, and all of them more."""
-    write_shop(tmp_path / "shop", 1_000)
+    write_shop(tmp_path / "shop", 600)
     orders, reviews = rows_of(tmp_path / "shop" / "order.csv"), rows_of(tmp_path / "shop" / "review.csv")
     bad = {row["id"]: row["maker"] in BAD_MAKERS for row in rows_of(tmp_path / "shop" / "product.csv")}
     told = {row["id"]: row["born"] != "" for row in rows_of(tmp_path / "shop" / "customer.csv")}
