@@ -35,6 +35,7 @@ from lightning_gnn_dist.layers.prediction import BUDGET_BYTES, predict_by_layer
 from lightning_gnn_dist.layers.through_layers import has_layers
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 
+SINCE = "since:"  # begins what names the nodes that are newer than a version
 REFUSALS = (ValueError, TypeError, OSError)
 
 
@@ -174,7 +175,7 @@ class TrainCLI(LightningCLI):
         if subcommand == "predict":
             parser.add_argument("--output", type=str | None, help="the .npy to write, a row for each node")
             parser.add_argument("--overwrite", type=bool, default=False, help="replace a file that is there")
-            about = "predict these alone: ids with commas, or a file of ids, .npy or a line each"
+            about = "predict these alone: ids with commas, a file of ids (.npy, or a line each), or since:VERSION"
             parser.add_argument("--nodes", type=str | None, help=about)
             about = (
                 f"what predicting by layer may take on each rank, of RAM (default: {BUDGET_BYTES >> 20}) and of a GPU"
@@ -198,7 +199,16 @@ def _only(datamodule: LightningDataModule, nodes: str) -> PartitionedDataModule:
     """Return a data module that predicts the nodes that the command line names."""
     if not isinstance(datamodule, PartitionedDataModule):
         raise TypeError(f"--nodes={nodes} names nodes, and {type(datamodule).__name__} has none: leave it out.")
-    return datamodule.only(nodes_named(nodes))
+    return datamodule.only(newer_than(datamodule.graph, nodes) if nodes.startswith(SINCE) else nodes_named(nodes))
+
+
+def newer_than(graph: Graph, text: str) -> list[int]:
+    """Ids of the nodes that are newer than a version of the graph."""
+    version = text.removeprefix(SINCE)
+    if not version.isdecimal():
+        raise ValueError(f"nodes must be {SINCE} and a version of the graph, such as {SINCE}0, got {text!r:.40}.")
+    found: list[int] = graph.nodes_since(int(version)).tolist()
+    return found
 
 
 def nodes_named(text: str) -> list[int]:
