@@ -90,7 +90,7 @@ RIGHT: dict[str, set[str]] = {
     "homophily": {"0"},
     "noise": {"0"},
     "mean_degree": {"0"},
-    **{name: {"0"} for name in ("val", "test", "version")},
+    **{name: {"0"} for name in ("val", "test", "version", "slack")},
     "prefix": {"empty"},
     "drop": {"[]"},
     "progress_bar": {"[]"},

@@ -35,6 +35,8 @@ def extend_checkpoint(path: str | Path, out: str | Path, module: nn.Module) -> d
     """
     path, out = check_file("path", path), check_path("out", out)
     check_instance("module", module, nn.Module, "the model, with a row for each node of the larger graph")
+    if out.is_dir():
+        raise ValueError(f"out must be a file to write, and {out} is a folder.")
     checkpoint = torch.load(path, map_location="cpu", mmap=True)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), Mapping):
         raise ValueError(f"path must be a checkpoint of Lightning's, and {path} has no state_dict.")
