@@ -76,7 +76,7 @@ ODD: dict[str, Any] = {
 RIGHT: dict[str, set[str]] = {
     **{name: {"0"} for name in ("seed", "epoch", "batch", "super_epoch", "rank", "part", "index", "start", "stop")},
     **{name: {"0"} for name in ("num_own", "round_idx", "cache_bytes", "weight_decay", "homophily", "noise")},
-    **{name: {"0"} for name in ("mean_degree", "val", "test", "version")},
+    **{name: {"0"} for name in ("mean_degree", "val", "test", "version", "slack")},
     "prefix": {"empty"},
     "drop": {"[]"},
     "progress_bar": {"[]"},
@@ -190,10 +190,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder, self._number = folder, count()
         self.graph = communities(60, 2, num_features=4)
-        self.data = Data(
-            edge_index=torch.stack([self.graph.indices.long(), self.graph.indices.long()]),
-            num_nodes=60,
-        )
+        self.data = Data(edge_index=self.graph.indices.long().expand(2, -1), num_nodes=60)
         self.partition = RandomPartitioner()(self.graph, 2, 0)
         self.split = split_edges(self.graph, negatives=2)
         self.module = PartitionedDataModule(
@@ -208,9 +205,9 @@ class World:
         for place, name, array in (("nodes/a", "num_nodes", 4), ("edges/a__to__a", "edge_index", [[0, 1], [1, 2]])):
             (folder / "typed" / place).mkdir(parents=True)
             np.save(folder / "typed" / place / name, np.array(array))
-        self.trainer = pl.Trainer(
-            accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
-        )
+        quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
+        self.trainer = pl.Trainer(accelerator="cpu", **quiet)
+        torch.save({"state_dict": {"weight": torch.ones(3, 2)}}, folder / "some.ckpt")
 
     def new(self, suffix: str = "") -> Path:
         return self.folder / f"new{next(self._number)}{suffix}"
@@ -345,15 +342,17 @@ def _of_graphs(world: World) -> Calls:
 
 
 def _of_functions(world: World) -> Calls:
-    graph, arrays = world.graph, world.folder / "arrays"
+    graph, arrays, ckpt = world.graph, world.folder / "arrays", world.folder / "some.ckpt"
     model, trainer = Layered(), world.trainer
     timed = Graph.from_edge_index(torch.tensor([[0], [1]]), 9, {"time": torch.arange(9)})
     return {
         "citations": lambda: {"num_papers": 200, "num_fields": 1, "mean_degree": 2.0},
         "communities": lambda: {"num_nodes": 40, "num_classes": 1, "num_features": 2, "mean_degree": 2.0},
         "coverage_mean": lambda: {"losses": torch.ones(2), "batch": Data(batch_size=2)},
+        "extend_checkpoint": lambda: {"path": ckpt, "out": world.new(".ckpt"), "module": torch.nn.Embedding(4, 2)},
         "inductive_graph": lambda: {"graph": graph},
         "best_links": lambda: {"trainer": trainer, "model": model, "split": world.split, "score": "dot"},
+        "join_partition": lambda: {"partition": world.partition, "graph": graph},
         "layers_of": lambda: {"gnn": GCN(4, 4, 2)},
         "on_blocks": lambda: {"gnn": GCN(2, 4, 2), "batch": Data(torch.ones(3, 2), torch.tensor([[0, 1], [1, 2]]))},
         "predict_by_layer": lambda: {"trainer": trainer, "model": model, "graph": graph, "path": world.new(".npy")},

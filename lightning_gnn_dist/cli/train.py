@@ -43,6 +43,7 @@ from lightning_gnn_dist.layers.through_layers import has_layers
 from lightning_gnn_dist.prepare.shard import Bounds
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 
+SINCE = "since:"  # begins what names the nodes that are newer than a version
 REFUSALS = (ValueError, TypeError, OSError)
 
 
@@ -212,7 +213,7 @@ class TrainCLI(LightningCLI):
         if subcommand == "predict":
             parser.add_argument("--output", type=str | None, help="the .npy or .parquet to write, a row for each node")
             parser.add_argument("--overwrite", type=bool, default=False, help="replace a file that is there")
-            about = "predict these alone: ids with commas, or a file of ids, .npy or a line each"
+            about = "predict these alone: ids with commas, a file of ids (.npy, or a line each), or since:VERSION"
             parser.add_argument("--nodes", type=str | None, help=about)
             about = "--nodes are ids of the tables that the graph was prepared from"
             parser.add_argument("--by_user_id", type=bool, default=False, help=about)
@@ -249,8 +250,19 @@ def _only(datamodule: LightningDataModule, options: Any) -> PartitionedDataModul
     return datamodule.only(nodes_asked(datamodule, options))
 
 
+def newer_than(graph: Graph, text: str) -> list[int]:
+    """Ids of the nodes that are newer than a version of the graph."""
+    version = text.removeprefix(SINCE)
+    if not version.isdecimal():
+        raise ValueError(f"nodes must be {SINCE} and a version of the graph, such as {SINCE}0, got {text!r:.40}.")
+    found: list[int] = graph.nodes_since(int(version)).tolist()
+    return found
+
+
 def nodes_asked(datamodule: GraphDataModule, options: Any) -> list[int] | Tensor:
     """The nodes that the command line names, by ids in the graph, or in the tables it was prepared from."""
+    if options.nodes.startswith(SINCE):
+        return newer_than(datamodule.graph, options.nodes)
     if not options.by_user_id:
         return nodes_named(options.nodes)
     shards, split = datamodule.shards_path, getattr(datamodule, "split", None)

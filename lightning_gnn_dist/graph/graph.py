@@ -270,7 +270,9 @@ class Graph(Changeable):
         if not have_names(self.types):
             raise ValueError(f"with_seeds({shown(node_type)}) is for a graph with types, and this one has none.")
         rows = self.indptr, self.indices
-        return typed_graph(*rows, self.types.with_seeds(node_type), self.path, self._fingerprint)
+        graph = typed_graph(*rows, self.types.with_seeds(node_type), self.path, self._fingerprint)
+        graph.num_changes = self.num_changes
+        return graph
 
     def halo(self, nodes: Tensor) -> Tensor:
         """The nodes outside ``nodes`` that send messages to one of them, in increasing order."""

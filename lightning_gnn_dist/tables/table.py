@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from lightning_gnn_dist.tables.owned_embedding import OwnedEmbedding, owned_tables
 
-_KINDS = (nn.Embedding, nn.EmbeddingBag, OwnedEmbedding)  # that can be tables
+KINDS = (nn.Embedding, nn.EmbeddingBag, OwnedEmbedding)  # that can be tables
 # Optimizers of torch that raise where a gradient is sparse.
 _DENSE = ("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "ASGD", "Rprop")
 
@@ -36,7 +36,7 @@ def tables_of(module: nn.Module) -> list[Table]:
     """Return the tables of a module, trained or frozen, each once, in the same order on every rank."""
     found: dict[int, Table] = {}
     for name, child in module.named_modules():
-        if isinstance(child, _KINDS) and child.sparse:
+        if isinstance(child, KINDS) and child.sparse:
             owned = child if isinstance(child, OwnedEmbedding) and child.owners is not None else None
             weight = child.parameter if isinstance(child, OwnedEmbedding) else child.weight
             assert isinstance(weight, nn.Parameter)
@@ -47,7 +47,7 @@ def tables_of(module: nn.Module) -> list[Table]:
 def check_tables(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:
     """Refuse tables that no exchange of rows keeps equal, and optimizers that do not take their gradients."""
     for name, child in module.named_modules():
-        if isinstance(child, _KINDS) and child.sparse and child.max_norm is not None:
+        if isinstance(child, KINDS) and child.sparse and child.max_norm is not None:
             raise ValueError(
                 f"{name} has sparse=True and max_norm={child.max_norm}, which changes rows in every forward, also in "
                 "a validation, where no rank hears of it: leave max_norm out."

@@ -41,7 +41,7 @@ class Changeable:
         return self._changed(extension(Form.of(self.types), nodes, edges))
 
     def updated(self: AGraph, nodes: Mapping[str, Any]) -> AGraph:
-        """Return the graph with other values of some arrays of some nodes, in the way of :meth:`extended`.
+        """Return the graph with other values of some arrays of some nodes, in the way of ``extended``.
 
         ``nodes`` has their ids, each once, as ``"n_id"``, and arrays with a row for each: ``{"n_id": [3], "x": ...}``.
         """
@@ -52,7 +52,7 @@ class Changeable:
         nodes: Tensor | Sequence[int] | Mapping[str, Any] | None = None,
         edges: Tensor | Mapping[Any, Any] | None = None,
     ) -> AGraph:
-        """Return the graph without some edges, in the way of :meth:`extended`.
+        """Return the graph without some edges, in the way of ``extended``.
 
         Nodes that are removed keep their ids and rows, have no edges, and no mask marks them.
 
@@ -63,7 +63,7 @@ class Changeable:
         return self._changed(removal(Form.of(self.types), nodes, edges))
 
     def nodes_since(self, version: int, node_type: str | None = None) -> Tensor:
-        """Return the nodes of a type that are newer than a :attr:`version`, by their ids in it.
+        """Return the nodes of a type that are newer than a ``version``, by their ids in it.
 
         ``node_type`` is by default the one that is learned from.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import signal
 from collections.abc import Callable
@@ -50,6 +51,9 @@ def test_a_typed_log_is_written_into_one(tmp_path: Path) -> None:
     old, nodes, edges = parted(typed())
     Graph.from_pyg(old, time="time").save(tmp_path / "graph")
     Graph.open(tmp_path / "graph").extended(nodes, edges).save(tmp_path / "whole")
+    chosen = Graph.open(tmp_path / "graph").with_seeds("paper")
+    assert chosen.updated({"paper": {"n_id": [1], "y": torch.tensor([2])}}).version == 2
+    assert pickle.loads(pickle.dumps(chosen)).types.seeds == "paper"
     whole = Graph.open(tmp_path / "whole")
     check_equal(whole, Graph.from_pyg(in_turn(old, edges), time="time"))
     assert whole.version == 1 and whole.nodes_since(0, "editor").tolist() == [0, 1, 2, 3]
