@@ -360,7 +360,7 @@ def one(options: argparse.Namespace, name: str, method: str, seed: int) -> dict[
             partition = chosen.partitioner(graph, options.parts, seed)
             outcome["remote_bytes_per_step"] = remote_bytes(graph, partition, options.layers)
         names = ("parts", "supernodes", "steps", "rounds", "model", "layers")
-        settings = {name: getattr(options, name) for name in names}
+        settings = {key: getattr(options, key) for key in names}
         keep(options.out, {"graph": name, "method": method, "seed": seed} | settings | outcome)
     return outcome
 
