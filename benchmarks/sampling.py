@@ -2,7 +2,6 @@
 
     python benchmarks/sampling.py                       # 1M nodes, 20M edges: 4 GB of memory, some minutes
     python benchmarks/sampling.py --num-nodes 100000 --num-edges 2000000
-    python benchmarks/sampling.py --ratio               # whole batches beside the gather of their rows alone
     THP_MEM_ALLOC_ENABLE=1 python benchmarks/sampling.py    # torch allocates in pages of 2 MB: all of it is faster
 
 One thread, unless a line says two. All times are CPU time, unless a line says wall, the best of several repetitions,
@@ -13,7 +12,6 @@ with PyG and DGL.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -212,45 +210,6 @@ def bench_gather(graph: Graph, num_neighbors: list[int], batch_size: int, repeat
         yield row(f"{name}, widened to float32", cpu_ms(widened, repeats))
 
 
-def bench_ratio(graph: Graph, batch_size: int, repeats: int) -> Iterator[str]:
-    """A whole batch, and the rows of its features alone: by our kernel, and by torch. They take turns; medians."""
-    for dtype in (torch.float32, torch.bfloat16):
-        x = torch.randn(graph.num_nodes, 128).to(dtype)
-        held = in_large_pages(Graph(graph.indptr, graph.indices, {"x": x}))
-        for num_neighbors in ([15, 10], [15, 10, 5]):
-            for bulk_size in (1, 8):
-                yield ratio(held, num_neighbors, batch_size, bulk_size, repeats)
-
-
-def ratio(graph: Graph, num_neighbors: list[int], batch_size: int, bulk_size: int, repeats: int) -> str:
-    sampler, x = NeighborSampler(num_neighbors), graph.node_arrays["x"]
-    source, pool = GraphSource(graph, sampler), BufferPool(bulk_size + 1)
-    source.keep_buffers(bulk_size + 1)
-    seeds = batches_of_seeds(graph, batch_size, bulk_size * repeats)
-    nodes = [sampler.sample_bulk(graph, [ids], [BatchKey(0, 0, i)])[0].nodes for i, ids in enumerate(seeds)]
-    buffer = gather_rows(x, max(nodes, key=len))
-
-    def batches(numbers: range) -> object:
-        return list(source.make([seeds[i] for i in numbers], [BatchKey(0, 0, i) for i in numbers]))
-
-    def ours(numbers: range) -> object:
-        return [gather_rows(x, nodes[i], pool, widen=True) for i in numbers]
-
-    def torchs(numbers: range) -> object:
-        return [torch.index_select(x, 0, nodes[i], out=buffer[: len(nodes[i])]) for i in numbers]
-
-    times: dict[Callable[[range], object], list[float]] = {batches: [], ours: [], torchs: []}
-    for repeat in range(repeats):
-        for make, taken in times.items():
-            numbers = range(repeat * bulk_size, (repeat + 1) * bulk_size)
-            taken.append(cpu_ms(lambda make=make, numbers=numbers: make(numbers), 1) / bulk_size)
-    whole, alone, plain = (statistics.median(taken) for taken in times.values())
-    name = f"{str(x.dtype)[6:]} {num_neighbors}, bulks of {bulk_size}"
-    return row(
-        name, whole, f"gather {alone:.2f} ms, {whole / alone:.2f} times; torch's {plain:.2f} ms, {whole / plain:.2f}"
-    )
-
-
 def bench_union(graph: Graph, num_neighbors: list[int], batch_size: int, repeats: int) -> Iterator[str]:
     """Features of a bulk: batch by batch, or first those of all its nodes once, and then each batch's from these."""
     x = torch.randn(graph.num_nodes, 128)
@@ -404,18 +363,13 @@ def parser_of(description: str | None, repeats: int) -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    parser = parser_of(__doc__, repeats=7)
-    parser.add_argument("--ratio", action="store_true", help="whole batches beside the gather of their rows alone")
-    options = parser.parse_args()
+    options = parser_of(__doc__, repeats=7).parse_args()
     torch.set_num_threads(1)
 
     graph = power_law_communities(options.num_nodes, options.num_edges)
     print(machine())
     print(f"{graph.num_nodes:,} nodes, {graph.num_edges:,} edges, largest in-degree {graph.degrees().max():,}")
     size, repeats = options.batch_size, options.repeats
-    if options.ratio:
-        print(*bench_ratio(graph, size, 3 * repeats), sep="\n")
-        return
     for lines in (
         bench_sampling(graph, size, repeats),
         bench_products(graph, size),

@@ -9,7 +9,6 @@ block takes. What is computed is what the layer computes on all nodes at once.
 
 from __future__ import annotations
 
-import copy
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -70,10 +69,6 @@ def in_blocks(
                     f"backward pass, which would not reach it: compute {name} within the first of layers()."
                 )
     of_table = num_bytes // 2 // (len(layers) + 1)  # rows behind each layer, and gradients of two
-    batch = copy.copy(batch)
-    for layer in layers:
-        if isinstance(layer, Prepares):
-            layer.prepare(batch)
     found = [_InBlocks(layer, n, weights, num_bytes // 2, of_table, layer_rows) for n, layer in enumerate(layers)]
     return list(found), batch
 

@@ -7,7 +7,6 @@ A layer needs the edges into its own nodes alone. With ``jk``, its rows are [h_1
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,16 +85,6 @@ def whole_graph_arrays(layers: Sequence[Layer], graph: Graph, first_node: int = 
     return {name: degrees.to(dtype) for name, degrees in counted.items()}
 
 
-def with_degrees(layers: Sequence[Layer], batch: SampledData) -> SampledData:
-    """A batch with the degrees by which layers normalise, where it has the edges of more hops than layers."""
-    if batch.has_blocks and batch.blocks[0].num_edges < batch.num_edges:
-        batch = copy.copy(batch)
-        for layer in layers:
-            if isinstance(layer, _Layer) and layer.degrees is not None:
-                count_degrees(batch, *layer.degrees)
-    return batch
-
-
 @dataclass(frozen=True)
 class _Layer:
     gnn: BasicGNN
@@ -120,7 +109,7 @@ class _Layer:
         )
 
     def prepare(self, batch: Any) -> None:
-        """Write the degrees by which the layer normalises into a batch that computes block by block."""
+        """Write the degrees by which the layer normalises into a batch, counted over all of its edges."""
         if self.degrees is not None:
             count_degrees(batch, *self.degrees)
 
@@ -223,8 +212,6 @@ def on_blocks(gnn: BasicGNN, batch: Data, *, edge_weight: str | None = None, edg
     check_instance("batch", batch, Data, "a batch of a loader, or a torch_geometric.data.Data")
     if not isinstance(batch, OfPart):  # its layers check the edges of the part
         _check_edges(batch, edge_weight=edge_weight, edge_attr=edge_attr)
-    if isinstance(batch, SampledData):
-        batch = with_degrees(layers, batch)
     rows: Tensor = through_layers(_Layered(gnn, layers), batch)
     return rows
 

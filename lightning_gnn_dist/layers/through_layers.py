@@ -12,12 +12,13 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import FAConv, GCN2Conv, GCNConv, LGConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
+from lightning_gnn_dist.batches.batch import Promising
 from lightning_gnn_dist.batches.hetero import SampledHeteroData
 from lightning_gnn_dist.batches.one_hop import LayerView, RowsOfTypes, one_hop, seen_by_layers
 from lightning_gnn_dist.batches.part_batch import OfPart
 from lightning_gnn_dist.batches.seed_batch import SeedsOnly
 from lightning_gnn_dist.checks import check_instance, shown
-from lightning_gnn_dist.layers.in_blocks import in_blocks
+from lightning_gnn_dist.layers.in_blocks import Prepares, in_blocks
 
 Layer = Callable[[Any], Any]  # of a batch to a tensor, or to a dict of tensors by node types
 COPIES = 3  # a layer's rows, and what it computes from them on the way, take so many times their bytes
@@ -136,6 +137,11 @@ def through_layers(module: HasLayers, batch: Data | HeteroData) -> Any:
 def _layers_for(module: HasLayers, batch: Any) -> tuple[list[Layer], Any]:
     """The layers of a module and the batch as they read it; if its sampler says so, they compute block by block."""
     layers, num_bytes = layers_in(module), _layer_bytes(batch)
+    if num_bytes is not None or _leaves_edges_out(batch):
+        batch = copy.copy(batch)
+        for layer in layers:
+            if isinstance(layer, Prepares):
+                layer.prepare(batch)
     return (layers, batch) if num_bytes is None else in_blocks(module, layers, batch, num_bytes, layer_rows)
 
 
@@ -144,6 +150,13 @@ def _layer_bytes(batch: Any) -> int | None:
     """The bytes that layers may take on a batch, if its sampler limits them."""
     found: int | None = getattr(batch, "layer_bytes", None)
     return found
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _leaves_edges_out(batch: Any) -> bool:
+    """Whether a batch has edges of which no layer has a block."""
+    promising = [store for store in batch.stores if isinstance(store, Promising) and store._blocks]
+    return any(store.blocks_of_layers[0].num_edges < store._blocks[0].num_edges for store in promising)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
