@@ -115,7 +115,7 @@ NO_CONSTRUCTORS = {
 NOT_FOR_USERS = {
     *("weigh", "weight_of_rows", "begin_state", "meet", "restore_extra_state", "stages", "steps_of_round"),
     *("importance", "scales", "check_fits", "around", "extra", "refresh_rows", "of_types", "check_graph"),
-    *("ask", "keep_apart", "node_columns"),
+    *("ask", "keep_apart", "node_columns", "of_graph"),
 }
 
 
@@ -358,6 +358,7 @@ def _of_functions(world: World) -> Calls:
         "predict_by_layer": lambda: {"trainer": trainer, "model": model, "graph": graph, "path": world.new(".npy")},
         "prepare_graph": lambda: {"source": arrays, "out": world.new()},
         "quantize_rows": lambda: {"x": torch.ones(3, 2)},
+        "reorder_graph": lambda: {"graph": graph, "partition": world.partition, "path": world.new()},
         "save_shards": lambda: {"graph": graph, "partition": world.partition, "folder": world.new()},
         "split_by_time": lambda: {"graph": timed},
         "split_edges": lambda: {"graph": graph, "negatives": 2},
@@ -387,4 +388,5 @@ def _of_methods(world: World) -> Calls:
         "parts_of_ranks": lambda: {"num_ranks": 2},
         "sample_bulk": lambda: {"graph": chunked, "seeds": [seeds], "keys": [BatchKey(0, 0, 0)]},
         "sweep": lambda: {"world_size": 4},
+        "turns": lambda: {"world_size": 4},
     }

@@ -21,7 +21,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.opening import check_samplers, check_typed, folder_of_shards, refuse_to_cut
 from lightning_gnn_dist.homes.plan import PartPlan
-from lightning_gnn_dist.homes.residency import AsRanks, Holding, Sweep
+from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
 from lightning_gnn_dist.homes.shards import ShardHome
@@ -113,8 +113,6 @@ class LinkDataModule(GraphDataModule):
     ) -> None:
         shards = folder_of_shards(split, "split")
         holds = isinstance(holding, Holding) and not holding.is_one_chunk
-        if holds and isinstance(holding.residency, AsRanks):
-            raise ValueError(f"{holding.residency} is for nodes: leave it out of a LinkDataModule.")
         is_for_parts = holds or isinstance(sampler, WholePartSampler)
         boundary = boundary_of(boundary, of_edges=True, is_in_shards=shards is not None, is_for_parts=is_for_parts)
         known = _as_split(split) if shards is None else _bounds_of_links(shards)
@@ -128,11 +126,6 @@ class LinkDataModule(GraphDataModule):
                 "Evaluation(on=...) is for nodes: a split holds the edges that are judged. To judge those of another "
                 "graph, give its split to a data module of its own, trainer.test(model, LinkDataModule(other))."
             )
-        if isinstance(holding.residency, Sweep):
-            raise ValueError(
-                "Sweep() is for nodes as seeds, each of which lies in one chunk, and an edge joins two: "
-                "take Redeal(1000), or leave holding out."
-            )
         running, values = Running(settings, self), ValueCheck(is_on=settings.loading.check_values)
         if isinstance(known, LinkSplit):
             self.split: LinkSplit | None = known
@@ -141,6 +134,7 @@ class LinkDataModule(GraphDataModule):
             if partitioner is None and boundary.sees_whole_graph:
                 partitioner = RandomPartitioner()
             plan = PartPlan(graph, partitioner, holding, boundary, None, settings.seed_of_parts)
+            _check_parts(plan)
             home = WholeHome(plan, running, known.fingerprint, asked.shown)
             task = WholeEdges(home, values, asked, known)
             task.check(graph)
@@ -223,3 +217,14 @@ def _bounds_of_links(path: Path) -> Bounds:
 def _in_bounds(bounds: Bounds) -> tuple[LinkBounds, TypedBounds]:
     assert bounds.links is not None
     return bounds.links, bounds.types
+
+
+def _check_parts(plan: PartPlan) -> None:
+    """Refuse to learn some seeds at a time, or as other ranks."""
+    if plan.as_ranks is not None:
+        raise ValueError(f"{plan.as_ranks} is for nodes: leave it out of a LinkDataModule.")
+    if plan.residency.turns(1) > 1:
+        raise ValueError(
+            f"{plan.residency} is for nodes as seeds, each of which lies in one chunk, and an edge joins two: take "
+            "Redeal(1000), or leave holding out."
+        )

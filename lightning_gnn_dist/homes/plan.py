@@ -238,8 +238,9 @@ class PartPlan:
 
     def _bytes_of_part(self, world_size: int) -> int:
         """Return about how many bytes a rank's part takes, and the next one that is read while it trains."""
-        held = self.residency.held(0, 0, world_size, self.seed)
-        share = (len(held.own) + len(held.others)) / self.residency.num_chunks(world_size)
+        turns = range(self.residency.turns(world_size))
+        held = [self.residency.held(turn, 0, world_size, self.seed) for turn in turns]
+        share = max(len(each.own) + len(each.others) for each in held) / self.residency.num_chunks(world_size)
         copies = 1 if self.residency.sweep(world_size) == 1 else 2
         return int(copies * share * bytes_held(self.graph))
 

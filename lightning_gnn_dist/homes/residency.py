@@ -361,15 +361,17 @@ def default_period(max_epochs: int | None, sweep: int) -> int:
     return max(1, (max_epochs or 0) // sweep)
 
 
-def num_super_epochs(trainer: Trainer, num_batches: int, every: int, turns: int) -> float:
+def num_super_epochs(trainer: Trainer | None, num_batches: int, every: int | None, turns: int) -> float:
     """Return the super-epochs of a run, as if each epoch were a pass; a clock may change that.
 
     Args:
         trainer: Says how long it is.
         num_batches: Batches of a pass over a part.
-        every: Passes over a part in a super-epoch.
+        every: Passes over a part in a super-epoch, None if it never changes.
         turns: Super-epochs of a pass over all parts.
     """
+    if trainer is None or every is None:
+        return 1
     steps = math.inf if trainer.max_steps < 0 else trainer.max_steps
     epochs = math.inf if trainer.max_epochs is None or trainer.max_epochs < 0 else trainer.max_epochs
     return min(steps * trainer.accumulate_grad_batches / num_batches, epochs * turns) / every

@@ -132,14 +132,14 @@ class WholeHome(Home):
     # The run.
 
     def prepare(self) -> None:
-        if self.running.stage == TrainerFn.FITTING and self.is_cut:
+        if self.running.stage == TrainerFn.FITTING and self._has_parts:
             # An error here would stop this rank alone. In setup() all ranks meet it, and stop together.
             with suppress(ValueError, TypeError):
                 self.partition(self.running.num_ranks)
 
     def choose_boundary(self) -> None:
         asked, num_ranks = self.cut.boundary, self.running.num_ranks
-        if not self.is_cut:
+        if not self._has_parts:
             return
         if self._plan.partitioner is None:
             rank_zero_info(f"{self.partitioner} cuts the graph, as no partitioner was named.")
@@ -220,21 +220,22 @@ class WholeHome(Home):
         sweep, trainer = self.cut.residency.sweep(self.running.num_ranks), self.running.trainer
         if sweep == 1 or self.turns() > 1:
             return None if sweep == 1 else 1
-        max_epochs = trainer.max_epochs if trainer is not None else None
-        return self.holding.every or self._period or default_period(max_epochs, sweep)
+        return self.holding.every or self._period or default_period(trainer.max_epochs if trainer else None, sweep)
 
     def turns(self) -> int:
         return self.cut.residency.turns(self.running.num_ranks)
 
     @property
+    def _has_parts(self) -> bool:
+        return self.running.num_ranks > 1 or self.turns() > 1
+
+    @property
     def is_cut(self) -> bool:
-        return super().is_cut or self.turns() > 1
+        return self._has_parts and not self.boundary.sees_whole_graph
 
     def _num_super_epochs(self) -> float:
-        every, trainer = self.every(), self.running.trainer
-        if every is None or trainer is None:
-            return 1
-        return num_super_epochs(trainer, -(-self.most_seeds() // self.running.settings.batch_size), every, self.turns())
+        num_batches = -(-self.most_seeds() // self.running.settings.batch_size)
+        return num_super_epochs(self.running.trainer, num_batches, self.every(), self.turns())
 
     def parts(self) -> Callable[[int], Graph]:
         return self._own_parts().at if self.is_cut else lambda _: self.graph

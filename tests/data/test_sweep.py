@@ -9,6 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import Tensor
 
 from lightning_gnn_dist import (
@@ -26,6 +27,7 @@ from lightning_gnn_dist import (
     Sweep,
     split_edges,
 )
+from lightning_gnn_dist.homes import plan
 from lightning_gnn_dist.prepare.reorder import reorder_graph
 from tests import data_fitting
 from tests.ranks import run_ranks
@@ -254,7 +256,7 @@ def test_what_a_sweep_does_not_go_with_is_refused(path: Path) -> None:
     with pytest.raises(ValueError, match="leaves numbers open"):
         Sweep(chunks=2).turns(1)
     split = split_edges(small_graph(), val=0.1, test=0.1, seed=0)
-    with pytest.raises(ValueError, match=r"Sweep\(\) is for nodes as seeds"):
+    with pytest.raises(ValueError, match=r"Sweep\(.*\) is for nodes as seeds"):
         LinkDataModule(split, holding=Holding(Sweep(chunks=2)))
     assert Holding(Rotate(), every=2).residency.turns(4) == 1
 
@@ -264,3 +266,30 @@ def test_a_turn_without_training_nodes_is_refused() -> None:
     graph.node_arrays["train_mask"] &= assignment() == 0
     with pytest.raises(ValueError, match=r"in super-epoch \d, .* hold more chunks at a time"):
         trainer(1).fit(OneLayer(), data_of(graph))
+
+
+class Ending(OneLayer):
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, 2)]
+
+
+def test_what_a_constant_learning_rate_loses_is_said(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ways: list[tuple[OneLayer, list[Any], int]] = [(OneLayer(), [], 1), (Ending(), [], 0)]
+    ways.append((OneLayer(), [EMAWeightAveraging()], 0))
+    for module, callbacks, count in ways:
+        caplog.clear()
+        trainer(1, callbacks=callbacks, max_epochs=1).fit(module, data_of(path))
+        assert sum("return a schedule that ends at 0" in text for text in caplog.messages) == count
+
+
+def test_memory_that_does_not_suffice_is_said(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph = Graph.open(path)
+    needed = 2 * 2 / CHUNKS * (graph.num_bytes + 22 * 300)
+    for free, count in ((needed - 2, 1), (needed + 2, 0)):
+        caplog.clear()
+        monkeypatch.setattr(plan, "free_bytes", lambda free=free: int(free))
+        trainer(1, max_epochs=1).fit(Ending(), data_of(path))
+        assert sum("this fit will be slow, or be killed" in text for text in caplog.messages) == count
