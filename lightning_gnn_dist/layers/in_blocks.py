@@ -28,12 +28,7 @@ from lightning_gnn_dist.layers.norms import norm_of_batch
 from lightning_gnn_dist.layers.rows_in_place import Debts, Edges, RowsInPlace, bytes_of_row
 from lightning_gnn_dist.sampling.block import Block
 
-_OF_INPUT, _OF_OUTPUT, _OF_A_SENDER, _OF_AN_EDGE = (
-    4,
-    6,
-    3,
-    2,
-)  # rows that a block holds: made on the way, copies, messages
+_OF_INPUT, _OF_OUTPUT, _OF_A_SENDER, _OF_AN_EDGE = 4, 6, 3, 2  # rows of a block: made on the way, copies, messages
 _BYTES_OF_AN_EDGE = 64  # its places, and the block's matrix and the transposed one
 Ranges = list[tuple[int, int]]  # of each node type, which of the layer's nodes
 _Read = list[RowsInPlace | None]  # of each node type

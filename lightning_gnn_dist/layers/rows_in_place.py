@@ -1,8 +1,8 @@
 """Rows of a block's nodes that stay in the table of all nodes: sums over senders are read from there.
 
-    product    x[first:last] sums, for a block's edges, rows of the table; what it owes its senders is kept as the
-               gradients of the block's own nodes, together with the values of the matrix
-    the end    gradient(u) += sum over v of value(u, v) gradient(v), for all senders u at once
+    product    sum(v) = sum over u of value(u, v) row(u), for the block's nodes v; row(u) is read from the table
+    backward   gradient(sum(v)) and value(u, v) are kept, as what the block owes its senders
+    the end    gradient(u) += sum over v of value(u, v) gradient(sum(v)), of all blocks, for all senders u
 
 So neither rows of senders nor their gradients are copied, however often blocks share senders.
 """
