@@ -23,7 +23,7 @@ from lightning_gnn_dist.wire.collectives import gather_numbers
 
 log = logging.getLogger(__name__)
 
-DRIFT = "1 to 3"  # points that constant learning rates lost in sweeps: benchmarks/larger_than_memory.md
+DRIFT = "1 to 3"  # points that constant learning rates lost in sweeps of an eighth of a graph, beside what a schedule does
 
 
 class ForgetsRun:
