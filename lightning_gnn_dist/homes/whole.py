@@ -258,8 +258,6 @@ class WholeHome(Home):
 
     def _own_parts(self) -> PartSwitcher:
         if self._parts is None:
-            if self.turns() > 1:
-                self.running.warn_of_drift()
             reader = self._reader(self.running.rank, self.running.num_ranks)
             self._parts = PartSwitcher(reader, in_background=self.running.settings.loading.num_threads > 0)
         return self._parts
@@ -328,6 +326,8 @@ class WholeHome(Home):
     # Batches.
 
     def training_source(self, part: Graph, seeds: Tensor, sampler: Sampler) -> tuple[Tensor, GraphSource | FileSource]:
+        if self.turns() > 1:
+            self.running.warn_of_drift()
         if not self.keeps_history:
             return seeds, self.source(self.shown(part), self.cut.sampler_of(part, sampler))
         rows = self._rows_of_meetings(part)
