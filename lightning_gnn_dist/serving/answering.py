@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData, in_type
+from lightning_gnn_dist.batches.batch import in_type
 from lightning_gnn_dist.batches.loading import type_of_model, type_that_stays, widening
 from lightning_gnn_dist.checks import check_instance, shown
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule, what_is_predicted
@@ -27,7 +27,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.layers.evaluating.layered_loader import for_layers
 from lightning_gnn_dist.layers.norms import norm_of_all_rows
-from lightning_gnn_dist.layers.ready_made import needs_whole_graph, with_degrees
+from lightning_gnn_dist.layers.ready_made import needs_whole_graph
 from lightning_gnn_dist.layers.through_layers import has_layers, layers_in
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
@@ -65,8 +65,8 @@ class Answerer:
                 "norm of each row, such as torch.nn.LayerNorm."
             )
         self._model, self._data, self._trainer, self._limits = model.eval(), data, trainer, limits
-        self._layers = layers_in(model) if has_layers(model) else []
-        self._graph, sampler = what_is_predicted(data, model, int(needs_whole_graph(self._layers)))
+        layers = layers_in(model) if has_layers(model) else []
+        self._graph, sampler = what_is_predicted(data, model, int(needs_whole_graph(layers)))
         self._sampler, self._num_layers = limited(sampler, neighbors), data.sampler.num_hops
         self._seed_type = self._graph.types.seed_type()
         check_ids_of_new(self._graph, limits.new_nodes)
@@ -95,7 +95,6 @@ class Answerer:
         with torch.inference_mode(), self._precision():
             batch = for_layers(graph.batch(self._sampler, self._widen), self._num_layers)
             batch = self._on_device(in_type(batch, type_of_model(self._trainer)))
-            batch = with_degrees(self._layers, batch) if isinstance(batch, SampledData) else batch
             step = self._model.predict_step
             more = (0,) if is_param_in_hook_signature(step, "batch_idx", min_args=2) else ()
             return rows_of(step(batch, *more), sum(len(of.nodes) for of in asked))
