@@ -112,7 +112,7 @@ def both(rank: int, world_size: int) -> list[tuple[State, list[float], int]]:
 def test_the_curve_is_the_same_on_any_number_of_ranks() -> None:
     of_one = run_ranks(both, 1)[0]
     assert differs(of_one[0][0], of_one[1][0]) < TOLERANCE  # the halo shows all
-    for world_size in (2, 3, 4):
+    for world_size in (3, 4):
         for found in run_ranks(both, world_size):
             for (state, losses, steps), (alone, alone_losses, alone_steps) in zip(found, of_one, strict=True):
                 assert steps == alone_steps == STEPS
@@ -214,7 +214,7 @@ def weighted() -> Graph:
         (weighted, NeighborSampler([3, 2], weight="w", replace=True)),
         (weighted, NeighborSampler([4, -1], replace=True)),
     ],
-    ids=str,
+    ids=["typed", "weighted", "weighted, replaced", "replaced"],
 )
 def test_a_part_draws_what_the_whole_graph_draws(made: Callable[[], Graph], sampler: NeighborSampler) -> None:
     whole = made()
