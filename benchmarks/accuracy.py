@@ -5,7 +5,8 @@
 DIRECTORY holds ``<graph>.npz`` files and a ``read.py`` with ``to_pyg(path, split=...)``. Every method takes the same
 number of local steps on each rank, the part as one batch, a two-layer model of hidden size 64 with Adam 0.01;
 after every round the averaged model is evaluated on the whole graph, and the table shows the test accuracy at the
-round of the best validation accuracy, mean and standard deviation over seeds, the gradients of rank 0 and all bytes.
+round of the best validation accuracy, mean and standard deviation over seeds. Beside it are the gradients that a rank
+has computed, which are calls of ``training_step`` by local steps, corrections and anchors, and the bytes of all ranks.
 """
 
 from __future__ import annotations
@@ -297,8 +298,8 @@ class Report(pl.Callback):
             sent = traffic.bytes_sent * trainer.world_size
             if type(trainer.strategy) is DDPStrategy:
                 sent += ddp_bytes(trainer, pl_module) * trainer.world_size
-            found = {"val": val, "test": test, "round": best + 1}
-            self.file.write_text(json.dumps(found | {"bytes": sent, "gradients": pl_module.gradients}))
+            found = {"val": val, "test": test, "round": best + 1, "bytes": sent, "gradients": pl_module.gradients}
+            self.file.write_text(json.dumps(found))
 
 
 def ddp_bytes(trainer: pl.Trainer, pl_module: pl.LightningModule) -> float:
@@ -359,9 +360,18 @@ def one(options: argparse.Namespace, name: str, method: str, seed: int) -> dict[
         if chosen.partitioner is not None:
             partition = chosen.partitioner(graph, options.parts, seed)
             outcome["remote_bytes_per_step"] = remote_bytes(graph, partition, options.layers)
-        names = ("parts", "supernodes", "steps", "rounds", "model", "layers")
-        settings = {key: getattr(options, key) for key in names}
-        keep(options.out, {"graph": name, "method": method, "seed": seed} | settings | outcome)
+        settings = {
+            "graph": name,
+            "method": method,
+            "seed": seed,
+            "parts": options.parts,
+            "supernodes": options.supernodes,
+            "steps": options.steps,
+            "rounds": options.rounds,
+            "model": options.model,
+            "layers": options.layers,
+        }
+        keep(options.out, settings | outcome)
     return outcome
 
 

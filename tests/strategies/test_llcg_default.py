@@ -122,12 +122,6 @@ def in_rounds(rank: int, world_size: int, settings: list[Setting]) -> list[tuple
     return found
 
 
-def step(optimizer: Any, gradients: list[Tensor]) -> None:
-    for parameter, each in zip(optimizer.param_groups[0]["params"], gradients, strict=True):
-        parameter.grad = each
-    optimizer.step()
-
-
 def by_hand(setting: Setting, local: list[Seeds], others: list[Seeds]) -> State:
     """Local steps that are shifted, a mean with momentum, moments averaged, one correction step for ten.
 
@@ -142,6 +136,11 @@ def by_hand(setting: Setting, local: list[Seeds], others: list[Seeds]) -> State:
         inside = edges[:, torch.isin(edges, nodes).all(0)]
         logits = net.logits(x, inside)[seeds]
         return list(torch.autograd.grad(functional.cross_entropy(logits, y[seeds]), net.parameters()))
+
+    def step(optimizer: Any, gradients: list[Tensor]) -> None:
+        for parameter, each in zip(optimizer.param_groups[0]["params"], gradients, strict=True):
+            parameter.grad = each
+        optimizer.step()
 
     everyone, parts = torch.arange(400), [partition.nodes(rank) for rank in range(RANKS)]
     share = [int(train[nodes].sum()) / int(train.sum()) for nodes in parts]
