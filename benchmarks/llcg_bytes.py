@@ -9,6 +9,7 @@ points, seed by seed.
 
     second moments    average_optimizer="variance"; the correction's own live on
     every fourth      moments are averaged in every fourth round, which is no setting; the correction's own live on
+    one gradient      correction=Correction(1, "anchor")
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ WAYS: dict[str, Any] = {
     "default": partial(strategy, LLCGStrategy, {}),
     "second moments": partial(strategy, LLCGStrategy, {"average_optimizer": "variance", "correction": LASTING}),
     "every fourth": partial(strategy, EveryFourth, {"correction": LASTING}),
+    "one gradient": partial(strategy, LLCGStrategy, {"correction": Correction(1, "anchor")}),
 }
 
 

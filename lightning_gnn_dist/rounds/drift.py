@@ -8,10 +8,6 @@ error of a rank's gradient there is the difference between its part and the whol
     \tilde g(\theta) = g_p(\theta) + \bigl(\bar g(\bar\theta) - g_p(\bar\theta)\bigr),
     \qquad \bar g = \sum_p w_p\, g_p(\bar\theta) \;\text{ or }\; \nabla\mathcal{L}_\mathrm{global}(\bar\theta)
 
-The gradient of the whole graph costs nothing where corrections end a meeting: it is the one of their last step. Then
-:math:`g_p(\bar\theta)` costs nothing, either: it is that of the round's first step, which so goes along
-:math:`\bar g`. A mean over ranks has to be known before that step, so there each rank measures its own.
-
 The further a replica walks from the anchor, the less the difference says. So the shift fades: at local step
 :math:`k` of the round it is multiplied by :math:`d^k`. Without that, rounds of fifty steps diverge.
 
@@ -37,7 +33,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import check_instance
-from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.correction_gradients import (
     average_gradient_,
@@ -65,9 +60,7 @@ class Drift:
             graph. Default: ``"global"`` in :class:`LLCGStrategy`, else ``"ranks"``.
         decay: :math:`d` in [0, 1], the factor by which the shift fades with each local step. 1 keeps it. Default: 0.8,
             and with ``Outer(momentum=0.8, adaptive=True)`` nearer to 1 while rounds go on in one direction.
-        anchor_steps: Batches, at most, of a gradient that is measured at the anchor: each rank's own with ``"ranks"``,
-            and the whole graph's before the first round, and where no correction of all ranks ends a meeting. It takes
-            no more than one pass.
+        anchor_steps: Batches of an anchor gradient, at most; it takes no more than one pass.
     """
 
     towards: Towards | None = None
@@ -91,7 +84,7 @@ def resolved(drift: Drift, modes: Sequence[Towards], strategy: str) -> Drift:
 
 
 class DriftCorrection(Part):
-    """Shifts the gradients of local steps by the difference of two gradients at the start of the round.
+    """Takes two gradients at the start of every round, and shifts those of its local steps by their difference.
 
     Args:
         drift: The settings, with ``towards``.
@@ -104,10 +97,9 @@ class DriftCorrection(Part):
         self.drift, self._agreement = drift, agreement
         self._parameters: Sequence[Tensor] = []
         self._shift: list[Tensor] = []
-        self._lacking: set[int] = set()  # places of shifts from which this rank's gradient is still to be subtracted
         self._decay = DECAY  # of this round
         self._taken: Counter[int] = Counter()  # steps of each optimizer since the anchor
-        self._heard: list[Tensor] = []
+        self._is_ahead = False  # whether the anchor of the next round is taken
 
     def begin(self, fit: Fit) -> None:
         super().begin(fit)
@@ -120,76 +112,63 @@ class DriftCorrection(Part):
             )
 
     def begin_round(self) -> None:
-        if self.drift.towards == "global":
-            self.anchor_at(self.fit.dense_parameters(), self._heard or self._measured("graph"))
-            self._heard = []
-            return
-        own = self._measured("part")
-        shared, average = [gradient.clone() for gradient in own], self.fit.means.average_gradient_
-        finite.average_gradient_(shared, self.fit.weight(), self.fit.nonfinite, "anchor gradient", average)
-        self.anchor_at(self.fit.dense_parameters(), shared, own)
+        if not self._is_ahead:
+            self._anchor(self.fit.round.round_idx, self.fit.round.batches_done)
+        self._is_ahead = False
 
-    def hear(self, gradient: Sequence[Tensor]) -> None:
-        """Take the gradient of trained parameters on the whole graph, the same on all ranks, for the next round."""
-        dense = [each.clone() for each in gradient if not each.is_sparse]
-        if loss_scale(self.fit) == 1.0 or any(bool(each.any()) for each in dense):  # else it has overflowed everywhere
-            self._heard = dense
+    def anchor_ahead(self) -> list[Tensor]:
+        """Take the anchor gradients of the next round at a meeting; return the one of all ranks. Collective."""
+        self._is_ahead, here = True, self.fit.round
+        return self._anchor(here.round_idx + 1, here.batches_done + here.batches)
 
-    def _measured(self, of: Scope) -> list[Tensor]:
-        """Return the gradient of the rank's part, or the one of the whole graph, which is collective."""
-        module, here = self.fit.lightning_module, self.fit.round
+    def _anchor(self, round_idx: int, batches_done: int) -> list[Tensor]:
+        module = self.fit.lightning_module
         data = refusals.require_anchors(module.trainer, f"drift={self.drift}")
-        batches = data.anchor_batches(here.round_idx, of=of, start=here.batches_done if of == "part" else None)
+        batches = data.anchor_batches(round_idx, start=batches_done)
         with unrecorded(module), without_noise(module):  # dropout would add nothing but variance
-            batches, parameters = islice(batches, self.drift.anchor_steps), self.fit.dense_parameters()
-            gradient, seeds = mean_gradient(self.fit, batches, parameters)
-            if of == "graph":
-                average_gradient_(self.fit, gradient, seeds)
-        return gradient
+            parameters = self.fit.dense_parameters()
+            own, _ = mean_gradient(self.fit, islice(batches, self.drift.anchor_steps), parameters)
+            if self.drift.towards == "global":  # the round's first batches; its corrections take those that follow
+                batches = islice(data.anchor_batches(round_idx, of="graph"), self.drift.anchor_steps)
+                shared, seeds = mean_gradient(self.fit, batches, parameters)
+                average_gradient_(self.fit, shared, seeds)
+            else:
+                shared = [gradient.clone() for gradient in own]
+                average, nonfinite = self.fit.means.average_gradient_, self.fit.nonfinite
+                finite.average_gradient_(shared, self.fit.weight(), nonfinite, "anchor gradient", average)
+        self.anchor_at(parameters, shared, own)
+        return shared
 
     @torch.no_grad()
-    def anchor_at(
-        self, parameters: Sequence[Tensor], shared: Sequence[Tensor], own: Sequence[Tensor] | None = None
-    ) -> None:
-        """Start a round with known gradients: ``shared`` is the one that all ranks agree on, ``own`` this rank's.
-
-        None: that of its first step.
-        """
+    def anchor_at(self, parameters: Sequence[Tensor], shared: list[Tensor], own: list[Tensor]) -> None:
+        """Start a round with known gradients: ``shared`` is the one that all ranks agree on, ``own`` this rank's."""
         self._parameters = parameters
-        self._shift = [*shared] if own is None else [ours - mine for ours, mine in zip(shared, own, strict=True)]
-        self._lacking = set(range(len(shared))) if own is None else set()
+        self._shift = [ours - mine for ours, mine in zip(shared, own, strict=True)]
         self._decay = decay_after(self._agreement()) if self.drift.decay is None else self.drift.decay
         self._taken.clear()
 
     @torch.no_grad()
     def before_step(self, optimizer: Optimizer) -> None:
         """Shift, in place, the gradients that ``optimizer`` is about to use; where there is none, none is made."""
-        # A fused optimizer unscales gradients itself, later.
-        scale = loss_scale(self.fit) if getattr(optimizer, "_step_supports_amp_scaling", False) else 1.0
+        weight = self._decay ** self._taken[id(optimizer)]
+        if getattr(optimizer, "_step_supports_amp_scaling", False):  # fused: it unscales gradients itself, later
+            weight *= loss_scale(self.fit)
         stepping = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        gradients = {
-            place: parameter.grad
-            for place, parameter in enumerate(self._parameters)
-            if id(parameter) in stepping and parameter.grad is not None
-        }
-        self._subtract_own(gradients, scale)
-        for place in gradients.keys() - self._lacking:
-            gradients[place].add_(self._shift[place], alpha=scale * self._decay ** self._taken[id(optimizer)])
+        for parameter, shift in zip(self._parameters, self._shift, strict=True):
+            if id(parameter) in stepping and parameter.grad is not None:
+                parameter.grad.add_(shift, alpha=weight)
         self._taken[id(optimizer)] += 1
 
-    def _subtract_own(self, gradients: Mapping[int, Tensor], scale: float) -> None:
-        """Complete shifts by this rank's first gradients of the round, unless half precision has overflowed."""
-        first = {place: gradient for place, gradient in gradients.items() if place in self._lacking}
-        if finite.are_finite(first.values()):
-            for place, gradient in first.items():
-                self._shift[place] = self._shift[place].sub(gradient, alpha=1.0 / scale)
-            self._lacking -= first.keys()
+    @property
+    def batches_of_graph(self) -> int:
+        """How many batches of the whole graph the anchor of a round may take."""
+        return self.drift.anchor_steps if self.drift.towards == "global" else 0
 
     def sizes(self) -> list[int]:
         return [length_of(self.fit.trained_parameters())]
 
     def state(self) -> dict[str, Any]:
-        """Return the shift of the round that begins, for a checkpoint; it is empty before the first round."""
+        """Return the running round's shift for a checkpoint; it is empty before the first round."""
         if not self._shift:
             return {}
         return {"drift": {"shift": [shift.cpu() for shift in self._shift], "decay": self._decay}}
@@ -202,7 +181,6 @@ class DriftCorrection(Part):
         shifts, self._parameters = state["drift"]["shift"], self.fit.dense_parameters()
         _check_shapes(shifts, self._parameters)
         self._shift = [shift.to(each.device) for shift, each in zip(shifts, self._parameters, strict=True)]
-        self._lacking = set(range(len(shifts))) if self.drift.towards == "global" else set()
         self._decay = state["drift"].get("decay", DECAY) if self.drift.decay is None else self.drift.decay
         self._taken.clear()
 

@@ -5,8 +5,8 @@ r"""The correction of LLCG: steps on batches of the whole graph, behind the mean
 
 sliced      each rank computes a slice of each batch, and the mean of their gradients moves all
 rank0       rank 0 computes whole batches while the others wait, and sends them its model
+anchor      all step along the anchor gradient of the next round, which is of the whole graph, too
 
-With ``Drift("global")`` local steps of the round that follows are steered towards the last of these gradients.
 With ``buffers="global"``, the statistics of batch normalisation are taken anew on the whole graph as well.
 """
 
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from lightning_gnn_dist.joint import KeepsRows
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.correction_gradients import (
     average_gradient_,
@@ -32,6 +33,7 @@ from lightning_gnn_dist.rounds.correction_gradients import (
     without_noise,
 )
 from lightning_gnn_dist.rounds.drift import DriftCorrection
+from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
 from lightning_gnn_dist.rounds.means.averaging import AveragedBuffers, AveragedMoments
 from lightning_gnn_dist.rounds.means.means import length_of
 from lightning_gnn_dist.rounds.part import Fit, Part, part_of
@@ -56,7 +58,7 @@ class CorrectionSteps(Part):
     looks_beyond_parts = True
 
     def __init__(self, correction: Correction, means: Sequence[Part]) -> None:
-        self._correction, self._steered = correction, _steered_by_graph(means)
+        self._correction, self._drift = correction, part_of(means, DriftCorrection)
         moments = part_of(means, AveragedMoments)
         self._are_averaged = moments is not None and moments.are_all
         self._averages_buffers = part_of(means, AveragedBuffers) is not None
@@ -89,8 +91,6 @@ class CorrectionSteps(Part):
         for batch in self._batches(steps, sliced=True):
             gradient, seeds = mean_gradient(self.fit, [batch])
             average_gradient_(self.fit, gradient, seeds)  # that of the whole batch, whatever the slices' sizes
-            if self._steered is not None:
-                self._steered.hear(gradient)
             self._step(self.fit.trained_parameters(), gradient)
 
     def sizes(self) -> list[int]:
@@ -136,7 +136,8 @@ class CorrectionSteps(Part):
 
     def _batches(self, steps: int, *, sliced: bool) -> Iterator[Any]:
         data = refusals.require_corrections(self.fit.lightning_module.trainer, NEEDS)
-        return data.correction_batches(self.fit.round.round_idx, sliced=sliced, stop=steps)
+        first = 0 if self._drift is None else self._drift.batches_of_graph  # the anchor's come before
+        return data.correction_batches(self.fit.round.round_idx, sliced=sliced, start=first, stop=first + steps)
 
     @contextmanager
     def _in_own_form(self) -> Iterator[None]:
@@ -173,7 +174,26 @@ class StepsOnRank0(CorrectionSteps):
             take_rows_(tables, [each.coalesce()._indices()[0] for each in touched], source=0)
 
 
-WAYS = {"sliced": CorrectionSteps, "rank0": StepsOnRank0}
+class StepAlongAnchor(CorrectionSteps):
+    """Takes one step along the anchor gradient of the next round, which need not be computed twice then."""
+
+    def begin(self, fit: Fit) -> None:
+        super().begin(fit)
+        data = datamodule_of(fit.lightning_module.trainer)
+        if isinstance(data, KeepsRows) and data.keeps_rows():
+            raise ValueError(
+                f"{self._correction} takes anchors before boundary=History() has computed the rows that they read: use "
+                'boundary=Halo(), or way="sliced".'
+            )
+
+    def apply(self) -> None:
+        assert self._drift is not None
+        gradient = self._drift.anchor_ahead()
+        self._prepare(1)
+        self._step(self.fit.dense_parameters(), gradient)
+
+
+WAYS = {"sliced": CorrectionSteps, "rank0": StepsOnRank0, "anchor": StepAlongAnchor}
 
 
 class GlobalStatistics(Part):
@@ -218,8 +238,3 @@ class GlobalStatistics(Part):
 
 def _learns_statistics(module: nn.Module) -> TypeGuard[_BatchNorm]:
     return isinstance(module, _BatchNorm) and module.track_running_stats and module.training
-
-
-def _steered_by_graph(means: Sequence[Part]) -> DriftCorrection | None:
-    drift = part_of(means, DriftCorrection)
-    return drift if drift is not None and drift.drift.towards == "global" else None

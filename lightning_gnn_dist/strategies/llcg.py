@@ -98,6 +98,11 @@ class LLCGStrategy(RoundStrategy):
         )
         if correction is not None:
             check_instance("correction", correction, Correction, "a Correction, such as Correction(steps=0.5), or None")
+            if correction.way == "anchor" and (self.drift is None or self.drift.towards != "global"):
+                raise ValueError(
+                    f'{correction} steps along the anchor of drift=Drift("global"), and drift is {drift}: leave drift '
+                    'out, or use way="sliced".'
+                )
         self.correction = correction
 
     @classmethod

@@ -88,6 +88,7 @@ SETTINGS: dict[str, Make] = {
     "llcg_without_corrections": published(None),
     "llcg_rank0": llcg(correction=Correction(way="rank0"), buffers="global"),
     "llcg_drift_of_ranks": llcg(drift=Drift("ranks")),
+    "llcg_corrects": llcg(correction=Correction(1, "anchor")),
     "llcg_share": llcg(EverySteps(2, growth=1.5, limit=6), correction=Correction(0.5, lr="local")),
     "llcg_persistent": llcg(correction=Correction(optimizer="persistent", lr=0.01)),
     "llcg_reset": llcg(correction=Correction(optimizer="reset", lr=lambda round_idx: 0.02 / (1 + round_idx))),

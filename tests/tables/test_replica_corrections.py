@@ -28,6 +28,7 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
     "of a function": PLAIN | {"correction": Correction(0.5, optimizer=lazy)},
     "averaged": PLAIN | {"average_optimizer": True, "correction": Correction(2, lr="local")},
     "reset": PLAIN | {"correction": Correction(2, optimizer="reset", lr="local"), "average_optimizer": "variance"},
+    "by the anchor": {"correction": Correction(1, "anchor")},
     "sgd": PLAIN
     | {"correction": Correction(2, "sliced", "sgd", "local"), "nonfinite": "leave_out", "buffers": "global"},
 }
