@@ -35,7 +35,7 @@ from lightning_gnn_dist.homes.opening import (
     sampler_of_task,
 )
 from lightning_gnn_dist.homes.plan import PartPlan
-from lightning_gnn_dist.homes.residency import AsRanks, Holding
+from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
 from lightning_gnn_dist.homes.shards import ShardHome
@@ -149,9 +149,9 @@ class PartitionedDataModule(GraphDataModule):
         whole = whole if kind is None or kind == whole.types.seeds else whole.with_seeds(kind)
         check_typed(whole.types, settings, asked)
         check_samplers(whole, settings)
-        if isinstance(holding.residency, AsRanks):
-            check_as_ranks(holding.residency, asked, settings)
         plan = PartPlan(whole, partitioner, holding, asked, coverage, settings.seed_of_parts)
+        if plan.as_ranks is not None:
+            check_as_ranks(plan.as_ranks, asked, settings)
         learned = NodeTask(WholeHome(plan, running), values)
         learned.check(whole)
         super().__init__(learned, task_elsewhere(running, whole.types))
