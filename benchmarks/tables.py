@@ -28,6 +28,7 @@ def accuracy(runs: list[Run]) -> Iterator[list[str]]:
         "test accuracy",
         "against full",
         "best round",
+        "gradients",
         "MB",
         "of remote features",
     ]
@@ -44,6 +45,9 @@ def accuracy(runs: list[Run]) -> Iterator[list[str]]:
             method,
             *scores(found, full),
             f"{rounds:.0f} of {num_rounds}",
+            f"{statistics.mean(run['gradients'] for run in found.values()):.0f}"
+            if "gradients" in found[min(found)]
+            else "-",
             f"{sent / 1e6:.0f}",
             f"{sent / remote:.1%}" if remote and sent else "-",
         ]
