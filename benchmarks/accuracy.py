@@ -5,8 +5,7 @@
 DIRECTORY holds ``<graph>.npz`` files and a ``read.py`` with ``to_pyg(path, split=...)``. Every method takes the same
 number of local steps on each rank, the part as one batch, a two-layer model of hidden size 64 with Adam 0.01;
 after every round the averaged model is evaluated on the whole graph, and the table shows the test accuracy at the
-round of the best validation accuracy, mean and standard deviation over seeds. Beside it are the gradients that a rank
-has computed, which are calls of ``training_step`` by local steps, corrections and anchors, and the bytes of all ranks.
+round of the best validation accuracy, mean and standard deviation over seeds, with the gradients that a rank computed.
 """
 
 from __future__ import annotations
@@ -188,8 +187,7 @@ class Model(pl.LightningModule):
         return through_layers(self, batch)
 
     def training_step(self, batch: Any) -> Tensor:
-        self.gradients += 1
-        seeds = slice(batch.batch_size)
+        self.gradients, seeds = self.gradients + 1, slice(batch.batch_size)
         return coverage_mean(functional.cross_entropy(self(batch)[seeds], batch.y[seeds], reduction="none"), batch)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -298,8 +296,8 @@ class Report(pl.Callback):
             sent = traffic.bytes_sent * trainer.world_size
             if type(trainer.strategy) is DDPStrategy:
                 sent += ddp_bytes(trainer, pl_module) * trainer.world_size
-            found = {"val": val, "test": test, "round": best + 1, "bytes": sent, "gradients": pl_module.gradients}
-            self.file.write_text(json.dumps(found))
+            computed = {"gradients": pl_module.gradients, "bytes": sent}
+            self.file.write_text(json.dumps({"val": val, "test": test, "round": best + 1} | computed))
 
 
 def ddp_bytes(trainer: pl.Trainer, pl_module: pl.LightningModule) -> float:
@@ -393,10 +391,9 @@ def show(name: str, method: str, outcomes: list[dict[str, Any]]) -> None:
     def mean(key: str) -> float:
         return statistics.mean(outcome[key] for outcome in outcomes)
 
-    spread = statistics.stdev(outcome["test"] for outcome in outcomes) if len(outcomes) > 1 else 0.0
-    accuracy = f"{mean('test'):.3f} +- {spread:.3f}"
+    spread = statistics.stdev([outcome["test"] for outcome in outcomes]) if len(outcomes) > 1 else 0.0
     figures = f"{mean('round'):5.1f} {mean('gradients'):9.1f} {mean('bytes') / 1e6:6.1f} {mean('seconds'):8.1f}"
-    print(f"{name:18} {method:14} {accuracy:16} {figures}", flush=True)
+    print(f"{name:18} {method:14} {mean('test'):.3f} +- {spread:.3f}   {figures}", flush=True)
 
 
 if __name__ == "__main__":

@@ -234,9 +234,7 @@ class WholeHome(Home):
         return self._has_parts and not self.boundary.sees_whole_graph
 
     def _num_super_epochs(self) -> float:
-        if self.every() is None:
-            return 1
-        num_batches = -(-self.most_seeds() // self.running.settings.batch_size)
+        num_batches = 1 if self.exchanges else -(-self.most_seeds() // self.running.settings.batch_size)
         return num_super_epochs(self.running.trainer, num_batches, self.every(), self.turns())
 
     def parts(self) -> Callable[[int], Graph]:
