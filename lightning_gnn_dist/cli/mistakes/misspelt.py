@@ -125,7 +125,7 @@ def _without_module(name: str) -> str | None:
     """The advice on a class of this package that was named without its module, or None."""
     public = [other for other in dir(import_module(PACKAGE)) if other[0].isupper()]
     by_lower = {other.lower(): other for other in public}
-    near = [by_lower[found] for found in get_close_matches(name.lower(), by_lower, n=1, cutoff=0.8)]
+    near = [by_lower[found] for found in get_close_matches(name.lower(), by_lower, n=1, cutoff=0.85)]
     return f"A class is named with its module. Did you mean '{PACKAGE}.{near[0]}'?" if near else None
 
 
