@@ -45,6 +45,7 @@ from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 
 SINCE = "since:"  # begins what names the nodes that are newer than a version
 REFUSALS = (ValueError, TypeError, OSError)
+OF_FIT = {"report": True, "weights_only": None}  # options that other commands do not take, and their defaults
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
@@ -102,7 +103,17 @@ class Parser(LightningArgumentParser):
 
 
 class ConfigBesideLogs(SaveConfigCallback):
-    """Keeps the configuration of a run in the directory of its logger; without one there is no place for it."""
+    """Keeps the configuration of a run in the directory of its logger; without one there is no place for it.
+
+    All commands read it: what ``fit`` alone takes is left out, where it is the default.
+    """
+
+    def __init__(self, parser: LightningArgumentParser, config: Any, *args: Any, **kwargs: Any) -> None:
+        config = config.clone()
+        for name, default in OF_FIT.items():
+            if config.get(name) == default:
+                config.pop(name, None)
+        super().__init__(parser, config, *args, **kwargs)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if trainer.loggers:
