@@ -212,8 +212,8 @@ def columns_of(home: Home, some: Tensor | None, ids_of: Path | None) -> NodeColu
         ids_of: The prepared graph whose ids they have. Default: this one.
     """
     path = home.whole.path if isinstance(home, WholeHome) else None
-    ids = ids_for(ids_of, path, home.types.seed_type(), len(home.ids))
-    return NodeColumns(ids, None if some is None else (some - home.ids.start).numpy())
+    nodes = None if some is None else (some - home.ids.start).numpy()
+    return NodeColumns(ids_for(ids_of, path, home.types.seed_type(), len(home.ids), nodes), nodes)
 
 
 def judged_nodes(home: Home, nodes: Tensor, whose: str) -> Judged:

@@ -210,7 +210,8 @@ class Graph(Changeable):
         if twice := sorted(arrays.keys() & beside.keys()):
             raise ValueError(f"beside holds {twice}, which are arrays of the graph itself: call them links/...")
         about, history = self.types.about if have_names(self.types) else None, self.types.history
-        store.write(path, arrays | dict(beside), self.fingerprint, overwrite=overwrite, types=about, history=history)
+        how: Any = {"overwrite": overwrite, "types": about, "history": history, "ids": None if beside else self.path}
+        store.write(path, arrays | dict(beside), self.fingerprint, **how)
 
     @property
     def num_nodes(self) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor
 from lightning_gnn_dist.checks import check_path, shown
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.parquet_rows import PARQUET
+from lightning_gnn_dist.graph.storage.store import IDS
 
 Ids = NDArray[Any]
 _WITHOUT = (
@@ -71,12 +72,14 @@ def check_ids_of(path: Path | None, ids_of: object) -> Path | None:
     if path is None or path.suffix != PARQUET:
         raise ValueError(f"ids_of={shown(ids_of)} names nodes in a table: write one, {PARQUET}, or leave ids_of out.")
     folder = check_path("ids_of", ids_of)
-    if not (folder / "ids").is_dir():
+    if not (folder / IDS).is_dir():
         raise ValueError(f"ids_of: {folder} {_WITHOUT}")
     return folder
 
 
-def ids_for(given: Path | None, graph: Path | None, node_type: str, num_nodes: int) -> Ids | None:
+def ids_for(
+    given: Path | None, graph: Path | None, node_type: str, num_nodes: int, some: Ids | None = None
+) -> Ids | None:
     """Return the users' ids of the nodes that are predicted.
 
     Args:
@@ -84,10 +87,18 @@ def ids_for(given: Path | None, graph: Path | None, node_type: str, num_nodes: i
         graph: The folder of the graph that is predicted, if it has one.
         node_type: The type of the nodes.
         num_nodes: How many nodes it has.
+        some: Those that are predicted. Default: all.
     """
     found = ids_beside(graph, node_type) if given is None else user_ids(given, node_type)
-    if found is not None and len(found) != num_nodes:
-        raise ValueError(f"ids_of: {given} has ids of {len(found)} nodes, and {num_nodes} are predicted.")
+    if found is None:
+        return None
+    most = num_nodes if some is None else int(some.max()) + 1
+    if len(found) < most or len(found) > num_nodes:
+        raise ValueError(
+            f"{given or graph} has ids of {len(found)} nodes, and the graph that is predicted has {num_nodes}: nodes "
+            f"that came later have no ids. Write a .npy, predict those that have, data.only(range({len(found)})), or "
+            "name the prepared graph that has them all as ids_of."
+        )
     return found
 
 
@@ -135,4 +146,4 @@ def nodes_with_ids(path: str | Path, ids: Sequence[Any] | Ids, node_type: str = 
 
 
 def _file(folder: Path, node_type: str) -> Path:
-    return folder / "ids" / f"{node_type or 'nodes'}.npy"
+    return folder / IDS / f"{node_type or 'nodes'}.npy"

@@ -25,12 +25,14 @@ class Learners:
     Args:
         count: How many there are.
         own: The numbers of the rank's own.
-        chunks: The learner of each node of the whole graph, where a rank may have several.
+        whole: The whole graph, where a rank may have several.
+        chunks: The learner of each of its nodes.
         batches_of_step: The batches that each rank takes in a step. None: a batch is a step, or what the trainer says.
     """
 
     count: int
     own: tuple[int, ...]
+    whole: Graph | None = None
     chunks: Tensor | None = None
     batches_of_step: int | None = None
 
@@ -38,8 +40,7 @@ class Learners:
         """Return where the seeds of each own learner stand among those of a part."""
         if self.chunks is None:
             return {learner: torch.arange(seeds.numel()) for learner in self.own}
-        ids = part.node_arrays.get("n_id")
-        chunks = self.chunks[seeds if ids is None else ids[seeds]]
+        chunks = self.chunks[seeds if part is self.whole else part.node_arrays["n_id"][seeds]]
         return {learner: (chunks == learner).nonzero().view(-1) for learner in self.own}
 
     def deals(

@@ -117,7 +117,8 @@ class PartPlan:
         if self.as_ranks is None:
             return Learners(world_size, (rank,))
         own, chunks = self.as_ranks.held(0, rank, world_size, 0).own, self.partition(world_size).assignment
-        return Learners(self.num_learners(world_size), own, chunks, self.as_ranks.batches_of_step(world_size))
+        of_step = self.as_ranks.batches_of_step(world_size)
+        return Learners(self.num_learners(world_size), own, self.graph, chunks, of_step)
 
     def sampler_of(self, part: Graph, sampler: Sampler) -> Sampler:
         """Return what draws from a part as ``sampler`` does, or as it would from the whole graph."""

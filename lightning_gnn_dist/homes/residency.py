@@ -224,7 +224,7 @@ class Sweep(Residency):
         if self.chunks is not None and self.of is not None and self.chunks > self.of:
             raise ValueError(f"chunks ({self.chunks}) must not exceed of ({self.of}), the number of all chunks.")
 
-    def of_graph(self, graph: Graph, num_saved: int | None) -> Sweep:
+    def of_graph(self, graph: Graph, num_saved: int | None) -> Residency:
         of = self.of or num_saved or min(CHUNKS, graph.num_nodes)
         if self.bytes is None:
             return replace(self, of=of, chunks=min(self.chunks or 1, of))

@@ -23,7 +23,7 @@ from lightning_gnn_dist.checks import check_choice, check_instance
 from lightning_gnn_dist.rounds import refusals, replica_state
 from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.launching.launchers import FunctionLauncher, ScriptLauncher, launcher_for
-from lightning_gnn_dist.rounds.lightning_internals.loops import refuse_stop_iteration
+from lightning_gnn_dist.rounds.lightning_internals.loops import refuse_stop_iteration, resume_loader
 from lightning_gnn_dist.rounds.lightning_internals.trainer import (
     announce_sigterm,
     clip_sparse_gradients,
@@ -193,6 +193,7 @@ class PartitionedStrategy(DDPStrategy):
 
     def on_train_start(self) -> None:
         super().on_train_start()
+        resume_loader(self._module().trainer)
         self._replica(buffers=self.buffers != "local").check(self.root_device)  # after all hooks of the start
         resumed, self._resumed = self._resumed, None
         if resumed is not None:

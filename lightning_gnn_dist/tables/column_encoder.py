@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch_geometric.data import HeteroData
 from torch_geometric.data.storage import NodeStorage
 
-from lightning_gnn_dist.checks import check_at_least, check_path
+from lightning_gnn_dist.checks import check_at_least, check_path, shown
 from lightning_gnn_dist.graph.storage.store import SHARD, read_meta
 from lightning_gnn_dist.graph.typed.tables import CATEGORIES, MOMENTS, NO_MOMENT, NUMBERS, TIME, Feature, Tables
 
@@ -58,6 +58,11 @@ class ColumnEncoder(nn.Module):
     def __init__(self, tables: Tables, task: str, channels: int, drop: Sequence[tuple[str, str]] = ()) -> None:
         super().__init__()
         check_at_least(1, channels=channels)
+        known = {(table, each.column) for table, features in tables.seen_by(task).items() for each in features}
+        if unknown := [each for each in drop if isinstance(each, str) or tuple(each) not in known]:
+            raise ValueError(
+                f"drop must have pairs of a table and a column, of {shown(sorted(known))}, got {unknown[0]!r}."
+            )
         self.task, self.channels, self.of_tables = tables.task(task).name, channels, nn.ModuleDict()
         for table, features in tables.seen_by(task).items():
             is_timed = table in tables.timed

@@ -72,8 +72,13 @@ def test_ids_of_tables_stay_with_the_graph(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no node of .*graph has the id 'W99'"):
         nodes_with_ids(graph, [NAMES[7], "W99"])
     Graph.open(graph).save(tmp_path / "copy")
-    with pytest.raises(ValueError, match="copy has no such ids of nodes: `prepare` keeps them"):
-        user_ids(tmp_path / "copy")
+    assert user_ids(tmp_path / "copy").tolist() == NAMES
+    grown = Graph.open(graph).updated({"n_id": [0], "x": Graph.open(graph).node_arrays["x"][1:2]})
+    grown.save(graph, overwrite=True)
+    assert user_ids(graph).tolist() == NAMES
+    Graph.from_pyg(grown.to_pyg()).save(tmp_path / "other")
+    with pytest.raises(ValueError, match="other has no such ids of nodes: `prepare` keeps them"):
+        user_ids(tmp_path / "other")
 
 
 def test_ids_may_be_numbers(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ TOLERANCE = 1e-12
 def graph() -> Graph:
     made = communities(240, 4, num_features=8, train_share=0.4, seed=1)
     made.node_arrays["x"] = made.node_arrays["x"].double()
+    made.node_arrays["n_id"] = torch.arange(240).flip(0)  # as a graph has that was put into another order
     return made
 
 
@@ -85,6 +86,17 @@ class Model(pl.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
+class Scheduled(Model):
+    """Asks how many steps there will be, for which Lightning makes the loader before it reads a checkpoint."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        steps = int(self.trainer.estimated_stepping_batches)
+        assert steps == STEPS
+        scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
 def data_of(boundary: Boundary, **options: Any) -> PartitionedDataModule:
     defaults: dict[str, Any] = {
         "partitioner": chunks(),
@@ -98,8 +110,10 @@ def data_of(boundary: Boundary, **options: Any) -> PartitionedDataModule:
     return PartitionedDataModule(graph(), **(defaults | options))
 
 
-def trained(boundary: Boundary, devices: int, path: Any = None, **options: Any) -> tuple[State, list[float], int]:
-    module, runner = Model(), trainer(devices, grappa(), **({"max_epochs": 3} | options))
+def trained(
+    boundary: Boundary, devices: int, path: Any = None, kind: type[Model] = Model, **options: Any
+) -> tuple[State, list[float], int]:
+    module, runner = kind(), trainer(devices, grappa(), **({"max_epochs": 3} | options))
     runner.fit(module, data_of(boundary), ckpt_path=path)
     assert runner.accumulate_grad_batches == 1  # given back
     return state_of(module), module.losses, runner.global_step
@@ -128,8 +142,8 @@ def by_hand() -> list[Tensor]:
     loader = data_of(Fetch(), sampler=NeighborSampler([-1, -1])).train_dataloader()
     for batches in zip(*[iter(loader)] * LEARNERS, strict=True):
         for number, batch in enumerate(batches):
-            assert bool((of_chunk[batch.n_id[: batch.batch_size]] == number).all())
-        seeds = torch.cat([batch.n_id[: batch.batch_size] for batch in batches if not batch.is_filler])
+            assert bool((of_chunk[239 - batch.n_id[: batch.batch_size]] == number).all())
+        seeds = torch.cat([239 - batch.n_id[: batch.batch_size] for batch in batches if not batch.is_filler])
         hidden = model.convs[0](whole.node_arrays["x"], index).relu()
         rows = model.convs[1](hidden, index)[seeds]
         optimizer.zero_grad()
@@ -162,11 +176,11 @@ class SavesOnce(Callback):
 
 
 def stops(rank: int, world_size: int, path: Path) -> State:
-    return trained(Halo(2), world_size, callbacks=[SavesOnce(path)])[0]
+    return trained(Halo(2), world_size, kind=Scheduled, callbacks=[SavesOnce(path)])[0]
 
 
 def goes_on(rank: int, world_size: int, path: Path) -> tuple[State, int]:
-    state, _, steps = trained(Halo(2), world_size, path)
+    state, _, steps = trained(Halo(2), world_size, path, Scheduled)
     return state, steps
 
 

@@ -98,15 +98,16 @@ def compact(
 ) -> None:
     """Write a graph with ``number`` changes in the place of the one that it was read from, and of its log.
 
-    Partitions stay, as they are those of the fingerprint.
+    Partitions stay, as they are those of the fingerprint, and so do the users' ids of nodes.
     """
     with locked(path):
         if num_changes(path) != number:
             raise ValueError(f"{path} has changed since it was opened: open it again, Graph.open(path), and save that.")
         with folder_beside(path) as draft:
             store.write_into(draft, arrays, fingerprint, types, history)
-            if (path / _PARTITIONS).is_dir():
-                shutil.copytree(path / _PARTITIONS, draft / _PARTITIONS)
+            for kept in (_PARTITIONS, store.IDS):
+                if (path / kept).is_dir():
+                    shutil.copytree(path / kept, draft / kept)
             store.replace(draft, path)
 
 

@@ -38,6 +38,7 @@ from lightning_gnn_dist.graph.typed.types import GraphTypes
 SHARDS, SHARD = "shares.json", "share-"  # the file beside shards, and how the name of a shard begins
 FORMAT = "lightning_gnn_dist graph"
 VERSION, UNTYPED = 2, 1  # that of a graph without types is what older releases read
+IDS = "ids"  # the folder beside a graph that has the users' ids of its nodes
 _WAY_OUT = "Copy or save the graph again."
 
 
@@ -49,15 +50,19 @@ def write(
     overwrite: bool,
     types: Mapping[str, Any] | None = None,
     history: Sequence[Mapping[str, int]] = (),
+    ids: Path | None = None,
 ) -> None:
     """Save arrays under a temporary name beside ``path``, then rename: a reader sees all of them or nothing.
 
-    ``types`` is what :attr:`GraphTypes.about` says of a typed graph, ``history`` what it says of earlier versions.
+    ``types`` is what :attr:`GraphTypes.about` says of a typed graph, ``history`` what it says of earlier versions. The
+    users' ids of nodes are those in the folder ``ids``, if it has some.
     """
     check_target(path, overwrite=overwrite)
     check_names(arrays)
     with folder_beside(path) as draft:
         write_into(draft, arrays, fingerprint, types, history)
+        if ids is not None and (ids / IDS).is_dir():
+            shutil.copytree(ids / IDS, draft / IDS)
         replace(draft, path)
 
 

@@ -109,7 +109,11 @@ class Tables:
     @property
     def lines(self) -> list[str]:
         """What to tell of the tasks, of the columns of each table, and of what was left out."""
-        told = [f"task {task.name}: {task.task_type} of {task.entity}" for task in self.tasks.values()]
+        told = [
+            f"task {task.name}: {task.task_type} of {task.entity}"
+            + "".join(f", without {table}.{column}" for table, column in task.hidden)
+            for task in self.tasks.values()
+        ]
         for table, features in self.features.items():
             columns = dict.fromkeys(feature.column for feature in features)
             told.append(f"columns of {table}: {', '.join(columns) or 'none'}")

@@ -243,8 +243,24 @@ def _check_keys(table: TableSpec, tables: Mapping[str, TableSpec], path: Path) -
             )
 
 
+_OF_TASK = ("task_type", "entity_table", "entity_col", "time_col", "target_col", "remove_columns", "kind")
+
+
+def _check_words_of_task(file: Path, said: Mapping[str, Any]) -> None:
+    """Refuse words that are nearly those of a task, and hidden columns that are no pairs."""
+    for word in map(str, said):
+        if word not in _OF_TASK and (near := get_close_matches(word, _OF_TASK, n=1, cutoff=0.8)):
+            raise ValueError(f"{file} says {word}, which nobody knows: did you mean {near[0]}?")
+    pairs = said.get("remove_columns") or ()
+    if not isinstance(pairs, list | tuple) or not all(isinstance(each, list) and len(each) == 2 for each in pairs):
+        raise ValueError(
+            f"{file}: remove_columns must be pairs of a table and a column, [[order, price]], got {shown(pairs)}."
+        )
+
+
 def _task(file: Path, said: Mapping[str, Any], tables: Mapping[str, TableSpec]) -> TaskSpec:
     folder = file.parent
+    _check_words_of_task(file, said)
     task_type, entity, kind = said.get("task_type"), str(said.get("entity_table")), said.get("kind")
     if task_type not in TASK_TYPES:
         raise ValueError(f"{file}: task_type must be one of {shown(list(TASK_TYPES))}, got {shown(task_type)}.")

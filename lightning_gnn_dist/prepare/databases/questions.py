@@ -34,7 +34,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Questions:
-    """The questions of a task, in the order train, val, test, and in that of their tables.
+    """The questions of a task, in the order of their tables, that of train first, then val and test.
 
     Args:
         spec: What is known of the task.

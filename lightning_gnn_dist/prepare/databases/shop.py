@@ -54,6 +54,8 @@ def write_shop(path: str | Path, num_customers: int = 3_000, num_products: int =
     folder = check_folder("path", path)
     check_at_least(1, num_customers=num_customers, num_products=num_products)
     check_seed(seed)
+    if folder.exists():
+        raise FileExistsError(f"{folder} exists already: choose another path.")
     (folder / "tasks" / "stays").mkdir(parents=True)
     draw = np.random.default_rng(seed)
     makers = draw.choice(MAKERS, num_products)

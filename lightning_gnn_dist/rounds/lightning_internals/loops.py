@@ -25,6 +25,14 @@ def accumulated_batches(trainer: Trainer, epoch: int) -> int:
     return trainer.accumulate_grad_batches
 
 
+def resume_loader(trainer: Trainer) -> None:
+    """Give the training loader its place in a checkpoint, where it was made before that was read.
+
+    Lightning does so as it makes the loader, which ``estimated_stepping_batches`` asks for earlier.
+    """
+    trainer.fit_loop._load_combined_loader_states()
+
+
 def scale_batches(checkpoint: dict[str, Any], before: int, now: int) -> None:
     """Let a checkpoint count ``now`` batches in each step, where it has counted ``before``."""
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
