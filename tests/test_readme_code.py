@@ -54,6 +54,7 @@ ELSEWHERE = {
 }
 # What a reader does with a block that only defines something, so that it is seen to work.
 THEN = {
+    "best_links(": "trainer.fit(model, data)",
     "batch.blocks, strict=True):\n    x =": "assert x.shape == (batch.batch_size, 4)",
     '(pyg_data).save("my_graph")': "pl.Trainer().fit(model, data)",
     "strategy = LLCGStrategy(": "pl.Trainer(strategy=strategy).fit(model, data)",
