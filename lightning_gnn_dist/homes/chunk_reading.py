@@ -15,7 +15,7 @@ from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.rows import row_slices, starts_of
 from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.graph.storage.store import as_numpy
-from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
+from lightning_gnn_dist.graph.typed.names import EdgeType, below_edges, below_nodes
 from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
 from lightning_gnn_dist.partition.kernels import Array, keep_inside
 from lightning_gnn_dist.partition.saved_chunks import Chunks
@@ -104,10 +104,9 @@ class ChunkReader:
 
     def _rows_of(self, kind: str, first_id: int, ranges: Sequence[Range], reading: _Reading) -> dict[str, Tensor]:
         """The arrays of a node type, with the rows of its ranges."""
-        folder = f"nodes/{kind}/" if kind else "nodes/"
         spans = [(each.first - first_id, each.end - first_id) for each in ranges]
         arrays = self._graph.types.node_arrays[kind]
-        return {name: reading.rows(f"{folder}{name}", like, spans) for name, like in arrays.items()}
+        return {name: reading.rows(below_nodes(kind) + name, like, spans) for name, like in arrays.items()}
 
 
 class _Reading:
@@ -217,10 +216,9 @@ class _Edges:
             self._kinds.append(kinds[kept])
         for number, edge_type in enumerate(types.edge_types):
             of_type = kept if kinds is None else kept[kinds == number]
-            folder = folder_of(edge_type)
             for name, like in types.edge_arrays[edge_type].items():
-                file = f"edges/{folder}/{name}" if folder else f"edges/{name}"
-                rows = self._reading.into(file, at[number], like.new_empty((of_type.numel(), *like.shape[1:])))
+                out = like.new_empty((of_type.numel(), *like.shape[1:]))
+                rows = self._reading.into(below_edges(edge_type) + name, at[number], out)
                 self._arrays.setdefault((edge_type, name), []).append(rows[of_type])
             at[number] += of_type.numel()
 
