@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
@@ -38,8 +37,7 @@ class Learners:
 
     def seeds_of_each(self, part: Graph, seeds: Tensor) -> dict[int, Tensor]:
         """Return where the seeds of each own learner stand among those of a part."""
-        if self.chunks is None:
-            return {learner: torch.arange(seeds.numel()) for learner in self.own}
+        assert self.chunks is not None
         chunks = self.chunks[seeds if part is self.whole else part.node_arrays["n_id"][seeds]]
         return {learner: (chunks == learner).nonzero().view(-1) for learner in self.own}
 
