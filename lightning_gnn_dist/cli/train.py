@@ -195,9 +195,7 @@ class TrainCLI(LightningCLI):
 
     def _predict_by_layer(self, graph: Graph | Path, model: LightningModule, datamodule: object, **kwargs: Any) -> None:
         options = self.config_init.predict
-        budget = None if options.budget_megabytes is None else options.budget_megabytes << 20
-        how = {"budget_bytes": budget, "overwrite": options.overwrite, "ids_of": options.ids_of}
-        predict_by_layer(self.trainer, model, graph, options.output, **how, **kwargs)
+        predict_by_layer(self.trainer, model, graph, options.output, **_how_to_write(options), **kwargs)
 
     def _best_links(self, model: LightningModule, datamodule: LightningDataModule, **kwargs: Any) -> None:
         options = self.config_init.predict
@@ -210,9 +208,8 @@ class TrainCLI(LightningCLI):
                 raise ValueError("--best_links would keep nothing: name a file for them, --output=links.npy.")
             split = datamodule.split if datamodule.shards_path is None else datamodule.shards_path
             assert split is not None
-            budget = None if options.budget_megabytes is None else options.budget_megabytes << 20
             how = {"k": options.best_links, "score": options.score, "leave_out": options.leave_out}
-            how |= {"budget_bytes": budget, "overwrite": options.overwrite, "ids_of": options.ids_of}
+            how |= _how_to_write(options)
             how["senders"] = None if options.nodes is None else nodes_asked(datamodule, options)
             best_links(self.trainer, model, split, options.output, **how, **kwargs)
 
@@ -252,6 +249,12 @@ def _own_refusal(error: BaseException | None) -> str | None:
             return str(error)
         error = error.__cause__ or error.__context__
     return None
+
+
+def _how_to_write(options: Any) -> dict[str, Any]:
+    """What predicting by layer and the search for links are told alike."""
+    budget = None if options.budget_megabytes is None else options.budget_megabytes << 20
+    return {"budget_bytes": budget, "overwrite": options.overwrite, "ids_of": options.ids_of}
 
 
 def _only(datamodule: LightningDataModule, options: Any) -> PartitionedDataModule:
