@@ -116,9 +116,9 @@ def checked_nodes(nodes: object, ids: range) -> Tensor:
         raise ValueError("nodes is empty: name the nodes to predict, or leave only() out for all of them.")
     if int(given.min()) < 0 or int(given.max()) >= len(ids):
         raise ValueError(f"nodes must lie in [0, {len(ids)}), got {int(given.min())} to {int(given.max())}.")
-    if given.unique().numel() != given.numel():
-        counts = given.unique(return_counts=True)
-        raise ValueError(f"nodes must be distinct, got {int(counts[0][counts[1] > 1][0])} more than once.")
+    distinct, counts = given.unique(return_counts=True)
+    if distinct.numel() != given.numel():
+        raise ValueError(f"nodes must be distinct, got {int(distinct[counts > 1][0])} more than once.")
     return given.to(torch.int64) + ids.start
 
 

@@ -155,12 +155,13 @@ def take_of_gradients(
         raise ValueError(
             f"The checkpoint was written by a strategy of rounds, whose epochs are rounds and not passes. {_OUT}"
         )
-    if len(saved["ranks"]) != collectives.world_size() and not draws_alike:
-        rank_zero_warn(
-            f"The checkpoint was written by {len(saved['ranks'])} ranks, and this fit has {collectives.world_size()}: "
-            "it goes on with other parts, and other draws of dropout."
-        )
-    if len(saved["ranks"]) != collectives.world_size():
+    num_ranks = len(saved["ranks"])
+    if num_ranks != collectives.world_size():
+        if not draws_alike:
+            rank_zero_warn(
+                f"The checkpoint was written by {num_ranks} ranks, and this fit has {collectives.world_size()}: "
+                "it goes on with other parts, and other draws of dropout."
+            )
         return None
     mine: dict[str, Any] = saved["ranks"][collectives.rank()]
     _check_entries(mine, {"random_state": dict, "buffers": dict}, path)

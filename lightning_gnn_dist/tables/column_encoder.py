@@ -58,15 +58,17 @@ class ColumnEncoder(nn.Module):
     def __init__(self, tables: Tables, task: str, channels: int, drop: Sequence[tuple[str, str]] = ()) -> None:
         super().__init__()
         check_at_least(1, channels=channels)
-        known = {(table, each.column) for table, features in tables.seen_by(task).items() for each in features}
+        seen = tables.seen_by(task)
+        known = {(table, each.column) for table, features in seen.items() for each in features}
         if unknown := [each for each in drop if isinstance(each, str) or tuple(each) not in known]:
             raise ValueError(
                 f"drop must have pairs of a table and a column, of {shown(sorted(known))}, got {unknown[0]!r}."
             )
         self.task, self.channels, self.of_tables = tables.task(task).name, channels, nn.ModuleDict()
-        for table, features in tables.seen_by(task).items():
+        left_out = {tuple(each) for each in drop}
+        for table, features in seen.items():
             is_timed = table in tables.timed
-            left = [feature for feature in features if (table, feature.column) not in {tuple(each) for each in drop}]
+            left = [feature for feature in features if (table, feature.column) not in left_out]
             self.of_tables[_key(table)] = TableEncoder(left, tables.span, channels, is_timed=is_timed)
 
     def forward(self, batch: HeteroData) -> dict[str, Tensor]:
