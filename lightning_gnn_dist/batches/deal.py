@@ -38,16 +38,19 @@ class OfStep(NamedTuple):
 class Deal:
     """Deals every seed to one of the batches of a pass, of nearly equal sizes, in another order every pass.
 
-    With fewer seeds than batches, every batch gets one seed, and seeds repeat.
+    With fewer seeds than batches, every batch gets one seed, and seeds repeat. Several may deal the same seeds: then
+    each of them makes the same deal of all, and has the batches of its place.
 
     Args:
         seeds: Distinct ids of nodes, or what else a source takes as seeds, int64.
-        num_batches: Batches per pass.
+        num_batches: Batches per pass, of each who deals the seeds.
         seed: Decides the orders, and what is drawn around the seeds.
         shuffle: Whether orders change; otherwise seeds stand in the order given.
         inputs: A number for each seed, that batches hold as ``input_id``. Default: they hold none.
         num_taken: How many of the seeds a pass takes. Default: all. It goes with ``shuffle``.
         is_filler: Whether the batches only keep ranks in step.
+        place: The number of this one among those who deal the same seeds.
+        num_places: How many they are.
     """
 
     seeds: Tensor
@@ -57,6 +60,8 @@ class Deal:
     inputs: Tensor | None = None
     num_taken: int | None = None
     is_filler: bool = False
+    place: int = 0
+    num_places: int = 1
     _orders: dict[int, Tensor] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -70,12 +75,20 @@ class Deal:
 
     @property
     def num_seeds(self) -> int:
-        """The seeds of a pass."""
-        return self.seeds.numel() if self.num_taken is None else self.num_taken
+        """The seeds of a pass that this one learns from."""
+        if self.num_places == 1:
+            return self._num_all
+        own = range(self.place, self.num_batches * self.num_places, self.num_places)
+        return sum(self.size(batch) for batch in own if batch < self._num_all)
+
+    def key(self, number: int) -> BatchKey:
+        """Return the key of a batch of the stream. Its batch is the number among those of all who deal the seeds."""
+        epoch, batch = divmod(number, self.num_batches)
+        return BatchKey(self.seed, epoch, batch * self.num_places + self.place)
 
     def repeats(self, batch: int) -> bool:
         """Return whether a batch has nothing of its own to learn from."""
-        return self.is_filler or batch >= self.num_seeds
+        return self.is_filler or batch >= self._num_all
 
     def size(self, batch: int) -> int:
         """Return the number of seeds of a batch."""
@@ -87,11 +100,17 @@ class Deal:
         places = self._slice(key.batch)
         return self._order(key.epoch, order_of)[places] if self.shuffle else places
 
+    @property
+    def _num_all(self) -> int:
+        """The seeds of a pass, of all who deal them."""
+        return self.seeds.numel() if self.num_taken is None else self.num_taken
+
     def _slice(self, batch: int) -> slice:
-        if self.num_seeds < self.num_batches:
-            begin = batch % self.num_seeds
+        count, num_batches = self._num_all, self.num_batches * self.num_places
+        if count < num_batches:
+            begin = batch % count
             return slice(begin, begin + 1)
-        return slice_of(self.num_seeds, self.num_batches, batch)
+        return slice_of(count, num_batches, batch)
 
     def _order(self, epoch: int, order_of: Order) -> Tensor:
         order = self._orders.get(epoch)

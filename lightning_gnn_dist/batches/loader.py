@@ -228,7 +228,7 @@ class BatchLoader:
         """Return who deals the seeds of a batch of the stream, and the key of the batch."""
         step, learner = divmod(number, len(self._deals))
         deal = self._deals[learner]
-        return deal, BatchKey(deal.seed, *divmod(step, deal.num_batches))
+        return deal, deal.key(step)
 
 
 @dataclass

@@ -259,9 +259,9 @@ def _coverage(trainer: Trainer) -> float | None:
 
 def _parts_of(trainer: Trainer) -> PartsRecord | None:
     datamodule = trainer.datamodule  # type: ignore[attr-defined]
-    if trainer.world_size == 1 or not hasattr(datamodule, "parts_of_ranks") or _is_in_shards(datamodule):
+    if not hasattr(datamodule, "num_parts") or _is_in_shards(datamodule) or datamodule.num_parts == 1:
         return None
-    return PartsRecord.of(datamodule.graph, datamodule.parts_of_ranks(trainer.world_size))
+    return PartsRecord.of(datamodule.graph, datamodule.parts_of_ranks(datamodule.num_parts))
 
 
 def _name_of_strategy(trainer: Trainer) -> str:

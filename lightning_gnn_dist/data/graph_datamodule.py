@@ -150,9 +150,14 @@ class GraphDataModule(LightningDataModule):
         return self._home.partition(num_parts)
 
     def parts_of_ranks(self, num_ranks: int) -> Partition:
-        """Return the partition that maps each node to the rank that learns from it in super-epoch 0."""
+        """Return the partition that maps each node to the rank, or host, that learns from it in super-epoch 0."""
         check_at_least(1, num_ranks=num_ranks)
         return self._whole("parts_of_ranks()").cut.by_rank(num_ranks)
+
+    @property
+    def num_parts(self) -> int:
+        """How many parts there are in this run: one for each rank, or with ``Holding(per="host")`` for each host."""
+        return self._home.num_parts
 
     def part(self, rank: int, num_parts: int, super_epoch: int = 0) -> Graph:
         """Return what rank ``rank`` trains on: the nodes of its part and the edges among them, in RAM."""
@@ -178,12 +183,13 @@ class GraphDataModule(LightningDataModule):
     def setup(self, stage: str) -> None:
         """Open the graph, and find out what all ranks have alike. Collective.
 
-        Ranks meet in this order: to choose what ``boundary="auto"`` is, to agree on the memory of an evaluation and on
-        the seed, to connect shards, to read the part of a shard, and to count what each of them learns.
+        Ranks meet in this order: to find out who shares a host, to choose what ``boundary="auto"`` is, to agree on the
+        memory of an evaluation and on the seed, to connect shards, to read the part of a shard, and to count what each
+        of them learns.
         """
         is_fit, trainer = stage == "fit", self.trainer
         if is_fit:
-            self._home.choose_boundary()  # first: of a fit before it may be another
+            self._home.begin_fit()  # first: of a fit before it may be another
         warn_of_slow_bfloat16(trainer)
         self._running.agree(is_fit=is_fit)
         if is_fit and trainer is not None:
@@ -364,7 +370,7 @@ class GraphDataModule(LightningDataModule):
 
     def _num_batches(self) -> int:
         """Return the number of batches of a pass over a part, the same for all ranks and parts."""
-        return 1 if self._home.exchanges else -(-self._task.most() // self.batch_size)
+        return self._home.batches_of_pass(self._task.most())
 
     def _local_batches(self, part: Graph, num_batches: int, learners: Learners) -> PassLoader:
         if self._home.exchanges:

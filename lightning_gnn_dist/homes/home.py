@@ -21,6 +21,7 @@ from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.homes.costs import ShardCosts, WholeCosts
+from lightning_gnn_dist.homes.holders import Holder, Per
 from lightning_gnn_dist.homes.learners import Learners
 from lightning_gnn_dist.homes.running import ForgetsRun, Running
 from lightning_gnn_dist.joint import WeighsRanks
@@ -43,6 +44,8 @@ class Home(ForgetsRun, ABC):
         boundary: What becomes of senders outside the part.
         coverage: Gives nodes weights for the loss. With None there are none.
     """
+
+    _per: Per = "rank"  # who holds a part
 
     def __init__(self, running: Running, boundary: Boundary, coverage: Coverage | None) -> None:
         self.running, self.boundary, self.coverage = running, boundary, coverage
@@ -100,8 +103,8 @@ class Home(ForgetsRun, ABC):
     def prepare(self) -> None:  # optional
         """Do what one process of each host does for all."""
 
-    def choose_boundary(self) -> None:  # optional
-        """Find out what ``boundary="auto"`` is in the fit that begins. Collective."""
+    def begin_fit(self) -> None:  # optional
+        """Find out who holds parts together, and what ``boundary="auto"`` is in the fit that begins. Collective."""
 
     @abstractmethod
     def open(self, check: Callable[[Graph], None], *, is_fit: bool) -> None:
@@ -129,6 +132,20 @@ class Home(ForgetsRun, ABC):
         return {}
 
     # The part.
+
+    @property
+    def _holder(self) -> Holder:
+        return Holder.of(self.running.trainer, self._per)
+
+    @property
+    def num_parts(self) -> int:
+        """How many parts of the graph are trained on at a time."""
+        return self._holder.num_parts
+
+    def batches_of_pass(self, most: int) -> int:
+        """Return the batches of a pass, the same for all ranks, if on no part there is more than ``most`` to learn."""
+        at_once = self.running.settings.batch_size * self._holder.num_members
+        return 1 if self.exchanges else -(-most // at_once)
 
     @property
     def is_cut(self) -> bool:

@@ -27,6 +27,8 @@ class Learners:
         whole: The whole graph, where a rank may have several.
         chunks: The learner of each of its nodes.
         batches_of_step: The batches that each rank takes in a step. None: a batch is a step, or what the trainer says.
+        member: The number of this rank among those that have the seeds of one part between them.
+        num_members: How many they are.
     """
 
     count: int
@@ -34,6 +36,8 @@ class Learners:
     whole: Graph | None = None
     chunks: Tensor | None = None
     batches_of_step: int | None = None
+    member: int = 0
+    num_members: int = 1
 
     def seeds_of_each(self, part: Graph, seeds: Tensor) -> dict[int, Tensor]:
         """Return where the seeds of each own learner stand among those of a part."""
@@ -56,7 +60,8 @@ class Learners:
         """
         if self.batches_of_step is None:
             (own,) = self.own
-            return [Deal(seeds, num_batches, seed * self.count + own, inputs=inputs, num_taken=num_taken)]
+            deal = Deal(seeds, num_batches, seed * self.count + own, inputs=inputs, num_taken=num_taken)
+            return [replace(deal, place=self.member, num_places=self.num_members)]
         deals = [
             Deal(seeds[at], num_batches, seed * self.count + own, inputs=None if inputs is None else inputs[at])
             for own, at in self.seeds_of_each(part, seeds).items()

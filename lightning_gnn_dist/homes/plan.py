@@ -13,18 +13,21 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.boundary.around import learned_from
-from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto
+from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto, allowed_by, chosen, chosen_here
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.boundary.refusals import check_seed_hops
+from lightning_gnn_dist.boundary.work import Pass
 from lightning_gnn_dist.checks import brief, check_callable, check_instance
 from lightning_gnn_dist.graph.digest import sampled_digest, sketches
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.chunk_reading import ChunkReader
+from lightning_gnn_dist.homes.holders import Holder
 from lightning_gnn_dist.homes.learners import Learners
 from lightning_gnn_dist.homes.parts import PartReader
 from lightning_gnn_dist.homes.residency import AsRanks, Fixed, Holding, Residency, bytes_held, held_by_all
+from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.layers.budget import free_bytes, ranks_here
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
@@ -74,6 +77,11 @@ class PartPlan:
         if sees_more and not self.holding.is_one_chunk:
             name = type(self.boundary).__name__
             raise ValueError(f"holding says what a part holds, and boundary={name}() sees the whole graph: choose one.")
+        if self.holding.per == "host" and (self.boundary.exchanges or self.boundary.keeps_rows):
+            raise ValueError(
+                f'boundary={brief(self.boundary)} exchanges rows between ranks with a part each, and per="host" gives '
+                "the ranks of a host one part: choose one."
+            )
         if self.boundary.seed_hops:
             check_seed_hops(self.boundary, is_typed=have_names(self.graph.types))
         if self.boundary.seed_hops and not self.holding.is_one_chunk:
@@ -108,14 +116,19 @@ class PartPlan:
         """Which ranks the run is trained as, where that is not those that there are."""
         return self.residency if isinstance(self.residency, AsRanks) else None
 
+    def most_on_host(self, num_parts: int) -> int:
+        """Return how many of the parts may lie on one host."""
+        return 1 if self.holding.per == "host" else num_parts
+
     def num_learners(self, world_size: int) -> int:
         """Return how many learn side by side: the ranks, or those that the run is trained as."""
         return world_size if self.as_ranks is None else self.as_ranks.num_chunks(world_size)
 
-    def learners(self, rank: int, world_size: int) -> Learners:
+    def learners(self, holder: Holder) -> Learners:
         """Return who learns side by side, and which of them are a rank's own."""
+        rank, world_size = holder.part, holder.num_parts
         if self.as_ranks is None:
-            return Learners(world_size, (rank,))
+            return Learners(world_size, (rank,), member=holder.member, num_members=holder.num_members)
         own, chunks = self.as_ranks.held(0, rank, world_size, 0).own, self.partition(world_size).assignment
         of_step = self.as_ranks.batches_of_step(world_size)
         return Learners(self.num_learners(world_size), own, self.graph, chunks, of_step)
@@ -209,6 +222,24 @@ class PartPlan:
         owner = self.by_rank(world_size).assignment[learned_from(self.graph, self.graph.types.seeds)]
         return owner.bincount(minlength=world_size)
 
+    def chosen(
+        self, asked: Auto, holder: Holder, settings: BatchSettings, device: torch.device, *, exchanges: bool
+    ) -> tuple[Boundary, str]:
+        """Return what ``"auto"`` is in the fit that begins, and a line for the log. Collective."""
+        allowed, parts = allowed_by(asked, self.most_on_host(holder.num_parts)), self.residents(*holder[:2])
+        return chosen(allowed, self.graph, parts, self._pass(holder.num_parts, settings), device, exchanges=exchanges)
+
+    def chosen_here(self, asked: Auto, num_parts: int, settings: BatchSettings) -> Boundary:
+        """Return what ``"auto"`` would be on ranks of this host."""
+        parts = [self.residents(each, num_parts) for each in range(num_parts)]
+        allowed = allowed_by(asked, self.most_on_host(num_parts))
+        return chosen_here(allowed, self.graph, parts, self._pass(num_parts, settings))
+
+    def _pass(self, num_parts: int, settings: BatchSettings) -> Pass:
+        """Return a pass of those who hold the parts over all that they learn from."""
+        counts = self.learned_by_ranks(num_parts)
+        return Pass.of(settings.of_parts(), settings.batch_size, int(counts.max()), int(counts.sum()))
+
     def most_seeds(self, world_size: int) -> int:
         """Return the number of training nodes of the learner that has most in any of the first 16 super-epochs.
 
@@ -223,11 +254,12 @@ class PartPlan:
 
         A part that is larger than the memory that is free is told of.
         """
-        needed, free = self._bytes_of_part(world_size), free_bytes() // ranks_here(world_size)
+        needed, free = self._bytes_of_part(world_size), free_bytes() // ranks_here(self.most_on_host(world_size))
         if needed > free:
             log.warning(
-                "The part of each rank takes about %.1f GB with what is read meanwhile, and %.1f GB are free for it: "
+                "The part of each %s takes about %.1f GB with what is read meanwhile, and %.1f GB are free for it: "
                 "this fit will be slow, or be killed. Hold less at a time, Holding(Sweep(bytes=%d)).",
+                self.holding.per,
                 needed / 1e9,
                 free / 1e9,
                 free // 2,

@@ -1,4 +1,4 @@
-"""What a rank holds: which chunks, super-epoch by super-epoch, and random nodes of others.
+"""What a rank, or a host, holds: which chunks, super-epoch by super-epoch, and random nodes of others.
 
 It depends on the seed, the super-epoch, the rank and the number of ranks alone, so that ranks need not communicate.
 """
@@ -23,6 +23,7 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.homes.holders import Per
 from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.random import deal
@@ -281,6 +282,9 @@ class Holding:
             approximation), as a share in [0, 1] of what ``extra_of`` names.
         extra_of: Whose number of nodes the share is of: the ``"part"`` or the whole ``"graph"``.
         cache_dir: The folder where partitions are kept. Default: beside a saved graph, else the user's cache directory.
+        per: Who holds a part. With ``"host"`` the ranks of a host hold one between them, whose arrays are in memory
+            once, and deal its seeds among them anew in every pass. All of the above then counts hosts in place of
+            ranks. Which ranks share a host says the trainer, ``Trainer(num_nodes=2, devices=4)``.
     """
 
     residency: Annotated[Residency, "an object such as Fixed(), Rotate() or Redeal(1000)"] = Fixed()
@@ -288,6 +292,7 @@ class Holding:
     extra_nodes: Fraction = 0.0
     extra_of: Scope = "part"
     cache_dir: str | Path | None = None
+    per: Per = "rank"
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -301,13 +306,18 @@ class Holding:
                 f"Sweep() goes through all chunks once in an epoch and reads nothing beside them: leave "
                 f"{'extra_nodes' if self.every is None else 'every'} out."
             )
+        if self.per == "host" and isinstance(self.residency, AsRanks):
+            raise ValueError(
+                f'{self.residency} gives each rank learners of its own, and per="host" gives the ranks of a host one '
+                "part: choose one."
+            )
         if self.cache_dir is not None:
             check_folder("cache_dir", self.cache_dir)
 
     @property
     def is_one_chunk(self) -> bool:
-        """Whether each rank holds one chunk for good, and no other nodes."""
-        return replace(self, cache_dir=None) == Holding()
+        """Whether each rank, or host, holds one chunk for good, and no other nodes."""
+        return replace(self, cache_dir=None, per="rank") == Holding()
 
     def extra(self, residents: Tensor, partition: Partition, rank: int, seed: int) -> Tensor:
         """Return the random nodes that come along with ``residents``, by their ids in the whole graph."""

@@ -17,13 +17,12 @@ from lightning_gnn_dist.batches.part_batch import Run
 from lightning_gnn_dist.batches.placing.placement import Placement, release, stream_to
 from lightning_gnn_dist.batches.placing.rows_on_device import Crossing
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.boundary.auto import Auto, allowed_by, chosen, chosen_here, kept
+from lightning_gnn_dist.boundary.auto import Auto, kept
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.exchange import Owners
 from lightning_gnn_dist.boundary.historic_rows import PLACE, HistoricRows
 from lightning_gnn_dist.boundary.prices import short_name
 from lightning_gnn_dist.boundary.refusals import against_exchange
-from lightning_gnn_dist.boundary.work import Pass
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
@@ -39,6 +38,7 @@ from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher
 from lightning_gnn_dist.homes.plan import PartPlan
 from lightning_gnn_dist.homes.residency import default_period, num_super_epochs
 from lightning_gnn_dist.homes.running import Running
+from lightning_gnn_dist.homes.shared_parts import Shelf
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
 from lightning_gnn_dist.layers.through_layers import Layer, layers_in
@@ -68,7 +68,7 @@ class WholeHome(Home):
         if (cache_bytes := running.settings.loading.cache_bytes) is not None:
             running.settings.check_cache_of_files()
             check_rows_in_files(plan.graph, cache_bytes)
-        self.whole, self.holding = plan.graph, plan.holding
+        self.whole, self.holding, self._per = plan.graph, plan.holding, plan.holding.per
         self._fingerprint, self._shown_edges = fingerprint, shown
         self._plan = plan
         self._suited: dict[bool, PartPlan] = {}
@@ -77,6 +77,7 @@ class WholeHome(Home):
         self._disk_rows: DiskRows | None = None
         self._period: int | None = None
         self._meetings: MeetingRows | None = None
+        self._shelf: Shelf | None = None
         self._crossing = Crossing()
 
     # The graph.
@@ -104,7 +105,7 @@ class WholeHome(Home):
 
     @property
     def digests(self) -> dict[str, Any]:
-        return self.cut.digests(self.running.num_ranks)
+        return self.cut.digests(self._holder.num_parts)
 
     def features(self) -> Tensor | None:
         return None if have_names(self.types) else self.whole.node_arrays.get("x")
@@ -126,7 +127,6 @@ class WholeHome(Home):
 
     @property
     def partitioner(self) -> Partitioner | Partition | None:
-        """What cuts the graph."""
         return self.cut.partitioner
 
     # The run.
@@ -135,34 +135,35 @@ class WholeHome(Home):
         if self.running.stage == TrainerFn.FITTING and self._has_parts:
             # An error here would stop this rank alone. In setup() all ranks meet it, and stop together.
             with suppress(ValueError, TypeError):
-                self.partition(self.running.num_ranks)
+                self.partition(self._holder.num_parts)
 
-    def choose_boundary(self) -> None:
-        asked, num_ranks = self.cut.boundary, self.running.num_ranks
+    def begin_fit(self) -> None:
+        asked, holder = self.cut.boundary, self._holder
+        if self._per == "host":
+            self._shelf = Shelf.of(holder, self.running.num_ranks)
         if not self._has_parts:
             return
         if self._plan.partitioner is None:
             rank_zero_info(f"{self.partitioner} cuts the graph, as no partitioner was named.")
         if isinstance(asked, Auto):
-            parts, steps = self.cut.residents(self.running.rank, num_ranks), self._pass(num_ranks)
-            device, exchanges = self.running.device, self._can_exchange()
-            self._take(*chosen(allowed_by(asked, num_ranks), self.graph, parts, steps, device, exchanges=exchanges))
+            exchanges, device = self._can_exchange(), self.running.device
+            self._take(*self.cut.chosen(asked, holder, self.running.settings, device, exchanges=exchanges))
 
     def open(self, check: Callable[[Graph], None], *, is_fit: bool) -> None:
         """Do nothing: the graph is open, and was looked at."""
 
     def begin_nodes(self, *, is_fit: bool) -> None:
         if is_fit and self.is_cut:
-            self.cut.check_run(self.running.num_ranks, self._num_super_epochs())
+            self.cut.check_run(self._holder.num_parts, self._num_super_epochs())
 
     def close(self) -> None:
-        for each in (self._parts, self._disk_rows, self._meetings):
+        for each in (self._parts, self._disk_rows, self._meetings, self._shelf):
             if each is not None:
                 each.close()
         release(self.graph)
 
     def at_rest(self) -> dict[str, Any]:
-        return {"_parts": None, "_disk_rows": None, "_meetings": None, "_crossing": Crossing()}
+        return {"_parts": None, "_disk_rows": None, "_meetings": None, "_shelf": None, "_crossing": Crossing()}
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed fit keeps: passes in a super-epoch, and what "auto" has chosen."""
@@ -198,15 +199,10 @@ class WholeHome(Home):
     def _has_chosen(self) -> bool:
         return isinstance(self.cut.boundary, Auto) and not isinstance(self.boundary, Auto)
 
-    def _pass(self, num_ranks: int) -> Pass:
-        """Return a pass of so many ranks over all that they learn from."""
-        settings, counts = self.running.settings, self.cut.learned_by_ranks(num_ranks)
-        return Pass.of(settings.of_parts(), settings.batch_size, int(counts.max()), int(counts.sum()))
-
     def _can_exchange(self) -> bool:
         """Return whether ``boundary="auto"`` may be ``Exchange()`` in this fit."""
         asked, trainer = self.cut.boundary, self.running.trainer
-        if not isinstance(asked, Auto) or not asked.exchange or trainer is None:
+        if not isinstance(asked, Auto) or not asked.exchange or trainer is None or self._per == "host":
             return False
         is_whole = isinstance(self.running.settings.of_parts(), WholePartSampler) and self.holding.is_one_chunk
         return is_whole and against_exchange(trainer, trainer.lightning_module) is None
@@ -217,24 +213,24 @@ class WholeHome(Home):
         return self.cut.partition(num_parts)
 
     def every(self) -> int | None:
-        sweep, trainer = self.cut.residency.sweep(self.running.num_ranks), self.running.trainer
+        sweep, trainer = self.cut.residency.sweep(self._holder.num_parts), self.running.trainer
         if sweep == 1 or self.turns() > 1:
             return None if sweep == 1 else 1
         return self.holding.every or self._period or default_period(trainer.max_epochs if trainer else None, sweep)
 
     def turns(self) -> int:
-        return self.cut.residency.turns(self.running.num_ranks)
+        return self.cut.residency.turns(self._holder.num_parts)
 
     @property
     def _has_parts(self) -> bool:
-        return self.running.num_ranks > 1 or self.turns() > 1
+        return self._holder.num_parts > 1 or self.turns() > 1
 
     @property
     def is_cut(self) -> bool:
         return self._has_parts and not self.boundary.sees_whole_graph
 
     def _num_super_epochs(self) -> float:
-        num_batches = 1 if self.exchanges else -(-self.most_seeds() // self.running.settings.batch_size)
+        num_batches = self.batches_of_pass(self.most_seeds())
         return num_super_epochs(self.running.trainer, num_batches, self.every(), self.turns())
 
     def parts(self) -> Callable[[int], Graph]:
@@ -248,17 +244,17 @@ class WholeHome(Home):
         is_whole = num_parts == 1 and self.cut.residency.turns(1) == 1
         return self.whole if is_whole else self._reader(rank, num_parts).read(super_epoch).graph
 
-    def _reader(self, rank: int, num_ranks: int) -> PartReader:
+    def _reader(self, number: int, num_parts: int) -> PartReader:
         """Return the reader of a rank's parts. Before a fit ``"auto"`` is what it would be on ranks of this host."""
         boundary = self.boundary
         if isinstance(boundary, Auto):
-            parts = [self.cut.residents(each, num_ranks) for each in range(num_ranks)]
-            boundary = chosen_here(allowed_by(boundary, num_ranks), self.graph, parts, self._pass(num_ranks))
-        return self.cut.reader(rank, num_ranks, boundary, self.coverage)
+            boundary = self.cut.chosen_here(boundary, num_parts, self.running.settings)
+        return self.cut.reader(number, num_parts, boundary, self.coverage)
 
     def _own_parts(self) -> PartSwitcher:
         if self._parts is None:
-            reader = self._reader(self.running.rank, self.running.num_ranks)
+            reader = self._reader(self._holder.part, self._holder.num_parts)
+            reader = reader if self._shelf is None else self._shelf.shared(reader)
             self._parts = PartSwitcher(reader, in_background=self.running.settings.loading.num_threads > 0)
         return self._parts
 
@@ -289,39 +285,43 @@ class WholeHome(Home):
 
         Of lost neighbours this rank's part is the sample. Parts that change are not judged.
         """
-        num_ranks = self.running.num_ranks
-        if num_ranks == 1 or self.every() is not None:
+        num_parts = self._holder.num_parts
+        if num_parts == 1 or self.every() is not None:
             return None
         self.running_part()  # whose nodes ``uncovered`` counts
         uncovered, seeds = self.uncovered
-        return against_averaging(self.graph, self.cut.by_rank(num_ranks), uncovered / max(seeds, 1))
+        return against_averaging(self.graph, self.cut.by_rank(num_parts), uncovered / max(seeds, 1))
 
     # Training nodes of the part.
 
     def most_seeds(self) -> int:
-        return self.cut.most_seeds(self.running.num_ranks)
+        return self.cut.most_seeds(self._holder.num_parts)
 
     def own_seeds(self, part: Graph) -> Tensor:
         seeds = part.split("train")
-        if part is not self.whole or self.running.num_ranks == 1:
+        if part is not self.whole or self._holder.num_parts == 1:
             return seeds
-        return seeds[self.cut.by_rank(self.running.num_ranks).assignment[seeds] == self.running.rank]
+        return seeds[self._is_own(seeds)]
 
     def learners(self) -> Learners:
-        return self.cut.learners(self.running.rank, self.running.num_ranks)
+        return self.cut.learners(self._holder)
 
     def own_nodes(self, part: Graph) -> Tensor:
         nodes = part.node_arrays["n_id"]
-        return (self.partition(self.running.num_ranks).assignment[nodes] == self.running.rank).nonzero().view(-1)
+        return self._is_own(nodes).nonzero().view(-1)
 
     def inputs_of(self, part: Graph, seeds: Tensor) -> Tensor:
         rows = seeds if part is self.whole else part.node_arrays["n_id"][seeds]
         return torch.searchsorted(self.split("train"), rows)
 
     def own_training(self) -> tuple[Tensor, Tensor, int]:
-        seeds, num_ranks = self.split("train"), self.running.num_ranks
-        own = (self.cut.by_rank(num_ranks).assignment[seeds] == self.running.rank).nonzero().view(-1)
+        seeds, holder = self.split("train"), self._holder
+        own = self._is_own(seeds).nonzero().view(-1)[holder.member :: holder.num_members]
         return seeds[own], own, seeds.numel()
+
+    def _is_own(self, nodes: Tensor) -> Tensor:
+        """Return which nodes of the whole graph are learned from where this rank's part is, in super-epoch 0."""
+        return self.cut.by_rank(self._holder.num_parts).assignment[nodes] == self._holder.part
 
     # Batches.
 

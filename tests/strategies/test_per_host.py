@@ -1,0 +1,262 @@
+"""Ranks of a host hold one part between them, and deal its seeds among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch_geometric.nn import SAGEConv
+
+from lightning_gnn_dist import (
+    AsRanks,
+    EverySteps,
+    Exchange,
+    Graph,
+    Holding,
+    Isolated,
+    LinkDataModule,
+    LocalSGDStrategy,
+    NeighborSampler,
+    Partition,
+    PartitionedDataModule,
+    Redeal,
+    WholePartSampler,
+    communities,
+    split_edges,
+)
+from lightning_gnn_dist.homes.holders import Holder
+from tests.every_strategy import PATIENCE
+from tests.hosts import trainer_on_hosts
+from tests.ranks import join, run_ranks
+from tests.strategies.fitting import State, differs, state_of
+from tests.strategies.weighted_fitting import grappa
+
+HOSTS, RATE, TOLERANCE = 2, 0.3, 1e-12
+LONELY = 3  # a training node, the only one of host 1 in some fits
+Seen = list[tuple[Tensor, bool]]  # the seeds of each batch, and whether it is a filler
+
+
+def graph(lonely: bool = False) -> Graph:
+    made = communities(240, 4, num_features=8, train_share=0.4, seed=1)
+    made.node_arrays["x"] = made.node_arrays["x"].double()
+    if lonely:
+        mask = made.node_arrays["train_mask"]
+        mask &= chunks().assignment == 0
+        mask[LONELY] = True
+    return made
+
+
+def chunks() -> Partition:
+    """A part of a third of the nodes for host 1."""
+    return Partition(torch.arange(240).remainder(3).eq(0).int(), HOSTS)
+
+
+class Model(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convs = nn.ModuleList([SAGEConv(8, 16), SAGEConv(16, 4)]).double()
+        self.seen: Seen = []
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.convs[1](self.convs[0](x, edge_index).relu(), edge_index)
+
+    def training_step(self, batch: Any) -> Tensor:
+        self.seen.append((batch.n_id[: batch.batch_size].clone(), batch.is_filler))
+        rows = self(batch.x, batch.edge_index)[: batch.batch_size]
+        return functional.cross_entropy(rows, batch.y[: batch.batch_size])
+
+    def validation_step(self, batch: Any) -> None:
+        pass
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), RATE)
+
+
+def data_of(source: Graph | None = None, **options: Any) -> PartitionedDataModule:
+    defaults: dict[str, Any] = {
+        "partitioner": chunks(),
+        "sampler": NeighborSampler([-1, -1]),
+        "batch_size": 9,
+        "seed": 3,
+        "holding": Holding(per="host"),
+        "boundary": Isolated(),
+        "coverage": None,
+    }
+    return PartitionedDataModule(graph() if source is None else source, **(defaults | options))
+
+
+def by_steps() -> LocalSGDStrategy:
+    return LocalSGDStrategy(EverySteps(3), **PATIENCE)
+
+
+Place = tuple[int, int, int]  # the rank, how many ranks, how many hosts
+
+
+def trained(
+    place: tuple[int, int, int],
+    strategy: Any,
+    path: Any = None,
+    data: PartitionedDataModule | None = None,
+    **options: Any,
+) -> tuple[State, Seen]:
+    module = Model()
+    runner = trainer_on_hosts(*place, strategy, **({"max_epochs": 3, "limit_val_batches": 0} | options))
+    runner.fit(module, data_of() if data is None else data, ckpt_path=path)
+    return state_of(module), module.seen
+
+
+# The reference.
+
+
+class ByHand:
+    """One model on the edges within a host's part."""
+
+    def __init__(self, source: Graph) -> None:
+        self.model, host = Model(), chunks().assignment
+        index = torch.stack([source.indices.long(), torch.arange(240).repeat_interleave(source.indptr.diff())])
+        self.source, self.index = source, index[:, host[index[0]] == host[index[1]]]
+
+    def gradient(self, seeds: Tensor) -> list[Tensor]:
+        rows, labels = self.model(self.source.node_arrays["x"], self.index)[seeds], self.source.node_arrays["y"][seeds]
+        return [*torch.autograd.grad(functional.cross_entropy(rows, labels), [*self.model.parameters()])]
+
+    def go(self, gradient: list[Tensor]) -> None:
+        with torch.no_grad():
+            for parameter, slope in zip(self.model.parameters(), gradient, strict=True):
+                parameter -= RATE * slope
+
+
+def grappa_by_hand(source: Graph, ranks: list[Seen]) -> State:
+    """Every step goes down the mean loss of the seeds of all ranks that learn in it."""
+    one = ByHand(source)
+    for batches in zip(*ranks, strict=True):
+        seeds = torch.cat([seeds for seeds, is_filler in batches if not is_filler])
+        one.go(one.gradient(seeds))
+    return state_of(one.model)
+
+
+def local_sgd_by_hand(source: Graph, ranks: list[Seen], steps: int = 3) -> State:
+    """Each rank goes three steps, and their mean is where all go on."""
+    replicas = [ByHand(source) for _ in ranks]
+    for start in range(0, len(ranks[0]), steps):
+        for replica, batches in zip(replicas, ranks, strict=True):
+            for seeds, _ in batches[start : start + steps]:
+                replica.go(replica.gradient(seeds))
+        states = [state_of(replica.model) for replica in replicas]
+        mean = {name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]}
+        for replica in replicas:
+            replica.model.load_state_dict(mean)
+    return state_of(replicas[0].model)
+
+
+def passes(seen: Seen, count: int) -> Iterator[Tensor]:
+    """The seeds of each pass that are learned from."""
+    size = len(seen) // count
+    for number in range(count):
+        of_pass = seen[number * size : (number + 1) * size]
+        yield torch.cat([seeds[:0] if is_filler else seeds for seeds, is_filler in of_pass])
+
+
+# The laws.
+
+
+def alike(rank: int, world_size: int) -> list[tuple[State, Seen]]:
+    place = rank, world_size, HOSTS
+    return [
+        trained(place, make(), data=data_of(holding=Holding(per=per)))
+        for make in (grappa, by_steps)
+        for per in ("rank", "host")
+    ]
+
+
+def test_with_one_rank_on_each_host_nothing_changes() -> None:
+    for of_rank in run_ranks(alike, HOSTS, timeout=90):
+        for (one, seen), (other, also_seen) in (of_rank[:2], of_rank[2:]):
+            assert differs(one, other) == 0
+            assert all(a.equal(b) for (a, _), (b, _) in zip(seen, also_seen, strict=True))
+
+
+def on_two_hosts(rank: int, world_size: int) -> list[tuple[State, Seen]]:
+    place = rank, world_size, HOSTS
+    lonely = {"data": data_of(graph(lonely=True))}
+    return [trained(place, grappa()), trained(place, by_steps()), trained(place, grappa(), **lonely)]
+
+
+def test_two_ranks_of_each_host_learn_from_its_seeds_as_by_hand() -> None:
+    found = run_ranks(on_two_hosts, 4, timeout=90)
+    references = [grappa_by_hand, local_sgd_by_hand, grappa_by_hand]
+    for number, reference in enumerate(references):
+        source = graph(lonely=number == 2)
+        ranks = [of_rank[number][1] for of_rank in found]
+        expected = reference(source, ranks)
+        assert all(differs(of_rank[number][0], expected) < TOLERANCE for of_rank in found)
+    for host in range(HOSTS):
+        own = (graph().node_arrays["train_mask"] & (chunks().assignment == host)).nonzero().view(-1)
+        first, second = (list(passes(of_rank[0][1], 3)) for of_rank in found[2 * host : 2 * host + 2])
+        for both in map(torch.cat, zip(first, second, strict=True)):
+            assert both.sort().values.equal(own)  # each seed once, on one of the two
+        assert not first[0].sort().values.equal(first[1].sort().values)  # dealt anew in every pass
+    fillers = [[is_filler for _, is_filler in of_rank[2][1]] for of_rank in found]
+    assert all(fillers[3]) and not all(fillers[2]) and not any(fillers[0] + fillers[1])
+
+
+class SavesOnce(pl.Callback):
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == 4:
+            trainer.save_checkpoint(self.path)
+
+
+def stops_and_goes_on(rank: int, world_size: int, path: Path) -> tuple[State, State, int]:
+    place, how = (rank, world_size, HOSTS), {"holding": Holding(Redeal(6), per="host"), "partitioner": None}
+    whole, _ = trained(place, grappa(), data=data_of(**how), callbacks=[SavesOnce(path)])
+    data = data_of(**how)
+    resumed, _ = trained(place, grappa(), path, data=data)
+    return whole, resumed, data.part(rank // 2, HOSTS, 2).num_nodes
+
+
+def test_a_run_whose_parts_change_goes_on_in_mid_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    for whole, resumed, num_nodes in run_ranks(stops_and_goes_on, 4, tmp_path / "mid.ckpt", timeout=90):
+        assert differs(whole, resumed) == 0 and 0 < num_nodes < 240
+    assert not [*tmp_path.glob("parts-*")]
+
+
+def as_told(rank: int, world_size: int) -> None:
+    join(rank, world_size)
+    with pytest.raises(ValueError, match=r"num_nodes=1 hosts of devices=2 ranks.*\[\(0, 0\), \(0, 0\)\]"):
+        Holder(0, 1, 0, 2).check(world_size)  # each takes itself for the first of its host
+
+
+def test_a_launcher_that_does_not_say_who_shares_a_host_is_refused() -> None:
+    run_ranks(as_told, 2, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Holding(AsRanks(4), per="host"), r'AsRanks\(num_ranks=4\) gives each rank .* and per="host"'),
+        (
+            lambda: data_of(boundary=Exchange(), sampler=WholePartSampler(2)),
+            r'boundary=Exchange\(\) exchanges rows between ranks with a part each, and per="host"',
+        ),
+        (
+            lambda: LinkDataModule(split_edges(graph()), holding=Holding(per="host")),
+            r'Holding\(per="host"\) is for nodes as seeds: leave per out of a LinkDataModule',
+        ),
+        (lambda: Holding(per="node"), r"per must be"),
+    ],
+    ids=["AsRanks", "Exchange", "links", "another word"],
+)
+def test_what_needs_a_part_for_each_rank_is_refused(make: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make()
