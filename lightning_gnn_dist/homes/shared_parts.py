@@ -40,6 +40,7 @@ class Shelf:
         self._folder = Path(folders[of_ranks.index(holder._replace(member=0))])
         sees = [bool(number) for (number,) in gather_numbers([self._folder.is_dir()], CPU)]
         if not all(sees):
+            self.close()
             raise ValueError(
                 f'Holding(per="host") shares parts in files, and rank {sees.index(False)} does not see {folders[0]} or '
                 "its like, which the first rank of its host has made: let TMPDIR name a folder that all ranks of a "

@@ -21,6 +21,7 @@ from lightning_gnn_dist import (
     Holding,
     Isolated,
     LinkDataModule,
+    LLCGStrategy,
     LocalSGDStrategy,
     NeighborSampler,
     Partition,
@@ -31,7 +32,7 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.homes.holders import Holder
-from tests.every_strategy import PATIENCE
+from tests.every_strategy import PATIENCE, every_strategy
 from tests.hosts import trainer_on_hosts
 from tests.ranks import join, run_ranks
 from tests.strategies.fitting import State, differs, state_of
@@ -205,6 +206,25 @@ def test_two_ranks_of_each_host_learn_from_its_seeds_as_by_hand() -> None:
         assert not first[0].sort().values.equal(first[1].sort().values)  # dealt anew in every pass
     fillers = [[is_filler for _, is_filler in of_rank[2][1]] for of_rank in found]
     assert all(fillers[3]) and not all(fillers[2]) and not any(fillers[0] + fillers[1])
+
+
+def with_every_strategy(rank: int, world_size: int) -> dict[str, State]:
+    place, how = (rank, world_size, HOSTS), {"sampler": WholePartSampler(2), "batch_size": 10**9}
+    off: Any = {"correction": None, "drift": None, "outer": None, "average_optimizer": False, "weights": "uniform"}
+    made = every_strategy() | {"uncorrected": lambda: LLCGStrategy(EverySteps(3), **off, **PATIENCE)}
+    return {name: trained(place, make(), data=data_of(**how), max_epochs=2)[0] for name, make in made.items()}
+
+
+def test_all_strategies_take_it_also_with_whole_parts() -> None:
+    """Each rank computes the whole part for its share of the seeds."""
+    first, *others = run_ranks(with_every_strategy, 4, timeout=90)
+    assert all(differs(other[name], first[name]) == 0 for other in others for name in first)
+    assert differs(first["tma"], first["local_sgd"]) == differs(first["uncorrected"], first["local_sgd"]) == 0
+    assert differs(first["llcg"], first["local_sgd"]) > 1e-4
+    one = ByHand(graph())
+    for _ in range(2):  # passes of one step each
+        one.go(one.gradient(graph().split("train")))
+    assert differs(first["grappa"], state_of(one.model)) < TOLERANCE
 
 
 class SavesOnce(pl.Callback):
