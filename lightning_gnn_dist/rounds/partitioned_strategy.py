@@ -40,6 +40,7 @@ from lightning_gnn_dist.tables.learned_tables import LearnedTables, hidden_from_
 from lightning_gnn_dist.tables.owned_embedding import owned_tables
 from lightning_gnn_dist.wire import channel, collectives
 from lightning_gnn_dist.wire.addresses import kept_on_host
+from lightning_gnn_dist.wire.hosts import find_hosts
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 from lightning_gnn_dist.wire.launching.roll_call import Roll
 from lightning_gnn_dist.wire.replica import Replica
@@ -264,6 +265,7 @@ class PartitionedStrategy(DDPStrategy):
                 join_process_group(self, store)
         channel.note_host()
         super().setup_distributed()
+        find_hosts(self.node_rank, self.num_nodes)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduce as Lightning does, but compute means of scalars and of integers in float64.

@@ -48,6 +48,7 @@ from lightning_gnn_dist.strategies.used_parameters import UsedParameters, counti
 from lightning_gnn_dist.tables.gradients import TableGradients
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.codec import Bits
+from lightning_gnn_dist.wire.hosts import HostGradients
 
 Weights = Literal["coverage", "nodes", "uniform"]
 # The option not to send buffers at every forward; torch 2.13 has renamed it.
@@ -123,6 +124,7 @@ class GrappaStrategy(PartitionedStrategy):
         self._parameters: UsedParameters | None = None
         self.bits = bits
         self._rounded: RoundedGradients | None = None
+        self._by_hosts: HostGradients | None = None
         self._table_gradients: TableGradients | None = None
         self._scale, self._steps = torch.ones(()), DividedSteps()
         self._has_stepped = False  # since buffers were averaged
@@ -154,6 +156,8 @@ class GrappaStrategy(PartitionedStrategy):
             with nullcontext() if self._table_gradients is None else self._table_gradients.hidden():
                 super().configure_ddp()
             ddp: Any = self.model
+            if self.bits is None and collectives.sums_by_hosts(self.root_device):
+                self._by_hosts = HostGradients(ddp, collectives.hosts)
             if self.bits is not None:
                 leave_gradients(ddp)
                 self._rounded = RoundedGradients(others, self.bits, overlaps=not looks_itself)
@@ -215,8 +219,9 @@ class GrappaStrategy(PartitionedStrategy):
     def teardown(self) -> None:
         if self._parameters is not None:
             self._parameters.close()
-        if self._rounded is not None:
-            self._rounded.close()
+        for each in (self._rounded, self._by_hosts):
+            if each is not None:
+                each.close()
         super().teardown()
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
@@ -244,7 +249,7 @@ class GrappaStrategy(PartitionedStrategy):
         refusals.check_validation_clock(trainer)
         self.is_cut_off = False
         self._steps.begin(trainer)
-        self._rounded = self._table_gradients = None
+        self._rounded = self._table_gradients = self._by_hosts = None
         self.leaving = self._watch(trainer)
 
     def _give_back(self, trainer: Trainer) -> None:

@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.channel import Background, open_channel
+from lightning_gnn_dist.wire.channel import Background
 from lightning_gnn_dist.wire.codec import Bits, Codec
 from lightning_gnn_dist.wire.collectives import scatter_back
+from lightning_gnn_dist.wire.hosts import open_channel_of_means
 from lightning_gnn_dist.wire.rounded_mean import RoundedMean, means_together
 
 THREAD_NAME = "lightning_gnn_dist.strategies.rounded_gradients"
@@ -39,7 +40,7 @@ class RoundedGradients:
 
     def __init__(self, parameters: Sequence[Tensor], bits: Bits, *, overlaps: bool) -> None:
         self._trained = parameters
-        self._codec, self._channel = Codec(bits), open_channel(collectives.world_size())
+        self._codec, self._channel = Codec(bits), open_channel_of_means()
         self._means: list[RoundedMean] = []
         self._restored: list[Tensor] = []
         self._buckets: list[list[Tensor]] = []

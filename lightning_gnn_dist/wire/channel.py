@@ -36,8 +36,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.addresses import keeps_on_host, kept_on_host
-from lightning_gnn_dist.wire.collectives import broadcast_, counted, gather_numbers, rank, world_size
+from lightning_gnn_dist.wire.collectives import Sent, broadcast_, counted, gather_numbers, rank, world_size
 from lightning_gnn_dist.wire.octets import octets
 
 Result = TypeVar("Result")
@@ -59,13 +60,17 @@ class Channel:
         size: How many ranks there are in it.
         rank: The number of this rank among them.
         device: Where rows are sent from, CPU or a GPU. Other tensors may be sent from RAM in any case.
+        hosts: The hosts whose first ranks these are, where they exchange for all ranks; the group is then of the hosts.
 
     Attributes:
         is_waited_for: Whether this rank waits for what it exchanges, so that the seconds count.
         is_of_boundary: Whether it exchanges rows between layers, which are counted apart, too.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, size: int, rank: int, device: torch.device = CPU) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup | None, size: int, rank: int, device: torch.device = CPU, hosts: Any = None
+    ) -> None:
+        self.hosts = hosts
         self._group, self.size, self.rank, self.device = group, size, rank, device
         self.is_waited_for, self.is_of_boundary = True, False
 
@@ -80,7 +85,7 @@ class Channel:
             return list(pieces)
         if lengths is None:
             own, found = torch.tensor([len(piece) for piece in pieces]), torch.empty(self.size, dtype=torch.int64)
-            with counted(own.element_size() * (self.size - 1)):
+            with counted(self._sent([own.element_size()] * self.size)):
                 self._all_to_all(found, own, [1] * self.size, [1] * self.size)
             lengths = found.tolist()
         return self._begun(pieces, lengths)()
@@ -126,17 +131,26 @@ class Channel:
 
     def close(self) -> None:
         """End the connections. Not collective."""
-        if self._group is not None and dist.is_initialized():
+        if self._group is not None and self.hosts is None and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._group = None
 
     def _octets(
         self, sent: Tensor, to_send: list[int], to_receive: list[int], *, in_background: bool = False
     ) -> tuple[Tensor, dist.Work | None]:
-        received, num_bytes = sent.new_empty(sum(to_receive)), sum(to_send) - to_send[self.rank]
-        with counted(num_bytes, waits=self.is_waited_for, of_boundary=self.is_of_boundary):
+        received = sent.new_empty(sum(to_receive))
+        with counted(self._sent(to_send), waits=self.is_waited_for, of_boundary=self.is_of_boundary):
             work = self._all_to_all(received, sent, to_receive, to_send, in_background=in_background)
         return received, work
+
+    def _sent(self, to_send: Sequence[int]) -> Sent | float:
+        num_bytes = sum(to_send) - to_send[self.rank]
+        if self.hosts is not None:
+            return Sent(num_bytes, num_bytes)
+        if collectives.hosts is None:
+            return num_bytes
+        sent: Sent = collectives.hosts.sent_to(to_send, rank() - self.rank)
+        return sent
 
     def _all_to_all(
         self,

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -34,12 +34,14 @@ class Traffic:
         seconds: All seconds.
         boundary_bytes: Of these, the bytes of rows, and of their gradients, that layers exchange at the boundary.
         boundary_seconds: Of these, the seconds in such exchanges.
+        bytes_between_hosts: Of all bytes, those to ranks of other hosts, as far as the launcher says who is there.
     """
 
     bytes_sent: float = 0.0
     seconds: float = 0.0
     boundary_bytes: float = 0.0
     boundary_seconds: float = 0.0
+    bytes_between_hosts: float = 0.0
     _begun: Traffic | None = None  # as it was when the fit began
 
     def begin_fit(self) -> None:
@@ -56,7 +58,41 @@ class Traffic:
             "comm/boundary_bytes": self.boundary_bytes - begun.boundary_bytes,
             "comm/boundary_seconds": self.boundary_seconds - begun.boundary_seconds,
         }
-        return own if own["comm/boundary_bytes"] else {name: own[name] for name in ("comm/bytes_sent", "comm/seconds")}
+        own["comm/bytes_between_hosts"] = self.bytes_between_hosts - begun.bytes_between_hosts
+        left_out = [] if own["comm/boundary_bytes"] else ["comm/boundary_bytes", "comm/boundary_seconds"]
+        left_out += [] if hosts is not None else ["comm/bytes_between_hosts"]
+        return {name: value for name, value in own.items() if name not in left_out}
+
+
+class Sent(NamedTuple):
+    """Bytes that a rank sends, and how many of them to ranks of other hosts."""
+
+    all: float
+    between_hosts: float
+
+
+class SumsByHosts(Protocol):
+    """The hosts of all ranks: :class:`~lightning_gnn_dist.wire.hosts.Hosts`."""
+
+    are_shared: bool
+
+    def sum_(self, flat: Tensor, op: dist.ReduceOp.RedOpType) -> None:
+        """Replace a tensor in RAM by the sum over all ranks. Collective."""
+
+    def sent(self, num_bytes: float) -> Sent:
+        """Return what this rank sends for it."""
+
+    def sent_in_ring(self, num_bytes: float) -> Sent:
+        """Return what this rank sends to the next one."""
+
+
+hosts: Any = None  # of all ranks, if there are several
+
+
+def use_hosts(found: SumsByHosts | None) -> None:
+    """Sum within hosts first from now on, or with None on all ranks alike."""
+    global hosts
+    hosts = found
 
 
 traffic = Traffic()
@@ -147,8 +183,9 @@ def sum_(tensor: Tensor) -> None:
 
 def count_all_reduce(tensors: Iterable[Tensor | None]) -> None:
     """Add to the traffic the tensors that torch's DDP has summed over all ranks. Nothing is exchanged."""
-    num_bytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
-    traffic.bytes_sent += _ring_bytes(num_bytes)
+    given = [tensor for tensor in tensors if tensor is not None]
+    with counted(_sent_by_sum(sum(tensor.nbytes for tensor in given), meeting_place(given)), waits=False):
+        pass
 
 
 @torch.no_grad()
@@ -208,31 +245,46 @@ def gather_objects(item: Any, *, everywhere: bool = False) -> list[Any] | None:
 
 
 def _all_reduce(flat: Tensor, op: dist.ReduceOp.RedOpType) -> None:
-    with counted(_ring_bytes(flat.nbytes)):
-        dist.all_reduce(flat, op=op)
+    with counted(_sent_by_sum(flat.nbytes, flat.device)):
+        if sums_by_hosts(flat.device):
+            hosts.sum_(flat, op)
+        else:
+            dist.all_reduce(flat, op=op)
 
 
-def _ring_bytes(num_bytes: int) -> float:
-    """The bytes that a rank sends for an all-reduce of ``num_bytes`` bytes."""
+def sums_by_hosts(device: torch.device) -> bool:
+    """Whether sums of tensors on a device go within hosts first."""
+    return hosts is not None and bool(hosts.are_shared) and device.type == "cpu"
+
+
+def _sent_by_sum(num_bytes: int, device: torch.device) -> Sent | float:
+    """What a rank sends for a sum of ``num_bytes`` bytes over all ranks."""
+    if sums_by_hosts(device):
+        sent: Sent = hosts.sent(num_bytes)
+        return sent
     return 2 * num_bytes * (world_size() - 1) / world_size()
 
 
 @contextmanager
-def counted(num_bytes: float, *, waits: bool = True, of_boundary: bool = False) -> Iterator[None]:
+def counted(num_bytes: float | Sent, *, waits: bool = True, of_boundary: bool = False) -> Iterator[None]:
     """Add these bytes to the traffic, and the seconds that the block takes, unless nobody waits for it.
 
-    What is ``of_boundary`` is added to the traffic of the boundary, too.
+    Where it is not said whom they are sent to, each rank sends to the next one. What is ``of_boundary`` is added to the
+    traffic of the boundary, too.
     """
     start = time.perf_counter()
+    if not isinstance(num_bytes, Sent):
+        num_bytes = Sent(num_bytes, 0.0) if hosts is None else hosts.sent_in_ring(num_bytes)
     try:
         yield
     finally:
         seconds = time.perf_counter() - start if waits else 0.0
         with _counting:  # some blocks run in the background
-            traffic.bytes_sent += num_bytes
+            traffic.bytes_sent += num_bytes.all
+            traffic.bytes_between_hosts += num_bytes.between_hosts
             traffic.seconds += seconds
             if of_boundary:
-                traffic.boundary_bytes += num_bytes
+                traffic.boundary_bytes += num_bytes.all
                 traffic.boundary_seconds += seconds
 
 

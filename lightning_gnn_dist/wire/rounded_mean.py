@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.wire.channel import Channel
+from lightning_gnn_dist.wire.channel import CPU, Channel
 from lightning_gnn_dist.wire.codec import Codec
-from lightning_gnn_dist.wire.collectives import check_total
+from lightning_gnn_dist.wire.collectives import check_total, counted, gather_numbers
 from lightning_gnn_dist.wire.octets import octets
 
 ROW = 256  # numbers that share one range
@@ -105,9 +105,32 @@ def means_together(
         number: How many means were taken before; these have the numbers from it on, which decide how to round.
         is_agreed: Whether all ranks know that their vectors are equally long. Otherwise they compare lengths before.
     """
-    channel, counts = means[0].channel, weight != 0
     if not is_agreed:
-        _compare_lengths(channel, sum(mean.length for mean in means))
+        _compare_lengths(means[0].channel, sum(mean.length for mean in means))
+    if means[0].channel.hosts is not None:
+        return _means_by_hosts(means, vectors, weight, number)
+    return _means(means, vectors, weight, number)
+
+
+def _means_by_hosts(
+    means: Sequence[RoundedMean], vectors: Sequence[Tensor], weight: float, number: int
+) -> list[Tensor]:
+    """Return the means that the first ranks take for their hosts, of which they add up the numbers before."""
+    hosts, lengths = means[0].channel.hosts, [mean.length for mean in means]
+    flat = torch.cat([vector.cpu().float() for vector in vectors]).mul_(weight)
+    total = torch.tensor([weight], dtype=torch.float64)
+    with counted(hosts.sent_within(flat.nbytes + total.nbytes)):
+        hosts.sum_on_first_(flat)
+        hosts.sum_on_first_(total)
+    if hosts.is_first:
+        of_host = float(total)
+        flat = torch.cat(_means(means, flat.div_(of_host or 1.0).split(lengths), of_host, number))
+    hosts.spread_(flat)
+    return list(flat.split(lengths))
+
+
+def _means(means: Sequence[RoundedMean], vectors: Sequence[Tensor], weight: float, number: int) -> list[Tensor]:
+    channel, counts = means[0].channel, weight != 0
     own = octets(torch.tensor([weight], dtype=torch.float64)).expand(channel.size, -1)
     sent = [
         mean.to_ranks(vector, idx, counts=counts)
@@ -124,7 +147,10 @@ def means_together(
 
 def _compare_lengths(channel: Channel, own: int) -> None:
     """Refuse ranks that average other numbers. All ranks raise or none. Collective."""
-    lengths = channel.exchange_equal(torch.tensor([own]).expand(channel.size)).tolist()
+    if channel.hosts is None:
+        lengths = channel.exchange_equal(torch.tensor([own]).expand(channel.size)).tolist()
+    else:
+        lengths = [length for (length,) in gather_numbers([own], CPU)]
     if len({*lengths}) > 1:
         raise RuntimeError(
             f"The ranks are about to average different numbers of values: {lengths}, in order of rank. A parameter is "

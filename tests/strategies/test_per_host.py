@@ -32,6 +32,7 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.homes.holders import Holder
+from lightning_gnn_dist.wire.collectives import traffic
 from tests.every_strategy import PATIENCE, every_strategy
 from tests.hosts import trainer_on_hosts
 from tests.ranks import join, run_ranks
@@ -64,6 +65,7 @@ class Model(pl.LightningModule):
         torch.manual_seed(0)
         self.convs = nn.ModuleList([SAGEConv(8, 16), SAGEConv(16, 4)]).double()
         self.seen: Seen = []
+        self.sent: list[float] = []  # to other hosts, before each batch
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.convs[1](self.convs[0](x, edge_index).relu(), edge_index)
@@ -72,6 +74,9 @@ class Model(pl.LightningModule):
         self.seen.append((batch.n_id[: batch.batch_size].clone(), batch.is_filler))
         rows = self(batch.x, batch.edge_index)[: batch.batch_size]
         return functional.cross_entropy(rows, batch.y[: batch.batch_size])
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.sent.append(traffic.bytes_between_hosts)
 
     def validation_step(self, batch: Any) -> None:
         pass
@@ -105,9 +110,10 @@ def trained(
     strategy: Any,
     path: Any = None,
     data: PartitionedDataModule | None = None,
+    module: Model | None = None,
     **options: Any,
 ) -> tuple[State, Seen]:
-    module = Model()
+    module = Model() if module is None else module
     runner = trainer_on_hosts(*place, strategy, **({"max_epochs": 3, "limit_val_batches": 0} | options))
     runner.fit(module, data_of() if data is None else data, ckpt_path=path)
     return state_of(module), module.seen
@@ -208,16 +214,22 @@ def test_two_ranks_of_each_host_learn_from_its_seeds_as_by_hand() -> None:
     assert all(fillers[3]) and not all(fillers[2]) and not any(fillers[0] + fillers[1])
 
 
-def with_every_strategy(rank: int, world_size: int) -> dict[str, State]:
+def with_every_strategy(rank: int, world_size: int) -> dict[str, tuple[State, float]]:
     place, how = (rank, world_size, HOSTS), {"sampler": WholePartSampler(2), "batch_size": 10**9}
     off: Any = {"correction": None, "drift": None, "outer": None, "average_optimizer": False, "weights": "uniform"}
     made = every_strategy() | {"uncorrected": lambda: LLCGStrategy(EverySteps(3), **off, **PATIENCE)}
-    return {name: trained(place, make(), data=data_of(**how), max_epochs=2)[0] for name, make in made.items()}
+    found = {}
+    for name, make in made.items():
+        module = Model()
+        trained(place, make(), data=data_of(**how), module=module, max_epochs=2)
+        found[name] = state_of(module), module.sent[-1] - module.sent[0]
+    return found
 
 
 def test_all_strategies_take_it_also_with_whole_parts() -> None:
     """Each rank computes the whole part for its share of the seeds."""
-    first, *others = run_ranks(with_every_strategy, 4, timeout=90)
+    found = run_ranks(with_every_strategy, 4, timeout=90)
+    first, *others = [{name: state for name, (state, _) in of_rank.items()} for of_rank in found]
     assert all(differs(other[name], first[name]) == 0 for other in others for name in first)
     assert differs(first["tma"], first["local_sgd"]) == differs(first["uncorrected"], first["local_sgd"]) == 0
     assert differs(first["llcg"], first["local_sgd"]) > 1e-4
@@ -225,6 +237,11 @@ def test_all_strategies_take_it_also_with_whole_parts() -> None:
     for _ in range(2):  # passes of one step each
         one.go(one.gradient(graph().split("train")))
     assert differs(first["grappa"], state_of(one.model)) < TOLERANCE
+    alone = run_ranks(with_every_strategy, HOSTS, timeout=90)
+    numbers = 8 * 2 * HOSTS  # a number that each of two further ranks tells the two hosts
+    for name in first:
+        of_four, of_two = (sum(of_rank[name][1] for of_rank in ranks) for ranks in (found, alone))
+        assert of_two > 3000 and of_four - of_two == numbers * (5 if name == "grappa" else 9)
 
 
 class SavesOnce(pl.Callback):

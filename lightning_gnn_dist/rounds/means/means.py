@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.channel import Channel, open_channel
+from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.codec import Bits, Codec
 from lightning_gnn_dist.wire.collectives import scatter_back
+from lightning_gnn_dist.wire.hosts import open_channel_of_means
 from lightning_gnn_dist.wire.rounded_mean import RoundedMean, means_together
 
 NewMean = Callable[[int], RoundedMean]  # of so many numbers
@@ -44,7 +45,7 @@ class Means:
     def begin(self) -> None:
         """Open connections for a fit, unless they are. Collective."""
         if self.bits is not None and self._channel is None and collectives.world_size() > 1:
-            self._channel = open_channel(collectives.world_size())
+            self._channel = open_channel_of_means()
 
     def move(self, channel: Channel) -> None:
         """Exchange with these ranks from now on, as if nothing had been taken since :meth:`keep`. Not collective."""
