@@ -27,12 +27,14 @@ from lightning_gnn_dist import (
     Partition,
     PartitionedDataModule,
     Redeal,
+    TMAStrategy,
     WholePartSampler,
     communities,
     split_edges,
 )
 from lightning_gnn_dist.homes.holders import Holder
 from lightning_gnn_dist.wire.collectives import traffic
+from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, every_strategy
 from tests.hosts import trainer_on_hosts
 from tests.ranks import join, run_ranks
@@ -276,6 +278,12 @@ def as_told(rank: int, world_size: int) -> None:
 
 def test_a_launcher_that_does_not_say_who_shares_a_host_is_refused() -> None:
     run_ranks(as_told, 2, timeout=30)
+
+
+def test_ranks_that_may_die_are_refused() -> None:
+    pytest.importorskip("torchft")
+    with pytest.raises(ValueError, match=r'Holding\(per="host"\) takes hosts whose number stays: leave per out'):
+        trainer(1, TMAStrategy(elastic=True)).fit(Model(), data_of())
 
 
 @pytest.mark.parametrize(
