@@ -30,12 +30,10 @@ class Holder(NamedTuple):
     num_members: int = 1
 
     @classmethod
-    def of(cls, trainer: Trainer | None, per: Per) -> Holder:
-        """Return the holder of this rank's part, by what the launcher says of it. Without a trainer there is one."""
+    def of_host(cls, trainer: Trainer | None) -> Holder:
+        """Return the ranks of this host, by what the launcher says of them. Without a trainer there is one."""
         if trainer is None:
             return cls()
-        if per == "rank":
-            return cls(trainer.global_rank, trainer.world_size)
         return cls(trainer.node_rank, trainer.num_nodes, trainer.local_rank, trainer.num_devices)
 
     def check(self, num_ranks: int) -> None:

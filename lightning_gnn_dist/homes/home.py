@@ -135,7 +135,8 @@ class Home(ForgetsRun, ABC):
 
     @property
     def _holder(self) -> Holder:
-        return Holder.of(self.running.trainer, self._per)
+        run = self.running
+        return Holder(run.rank, run.num_ranks) if self._per == "rank" else Holder.of_host(run.trainer)
 
     @property
     def num_parts(self) -> int:
