@@ -78,11 +78,11 @@ def best_links(
         ids_of: For ``.parquet``, the prepared graph whose ids nodes have: the one that was split. Default: the graph.
         options: Passed to ``trainer.predict``: ``ckpt_path``, ``weights_only``.
     """
-    _check_model(trainer, model, budget_bytes, options)
+    _check_run(trainer, model, budget_bytes, options)
     check_true_or_false(overwrite=overwrite)
     check_at_least(1, k=k)
     check_score(score)
-    links = _links_of(split, _checked_names(leave_out))
+    links = links_of(split, leave_out)
     file = None if path is None else check_rows_file("path", path)
     named_by = check_ids_of(file, ids_of)
     if file is not None and file.exists() and not overwrite:
@@ -94,11 +94,16 @@ def best_links(
     return search.found
 
 
-def _check_model(trainer: Trainer, model: LightningModule, budget_bytes: int | None, options: dict[str, Any]) -> None:
+def _check_run(trainer: Trainer, model: LightningModule, budget_bytes: int | None, options: dict[str, Any]) -> None:
     check_instance("trainer", trainer, Trainer, "a lightning.pytorch.Trainer")
-    check_instance("model", model, LightningModule, "a LightningModule with a method layers()")
+    check_ranks(model)
     check_budget(budget_bytes)
     check_options("best_links", options)
+
+
+def check_ranks(model: LightningModule) -> None:
+    """Refuse a model whose rows of all nodes cannot be computed."""
+    check_instance("model", model, LightningModule, "a LightningModule with a method layers()")
     if has_layers(model):
         layers_in(model)  # refuses those that cannot be computed one by one
     elif layers_of_model(model) is None:
@@ -109,8 +114,12 @@ def _check_model(trainer: Trainer, model: LightningModule, budget_bytes: int | N
         )
 
 
-def _links_of(split: LinkSplit | str | Path, leave_out: tuple[LeftOut, ...]) -> Links:
-    """Return between which nodes links are; refuse events, which nodes have no rows of their own for."""
+def links_of(split: LinkSplit | str | Path, names: Sequence[LeftOut]) -> Links:
+    """Return between which nodes links are, and which pairs are left out.
+
+    Events are refused, which nodes have no rows of their own for.
+    """
+    leave_out = _checked_names(names)
     check_instance("split", split, LinkSplit | str | Path, "split_edges(graph), or the path of a saved split or shards")
     if isinstance(split, str | Path) and holds_shards(path := check_path("split", split)):
         bounds = Bounds.read(path)

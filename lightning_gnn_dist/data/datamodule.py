@@ -197,8 +197,18 @@ def what_is_predicted(
         more_hops: How many hops more are drawn than the model has layers, where all neighbours are taken.
     """
     home = data._judging.home
-    whole = home if isinstance(home, WholeHome) else data._whole("graph")
-    return whole.graph, data._running.sampler_of_evaluation(more_hops, module)
+    if not isinstance(home, WholeHome):
+        raise shards_are_not_served(data.shards_path, "graph")
+    return home.graph, data._running.sampler_of_evaluation(more_hops, module)
+
+
+def shards_are_not_served(shards: Path | None, argument: str) -> ValueError:
+    """Return the refusal of shards by a server, which reads rows of all nodes on its host."""
+    return ValueError(
+        f"A server reads the whole graph, and {shards} holds shards: name what they were divided from, "
+        f"--data.{argument}=my_{argument}, of which it maps the files; or write all rows once with predict --output, "
+        "which takes shards."
+    )
 
 
 def _bounds_of_nodes(path: Path, task: str | None) -> Bounds:

@@ -53,12 +53,14 @@ class Question(NamedTuple):
         num_new: How many new nodes there are of each type. Their numbers are in the order of the types.
         new: What the new nodes of each type carry.
         edges: The edges of each type.
+        best_links: How many links of each node are asked for.
     """
 
     nodes: Tensor
     num_new: list[int]
     new: list[Arrays]
     edges: list[NewEdges]
+    best_links: int = 0
 
 
 def served(arrays: Arrays) -> dict[str, Tensor]:
@@ -73,10 +75,11 @@ class Form:
         graph: The graph.
         seed_type: The type of the nodes whose rows are asked for.
         limits: What a request may ask for.
+        best_links: How many links of each node are asked for where a request does not say; 0 where rows are.
     """
 
-    def __init__(self, graph: Graph, seed_type: str, limits: Limits) -> None:
-        self._graph, self._seed_type, self._limits = graph, seed_type, limits
+    def __init__(self, graph: Graph, seed_type: str, limits: Limits, best_links: int = 0) -> None:
+        self._graph, self._seed_type, self._limits, self._best_links = graph, seed_type, limits, best_links
         self._types = types = graph.types
         self._named = have_names(types)
         self._nodes = [served(types.node_arrays[kind]) for kind in types.node_types]
@@ -84,13 +87,15 @@ class Form:
 
     def read(self, body: Any) -> Question:
         """Return what a request asks; a malformed one is refused."""
-        given = _mapping("The request", body, ["type", "nodes", "new", "edges"])
+        known = ["type", "nodes", "new", "edges", *(["best_links"] if self._best_links else [])]
+        given = _mapping("The request", body, known)
         if given.get("type", self._seed_type) != self._seed_type:
             raise RefusedError(f"type must be {shown(self._seed_type)}, which is predicted, {_got(given['type'])}.")
         num_new, new = self._new_nodes(given.get("new", {}))
         edges = self._new_edges(given.get("edges", {} if self._named else []), num_new)
         self._check_rows([of_type.ends[1] for of_type in edges])
-        return Question(self._asked(given, num_new), num_new, new, edges)
+        nodes = self._asked(given, num_new)
+        return Question(nodes, num_new, new, edges, self._number_of_links(given, len(nodes)))
 
     def _asked(self, given: Mapping[str, Any], num_new: list[int]) -> Tensor:
         number = self._types.node_types.index(self._seed_type)
@@ -100,6 +105,17 @@ class Form:
             raise RefusedError('nodes must name a node at least, such as {"nodes": [0]}, got none.')
         known = self._known(number, num_new)
         return torch.tensor([known.id_of(end, "nodes") for end in ends])
+
+    def _number_of_links(self, given: Mapping[str, Any], num_nodes: int) -> int:
+        """How many links of each node are asked for."""
+        count = given.get("best_links", self._best_links)
+        if "best_links" in given and (type(count) is not int or count < 1):
+            raise RefusedError(f"best_links must be a count, 1 or more, {_got(count)}.")
+        if count * num_nodes > self._limits.links:
+            raise RefusedError(
+                f"best_links may be {self._limits.links} of all nodes, got {count} of {num_nodes}: ask several times."
+            )
+        return int(count)
 
     def _new_nodes(self, given: Any) -> tuple[list[int], list[Arrays]]:
         names = list(self._types.node_types)
