@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import Graph, LinkDataModule, LinkSplit, best_links, save_shards
-from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist import Graph, LinkDataModule, LinkSplit, Partition, best_links, save_shards
 from lightning_gnn_dist.serving.limits import Limits
 from lightning_gnn_dist.serving.links import LinkAnswerer, Ranked
 from tests.data.test_best_links import SAW, Films, Plain, Wrapped, film_split, known, plain_split
