@@ -14,12 +14,11 @@ from lightning_gnn_dist.batches.loading import type_of_model
 from lightning_gnn_dist.checks import (
     check_at_least,
     check_choice,
-    check_ids,
     check_instance,
     check_list,
     check_path,
     check_true_or_false,
-    is_integer,
+    distinct_ids,
 )
 from lightning_gnn_dist.data.edges.known import LeftOut
 from lightning_gnn_dist.data.edges.scoring import Score, check_score
@@ -88,7 +87,8 @@ def best_links(
     if file is not None and file.exists() and not overwrite:
         raise FileExistsError(f"{file} exists already. Choose another path, or overwrite=True.")
     budget = BUDGET_BYTES if budget_bytes is None else budget_bytes
-    ids = _checked_senders(senders, len(links.ends.senders))
+    count = len(links.ends.senders)
+    ids = torch.arange(count) if senders is None else distinct_ids("senders", senders, count)
     search = LinkSearch(model, links, ids, int(k), score, file, budget, type_of_model(trainer), budget_bytes, named_by)
     predict_once(trainer, model, search.step, options)
     return search.found
@@ -148,18 +148,3 @@ def _checked_names(leave_out: object) -> tuple[LeftOut, ...]:
     for name in leave_out:
         check_choice("leave_out", name, LeftOut)
     return tuple(leave_out)
-
-
-def _checked_senders(senders: object, count: int) -> Tensor:
-    if senders is None:
-        return torch.arange(count)
-    is_list = isinstance(senders, list | tuple | range) and all(map(is_integer, senders))
-    given = torch.tensor(senders, dtype=torch.int64) if is_list else senders
-    check_ids("senders", given)
-    assert isinstance(given, Tensor)
-    if not given.numel() or int(given.min()) < 0 or int(given.max()) >= count:
-        got = f"{int(given.min())} to {int(given.max())}" if given.numel() else "none"
-        raise ValueError(f"senders must lie in [0, {count}), got {got}.")
-    if len(given.unique()) < len(given):
-        raise ValueError("senders: every node may be given once, and one is given twice.")
-    return given.to(torch.int64)

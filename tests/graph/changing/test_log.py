@@ -50,7 +50,7 @@ def test_a_log_is_written_into_one(path: Path) -> None:
 def test_a_typed_log_is_written_into_one(tmp_path: Path) -> None:
     old, nodes, edges = parted(typed())
     Graph.from_pyg(old, time="time").save(tmp_path / "graph")
-    Graph.open(tmp_path / "graph").extended(nodes, edges).save(tmp_path / "whole")
+    Graph.open(tmp_path / "graph").extended(nodes, edges, ["editor"]).save(tmp_path / "whole")
     chosen = Graph.open(tmp_path / "graph").with_seeds("paper")
     assert chosen.updated({"paper": {"n_id": [1], "y": torch.tensor([2])}}).version == 2
     assert pickle.loads(pickle.dumps(chosen)).types.seeds == "paper"

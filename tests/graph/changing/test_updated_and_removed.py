@@ -85,7 +85,7 @@ def test_types_lose_edges_and_nodes_each(tmp_path: Path) -> None:
     for graph in (Graph.from_pyg(old, time="time"), Graph.open(tmp_path / "graph")):
         nodes, more = parted(typed())[1:]
         changed = (
-            graph.extended(nodes, more)
+            graph.extended(nodes, more, ["editor"])
             .removed({"paper": [33, 4]}, None)
             .removed(edges={WRITES: gone[:, ~torch.isin(gone[1], torch.tensor([33, 4]))]})
         )
