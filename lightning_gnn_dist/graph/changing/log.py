@@ -27,6 +27,7 @@ from lightning_gnn_dist.graph.storage.files import (
     locked,
     make_read_only,
     read_json,
+    remove_left_behind,
 )
 from lightning_gnn_dist.graph.typed.names import EdgeType, below_edges, below_nodes
 from lightning_gnn_dist.graph.typed.types import arrays_below
@@ -103,7 +104,9 @@ def compact(
     with locked(path):
         if num_changes(path) != number:
             raise ValueError(f"{path} has changed since it was opened: open it again, Graph.open(path), and save that.")
-        with folder_beside(path) as draft:
+        drafts = path.with_name(f"{path.name}.written_into_one")  # those of all who hold the lock, and of nobody else
+        remove_left_behind(drafts)
+        with folder_beside(drafts) as draft:
             store.write_into(draft, arrays, fingerprint, types, history)
             for kept in (_PARTITIONS, store.IDS):
                 if (path / kept).is_dir():

@@ -129,3 +129,12 @@ def test_a_kill_at_any_stage_leaves_the_old_or_the_new(compacts: bool, path: Pat
         found.add((is_new, (copy / "changes" / "000001").exists()))
         stage += 1
     assert end == 0 and stage > 6 and len(found) == 2
+
+
+def test_what_a_killed_process_has_left_goes_with_the_next(path: Path) -> None:
+    Graph.open(path).extended(_NEW)
+    for stage in (2, 5):
+        assert _end_of(stage, partial(Graph.open(path).save, path, overwrite=True)) == -signal.SIGKILL
+    assert [file for file in path.parent.iterdir() if file.name.startswith(".")]
+    Graph.open(path).save(path, overwrite=True)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
