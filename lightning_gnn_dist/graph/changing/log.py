@@ -75,15 +75,14 @@ def append(path: Path, number: int, change: Change) -> None:
     """
     with locked(path):
         folder = _folder(path, number)
+        if num_changes(path) < number:  # they were written into one
+            raise _has_changed(path)
         with folder_beside(folder) as draft:
             _write(draft, change, _digest(path if number == 0 else _folder(path, number - 1)))
             if folder.exists() and _digest(folder) == _digest(draft):
                 return
             if folder.exists():
-                raise ValueError(
-                    f"{path} has changed since it was opened: open it again, Graph.open(path), and ask for the change "
-                    "of that."
-                )
+                raise _has_changed(path)
             make_read_only(draft)
             os.rename(draft, folder)
         flush(folder.parent)
@@ -103,7 +102,7 @@ def compact(
     """
     with locked(path):
         if num_changes(path) != number:
-            raise ValueError(f"{path} has changed since it was opened: open it again, Graph.open(path), and save that.")
+            raise _has_changed(path)
         drafts = path.with_name(f"{path.name}.written_into_one")  # those of all who hold the lock, and of nobody else
         remove_left_behind(drafts)
         with folder_beside(drafts) as draft:
@@ -148,6 +147,12 @@ def _meta(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{file} is damaged (an edge type has three words). {_WAY_OUT}")
     store.check_arrays(meta["arrays"], file)
     return meta
+
+
+def _has_changed(path: Path) -> ValueError:
+    return ValueError(
+        f"{path} has changed since it was opened: open it again, Graph.open(path), and ask that for the change."
+    )
 
 
 def _folder(path: Path, number: int) -> Path:

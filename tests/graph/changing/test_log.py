@@ -131,6 +131,14 @@ def test_a_kill_at_any_stage_leaves_the_old_or_the_new(compacts: bool, path: Pat
     assert end == 0 and stage > 6 and len(found) == 2
 
 
+def test_an_open_graph_whose_log_was_written_into_one_is_opened_again(path: Path) -> None:
+    opened = Graph.open(path).extended(_NEW)
+    Graph.open(path).save(path, overwrite=True)
+    with pytest.raises(ValueError, match="has changed since it was opened: open it again"):
+        opened.extended(_NEW)
+    assert Graph.open(path).version == 1
+
+
 def test_what_a_killed_process_has_left_goes_with_the_next(path: Path) -> None:
     Graph.open(path).extended(_NEW)
     for stage in (2, 5):
