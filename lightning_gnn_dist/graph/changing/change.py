@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import as_ids, check_at_least, check_list, check_plain, check_tensor, shown
 from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, within
 from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.graph.user_ids import Ids
 
 Kind = Literal["extended", "updated", "removed"]
 Arrays = dict[str, Tensor]
+_USERS = "id"  # ids in the user's tables
 IDS, PAIRS = "n_id", "edge_index"  # which nodes of a type, and which edges, a change is about
 
 
@@ -28,12 +31,14 @@ class Change:
         nodes: By type, the arrays of new nodes; of others ``n_id``, their ids in the type, and the arrays that change.
         edges: By type, ``edge_index``, which counts both ends in their types, and the arrays of new edges.
         counts: How many new nodes of each type there are.
+        ids: By type, the ids that the user's tables have for new nodes.
     """
 
     kind: Kind
     nodes: Mapping[str, Arrays]
     edges: Mapping[EdgeType, Arrays]
     counts: Mapping[str, int]
+    ids: dict[str, Ids] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,16 +106,18 @@ def told_of(argument: str, kind: Any) -> Iterator[None]:
 
 def extension(form: Form, nodes: object, edges: object, new_types: Sequence[str | EdgeType] = ()) -> Change:
     """New nodes and edges as a user gives them; masks that are left out mark none of the nodes, and labels are none."""
-    found, counts = dict[str, Arrays](), dict[str, int]()
+    found, counts, ids = dict[str, Arrays](), dict[str, int](), dict[str, Ids]()
     of_nodes = _by_type("nodes", nodes, form.has_names, OneType.node_types[0])
     links = _by_type("edges", edges, form.has_names, OneType.edge_types[0], PAIRS)
     _check_new_types(form, [*of_nodes], [*links], new_types)
     for kind, content in of_nodes.items():
         with told_of("nodes", kind):
+            if _USERS in content and _USERS not in form.node_arrays.get(kind, {}):
+                ids[kind] = np.asarray(content.pop(_USERS))
             arrays = _tensors(_but(content, "num_nodes"))
             counts[kind] = _count(content, arrays)
             found[kind] = _with_defaults(arrays, form.node_arrays.get(kind, {}), counts[kind])
-    return Change("extended", found, {kind: _pairs(kind, content) for kind, content in links.items()}, counts)
+    return Change("extended", found, {kind: _pairs(kind, content) for kind, content in links.items()}, counts, ids)
 
 
 def _check_new_types(form: Form, nodes: list[Any], edges: list[Any], new_types: object) -> None:

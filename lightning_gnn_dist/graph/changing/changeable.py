@@ -38,7 +38,8 @@ class Changeable:
         Args:
             nodes: Their arrays by name, all that the others have; masks, and a ``y`` that stands for no label, may be
                 left out. Of a graph with types by type, ``{"paper": {"x": ...}}``, as are edges. ``"num_nodes"`` says
-                how many there are where they have no arrays. Their ids go on behind the last.
+                how many there are where they have no arrays. Their ids go on behind the last; ``"id"`` has those in
+                your tables, where the graph was prepared from these.
             edges: ``edge_index``, or a dictionary that has it beside the arrays that edges carry.
             new_types: The types among them that the graph has not; edge types at a new node type need not be named.
         """
