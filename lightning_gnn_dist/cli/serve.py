@@ -11,7 +11,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 from lightning_gnn_dist.batches.placing.placement import device_of
-from lightning_gnn_dist.checks import check_file
+from lightning_gnn_dist.checks import check_file, check_path
 from lightning_gnn_dist.data.edges.known import LeftOut
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.layers.prediction import BUDGET_BYTES
@@ -45,6 +45,7 @@ class ServingTrainer(Trainer):
         score: Literal["model", "dot"] = "model",
         leave_out: list[LeftOut] = ["edges", "self"],  # noqa: B006  # nobody changes it
         budget_megabytes: PositiveInt = BUDGET_BYTES >> 20,
+        ids_of: str | None = None,
         limits: Limits = Limits(),  # noqa: B008  # frozen
     ) -> None:
         """Answer requests by HTTP with the rows of a trained model, or with the best links where it learned links.
@@ -59,17 +60,19 @@ class ServingTrainer(Trainer):
             score: How pairs of a LinkDataModule are scored: by forward(), or by dot products of rows.
             leave_out: Which of them are left out: edges, held ones (val, test), a node for itself (self).
             budget_megabytes: What rows of all nodes, and scores of pairs, may take.
+            ids_of: The prepared graph by whose tables' ids nodes are named. Default: they are named by numbers.
             limits: What the server does at most.
         """
         if ckpt_path is None:
             raise ValueError("serve needs the weights of a trained model: name a checkpoint, --ckpt_path=model.ckpt.")
         load_weights(self, model, ckpt_path)
+        folder = None if ids_of is None else check_path("ids_of", ids_of)
         answerer: Answerer | LinkAnswerer
         if isinstance(datamodule, LinkDataModule):
             how = Ranked(score, leave_out, budget_megabytes << 20)
-            answerer = LinkAnswerer(self, model, datamodule, limits, neighbors, how)
+            answerer = LinkAnswerer(self, model, datamodule, limits, neighbors, how, folder)
         else:
-            answerer = Answerer(self, model, datamodule, limits, neighbors)
+            answerer = Answerer(self, model, datamodule, limits, neighbors, folder)
         answerer.warm_up()
         app, server = (import_module(f"lightning_gnn_dist.serving.{name}") for name in ("app", "server"))
         with server.listen(host, port) as listening:

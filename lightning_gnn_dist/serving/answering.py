@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -28,6 +29,7 @@ class Answerer:
         limits: What a request may ask for.
         neighbors: How many neighbours of a node are drawn where the data module says that all are taken: all of a node
             that has fewer, so that its row is exact.
+        ids_of: The prepared graph by whose tables' ids requests name nodes. Default: they name them by numbers.
 
     Attributes:
         form: Reads requests.
@@ -35,7 +37,15 @@ class Answerer:
         nodes_at_once: For how many nodes the model is called at once, at most.
     """
 
-    def __init__(self, trainer: Trainer, model: LightningModule, data: object, limits: Limits, neighbors: int) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        model: LightningModule,
+        data: object,
+        limits: Limits,
+        neighbors: int,
+        ids_of: Path | None = None,
+    ) -> None:
         check_instance("data", data, PartitionedDataModule, "a PartitionedDataModule, whose nodes are predicted")
         assert isinstance(data, PartitionedDataModule)
         check_norms(model)
@@ -46,7 +56,7 @@ class Answerer:
         of_graph = graph, seed_type, self._sampler, data.sampler.num_hops, data.loading, limits
         self.rows = NodeRows(trainer, self._step, *of_graph)
         self.nodes_at_once = self.rows.nodes_at_once
-        self.form = Form(graph, seed_type, limits)
+        self.form = Form(graph, seed_type, limits, ids_of=ids_of)
         self._num_nodes = len(graph.types.nodes_of(seed_type))
 
     @property
@@ -56,7 +66,7 @@ class Answerer:
 
     def warm_up(self) -> None:
         """Answer for a node of the graph, so that what cannot be served is refused now, and all loops are compiled."""
-        self.rows([self.form.read({"nodes": [0]})])
+        self.rows([self.form.of_first()])
 
     def answers(self, asked: Sequence[Question]) -> list[dict[str, Any]]:
         """Return the answer to each request."""

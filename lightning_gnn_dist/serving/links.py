@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from lightning_gnn_dist.data.edges.scoring import Score
 from lightning_gnn_dist.data.edges.search import Links, LinkSearch, layers_that_rank
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.user_ids import named, user_ids
 from lightning_gnn_dist.layers.model_layers import let_answer
 from lightning_gnn_dist.layers.ready_made import needs_whole_graph
 from lightning_gnn_dist.layers.through_layers import Layer, through_layers
@@ -60,6 +62,7 @@ class LinkAnswerer:
         limits: What a request may ask for.
         neighbors: How many neighbours are drawn of a new node, and of those around it; with fewer, its row is exact.
         how: How links are ranked.
+        ids_of: The prepared graph by whose tables' ids nodes are named. Default: they are named by numbers.
 
     Attributes:
         form: Reads requests.
@@ -74,6 +77,7 @@ class LinkAnswerer:
         limits: Limits,
         neighbors: int,
         how: Ranked,
+        ids_of: Path | None = None,
     ) -> None:
         check_ranks(model)
         check_norms(model)
@@ -93,7 +97,9 @@ class LinkAnswerer:
         of_graph = self._graph, sending, limited(sampler, neighbors), num_layers, data.loading, limits
         self._rows = NodeRows(trainer, self._rows_of_batch, *of_graph)
         self.nodes_at_once, self._chunk = search.sizes(self._ranking, NODES_AT_ONCE)
-        self.form = Form(self._graph, sending, limits, MOST_LINKS)
+        self.form = Form(self._graph, sending, limits, MOST_LINKS, ids_of)
+        receiving = self._graph.types.node_types[self._links.kinds[1]]
+        self._ids = None if ids_of is None else user_ids(ids_of, receiving)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -103,7 +109,7 @@ class LinkAnswerer:
 
     def warm_up(self) -> None:
         """Answer for a node of the graph, so that what cannot be served is refused now, and all loops are compiled."""
-        question = self.form.read({"nodes": [0]})
+        question = self.form.of_first()
         self._rows([question])
         self.answers([question])
 
@@ -115,7 +121,7 @@ class LinkAnswerer:
         for question, places in zip(asked, senders.places, strict=True):
             ids, scores = best.ids[places, : question.best_links], best.scores[places, : question.best_links]
             counts = (ids >= 0).sum(1).tolist()  # those that are there come first
-            rows = list(zip(ids.tolist(), scores.tolist(), counts, strict=True))
+            rows = list(zip(named(ids.numpy(), self._ids).tolist(), scores.tolist(), counts, strict=True))
             found.append({"receivers": [r[:n] for r, _, n in rows], "scores": [s[:n] for _, s, n in rows]})
         return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from lightning_gnn_dist import Graph, LinkDataModule, LinkSplit, Partition, best_links, save_shards
 from lightning_gnn_dist.serving.limits import Limits
 from lightning_gnn_dist.serving.links import LinkAnswerer, Ranked
+from lightning_gnn_dist.serving.question import RefusedError
 from tests.data.test_best_links import SAW, Films, Plain, Wrapped, film_split, known, plain_split
 from tests.serving.served import Client, serving
 
@@ -126,6 +128,25 @@ def test_a_model_of_pyg_serves_links_too() -> None:
     (found,) = ask(answerer(module, split), {"new": {"x": NEW_X[:1].tolist()}, "edges": [[4, NEW], [6, NEW]]})
     expected = scores.sort(descending=True, stable=True).indices[:10].tolist()
     assert found[0][0] == expected and found[0][1] == pytest.approx(scores[expected].tolist(), abs=1e-9)
+
+
+def test_nodes_are_named_by_ids_of_tables(tmp_path: Any) -> None:
+    split, module = plain_split(), Plain()
+    (tmp_path / "ids").mkdir()
+    names = np.array([f"W{7 * node % 101}" for node in range(101)])
+    np.save(tmp_path / "ids" / "nodes.npy", names)
+    ranked = Ranked("dot", ("edges", "self"), 16 << 20)
+    served = LinkAnswerer(quiet(), module, LinkDataModule(split), Limits(), 1000, ranked, tmp_path)
+    plain = answerer(module, split, "dot")
+    served.warm_up()
+    new = {"x": NEW_X[:1].tolist()}
+    by_number = {"nodes": [5, NEW], "new": new, "edges": [[9, NEW], [NEW, 4]]}
+    by_name = {"nodes": [str(names[5]), NEW], "new": new, "edges": [[str(names[9]), NEW], [NEW, str(names[4])]]}
+    (expected,), (found,) = ask(plain, by_number), ask(served, by_name)
+    assert [([str(names[r]) for r in ids], scores) for ids, scores in expected] == found
+    for wrong in (5, "W101", True, None, [5]):
+        with pytest.raises(RefusedError, match="nodes must name nodes by an id of the tables, got "):
+            served.form.read({"nodes": [wrong]})
 
 
 def test_links_are_told_by_http_and_refused_in_one_sentence() -> None:
