@@ -279,6 +279,27 @@ def check_ids(name: str, value: Any, what: str = "node ids") -> None:
         )
 
 
+def as_ids(value: object) -> Any:
+    """Return a list of integers as a tensor, and anything else as it is."""
+    is_list = isinstance(value, list | tuple | range) and all(map(is_integer, value))
+    return torch.tensor(value, dtype=torch.int64) if is_list else value
+
+
+def distinct_ids(name: str, value: object, count: int) -> Tensor:
+    """Return a list or a tensor of ids of ``count`` nodes as a tensor; refuse ids that are none, or there twice."""
+    given = as_ids(value)
+    check_ids(name, given)
+    assert isinstance(given, Tensor)
+    if given.numel() == 0:
+        raise ValueError(f"{name} is empty: name a node at least, or leave {name} out for all of them.")
+    if int(given.min()) < 0 or int(given.max()) >= count:
+        raise ValueError(f"{name} must lie in [0, {count}), got {int(given.min())} to {int(given.max())}.")
+    distinct, counts = given.unique(return_counts=True)
+    if distinct.numel() != given.numel():
+        raise ValueError(f"{name} must be distinct, got {int(distinct[counts > 1][0])} more than once.")
+    return given.to(torch.int64)
+
+
 def holds_integers(tensor: Tensor) -> bool:
     """Return whether the tensor has an integer type; bool and quantised types are none."""
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized or "bool" in str(tensor.dtype))

@@ -94,6 +94,7 @@ RIGHT: dict[str, set[str]] = {
 RIGHT_OF: dict[tuple[str, str], set[str]] = {
     ("LinkSplit", "edges"): set(),
     ("best_links", "leave_out"): {"[]"},
+    ("Graph.extended", "new_types"): {"[]"},
     ("Correction", "optimizer"): {"a class"},  # called with parameters, later
     ("Correction", "lr"): {"a class", "1.5", "np.int64", "np.float64"},
     ("sample_bulk", "seeds"): set(),

@@ -14,12 +14,11 @@ from lightning_gnn_dist.batches.loading import type_of_model
 from lightning_gnn_dist.checks import (
     check_at_least,
     check_choice,
-    check_ids,
     check_instance,
     check_list,
     check_path,
     check_true_or_false,
-    is_integer,
+    distinct_ids,
 )
 from lightning_gnn_dist.data.edges.known import LeftOut
 from lightning_gnn_dist.data.edges.scoring import Score, check_score
@@ -78,27 +77,33 @@ def best_links(
         ids_of: For ``.parquet``, the prepared graph whose ids nodes have: the one that was split. Default: the graph.
         options: Passed to ``trainer.predict``: ``ckpt_path``, ``weights_only``.
     """
-    _check_model(trainer, model, budget_bytes, options)
+    _check_run(trainer, model, budget_bytes, options)
     check_true_or_false(overwrite=overwrite)
     check_at_least(1, k=k)
     check_score(score)
-    links = _links_of(split, _checked_names(leave_out))
+    links = links_of(split, leave_out)
     file = None if path is None else check_rows_file("path", path)
     named_by = check_ids_of(file, ids_of)
     if file is not None and file.exists() and not overwrite:
         raise FileExistsError(f"{file} exists already. Choose another path, or overwrite=True.")
     budget = BUDGET_BYTES if budget_bytes is None else budget_bytes
-    ids = _checked_senders(senders, len(links.ends.senders))
+    count = len(links.ends.senders)
+    ids = torch.arange(count) if senders is None else distinct_ids("senders", senders, count)
     search = LinkSearch(model, links, ids, int(k), score, file, budget, type_of_model(trainer), budget_bytes, named_by)
     predict_once(trainer, model, search.step, options)
     return search.found
 
 
-def _check_model(trainer: Trainer, model: LightningModule, budget_bytes: int | None, options: dict[str, Any]) -> None:
+def _check_run(trainer: Trainer, model: LightningModule, budget_bytes: int | None, options: dict[str, Any]) -> None:
     check_instance("trainer", trainer, Trainer, "a lightning.pytorch.Trainer")
-    check_instance("model", model, LightningModule, "a LightningModule with a method layers()")
+    check_ranks(model)
     check_budget(budget_bytes)
     check_options("best_links", options)
+
+
+def check_ranks(model: LightningModule) -> None:
+    """Refuse a model whose rows of all nodes cannot be computed."""
+    check_instance("model", model, LightningModule, "a LightningModule with a method layers()")
     if has_layers(model):
         layers_in(model)  # refuses those that cannot be computed one by one
     elif layers_of_model(model) is None:
@@ -109,8 +114,12 @@ def _check_model(trainer: Trainer, model: LightningModule, budget_bytes: int | N
         )
 
 
-def _links_of(split: LinkSplit | str | Path, leave_out: tuple[LeftOut, ...]) -> Links:
-    """Return between which nodes links are; refuse events, which nodes have no rows of their own for."""
+def links_of(split: LinkSplit | str | Path, names: Sequence[LeftOut]) -> Links:
+    """Return between which nodes links are, and which pairs are left out.
+
+    Events are refused, which nodes have no rows of their own for.
+    """
+    leave_out = _checked_names(names)
     check_instance("split", split, LinkSplit | str | Path, "split_edges(graph), or the path of a saved split or shards")
     if isinstance(split, str | Path) and holds_shards(path := check_path("split", split)):
         bounds = Bounds.read(path)
@@ -139,18 +148,3 @@ def _checked_names(leave_out: object) -> tuple[LeftOut, ...]:
     for name in leave_out:
         check_choice("leave_out", name, LeftOut)
     return tuple(leave_out)
-
-
-def _checked_senders(senders: object, count: int) -> Tensor:
-    if senders is None:
-        return torch.arange(count)
-    is_list = isinstance(senders, list | tuple | range) and all(map(is_integer, senders))
-    given = torch.tensor(senders, dtype=torch.int64) if is_list else senders
-    check_ids("senders", given)
-    assert isinstance(given, Tensor)
-    if not given.numel() or int(given.min()) < 0 or int(given.max()) >= count:
-        got = f"{int(given.min())} to {int(given.max())}" if given.numel() else "none"
-        raise ValueError(f"senders must lie in [0, {count}), got {got}.")
-    if len(given.unique()) < len(given):
-        raise ValueError("senders: every node may be given once, and one is given twice.")
-    return given.to(torch.int64)

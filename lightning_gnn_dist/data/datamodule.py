@@ -17,10 +17,10 @@ from lightning_gnn_dist.boundary.auto import Auto, boundary_of
 from lightning_gnn_dist.boundary.boundary import Boundary, check_boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.boundary.refusals import check_whole_part
-from lightning_gnn_dist.checks import check_instance
+from lightning_gnn_dist.checks import check_instance, distinct_ids
 from lightning_gnn_dist.data.explained_errors import knows_words_of_pyg
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
-from lightning_gnn_dist.data.inductive import checked_nodes, task_elsewhere
+from lightning_gnn_dist.data.inductive import check_alike, task_elsewhere
 from lightning_gnn_dist.data.task import NodeTask
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
@@ -161,7 +161,8 @@ class PartitionedDataModule(GraphDataModule):
 
             trainer.test(model, data.on(later_graph))
 
-        It validates, tests, predicts and trains on that graph alone. It is cut by the default partitioner.
+        It validates, tests, predicts and trains on that graph alone, and predicts the nodes of the same ids where this
+        one predicts some. It is cut by the default partitioner.
 
         Args:
             graph: A graph with the same features and types, or its path, or that of shards.
@@ -169,7 +170,8 @@ class PartitionedDataModule(GraphDataModule):
         given = self._given | {"evaluation": replace(self.evaluation, on=None)}
         found = copy(self)  # of a class derived from this one, too
         PartitionedDataModule.__init__(found, graph, **given)
-        return found
+        check_alike("on(...)", self._home.types, found._home.types)
+        return found if self.predicted is None else found.only(self.predicted - self._judging.home.ids.start)
 
     def only(self, nodes: Sequence[int] | Tensor) -> PartitionedDataModule:
         """Return a data module that predicts these nodes, in their order, and does all else as this one.
@@ -182,7 +184,8 @@ class PartitionedDataModule(GraphDataModule):
             nodes: Ids of nodes; of a typed graph, among those of the type that is learned from.
         """
         found = copy(self)
-        found.predicted = checked_nodes(nodes, self._judging.home.ids)
+        ids = self._judging.home.ids
+        found.predicted = distinct_ids("nodes", nodes, len(ids)) + ids.start
         return found
 
 
@@ -197,8 +200,18 @@ def what_is_predicted(
         more_hops: How many hops more are drawn than the model has layers, where all neighbours are taken.
     """
     home = data._judging.home
-    whole = home if isinstance(home, WholeHome) else data._whole("graph")
-    return whole.graph, data._running.sampler_of_evaluation(more_hops, module)
+    if not isinstance(home, WholeHome):
+        raise shards_are_not_served(data.shards_path, "graph")
+    return home.graph, data._running.sampler_of_evaluation(more_hops, module)
+
+
+def shards_are_not_served(shards: Path | None, argument: str) -> ValueError:
+    """Return the refusal of shards by a server, which reads rows of all nodes on its host."""
+    return ValueError(
+        f"A server reads the whole graph, and {shards} holds shards: name what they were divided from, "
+        f"--data.{argument}=my_{argument}, of which it maps the files; or write all rows once with predict --output, "
+        "which takes shards."
+    )
 
 
 def _bounds_of_nodes(path: Path, task: str | None) -> Bounds:

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
 
 from lightning_gnn_dist.boundary.boundary import Isolated
-from lightning_gnn_dist.checks import check_choice, check_ids, check_instance, is_integer, shown
+from lightning_gnn_dist.checks import check_choice, check_instance, shown
 from lightning_gnn_dist.data.task import NodeTask, Task
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
@@ -68,14 +67,7 @@ def task_elsewhere(running: Running, types: GraphTypes | TypedBounds) -> Task | 
             "holds shards: give the data module these shards as its graph, and trainer.test(model, that) or predict."
         )
     graph = graph_of(settings.evaluation.on)
-    named = have_names(types), types.node_types, types.edge_types
-    if (have_names(graph.types), graph.types.node_types, graph.types.edge_types) != named:
-        raise ValueError(
-            f"Evaluation(on=...) has the types {_words(graph.types)}, and the graph that is trained on "
-            f"{_words(types)}: both must have the same."
-        )
-    if isinstance(types, GraphTypes):
-        check_widths(types, graph.types)
+    check_alike("Evaluation(on=...)", types, graph.types)
     kind = chosen_seed_type(types, None, "this one")
     graph = graph if kind is None or kind == graph.types.seeds else graph.with_seeds(kind)
     check_typed(graph.types, settings, Isolated())
@@ -85,41 +77,45 @@ def task_elsewhere(running: Running, types: GraphTypes | TypedBounds) -> Task | 
     return task
 
 
-def check_widths(trained: GraphTypes, judged: GraphTypes) -> None:
-    """Refuse features of other widths than a model has learned from."""
+def check_alike(says: str, trained: GraphTypes | TypedBounds, judged: GraphTypes | TypedBounds) -> None:
+    """Refuse a graph that a model has no weights for, as it has other types, or features of other widths.
+
+    Args:
+        says: Who gives the graph that is judged.
+        trained: The types of the graph that is trained on, or of its shards.
+        judged: Those of the other.
+    """
+    known, found = (_names(types) for types in (trained, judged))
+    for names, others, has_not in ((found, known, "is trained on"), (known, found, "is judged")):
+        if more := [name for name in names if name not in others]:
+            raise ValueError(
+                f"{says}: the graph that {has_not} has not the types {shown(more)} of the other, and a model has "
+                "weights for those that it was trained on: give a graph with the same types, or train on one that has "
+                "all of them."
+            )
+    if found != known:
+        raise ValueError(f"{says} has the types {shown(found)}, and the other graph {shown(known)}: order them alike.")
+    if isinstance(trained, GraphTypes) and isinstance(judged, GraphTypes):
+        _check_widths(says, trained, judged)
+
+
+def _names(types: TypeNames) -> list[object]:
+    return [*types.node_types, *types.edge_types] if have_names(types) else []
+
+
+def _check_widths(says: str, trained: GraphTypes, judged: GraphTypes) -> None:
     for kind, arrays in trained.node_arrays.items():
         of_type = f" of {kind}" if kind else ""
         if (x := arrays.get("x")) is None:
             continue
         other = judged.node_arrays[kind].get("x")
         if other is None:
-            raise ValueError(f"Evaluation(on=...) has no x{of_type}, which the graph that is trained on has: add it.")
+            raise ValueError(f"{says} has no x{of_type}, which the graph that is trained on has: add it.")
         if other.shape[1:] != x.shape[1:]:
             raise ValueError(
-                f"x{of_type} has the shape {tuple(other.shape)} in Evaluation(on=...) and {tuple(x.shape)} in the "
+                f"x{of_type} has the shape {tuple(other.shape)} in {says} and {tuple(x.shape)} in the "
                 "graph that is trained on: make both features in the same way."
             )
-
-
-def checked_nodes(nodes: object, ids: range) -> Tensor:
-    """Return nodes to predict as ids of the whole graph.
-
-    Args:
-        nodes: Their ids among those of the type that is predicted, as a user gives them.
-        ids: The nodes of that type.
-    """
-    is_list = isinstance(nodes, list | tuple | range) and all(map(is_integer, nodes))
-    given = torch.tensor(nodes, dtype=torch.int64) if is_list else nodes
-    check_ids("nodes", given)
-    assert isinstance(given, Tensor)
-    if given.numel() == 0:
-        raise ValueError("nodes is empty: name the nodes to predict, or leave only() out for all of them.")
-    if int(given.min()) < 0 or int(given.max()) >= len(ids):
-        raise ValueError(f"nodes must lie in [0, {len(ids)}), got {int(given.min())} to {int(given.max())}.")
-    distinct, counts = given.unique(return_counts=True)
-    if distinct.numel() != given.numel():
-        raise ValueError(f"nodes must be distinct, got {int(distinct[counts > 1][0])} more than once.")
-    return given.to(torch.int64) + ids.start
 
 
 def joined(fingerprints: Sequence[str]) -> str:
@@ -127,7 +123,3 @@ def joined(fingerprints: Sequence[str]) -> str:
     if len(fingerprints) == 1:
         return fingerprints[0]
     return hashlib.blake2b(" ".join(fingerprints).encode(), digest_size=16).hexdigest()
-
-
-def _words(types: TypeNames) -> str:
-    return shown([*types.node_types, *types.edge_types]) if have_names(types) else "of a graph without types"

@@ -38,6 +38,7 @@ from lightning_gnn_dist.graph.typed import hetero
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build, induced
 from lightning_gnn_dist.graph.typed.names import OneType, have_names
 from lightning_gnn_dist.graph.typed.types import UNTYPED_ONLY, GraphTypes
+from lightning_gnn_dist.graph.user_ids import all_ids, check_new_ids
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
@@ -210,7 +211,8 @@ class Graph(Changeable):
         if twice := sorted(arrays.keys() & beside.keys()):
             raise ValueError(f"beside holds {twice}, which are arrays of the graph itself: call them links/...")
         about, history = self.types.about if have_names(self.types) else None, self.types.history
-        how: Any = {"overwrite": overwrite, "types": about, "history": history, "ids": None if beside else self.path}
+        ids = {} if beside else all_ids(self.path, self.types.num_nodes)
+        how: Any = {"overwrite": overwrite, "types": about, "history": history, "ids": ids}
         store.write(path, arrays | dict(beside), self.fingerprint, **how)
 
     @property
@@ -281,6 +283,7 @@ class Graph(Changeable):
 
     def _changed(self, change: Change) -> Graph:
         self.check_whole()
+        check_new_ids(self.path, self.types.num_nodes, change.counts, change.ids)
         if self.path is None:
             rows = changed(Rows(self.indptr, self.indices, self.types), [change], room_in_ram)
             return typed_graph(*rows)
@@ -295,7 +298,8 @@ class Graph(Changeable):
         if not overwrite:
             raise FileExistsError(f"The graph is read from {path}: to write its changes into it, pass overwrite=True.")
         about = self.types.about if have_names(self.types) else None
-        log.compact(path, self.num_changes, self.arrays, self.fingerprint, about, self.types.history)
+        ids = all_ids(path, self.types.num_nodes)
+        log.compact(path, self.num_changes, self.arrays, self.fingerprint, about, self.types.history, ids)
 
     def check_edges(self) -> None:
         """Refuse edges that lead out of the graph, for instance after a file was changed: compiled loops follow them.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_gnn_dist.checks import check_path, shown
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.parquet_rows import PARQUET
-from lightning_gnn_dist.graph.storage.store import IDS
+from lightning_gnn_dist.graph.storage.store import CHANGES, IDS
 
 Ids = NDArray[Any]
 _WITHOUT = (
@@ -35,11 +35,57 @@ def keep_ids(ids: Path, folder: Path, node_type: str) -> None:
 
 
 def ids_beside(folder: Path | None, node_type: str) -> Ids | None:
-    """Return the users' ids of all nodes of a type, mapped; None where the graph was not prepared from a table."""
-    if folder is None or not (file := _file(folder, node_type)).exists():
+    """Return the users' ids of all nodes of a type; None where the graph was not prepared from a table.
+
+    They are mapped; those of a graph with new nodes in its log are read.
+    """
+    if folder is None:
         return None
-    found: Ids = np.load(file, mmap_mode="r", allow_pickle=False)
-    return found
+    files = [_file(each, node_type) for each in (folder, *sorted((folder / CHANGES).glob("[0-9]*")))]
+    found: list[Ids] = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files if file.exists()]
+    return None if not found else found[0] if len(found) == 1 else np.concatenate(found)
+
+
+def all_ids(folder: Path | None, counts: Mapping[str, int]) -> dict[str, Ids]:
+    """Return the users' ids of each type that has some, of so many nodes, by the names of their files."""
+    found = {kind: ids_beside(folder, kind) for kind in counts}
+    return {kind or "nodes": ids[: counts[kind]] for kind, ids in found.items() if ids is not None}
+
+
+def check_new_ids(folder: Path | None, counts: Mapping[str, int], more: Mapping[str, int], new: dict[str, Ids]) -> None:
+    """Refuse new nodes without ids where the others have them, ids that are taken, and ids that nobody keeps.
+
+    Args:
+        folder: The saved graph.
+        counts: How many nodes it has of each type.
+        more: How many come.
+        new: Their ids.
+    """
+    keeps = folder is not None and (folder / IDS).is_dir()
+    for kind, count in more.items():
+        known, given = ids_beside(folder, kind), new.get(kind)
+        known = None if known is None else known[: counts.get(kind, 0)]
+        of_type = f" of type {kind!r}" if kind else ""
+        have_ids = keeps and (0 if known is None else len(known)) == counts.get(kind, 0)
+        if given is None and have_ids and known is not None:
+            raise ValueError(f"nodes: new nodes{of_type} have no id, as the others have of your tables: give id=[...].")
+        if given is not None and not have_ids:
+            raise ValueError(f"nodes: the nodes{of_type} of this graph have no ids of your tables: leave id out.")
+        if given is not None:
+            _check_ids(f"nodes: id{of_type}", given, count, known)
+
+
+def _check_ids(what: str, given: Ids, count: int, known: Ids | None) -> None:
+    said = shown(given.tolist())
+    if given.shape != (count,) or given.dtype.kind not in "iuU" or len(np.unique(given)) < count:
+        raise ValueError(f"{what} must be {count} different texts or integers, got {said}.")
+    if known is None:
+        return
+    if (given.dtype.kind == "U") != (known.dtype.kind == "U"):
+        raise ValueError(f"{what} must be such as the others are, {shown(known[:2].tolist())}, got {said}.")
+    places = _places(known, given)
+    if (taken := places >= 0).any():
+        raise ValueError(f"{what}: {shown(given[taken][0].item())} is that of node {int(places[taken][0])} already.")
 
 
 @dataclass(frozen=True)
@@ -92,6 +138,7 @@ def ids_for(
     found = ids_beside(graph, node_type) if given is None else user_ids(given, node_type)
     if found is None:
         return None
+    found = found[:num_nodes] if given is None else found  # of an earlier version
     most = num_nodes if some is None else int(some.max()) + 1
     if len(found) < most or len(found) > num_nodes:
         raise ValueError(
@@ -133,6 +180,14 @@ def nodes_with_ids(path: str | Path, ids: Sequence[Any] | Ids, node_type: str = 
         asked = asked.astype(known.dtype) if known.dtype.kind in "iuf" else asked.astype(str)
     except ValueError as error:
         raise ValueError(f"ids must be numbers, as those of {path} are, got {shown(ids)}.") from error
+    found = _places(known, asked)
+    if (missing := np.flatnonzero(found < 0)).size:
+        raise ValueError(f"ids: no node of {path} has the id {shown(asked[missing[0]].item())}.")
+    return torch.from_numpy(found)
+
+
+def _places(known: Ids, asked: Ids) -> NDArray[np.int64]:
+    """Return the node that has each id; -1 where none has it."""
     order = asked.argsort(kind="stable")
     found, in_order = np.full(len(asked), -1), asked[order]
     for first in range(0, len(known), _AT_ONCE):
@@ -140,9 +195,7 @@ def nodes_with_ids(path: str | Path, ids: Sequence[Any] | Ids, node_type: str = 
         start, end = np.searchsorted(in_order, piece, "left"), np.searchsorted(in_order, piece, "right")
         for at in np.flatnonzero(end > start):
             found[order[start[at] : end[at]]] = first + at
-    if (missing := np.flatnonzero(found < 0)).size:
-        raise ValueError(f"ids: no node of {path} has the id {shown(asked[missing[0]].item())}.")
-    return torch.from_numpy(found)
+    return found
 
 
 def _file(folder: Path, node_type: str) -> Path:

@@ -1,43 +1,22 @@
-"""Answers what requests ask: one batch of all that is asked for at once, one call of the model, a row for each node.
-
-A node's row depends on the node, the graph and its own request alone. Requests that are answered together change it by
-no more than the order in which a matrix product adds up; answered one at a time, by nothing.
-"""
+"""Answers requests with the rows of the nodes that they ask for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from numpy.typing import NDArray
-from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import in_type
-from lightning_gnn_dist.batches.loading import type_of_model, type_that_stays, widening
-from lightning_gnn_dist.checks import check_instance, shown
+from lightning_gnn_dist.checks import check_instance
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule, what_is_predicted
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.storage.row_file import rows_of
-from lightning_gnn_dist.layers.evaluating.layered_loader import for_layers
-from lightning_gnn_dist.layers.norms import norm_of_all_rows
 from lightning_gnn_dist.layers.ready_made import needs_whole_graph
 from lightning_gnn_dist.layers.through_layers import has_layers, layers_in
-from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.temporal import TemporalSampler
-from lightning_gnn_dist.serving.extended_graph import ExtendedGraph, ServedSampler
 from lightning_gnn_dist.serving.limits import Limits
 from lightning_gnn_dist.serving.question import Form, Question
-
-NODES_AT_ONCE = 64  # that are answered by one call of the model, so that a large request keeps others waiting less
-EDGES_AT_ONCE = 1 << 24  # that these may have at most, so that nodes with very many neighbours fit into memory
+from lightning_gnn_dist.serving.rows import NodeRows, check_norms, limited
 
 
 class Answerer:
@@ -50,57 +29,53 @@ class Answerer:
         limits: What a request may ask for.
         neighbors: How many neighbours of a node are drawn where the data module says that all are taken: all of a node
             that has fewer, so that its row is exact.
+        ids_of: The prepared graph by whose tables' ids requests name nodes. Default: they name them by numbers.
 
     Attributes:
         form: Reads requests.
+        rows: Returns the rows that each request asks for.
         nodes_at_once: For how many nodes the model is called at once, at most.
     """
 
-    def __init__(self, trainer: Trainer, model: LightningModule, data: object, limits: Limits, neighbors: int) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        model: LightningModule,
+        data: object,
+        limits: Limits,
+        neighbors: int,
+        ids_of: Path | None = None,
+    ) -> None:
         check_instance("data", data, PartitionedDataModule, "a PartitionedDataModule, whose nodes are predicted")
         assert isinstance(data, PartitionedDataModule)
-        if (norm := norm_of_all_rows(model)) is not None:
-            raise ValueError(
-                f"{norm} normalises by all rows of a batch, so that an answer would depend on who asks beside: use a "
-                "norm of each row, such as torch.nn.LayerNorm."
-            )
-        self._model, self._data, self._trainer, self._limits = model.eval(), data, trainer, limits
+        check_norms(model)
+        self._model, self._data = model.eval(), data
         layers = layers_in(model) if has_layers(model) else []
-        self._graph, sampler = what_is_predicted(data, model, int(needs_whole_graph(layers)))
-        self._sampler, self._num_layers = limited(sampler, neighbors), data.sampler.num_hops
-        self._seed_type = self._graph.types.seed_type()
-        check_ids_of_new(self._graph, limits.new_nodes)
-        edges_of_node = int(self._sampler.of_types(self._graph.types).astype(object).sum(1).prod())
-        self.nodes_at_once = max(1, min(NODES_AT_ONCE, EDGES_AT_ONCE // max(1, edges_of_node)))
-        self._widen = widening(data.loading, type_that_stays(trainer))
-        self.form = Form(self._graph, self._seed_type, limits)
+        graph, sampler = what_is_predicted(data, model, int(needs_whole_graph(layers)))
+        self._sampler, seed_type = limited(sampler, neighbors), graph.types.seed_type()
+        of_graph = graph, seed_type, self._sampler, data.sampler.num_hops, data.loading, limits
+        self.rows = NodeRows(trainer, self._step, *of_graph)
+        self.nodes_at_once = self.rows.nodes_at_once
+        self.form = Form(graph, seed_type, limits, ids_of=ids_of)
+        self._num_nodes = len(graph.types.nodes_of(seed_type))
 
     @property
     def about(self) -> dict[str, Any]:
         """What is answered: the model, the number of nodes, and how their neighbours are drawn."""
-        of_type = len(self._graph.types.nodes_of(self._seed_type))
-        return {"model": type(self._model).__name__, "nodes": of_type, "sampler": str(self._sampler)}
+        return {"model": type(self._model).__name__, "nodes": self._num_nodes, "sampler": str(self._sampler)}
 
     def warm_up(self) -> None:
         """Answer for a node of the graph, so that what cannot be served is refused now, and all loops are compiled."""
-        self.rows([self.form.read({"nodes": [0]})])
+        self.rows([self.form.of_first()])
 
-    def rows(self, asked: Sequence[Question]) -> list[NDArray[Any]]:
-        """Return the rows that each request asks for."""
-        found = np.concatenate([self._rows_at_once(piece) for piece in pieces(asked, self.nodes_at_once)])
-        return np.split(found, np.cumsum([len(of.nodes) for of in asked])[:-1])
+    def answers(self, asked: Sequence[Question]) -> list[dict[str, Any]]:
+        """Return the answer to each request."""
+        return [{"rows": rows.tolist()} for rows in self.rows(asked)]
 
-    def _rows_at_once(self, asked: Sequence[Question]) -> NDArray[Any]:
-        graph = ExtendedGraph(self._graph, self._seed_type, asked, self._limits.new_nodes)
-        with torch.inference_mode(), self._precision():
-            batch = for_layers(graph.batch(self._sampler, self._widen), self._num_layers)
-            batch = self._on_device(in_type(batch, type_of_model(self._trainer)))
-            step = self._model.predict_step
-            more = (0,) if is_param_in_hook_signature(step, "batch_idx", min_args=2) else ()
-            return rows_of(step(batch, *more), sum(len(of.nodes) for of in asked))
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        return self._trainer.precision_plugin.forward_context()
+    def _step(self, batch: Any) -> Any:
+        step = self._model.predict_step
+        more = (0,) if is_param_in_hook_signature(step, "batch_idx", min_args=2) else ()
+        return step(self._on_device(batch), *more)
 
     def _on_device(self, batch: Any) -> Any:
         """Bring a batch to the model's device, by the hooks of the data module or of the model."""
@@ -113,44 +88,3 @@ class Answerer:
             owner = self._data if is_overridden(name, self._data) else self._model
             batch = getattr(owner, name)(batch, *more)
         return batch
-
-
-def check_ids_of_new(graph: Graph, most_new: int) -> None:
-    """Refuse a graph in which new nodes could not be called by numbers behind those of its nodes."""
-    if any("n_id" in arrays for arrays in graph.types.node_arrays.values()):
-        raise ValueError(
-            "The graph has n_id, ids of a larger graph that it was cut from: serve that one, or take the array out, "
-            "and nodes are called by their ids in the graph itself."
-        )
-    if graph.num_nodes + most_new > torch.iinfo(graph.indices.dtype).max:
-        raise ValueError(f"limits.new_nodes ({most_new}) must fit behind the {graph.num_nodes} nodes: take fewer.")
-
-
-def limited(sampler: Sampler, most: int) -> ServedSampler:
-    """Return a sampler that draws at most so many neighbours where it would take all of them."""
-    if not isinstance(sampler, NeighborSampler | TemporalSampler):
-        raise TypeError(f"serve draws by NeighborSampler or TemporalSampler, got {shown(sampler)}: choose one of them.")
-    given = sampler.num_neighbors
-
-    def at_most(numbers: Sequence[int]) -> list[int]:
-        return [most if number < 0 else number for number in numbers]
-
-    if isinstance(given, Mapping):
-        return replace(sampler, num_neighbors={kind: at_most(numbers) for kind, numbers in given.items()})
-    return replace(sampler, num_neighbors=at_most(given))
-
-
-def pieces(asked: Sequence[Question], most_nodes: int) -> Iterator[list[Question]]:
-    """Yield requests, or parts of them, that are answered at once."""
-    piece, left = list[Question](), most_nodes
-    for question in asked:
-        nodes: Tensor = question.nodes
-        while len(nodes):
-            some, nodes = nodes[:left], nodes[left:]
-            piece.append(question._replace(nodes=some))
-            left -= len(some)
-            if not left:
-                yield piece
-                piece, left = [], most_nodes
-    if piece:
-        yield piece

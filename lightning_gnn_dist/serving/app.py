@@ -1,6 +1,6 @@
 """The server's answers by HTTP: ``POST /predict`` with JSON, ``GET /health`` and ``GET /metrics``.
 
-200 rows    400 malformed    408 slow to come    413 too large    500 the model failed    503 full    504 too late
+200 answer    400 malformed    408 slow to come    413 too large    500 the model failed    503 full    504 too late
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from lightning_gnn_dist.serving.answering import Answerer
 from lightning_gnn_dist.serving.limits import Limits
 from lightning_gnn_dist.serving.metrics import Metrics
-from lightning_gnn_dist.serving.question import Question, RefusedError
+from lightning_gnn_dist.serving.question import Form, Question, RefusedError
 from lightning_gnn_dist.serving.waiting import FullError, LateError, Waiting
 
 log = logging.getLogger(__name__)
@@ -29,8 +28,29 @@ TEXT = "text/plain; version=0.0.4"
 RETRY_AFTER = {"Retry-After": "1"}  # seconds
 
 
+class Answers(Protocol):
+    """Answers requests.
+
+    Attributes:
+        form: Reads them.
+        nodes_at_once: How many nodes are answered at once, at most.
+    """
+
+    form: Form
+    nodes_at_once: int
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What is answered."""
+        ...
+
+    def answers(self, asked: Sequence[Question]) -> list[dict[str, Any]]:
+        """Return the answer to each request."""
+        ...
+
+
 class _StatusError(Exception):
-    """A request that gets no rows, but a status and a sentence."""
+    """A request that gets no answer, but a status and a sentence."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -45,7 +65,7 @@ class Service:
         limits: What the server does at most.
     """
 
-    def __init__(self, answerer: Answerer, limits: Limits) -> None:
+    def __init__(self, answerer: Answers, limits: Limits) -> None:
         self._answerer, self._limits = answerer, limits
         self._waiting = Waiting(self._answers, limits.waiting, limits.seconds, answerer.nodes_at_once)
         self._metrics = Metrics(lambda: len(self._waiting))
@@ -117,7 +137,7 @@ class Service:
 
     def _answers(self, asked: Sequence[Question]) -> list[bytes]:
         """Return answers as they are sent. Runs in a thread."""
-        return [json.dumps({"rows": rows.tolist()}, allow_nan=False).encode() for rows in self._answerer.rows(asked)]
+        return [json.dumps(answer, allow_nan=False).encode() for answer in self._answerer.answers(asked)]
 
 
 def _parsed(body: bytes) -> Any:

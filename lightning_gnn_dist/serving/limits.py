@@ -15,6 +15,7 @@ class Limits:
         nodes: Nodes whose rows a request may ask for.
         new_nodes: New nodes that a request may bring.
         edges: Edges that it may bring, with those of the graph into the same nodes of the graph.
+        links: The best links that it may ask for, of all its nodes together.
         bytes: How large its body may be.
         seconds: How long it may take to come, and then to be answered.
         waiting: How many requests may wait.
@@ -23,6 +24,7 @@ class Limits:
     nodes: Count = 1000
     new_nodes: Count = 1000
     edges: Count = 100_000
+    links: Count = 10_000
     bytes: Count = 1 << 20
     seconds: Positive = 5.0
     waiting: Count = 256

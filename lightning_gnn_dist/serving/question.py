@@ -10,6 +10,7 @@ edge types, ``author__writes__paper``, and what is asked for are nodes of the ty
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import degrees_of
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of, have_names
+from lightning_gnn_dist.graph.user_ids import user_ids
 from lightning_gnn_dist.serving.limits import Limits
 
 Arrays = Mapping[str, Tensor]
@@ -53,12 +55,14 @@ class Question(NamedTuple):
         num_new: How many new nodes there are of each type. Their numbers are in the order of the types.
         new: What the new nodes of each type carry.
         edges: The edges of each type.
+        best_links: How many links of each node are asked for.
     """
 
     nodes: Tensor
     num_new: list[int]
     new: list[Arrays]
     edges: list[NewEdges]
+    best_links: int = 0
 
 
 def served(arrays: Arrays) -> dict[str, Tensor]:
@@ -73,10 +77,16 @@ class Form:
         graph: The graph.
         seed_type: The type of the nodes whose rows are asked for.
         limits: What a request may ask for.
+        best_links: How many links of each node are asked for where a request does not say; 0 where rows are.
+        ids_of: The prepared graph by whose tables' ids requests name nodes. Default: they name them by numbers.
     """
 
-    def __init__(self, graph: Graph, seed_type: str, limits: Limits) -> None:
-        self._graph, self._seed_type, self._limits = graph, seed_type, limits
+    def __init__(
+        self, graph: Graph, seed_type: str, limits: Limits, best_links: int = 0, ids_of: Path | None = None
+    ) -> None:
+        ids = {} if ids_of is None else {kind: user_ids(ids_of, kind) for kind in graph.types.node_types}
+        self._places = {kind: dict(zip(some.tolist(), range(len(some)), strict=True)) for kind, some in ids.items()}
+        self._graph, self._seed_type, self._limits, self._best_links = graph, seed_type, limits, best_links
         self._types = types = graph.types
         self._named = have_names(types)
         self._nodes = [served(types.node_arrays[kind]) for kind in types.node_types]
@@ -84,13 +94,20 @@ class Form:
 
     def read(self, body: Any) -> Question:
         """Return what a request asks; a malformed one is refused."""
-        given = _mapping("The request", body, ["type", "nodes", "new", "edges"])
+        known = ["type", "nodes", "new", "edges", *(["best_links"] if self._best_links else [])]
+        given = _mapping("The request", body, known)
         if given.get("type", self._seed_type) != self._seed_type:
             raise RefusedError(f"type must be {shown(self._seed_type)}, which is predicted, {_got(given['type'])}.")
         num_new, new = self._new_nodes(given.get("new", {}))
         edges = self._new_edges(given.get("edges", {} if self._named else []), num_new)
         self._check_rows([of_type.ends[1] for of_type in edges])
-        return Question(self._asked(given, num_new), num_new, new, edges)
+        nodes = self._asked(given, num_new)
+        return Question(nodes, num_new, new, edges, self._number_of_links(given, len(nodes)))
+
+    def of_first(self) -> Question:
+        """Return what asks for the first node."""
+        places = self._places.get(self._seed_type)
+        return self.read({"nodes": [0 if places is None else next(iter(places))]})
 
     def _asked(self, given: Mapping[str, Any], num_new: list[int]) -> Tensor:
         number = self._types.node_types.index(self._seed_type)
@@ -100,6 +117,17 @@ class Form:
             raise RefusedError('nodes must name a node at least, such as {"nodes": [0]}, got none.')
         known = self._known(number, num_new)
         return torch.tensor([known.id_of(end, "nodes") for end in ends])
+
+    def _number_of_links(self, given: Mapping[str, Any], num_nodes: int) -> int:
+        """How many links of each node are asked for."""
+        count = given.get("best_links", self._best_links)
+        if "best_links" in given and (type(count) is not int or count < 1):
+            raise RefusedError(f"best_links must be a count, 1 or more, {_got(count)}.")
+        if count * num_nodes > self._limits.links:
+            raise RefusedError(
+                f"best_links may be {self._limits.links} of all nodes, got {count} of {num_nodes}: ask several times."
+            )
+        return int(count)
 
     def _new_nodes(self, given: Any) -> tuple[list[int], list[Arrays]]:
         names = list(self._types.node_types)
@@ -160,7 +188,8 @@ class Form:
         first, stop = self._types.offsets[number : number + 2]
         first_new = self._types.offsets[-1] + sum(num_new[:number])
         new = {f"{NEW}{i}": first_new + i for i in range(num_new[number])}
-        return _Known(f" of type {self._types.node_types[number]}" if self._named else "", first, stop, new)
+        kind = self._types.node_types[number]
+        return _Known(f" of type {kind}" if self._named else "", first, stop, new, self._places.get(kind))
 
 
 class _Known(NamedTuple):
@@ -171,21 +200,29 @@ class _Known(NamedTuple):
         first: The id of the first node of the graph.
         stop: The id behind its last.
         new: The ids of the new ones by their names.
+        places: The nodes of the graph by the ids of the user's tables; None where they are named by numbers.
     """
 
     of_type: str
     first: int
     stop: int
     new: Mapping[str, int]
+    places: Mapping[Any, int] | None = None
 
     def id_of(self, end: Any, where: str) -> int:
         """Return the id of the node that a request names."""
-        if type(end) is int and 0 <= end < self.stop - self.first:
+        if (
+            self.places is not None
+            and type(end) in (int, str)
+            and self.places.get(end, self.stop) < self.stop - self.first
+        ):
+            return self.first + self.places[end]
+        if self.places is None and type(end) is int and 0 <= end < self.stop - self.first:
             return self.first + end
         if type(end) is str and end in self.new:
             return self.new[end]
         new = f', or "{NEW}0" to "{NEW}{len(self.new) - 1}"' if self.new else ""
-        ids = f"an id from 0 to {self.stop - self.first - 1}"
+        ids = f"an id from 0 to {self.stop - self.first - 1}" if self.places is None else "an id of the tables"
         raise RefusedError(f"{where} must name nodes{self.of_type} by {ids}{new}, {_got(end)}.")
 
 

@@ -194,7 +194,10 @@ def without_features() -> Data:
     [
         (narrow, r"^x has the shape \(320, 5\) in Evaluation\(on=...\) and \(\d+, 6\) in the graph that is trained on"),
         (without_features, r"^Evaluation\(on=...\) has no x, which the graph that is trained on has"),
-        (typed_graph_of_papers, r"^Evaluation\(on=...\) has the types .*'paper'.* trained on of a graph without types"),
+        (
+            typed_graph_of_papers,
+            r"^Evaluation\(on=...\): the graph that is trained on has not the types .*'paper'",
+        ),
     ],
 )
 def test_a_graph_that_does_not_fit_is_refused(other: Any, said: str) -> None:
@@ -209,6 +212,37 @@ def test_shards_and_links_are_not_judged_elsewhere(tmp_path: Path) -> None:
         PartitionedDataModule(graph, evaluation=Evaluation(on=tmp_path / "shards"))
     with pytest.raises(ValueError, match=r"^Evaluation\(on=...\) is for nodes"):
         LinkDataModule(split_edges(graph), evaluation=Evaluation(on=graph))
+
+
+def test_a_graph_with_new_types_is_refused_and_so_is_one_that_lacks_some() -> None:
+    graph = typed_graph_of_papers()
+    cited = ("journal", "cites", "paper")
+    new = {"journal": {"x": torch.ones(2, 3)}}
+    later = graph.extended(new, {cited: torch.tensor([[0], [1]])}, new_types=["journal"])
+    data, on_later = PartitionedDataModule(graph), Evaluation(on=later)
+    said = r"has not the types \['journal', \('journal', 'cites', 'paper'\)\] of the other, and a model has weights"
+    for on, call in (
+        (
+            r"^Evaluation\(on=...\): the graph that is trained on ",
+            lambda: PartitionedDataModule(graph, evaluation=on_later),
+        ),
+        (r"^on\(...\): the graph that is trained on ", lambda: data.on(later)),
+        (r"^on\(...\): the graph that is judged ", lambda: PartitionedDataModule(later).on(graph)),
+    ):
+        with pytest.raises(ValueError, match=on + said):
+            call()
+
+
+def test_nodes_that_are_asked_for_are_those_of_the_other_graph_too() -> None:
+    graph, module = whole(), Net("SAGE")
+    data = PartitionedDataModule(graph, sampler=NeighborSampler([4, 4])).only([5, 3])
+    later = graph.extended({"x": torch.ones(1, 6).double()}, torch.tensor([[320], [3]]))
+    rows = torch.cat(trainer(1).predict(module, data.on(later)))  # type: ignore[arg-type]
+    edges = later.to_pyg().edge_index
+    expected = module.last(module.first(later.node_arrays["x"], edges).relu(), edges)[[5, 3]]
+    torch.testing.assert_close(rows, expected.detach())
+    with pytest.raises(ValueError, match=r"^nodes must lie in \[0, 320\), got 320 to 320"):
+        PartitionedDataModule(later).only([320]).on(graph)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_nodes_with_types_stay_by_their_ids_in_them(tmp_path: Path) -> None:
     Graph.from_pyg(old).save(tmp_path / "graph")
     graph = Graph.open(tmp_path / "graph")
     partition = Partition((torch.arange(graph.num_nodes) % 3).int(), 3)
-    later = graph.extended(nodes, edges).removed({"paper": [3]})
+    later = graph.extended(nodes, edges, ["editor"]).removed({"paper": [3]})
     joined = join_partition(partition, later, slack=0.2)
     for kind, count in FIRST.items():
         ids = torch.arange(count)

@@ -75,7 +75,7 @@ def graphs(*, has_types: bool) -> tuple[Graph, Graph, int, int, int]:
     if has_types:
         old, nodes, edges = parted(typed())
         graph = Graph.from_pyg(old)
-        return graph, graph.extended(nodes, edges), 12, 17, old["paper"].x.shape[1]
+        return graph, graph.extended(nodes, edges, ["editor"]), 12, 17, old["paper"].x.shape[1]
     graph = Graph.from_pyg(untyped())
     new = {"x": torch.ones(2, 3).double(), "y": torch.tensor([1, 2]), "train_mask": torch.tensor([True, True])}
     pairs = {"edge_index": torch.tensor([[40, 41, 3], [3, 40, 41]]), "edge_weight": torch.ones(3)}

@@ -50,7 +50,7 @@ def test_the_page_leads_from_a_fit_to_the_same_rows_by_file_and_by_http(tmp_path
     how: dict[str, Any] = {"cwd": tmp_path, "env": environment}
     program, port = f"{shlex.quote(sys.executable)} -m lightning_gnn_dist", free_port()
     lines = [line.replace("lightning-gnn-dist", program).replace(str(PORT), str(port)) for line in command_lines()]
-    fit, predict, serve, curl = lines
+    fit, predict, serve, curl = lines[:4]
     for line in (fit, predict):
         subprocess.run(["bash", "-c", line], check=True, timeout=600, **how)
     with subprocess.Popen(["bash", "-c", f"exec {serve}"], **how) as server:

@@ -9,10 +9,12 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.data.edges.ends import LinkEnds
+from lightning_gnn_dist.data.edges.ends import LinkEnds, links_of
 from lightning_gnn_dist.data.links import LinkSplit
+from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.rows import Lookup, degrees_of, row_pieces
+from lightning_gnn_dist.graph.rows import Lookup, degrees_of, edge_positions, row_pieces, starts_of
+from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.layers.row_table import Ids, ids_of
 
 LeftOut = Literal["edges", "val", "test", "self"]
@@ -53,8 +55,8 @@ class Known(NamedTuple):
             self._leave_held_out(scores, senders, receivers)
 
     def _leave_held_out(self, scores: Tensor, senders: Lookup, receivers: Tensor) -> None:
-        order = receivers.argsort()
-        first, last = torch.searchsorted(self.held[1], receivers[order][[0, -1]] + torch.tensor([0, 1])).tolist()
+        least, most = receivers.aminmax()
+        first, last = torch.searchsorted(self.held[1], torch.stack([least, most + 1])).tolist()
         column, is_here = Lookup(receivers)(self.held[1, first:last].contiguous())
         _leave_out(scores, senders, self.held[0, first:last][is_here], column)
 
@@ -68,6 +70,30 @@ class Known(NamedTuple):
                 is_link = self.rows.types.edge_type[positions] == self.edge_type
                 sender, column = sender[is_link], column[is_link]
             _leave_out(scores, senders, sender, column)
+
+
+class KnownBySender:
+    """The links that are left out by their senders: of few senders, not the rows of all receivers are read for them.
+
+    Args:
+        known: The links into all nodes.
+        graph: The graph.
+        edge_type: The type of the links, if the graph has types.
+    """
+
+    def __init__(self, known: Known, graph: Graph, edge_type: EdgeType | None) -> None:
+        pairs = torch.cat([known.held, links_of(graph, edge_type)[1]], 1) if known.has_edges else known.held
+        self._known, self._indptr = known, starts_of(torch.bincount(pairs[0], minlength=graph.num_nodes))
+        self._receivers = pairs[1][pairs[0].argsort()].to(index_dtype(graph.num_nodes))
+
+    def of(self, senders: Tensor, more: Tensor) -> Known:
+        """Return what is left out for some senders of the graph, and of more links, by ids in the graph."""
+        known, own = self._known, self._receivers[edge_positions(self._indptr, senders)].to(torch.int64)
+        pairs = [torch.stack([senders.repeat_interleave(degrees_of(self._indptr, senders)), own])]
+        pairs += [more] if known.has_edges else []
+        pairs += [senders.expand(2, -1)] if known.has_self else []
+        held = torch.cat(pairs, 1)
+        return known._replace(held=held[:, held[1].argsort()], has_edges=False, has_self=False)
 
 
 def _leave_out(scores: Tensor, senders: Lookup, sender: Tensor, column: Tensor) -> None:

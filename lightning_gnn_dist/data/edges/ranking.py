@@ -86,7 +86,7 @@ class Ranking:
             some = asked.nodes[start : start + at_once]
             nodes, rows = self._rows(some)
             at = start + torch.searchsorted(some, nodes)
-            best = self._ranked(Nodes(nodes, asked.ids[at]), rows, chunk)
+            best = self.ranked(Nodes(nodes, asked.ids[at]), rows, chunk)
             shares = [share_of(len(at), self.channel.size, rank) for rank in range(self.channel.size)]
             own = shares[self.channel.rank]
             yield Found(places[at[own.start : own.stop]], self._joined(best, shares))
@@ -98,7 +98,7 @@ class Ranking:
         rows = self.channel.exchange([own] * self.channel.size, [len(piece) for piece in pieces])
         return torch.cat(pieces), torch.cat(rows).to(self.device)
 
-    def _ranked(self, senders: Nodes, rows: Tensor, chunk: int) -> Best:
+    def ranked(self, senders: Nodes, rows: Tensor, chunk: int) -> Best:
         """Return the best of the own receivers for each sender."""
         best, lookup = self.none(len(rows)), Lookup(senders.nodes)
         ends = Ends(senders.ids.to(self.device), rows)

@@ -29,7 +29,7 @@ from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.graph.storage.parquet_rows import PARQUET
-from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
+from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.user_ids import ids_for
 from lightning_gnn_dist.layers.budget import bytes_there
@@ -124,22 +124,18 @@ class LinkSearch:
 
     def step(self, batch: Tensor) -> Tensor:
         """Take the place of the module's ``predict_step``."""
-        model = layers_of_model(self.module)
-        assert model is not None
-        if model.is_found and have_names(self.links.types):
-            raise TypeError(
-                f"model: {type(self.module).__name__} has no method layers(), and a model of PyG's in it takes no "
-                "types: let layers() return one function for each layer."
-            )
+        model = layers_that_rank(self.module, self.links.types)
         channel, undo = open_channel(collectives.world_size(), self.module.device), let_answer(model.owner)
         try:
-            self._search(model, channel)
+            ranking, senders, places = self.ranking(model, channel)
+            self._keep(ranking, ranking.blocks(senders, places, *self.sizes(ranking, len(self.asked))))
         finally:
             undo()
             channel.close()
         return batch
 
-    def _search(self, model: ModelLayers, channel: Channel) -> None:
+    def ranking(self, model: ModelLayers, channel: Channel) -> tuple[Ranking, Nodes, Tensor]:
+        """Compute all rows; return what ranks, the senders, and where they stand among those asked for. Collective."""
         sending, receiving = self.links.kinds
         seed_type = self.links.types.node_types[receiving]
         of_all = all_nodes(self.links.where, model.layers, channel, self.budget_bytes, seed_type)
@@ -156,7 +152,7 @@ class LinkSearch:
             min(self.k, len(self.links.ends.receivers)),
             self.module.device,
         )
-        self._keep(ranking, ranking.blocks(senders, places, *self._sizes(ranking)))
+        return ranking, senders, places
 
     def _senders(self, nodes: WholeNodes | ShardNodes, own: Tensor, channel: Channel) -> tuple[Nodes, Tensor]:
         """Return the senders in the order of the graph, and where they stand among those asked for. Collective."""
@@ -192,9 +188,9 @@ class LinkSearch:
         has_self = "self" in names and len(set(self.links.kinds)) == 1
         return Known(nodes.rows, nodes.rows_at, number, held, "edges" in names, has_self)
 
-    def _sizes(self, ranking: Ranking) -> tuple[int, int]:
+    def sizes(self, ranking: Ranking, num_senders: int) -> tuple[int, int]:
         """Return how many senders a block has, and receivers a chunk of it, as memory allows. Collective."""
-        num_senders, num_receivers = len(self.asked), len(self.links.ends.receivers)
+        num_receivers = len(self.links.ends.receivers)
         row = ranking.receivers.like.new_empty(ranking.receivers.like.shape[1:])
         there = bytes_there(self.bytes_there, self.module.device)
         own, channel = torch.tensor([min(self.budget_bytes, there or self.budget_bytes)]), ranking.channel
@@ -235,6 +231,18 @@ class LinkSearch:
         ends, names = self.links.ends, [self.links.types.node_types[kind] for kind in self.links.kinds]
         nodes = zip(names, (ends.senders, ends.receivers), strict=True)
         return LinkColumns(*(ids_for(self.ids_of, graph, name, len(of_type)) for name, of_type in nodes))
+
+
+def layers_that_rank(module: LightningModule, types: TypeNames) -> ModelLayers:
+    """Return the layers of a model by whose rows links are scored."""
+    model = layers_of_model(module)
+    assert model is not None
+    if model.is_found and have_names(types):
+        raise TypeError(
+            f"model: {type(module).__name__} has no method layers(), and a model of PyG's in it takes no types: let "
+            "layers() return one function for each layer."
+        )
+    return model
 
 
 def _in_order(ids: Tensor, nodes: Tensor) -> Nodes:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_at_least, check_plain, check_tensor, is_integer, shown
+from lightning_gnn_dist.checks import as_ids, check_at_least, check_list, check_plain, check_tensor, shown
 from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, within
 from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.graph.user_ids import Ids
 
 Kind = Literal["extended", "updated", "removed"]
 Arrays = dict[str, Tensor]
+_USERS = "id"  # ids in the user's tables
 IDS, PAIRS = "n_id", "edge_index"  # which nodes of a type, and which edges, a change is about
 
 
@@ -28,12 +31,14 @@ class Change:
         nodes: By type, the arrays of new nodes; of others ``n_id``, their ids in the type, and the arrays that change.
         edges: By type, ``edge_index``, which counts both ends in their types, and the arrays of new edges.
         counts: How many new nodes of each type there are.
+        ids: By type, the ids that the user's tables have for new nodes.
     """
 
     kind: Kind
     nodes: Mapping[str, Arrays]
     edges: Mapping[EdgeType, Arrays]
     counts: Mapping[str, int]
+    ids: dict[str, Ids] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,16 +104,38 @@ def told_of(argument: str, kind: Any) -> Iterator[None]:
         raise kind_of_error(f"{argument}: {error}") from error
 
 
-def extension(form: Form, nodes: object, edges: object) -> Change:
+def extension(form: Form, nodes: object, edges: object, new_types: Sequence[str | EdgeType] = ()) -> Change:
     """New nodes and edges as a user gives them; masks that are left out mark none of the nodes, and labels are none."""
-    found, counts = dict[str, Arrays](), dict[str, int]()
-    for kind, content in _by_type("nodes", nodes, form.has_names, OneType.node_types[0]).items():
+    found, counts, ids = dict[str, Arrays](), dict[str, int](), dict[str, Ids]()
+    of_nodes = _by_type("nodes", nodes, form.has_names, OneType.node_types[0])
+    links = _by_type("edges", edges, form.has_names, OneType.edge_types[0], PAIRS)
+    _check_new_types(form, [*of_nodes], [*links], new_types)
+    for kind, content in of_nodes.items():
         with told_of("nodes", kind):
+            if _USERS in content and _USERS not in form.node_arrays.get(kind, {}):
+                ids[kind] = np.asarray(content.pop(_USERS))
             arrays = _tensors(_but(content, "num_nodes"))
             counts[kind] = _count(content, arrays)
             found[kind] = _with_defaults(arrays, form.node_arrays.get(kind, {}), counts[kind])
-    links = _by_type("edges", edges, form.has_names, OneType.edge_types[0], PAIRS)
-    return Change("extended", found, {kind: _pairs(kind, content) for kind, content in links.items()}, counts)
+    return Change("extended", found, {kind: _pairs(kind, content) for kind, content in links.items()}, counts, ids)
+
+
+def _check_new_types(form: Form, nodes: list[Any], edges: list[Any], new_types: object) -> None:
+    """Refuse types that the graph has not, unless they are said to be new: a name may be misspelt."""
+    check_list("new_types", new_types, '["venue", ("paper", "appears_in", "venue")]')
+    assert isinstance(new_types, list | tuple)
+    is_new = [kind for kind in nodes if kind in new_types]
+    for argument, kinds, known in (("nodes", nodes, form.node_types), ("edges", edges, form.edge_types)):
+        for kind in kinds:
+            is_between = argument == "edges" and isinstance(kind, tuple) and any(end in is_new for end in kind[::2])
+            if kind not in known and kind not in new_types and not is_between:
+                raise ValueError(
+                    f"{argument}: there is no type {shown(kind)} (there are: {shown(list(known))}): is it misspelt? "
+                    f"A new one is asked for by new_types=[{shown(kind)}]."
+                )
+    for kind in new_types:
+        if kind in (*form.node_types, *form.edge_types) or kind not in (*nodes, *edges):
+            raise ValueError(f"new_types: {shown(kind)} is there already, or nothing of it is given: leave it out.")
 
 
 def update(form: Form, nodes: object) -> Change:
@@ -150,8 +177,7 @@ def _content(name: str, given: object, bare: str) -> dict[str, Any]:
 def _tensors(content: Mapping[str, Any]) -> Arrays:
     found = {}
     for name, value in content.items():
-        is_list = isinstance(value, list | tuple | range) and all(map(is_integer, value))
-        array = torch.tensor(value, dtype=torch.int64) if is_list and name == IDS else value
+        array = as_ids(value) if name == IDS else value
         check_tensor(name, array, "one row for each node, or each edge")
         found[name] = array.detach().cpu().contiguous()
         check_plain(name, found[name])

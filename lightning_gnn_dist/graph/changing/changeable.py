@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_at_least, shown
 from lightning_gnn_dist.graph.changing.change import Change, Form, extension, removal, update
-from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 AGraph = TypeVar("AGraph", bound="Changeable")
@@ -26,7 +26,10 @@ class Changeable:
     types: GraphTypes
 
     def extended(
-        self: AGraph, nodes: Mapping[str, Any] | None = None, edges: Tensor | Mapping[Any, Any] | None = None
+        self: AGraph,
+        nodes: Mapping[str, Any] | None = None,
+        edges: Tensor | Mapping[Any, Any] | None = None,
+        new_types: Sequence[str | EdgeType] = (),
     ) -> AGraph:
         """Return the graph with more nodes and edges, also of new types. All nodes keep their ids, in their type.
 
@@ -35,10 +38,12 @@ class Changeable:
         Args:
             nodes: Their arrays by name, all that the others have; masks, and a ``y`` that stands for no label, may be
                 left out. Of a graph with types by type, ``{"paper": {"x": ...}}``, as are edges. ``"num_nodes"`` says
-                how many there are where they have no arrays. Their ids go on behind the last.
+                how many there are where they have no arrays. Their ids go on behind the last; ``"id"`` has those in
+                your tables, where the graph was prepared from these.
             edges: ``edge_index``, or a dictionary that has it beside the arrays that edges carry.
+            new_types: The types among them that the graph has not; edge types at a new node type need not be named.
         """
-        return self._changed(extension(Form.of(self.types), nodes, edges))
+        return self._changed(extension(Form.of(self.types), nodes, edges, new_types))
 
     def updated(self: AGraph, nodes: Mapping[str, Any]) -> AGraph:
         """Return the graph with other values of some arrays of some nodes, in the way of ``extended``.

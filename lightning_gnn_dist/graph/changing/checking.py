@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_ids, shown
@@ -40,7 +41,10 @@ def _check_extension(form: Form, after: Form, change: Change) -> None:
     for kind, arrays in change.nodes.items():
         with told_of("nodes", kind):
             convert.check_rows("node", arrays, change.counts[kind])
-            _check_arrays(arrays, form.node_arrays.get(kind), form.time)
+            first = form.counts.get(kind, 0)
+            _check_known(arrays, form.node_arrays.get(kind), "node")
+            _check_values(arrays, torch.arange(first, first + change.counts[kind]))
+            convert.check_time(arrays, form.time, "node")
     for edge_type, content in change.edges.items():
         with told_of("edges", edge_type):
             _check_pairs(edge_type, content[PAIRS], after)
@@ -53,16 +57,38 @@ def _check_extension(form: Form, after: Form, change: Change) -> None:
             convert.check_time(arrays, form.time, "edge")
 
 
-def _check_arrays(arrays: Arrays, known: Arrays | None, time: str | None) -> None:
-    """Refuse arrays of new nodes that are not those of their type, or that training could not use."""
-    _check_known(arrays, known, "node")
-    _check_values(arrays)
-    convert.check_time(arrays, time, "node")
-
-
-def _check_values(arrays: Arrays) -> None:
+def _check_values(arrays: Arrays, ids: Tensor) -> None:
+    """Refuse arrays of some nodes that training could not use."""
     is_target = "y" in arrays and arrays["y"].is_floating_point()
-    convert.check_arrays(arrays, check_features=True, float_labels=is_target)
+    convert.check_masks(arrays)
+    convert.check_arrays({n: a for n, a in arrays.items() if n == "y"}, check_features=False, float_labels=is_target)
+    for name in ("x", "x_scale"):
+        if name in arrays and bool((bad := ~arrays[name].isfinite().reshape(len(ids), -1).all(1)).any()):
+            raise ValueError(f"{name} of node {int(ids[bad][0])} holds NaN or infinity: give finite numbers.")
+
+
+def check_labels(changes: Sequence[Change], before: Form, nodes: Mapping[str, Arrays]) -> None:
+    """Refuse a node that a mask marks, and that is without a label once changes have come to it or its mask.
+
+    Args:
+        changes: The changes.
+        before: What the graph had before them.
+        nodes: The arrays of all nodes after them, by type.
+    """
+    for kind, arrays in nodes.items():
+        if (y := arrays.get("y")) is None:
+            continue
+        ids = [change.nodes[kind][IDS].to(torch.int64) for change in changes if IDS in change.nodes.get(kind, {})]
+        touched = torch.cat([torch.arange(before.counts.get(kind, 0), len(y)), *ids]).unique()
+        labels = y[touched]
+        without = convert.is_unlabelled(labels) if y.is_floating_point() else (labels < 0) & (labels.dim() == 1)
+        names = convert.MASKS if y.is_floating_point() else ("train_mask",)
+        for name in names:
+            if name in arrays and bool((bad := arrays[name][touched] & without).any()):
+                raise ValueError(
+                    f"{name} marks node {int(touched[bad][0])}{f' of type {kind!r}' if kind else ''}, which has no "
+                    f"label (y is {shown(y[touched[bad][0]].tolist())}): give it one, or take it out of {name}."
+                )
 
 
 def _check_known(arrays: Arrays, known: Arrays | None, row: str) -> None:
@@ -122,7 +148,7 @@ def _check_update(form: Form, _: Form, change: Change) -> None:
                 raise ValueError("no array changes: give one beside n_id, such as x or y.")
             _check_alike(arrays, known, "node")
             convert.check_rows("node", arrays, content[IDS].numel())
-            _check_values(arrays)
+            _check_values(arrays, content[IDS])
             _check_scale(arrays, known)
             if form.time in arrays and _orders_edges(form, kind):
                 raise ValueError(

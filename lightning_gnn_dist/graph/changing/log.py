@@ -27,12 +27,14 @@ from lightning_gnn_dist.graph.storage.files import (
     locked,
     make_read_only,
     read_json,
+    remove_left_behind,
 )
 from lightning_gnn_dist.graph.typed.names import EdgeType, below_edges, below_nodes
 from lightning_gnn_dist.graph.typed.types import arrays_below
+from lightning_gnn_dist.graph.user_ids import Ids
 
 FORMAT, VERSION = "lightning_gnn_dist change", 1
-_FOLDER, _PARTITIONS, _META = "changes", "partitions", "meta.json"
+_PARTITIONS, _META = "partitions", "meta.json"
 _WAY_OUT = "Copy the folder again, with all that is in it."
 
 
@@ -58,6 +60,7 @@ def read(path: Path, count: int) -> list[Change]:
         if meta["follows"] != follows:
             raise ValueError(f"{folder} is a change of another graph, or follows another change. {_WAY_OUT}")
         contents.verify(folder, {name: entry.get("xxh64") for name, entry in meta["arrays"].items()})
+        contents.verify(folder, {f"{store.IDS}/{name}": checksum for name, checksum in meta.get("ids", {}).items()})
         arrays = {name: store.map_array(folder / f"{name}.npy", entry) for name, entry in meta["arrays"].items()}
         nodes = {kind: arrays_below(below_nodes(kind), arrays) for kind in meta["nodes"]}
         edge_types: list[EdgeType] = [(source, name, target) for source, name, target in meta["edges"]]
@@ -74,15 +77,14 @@ def append(path: Path, number: int, change: Change) -> None:
     """
     with locked(path):
         folder = _folder(path, number)
+        if num_changes(path) < number:  # they were written into one
+            raise _has_changed(path)
         with folder_beside(folder) as draft:
             _write(draft, change, _digest(path if number == 0 else _folder(path, number - 1)))
             if folder.exists() and _digest(folder) == _digest(draft):
                 return
             if folder.exists():
-                raise ValueError(
-                    f"{path} has changed since it was opened: open it again, Graph.open(path), and ask for the change "
-                    "of that."
-                )
+                raise _has_changed(path)
             make_read_only(draft)
             os.rename(draft, folder)
         flush(folder.parent)
@@ -95,19 +97,21 @@ def compact(
     fingerprint: str,
     types: Mapping[str, Any] | None,
     history: Sequence[Mapping[str, int]],
+    ids: Mapping[str, Ids],
 ) -> None:
     """Write a graph with ``number`` changes in the place of the one that it was read from, and of its log.
 
-    Partitions stay, as they are those of the fingerprint, and so do the users' ids of nodes.
+    Partitions stay, as they are those of the fingerprint.
     """
     with locked(path):
         if num_changes(path) != number:
-            raise ValueError(f"{path} has changed since it was opened: open it again, Graph.open(path), and save that.")
-        with folder_beside(path) as draft:
-            store.write_into(draft, arrays, fingerprint, types, history)
-            for kept in (_PARTITIONS, store.IDS):
-                if (path / kept).is_dir():
-                    shutil.copytree(path / kept, draft / kept)
+            raise _has_changed(path)
+        drafts = path.with_name(f"{path.name}.written_into_one")  # those of all who hold the lock, and of nobody else
+        remove_left_behind(drafts)
+        with folder_beside(drafts) as draft:
+            store.write_into(draft, arrays, fingerprint, types, history, ids)
+            if (path / _PARTITIONS).is_dir():
+                shutil.copytree(path / _PARTITIONS, draft / _PARTITIONS)
             store.replace(draft, path)
 
 
@@ -127,6 +131,8 @@ def _write(draft: Path, change: Change, follows: str) -> None:
         "edges": [[*edge_type] for edge_type in change.edges],
         "arrays": store.entries_of({name: (a.dtype, a.shape) for name, a in arrays.items()}, checksums),
     }
+    if change.ids:
+        about["ids"] = store.write_ids(draft, {kind or "nodes": ids for kind, ids in change.ids.items()})
     (draft / _META).write_text(json.dumps(about, indent=1))
     flush(draft / _META)
 
@@ -138,7 +144,9 @@ def _meta(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder} is not a change that this package wrote: remove it, or copy the graph again.")
     kinds: dict[str, Any] = {"version": int, "follows": str, "counts": dict[str, int], "nodes": list[str]}
     kinds |= {"edges": list[list[str]], "arrays": dict[str, dict[str, object]]}
-    check_entries(meta, kinds, file, _WAY_OUT)
+    check_entries({"ids": {}} | meta, kinds | {"ids": dict[str, str]}, file, _WAY_OUT)
+    if any("/" in name for name in meta.get("ids", {})):
+        raise ValueError(f"{file} is damaged (a file of ids lies elsewhere). {_WAY_OUT}")
     if meta["version"] > VERSION:
         raise ValueError(f"{folder} was written by a later release: upgrade lightning_gnn_dist.")
     if any(len(edge_type) != 3 for edge_type in meta["edges"]):
@@ -147,8 +155,14 @@ def _meta(folder: Path) -> dict[str, Any]:
     return meta
 
 
+def _has_changed(path: Path) -> ValueError:
+    return ValueError(
+        f"{path} has changed since it was opened: open it again, Graph.open(path), and ask that for the change."
+    )
+
+
 def _folder(path: Path, number: int) -> Path:
-    return path / _FOLDER / f"{number + 1:06d}"
+    return path / store.CHANGES / f"{number + 1:06d}"
 
 
 def _digest(folder: Path) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.changing.change import PAIRS, Arrays, Change, Form
-from lightning_gnn_dist.graph.changing.checking import check_change
+from lightning_gnn_dist.graph.changing.checking import check_change, check_labels
 from lightning_gnn_dist.graph.changing.edges import EdgeChanges, Rows
 from lightning_gnn_dist.graph.changing.nodes import Room, changed_nodes
 from lightning_gnn_dist.graph.changing.weaving import Places, ranks_of_type, woven
@@ -48,6 +48,7 @@ def changed(rows: Rows, changes: Sequence[Change], room: Room) -> Rows:
         history.append(dict(after.counts))
         after = after.after(change)
     nodes = changed_nodes(rows.types, after, changes, room)
+    check_labels(changes, Form.of(rows.types), nodes)
     return _with_edges(rows, EdgeChanges(rows, changes), after, nodes, tuple(history), room)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import glob
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ import stat
 import types
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Union, get_args, get_origin
 
@@ -110,6 +111,18 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def remove_left_behind(path: Path) -> None:
+    """Delete the drafts for a path that killed processes have left; one that a live process has locked stays."""
+    for draft in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        with suppress(BlockingIOError, FileNotFoundError):
+            handle = os.open(draft, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(draft)
+            finally:
+                os.close(handle)
 
 
 @contextmanager

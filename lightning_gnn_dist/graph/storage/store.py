@@ -12,6 +12,7 @@ import resource
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ SHARDS, SHARD = "shares.json", "share-"  # the file beside shards, and how the n
 FORMAT = "lightning_gnn_dist graph"
 VERSION, UNTYPED = 2, 1  # that of a graph without types is what older releases read
 IDS = "ids"  # the folder beside a graph that has the users' ids of its nodes
+CHANGES = "changes"  # that of what has changed since it was saved
 _WAY_OUT = "Copy or save the graph again."
 
 
@@ -50,19 +52,17 @@ def write(
     overwrite: bool,
     types: Mapping[str, Any] | None = None,
     history: Sequence[Mapping[str, int]] = (),
-    ids: Path | None = None,
+    ids: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
 ) -> None:
     """Save arrays under a temporary name beside ``path``, then rename: a reader sees all of them or nothing.
 
-    ``types`` is what :attr:`GraphTypes.about` says of a typed graph, ``history`` what it says of earlier versions. The
-    users' ids of nodes are those in the folder ``ids``, if it has some.
+    ``types`` is what :attr:`GraphTypes.about` says of a typed graph, ``history`` what it says of earlier versions, and
+    ``ids`` are the users' ids of nodes, by the names of their files.
     """
     check_target(path, overwrite=overwrite)
     check_names(arrays)
     with folder_beside(path) as draft:
-        write_into(draft, arrays, fingerprint, types, history)
-        if ids is not None and (ids / IDS).is_dir():
-            shutil.copytree(ids / IDS, draft / IDS)
+        write_into(draft, arrays, fingerprint, types, history, ids)
         replace(draft, path)
 
 
@@ -133,11 +133,19 @@ def write_into(
     fingerprint: str,
     types: Mapping[str, Any] | None,
     history: Sequence[Mapping[str, int]],
+    ids: Mapping[str, np.ndarray[Any, Any]],
 ) -> None:
     """Write what :func:`write` says into a directory that is there."""
+    write_ids(directory, ids)
     checksums = write_arrays(directory, arrays)
     forms = {name: (t.dtype, t.shape) for name, t in arrays.items()}
     describe(directory, forms, fingerprint, checksums, types, history)
+
+
+def write_ids(directory: Path, ids: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, str]:
+    """Write the users' ids of nodes by the names of their files, and return their checksums."""
+    (directory / IDS).mkdir(exist_ok=True) if ids else None
+    return {name: save_for_good(directory / IDS / f"{name}.npy", np.asarray(some)) for name, some in ids.items()}
 
 
 def write_arrays(directory: Path, arrays: Mapping[str, Tensor]) -> dict[str, str]:

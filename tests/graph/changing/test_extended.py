@@ -66,7 +66,7 @@ def test_a_graph_with_types_is_that_of_all_nodes_and_edges(is_saved: bool, time:
     old, nodes, edges = parted(typed())
     graph = Graph.from_pyg(old, time=time)
     graph = _saved(graph, tmp_path / "graph") if is_saved else graph
-    extended, whole = graph.extended(nodes, edges), in_turn(old, edges)
+    extended, whole = graph.extended(nodes, edges, new_types=["editor"]), in_turn(old, edges)
     check_equal(extended, Graph.from_pyg(whole, time=time))
     extended.check_edges()
     for kind in (WRITES, CITES, AT, REVIEWS):
@@ -83,11 +83,12 @@ def test_several_changes_are_one_graph(is_saved: bool, tmp_path: Path) -> None:
     if is_saved:
         graph = _saved(graph, tmp_path / "graph").with_seeds("paper")
     for kind, content in nodes.items():
-        graph = graph.extended({kind: content})
+        graph = graph.extended({kind: content}, new_types=["editor"] if kind == "editor" else [])
     for kind, content in edges.items():
         half = content["edge_index"].shape[1] // 2
         for some in (slice(half), slice(half, None)):
-            graph = graph.extended(edges={kind: {n: v[..., some] for n, v in content.items()}})
+            new_types = [] if kind in graph.types.edge_types else [kind]
+            graph = graph.extended(edges={kind: {n: v[..., some] for n, v in content.items()}}, new_types=new_types)
     assert graph.types.seeds == "paper" and graph.version == len(nodes) + 2 * len(edges)
     check_equal(graph, Graph.from_pyg(in_turn(old, edges), time="time"))
     assert graph.nodes_since(0, "paper").tolist() == [30, 31, 32, 33] and not len(graph.nodes_since(1, "paper"))
@@ -135,8 +136,21 @@ def test_types_must_be_named_and_fit() -> None:
     graph = Graph.from_pyg(parted(typed())[0])
     with pytest.raises(TypeError, match="by type"):
         graph.extended(torch.ones(2, 3))
+    at_desk, ends = ("desk", "has", "paper"), torch.tensor([[0], [0]])
     with pytest.raises(ValueError, match="names the node type 'desk'"):
-        graph.extended(edges={("desk", "has", "paper"): torch.tensor([[0], [0]])})
+        graph.extended(edges={at_desk: ends}, new_types=[at_desk])
+    for nodes, more, says in (
+        (
+            {"papr": {"x": torch.ones(1, 4)}},
+            None,
+            r"^nodes: there is no type 'papr' .*misspelt\? .*=\['papr'\]",
+        ),
+        (None, {("author", "write", "paper"): ends}, r"^edges: there is no type \('author', 'write', 'paper'\)"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            graph.extended(nodes, more)
+    with pytest.raises(ValueError, match=r"^new_types: 'paper' is there already, or nothing of it is given"):
+        graph.extended(edges={WRITES: ends}, new_types=["paper"])
     pairs = {"edge_index": torch.tensor([[0], [99]]), "time": torch.tensor([1])}
     with pytest.raises(ValueError, match=r"data\['author', 'writes', 'paper'\].*receiver 99.*'paper'"):
         graph.extended(edges={WRITES: pairs})

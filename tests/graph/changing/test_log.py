@@ -50,7 +50,7 @@ def test_a_log_is_written_into_one(path: Path) -> None:
 def test_a_typed_log_is_written_into_one(tmp_path: Path) -> None:
     old, nodes, edges = parted(typed())
     Graph.from_pyg(old, time="time").save(tmp_path / "graph")
-    Graph.open(tmp_path / "graph").extended(nodes, edges).save(tmp_path / "whole")
+    Graph.open(tmp_path / "graph").extended(nodes, edges, ["editor"]).save(tmp_path / "whole")
     chosen = Graph.open(tmp_path / "graph").with_seeds("paper")
     assert chosen.updated({"paper": {"n_id": [1], "y": torch.tensor([2])}}).version == 2
     assert pickle.loads(pickle.dumps(chosen)).types.seeds == "paper"
@@ -129,3 +129,20 @@ def test_a_kill_at_any_stage_leaves_the_old_or_the_new(compacts: bool, path: Pat
         found.add((is_new, (copy / "changes" / "000001").exists()))
         stage += 1
     assert end == 0 and stage > 6 and len(found) == 2
+
+
+def test_an_open_graph_whose_log_was_written_into_one_is_opened_again(path: Path) -> None:
+    opened = Graph.open(path).extended(_NEW)
+    Graph.open(path).save(path, overwrite=True)
+    with pytest.raises(ValueError, match="has changed since it was opened: open it again"):
+        opened.extended(_NEW)
+    assert Graph.open(path).version == 1
+
+
+def test_what_a_killed_process_has_left_goes_with_the_next(path: Path) -> None:
+    Graph.open(path).extended(_NEW)
+    for stage in (2, 5):
+        assert _end_of(stage, partial(Graph.open(path).save, path, overwrite=True)) == -signal.SIGKILL
+    assert [file for file in path.parent.iterdir() if file.name.startswith(".")]
+    Graph.open(path).save(path, overwrite=True)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]

@@ -85,7 +85,7 @@ def test_types_lose_edges_and_nodes_each(tmp_path: Path) -> None:
     for graph in (Graph.from_pyg(old, time="time"), Graph.open(tmp_path / "graph")):
         nodes, more = parted(typed())[1:]
         changed = (
-            graph.extended(nodes, more)
+            graph.extended(nodes, more, ["editor"])
             .removed({"paper": [33, 4]}, None)
             .removed(edges={WRITES: gone[:, ~torch.isin(gone[1], torch.tensor([33, 4]))]})
         )
@@ -113,6 +113,27 @@ def test_what_does_not_fit_is_refused(graph: Graph) -> None:
         graph.removed(nodes=[-1])
     if graph.path is not None:
         assert Graph.open(graph.path).version == 0
+
+
+def test_a_node_that_a_mask_marks_has_a_label(graph: Graph) -> None:
+    marked, free = untyped().train_mask.nonzero()[3].item(), (~untyped().train_mask).nonzero()[2].item()
+
+    later = Graph.from_pyg(untyped()).updated({"n_id": [free], "y": torch.tensor([-1])})
+    for changed, nodes, node in (
+        (graph, {"n_id": [free, marked], "y": torch.tensor([-1, -1])}, marked),
+        (later, {"n_id": [marked, free], "train_mask": torch.tensor([False, True])}, free),
+    ):
+        with pytest.raises(ValueError, match=rf"^train_mask marks node {node}, which has no label \(y is -1\)"):
+            changed.updated(nodes)
+    with pytest.raises(ValueError, match=r"x of node 7 holds NaN"):
+        later.updated({"n_id": [3, 7], "x": torch.tensor([[1.0] * 3, [float("nan")] * 3]).double()})
+    data = untyped()
+    data.y = torch.rand(40, 1)
+    floats = Graph.from_pyg(data, float_labels=True)
+    with pytest.raises(ValueError, match=rf"train_mask marks node {marked}, which has no label \(y is \[nan\]"):
+        floats.updated({"n_id": [marked], "y": torch.full((1, 1), float("nan"))})
+    with pytest.raises(ValueError, match=r"train_mask marks node 40, which has no label"):
+        later.extended({"x": torch.ones(1, 3).double(), "train_mask": torch.tensor([True])})
 
 
 def test_what_orders_edges_stays_and_scales_go_with_integers() -> None:
