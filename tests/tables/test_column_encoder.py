@@ -21,7 +21,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.graph.typed.tables import TIME, UNSEEN, Tables, TableTask
 from lightning_gnn_dist.tables.column_encoder import ColumnEncoder, read_tables
-from lightning_gnn_dist.tables.task_head import TaskHead
+from lightning_gnn_dist.tables.task_head import TaskHead, head_of
 from tests.prepare.databases.folders import FILES, TASK, write
 
 
@@ -125,26 +125,34 @@ HEADS: list[tuple[str, int, Any]] = [
 ]
 
 
+def average_precision(scores: list[float], y: list[int]) -> float:
+    """The mean, over right ones, of the share of right ones among those that score as high."""
+    ranked = [right for _, right in sorted(zip(scores, y, strict=True), reverse=True)]
+    return sum(sum(ranked[: at + 1]) / (at + 1) for at, right in enumerate(ranked) if right) / sum(ranked)
+
+
 @pytest.mark.parametrize(("task_type", "outputs", "y"), HEADS)
 def test_what_a_head_says_is_judged(task_type: str, outputs: int, y: torch.Tensor) -> None:
     tables = Tables({}, {"t": TableTask("t", task_type, "a", outputs, mean=8.0, std=2.0)}, ())
-    head, rows = TaskHead(tables, "t", 3), torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
-    said = head(rows)
-    metrics = head.metrics("val_")
-    metrics.update(head.answer(said), y)
+    head, rows = head_of(tables, "t", 3), torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    batch = HeteroData({"t": {"batch_size": 4, "y": y}})
+    said, metrics = head({"t": rows}, batch), head.metrics("val_")
+    assert isinstance(head, TaskHead) and said.equal(head.linear(rows[:4]))
+    head.judge(metrics, said, batch)
     figures = {name: float(value) for name, value in metrics.compute().items()}
     if task_type == "binary_classification":
-        assert torch.allclose(head.loss(said, y), functional.binary_cross_entropy(said.sigmoid()[:, 0], y.float()))
+        assert torch.allclose(head.loss(said, batch), functional.binary_cross_entropy(said.sigmoid()[:, 0], y.float()))
         pairs = said[y == 1] > said[y == 0].T
         assert figures["val_auroc"] == pytest.approx(float(pairs.float().mean()))
     elif task_type == "multiclass_classification":
-        assert torch.allclose(head.loss(said, y), -said.log_softmax(1)[range(4), y].mean())
+        assert torch.allclose(head.loss(said, batch), -said.log_softmax(1)[range(4), y].mean())
         assert figures["val_accuracy"] == pytest.approx(float((said.argmax(1) == y).float().mean()))
     elif task_type == "multilabel_classification":
-        assert torch.allclose(head.loss(said, y), functional.binary_cross_entropy(said.sigmoid(), y.float()))
-        assert 0 <= figures["val_ap"] <= 1
+        assert torch.allclose(head.loss(said, batch), functional.binary_cross_entropy(said.sigmoid(), y.float()))
+        expected = [average_precision(said[:, at].tolist(), y[:, at].tolist()) for at in range(2)]
+        assert figures["val_ap"] == pytest.approx(sum(expected) / 2)
     else:
-        assert torch.allclose(head.loss(said, y), (said[:, 0] - (y - 8) / 2).abs().mean())
+        assert torch.allclose(head.loss(said, batch), (said[:, 0] - (y - 8) / 2).abs().mean())
         said = said.detach()
         error = float((said[:, 0] * 2 + 8 - y).abs().mean())
         assert figures["val_mae"] == pytest.approx(error) and figures["val_nmae"] == pytest.approx(error / 2)

@@ -65,11 +65,10 @@ class Questions:
             _stacked([each.answers.values for each in asked]), np.concatenate([each.answers.missing for each in asked])
         )
         splits = np.concatenate([each.splits for each in asked])
-        arrays = {f"{split}_mask": (splits == at) & ~answers.missing for at, split in enumerate(SPLITS)}
-        if not arrays["train_mask"].any():
+        if not ((splits == 0) & ~answers.missing).any():
             told = "fill some, or give a later val_timestamp"
             raise ValueError(f"{self._where} are those of no question to train on: {told}.")
-        arrays["y"], task = self._labels(answers, splits)
+        arrays, task = self._answered(answers, splits, folder)
         span = Span()
         if self.spec.time_col is not None:
             arrays[TIME] = np.concatenate([each.times for each in asked if each.times is not None])
@@ -80,9 +79,7 @@ class Questions:
             save(folder / "arrays" / f"{name}.npy", array)
         save(folder / "arrays" / "num_nodes.npy", np.array(count))
         save(folder / "ids.npy", np.arange(count))
-        write_keys(
-            folder / KEYS / self.spec.entity_col, 0, joined([each.keys for each in asked]), np.zeros(count, np.bool_)
-        )
+        write_keys(folder / KEYS / self.spec.entity_col, 0, joined([each.keys for each in asked]), np.arange(count))
         return {"task": asdict(task), "notes": [], "times": span.fact}
 
     def _read(self, split: str, path: Path, memory_bytes: int) -> list[Asked]:
@@ -139,8 +136,8 @@ class Questions:
         of_columns = [piece[target] for target in self.spec.targets]
         if self.spec.task_type != "multilabel_classification":
             return of_columns[0]
-        if len(of_columns) == 1 and of_columns[0].values.ndim == 2:
-            return of_columns[0]
+        if of_columns[0].are_lists:
+            return _in_columns(of_columns[0], f"{path}: column {self.spec.targets[0]!r}")
         numbers = [as_numbers(cells) for cells in of_columns]
         for target, column in zip(self.spec.targets, numbers, strict=True):
             if column is None or len(numbers) == 1:
@@ -150,13 +147,21 @@ class Questions:
                 )
         return Cells(np.column_stack([c for c in numbers if c is not None]), np.any([c.missing for c in of_columns], 0))
 
+    def _answered(self, answers: Cells, splits: Column, folder: Path) -> tuple[dict[str, Column], TableTask]:
+        """The masks and labels of all questions, and what the task asks."""
+        masks = {f"{split}_mask": (splits == at) & ~answers.missing for at, split in enumerate(SPLITS)}
+        y, task = self._labels(answers, splits)
+        return {**masks, "y": y}, task
+
     def _labels(self, answers: Cells, splits: Column) -> tuple[Column, TableTask]:
         """The labels of all questions, and what the task asks."""
         spec, is_train = self.spec, (splits == 0) & ~answers.missing
         task, kind = TableTask(spec.name, spec.task_type, spec.entity_table, 1, hidden=spec.hidden), spec.task_type
-        if answers.values.ndim == 2 or kind == "multilabel_classification":
+        if answers.are_lists:
+            raise ValueError(f"{self._where} are lists, and those of a {kind} are none.")
+        if kind == "multilabel_classification":
             y = np.nan_to_num(answers.values).astype(np.int64).reshape(len(splits), -1)
-            if not np.isin(answers.values[~answers.missing], (0, 1)).all() or kind != "multilabel_classification":
+            if not np.isin(answers.values[~answers.missing], (0, 1)).all():
                 raise ValueError(f"{self._where} must be one 0 or 1 for each label of a multilabel_classification.")
             return y, _with(task, num_outputs=y.shape[1])
         numbers = as_numbers(answers)
@@ -198,6 +203,17 @@ class Questions:
 
 def _with(task: TableTask, **more: Any) -> TableTask:
     return TableTask(**(vars(task) | more))
+
+
+def _in_columns(lists: Cells, where: str) -> Cells:
+    """Lists of numbers as a row of numbers each; without any they are one number, which nobody reads."""
+    there = lists.values[~lists.missing]
+    if len({len(each) for each in there}) > 1 or any(each.dtype.kind not in "biuf" for each in there):
+        raise ValueError(f"{where} holds lists of unequal length, or of words, and each must have a number per label.")
+    rows = np.zeros((len(lists.missing), *there[:1][0].shape) if len(there) else len(lists.missing))
+    if len(there):
+        rows[~lists.missing] = np.stack(list(there))
+    return Cells(rows, lists.missing)
 
 
 def _stacked(answers: list[Column]) -> Column:

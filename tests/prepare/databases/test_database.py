@@ -187,10 +187,48 @@ def test_a_task_does_not_see_what_it_hides(tmp_path: Path) -> None:
     assert seen["stays"] - seen["comes"] == {"price", "due"}
 
 
-def test_a_task_that_recommends_is_left_out(tmp_path: Path) -> None:
-    other = {"tasks/buys/manifest.yaml": "task_type: recommendation\nsrc_entity_table: customer\n"}
-    tables = tables_of(prepared(tmp_path, FILES | other))
-    assert list(tables.tasks) == ["stays"] and "task buys recommends, and is left out" in tables.notes[0]
+BUYS = """\
+task_type: recommendation
+src_entity_table: customer
+src_entity_col: who
+dst_entity_table: order
+dst_entity_col: what
+time_col: at
+eval_k: 3
+"""
+
+
+def test_answers_of_a_task_that_recommends_are_edges(tmp_path: Path) -> None:
+    """Of words and of lists, in one table and in one for each split, of which that to test may have no answers."""
+    rows = "who,at,what\na3,2024-02-01,13 16\nb7,2024-02-02,\nb7,2024-03-02,11\nc1,2024-04-02,15 11 11\n"
+    more = {"tasks/buys/manifest.yaml": BUYS, "tasks/buys/labels.csv": rows}
+    graph = prepared(tmp_path / "plain", FILES | more)
+    task = tables_of(graph).tasks["buys"]
+    assert (task.receiver, task.k, task.answers) == ("order", 3, ("buys", "answer", "order"))
+    assert edges(graph, "buys", "answer", "order") == [(0, 2), (0, 5), (2, 0), (3, 0), (3, 0), (3, 4)]
+    arrays = graph.to_pyg()["buys", "answer", "order"]
+    questions = graph.types.node_arrays["buys"]
+    assert (arrays.time == NEVER).all() and arrays.edge_time.equal(questions["time"][arrays.edge_index[0]])
+    found = [questions[f"{split}_mask"].nonzero().view(-1).tolist() for split in ("train", "val", "test")]
+    assert found == [[0], [2], [3]] and ("buys", "answer", "order") not in tables_of(graph).edge_types
+
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    source = as_relbench(tmp_path / "plain" / "source", tmp_path / "relbench")
+    write(source, {"tasks/buys/manifest.yaml": BUYS})
+    at = [np.datetime64(f"2024-0{day}", "us").item() for day in ("2-01", "2-02", "3-02", "4-02")]
+    tables = {
+        "train": {"who": ["a3", "b7"], "at": at[:2], "what": [[13, 16], []]},
+        "val": {"who": ["b7"], "at": at[2:3], "what": [[11, 99]]},  # RelBench leaves keys out that name no row
+        "test": {"who": ["c1"], "at": at[3:]},
+    }
+    for split, columns in tables.items():
+        parquet.write_table(pa.table(columns), source / "tasks/buys" / f"{split}.parquet")
+    prepare_graph(source, tmp_path / "graph")
+    found = Graph.open(tmp_path / "graph")
+    assert edges(found, "buys", "answer", "order") == [(0, 2), (0, 5), (2, 0)]
+    assert found.types.node_arrays["buys"]["test_mask"].tolist() == [False, False, False, True]
 
 
 def test_what_is_left_out_is_told(tmp_path: Path) -> None:
