@@ -26,7 +26,7 @@ QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shop")
-    write_shop(folder / "shop", 60, 15)
+    write_shop(folder / "shop", 30, 8)
     manifest = folder / "shop" / "tasks" / "buys" / "manifest.yaml"
     manifest.write_text(manifest.read_text().replace("eval_k: 10", f"eval_k: {K}"))
     prepare_graph(folder / "shop", folder / "graph")
