@@ -218,7 +218,7 @@ def _table(folder: Path, path: Path, name: str, said: Any) -> TableSpec:
 
 def _file(folder: Path, name: str, where: str) -> Path:
     """The one file of a table, or of a split of a task."""
-    found = [path for path in sorted(folder.glob(f"{name}.*")) if is_table(path) and path.name.split(".")[0] == name]
+    found = [path for path in sorted(folder.iterdir()) if is_table(path) and _name_of(path) == name]
     if not found:
         raise ValueError(
             f"{where} has no file: {folder / name}.parquet (or .csv, .tsv, .txt, also gzipped) is missing."
@@ -226,6 +226,11 @@ def _file(folder: Path, name: str, where: str) -> Path:
     if len(found) > 1:
         raise ValueError(f"{where} has two files, {found[0]} and {found[1]}: remove one of them.")
     return found[0]
+
+
+def _name_of(path: Path) -> str:
+    """The name of the table in a file, which may have dots."""
+    return path.name.removesuffix(".gz").rpartition(".")[0]
 
 
 def _check_keys(table: TableSpec, tables: Mapping[str, TableSpec], path: Path) -> None:
@@ -314,8 +319,8 @@ def _table_of_nodes(file: Path, word: str, said: Mapping[str, Any], tables: Mapp
 
 def _files(folder: Path, file: Path) -> dict[str, Path]:
     """The tables of a task: one for each split, or one whose times, or whose column ``split``, tell it."""
-    found = {name: folder for name in (*SPLITS, LABELS) if any(map(is_table, folder.glob(f"{name}.*")))}
-    files = {name: _file(folder, name, f"{file}: {name}") for name in found}
+    found = {_name_of(path) for path in folder.iterdir() if is_table(path)}
+    files = {name: _file(folder, name, f"{file}: {name}") for name in (*SPLITS, LABELS) if name in found}
     if LABELS in files and len(files) > 1:
         raise ValueError(
             f"{folder} has a table for all splits, {LABELS}, and one for {next(iter(files))}: leave one out."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from lightning_gnn_dist.prepare.databases.cells import Cells, CellTable, as_keys
 from lightning_gnn_dist.prepare.databases.columns import as_words
 from lightning_gnn_dist.prepare.databases.keys import KEYS, write_keys
 from lightning_gnn_dist.prepare.databases.manifest import LABELS, Manifest, TaskSpec
-from lightning_gnn_dist.prepare.databases.times import Span
+from lightning_gnn_dist.prepare.databases.times import Span, as_told
 from lightning_gnn_dist.prepare.files.columns import SPLIT_WORDS, SPLITS
 from lightning_gnn_dist.prepare.files.tables import columns_of, count_rows
 from lightning_gnn_dist.prepare.files.text_tables import Progress
@@ -43,6 +43,7 @@ class Questions:
 
     spec: TaskSpec
     manifest: Manifest
+    is_strict: ClassVar[bool] = False  # whether all to train on are asked before all others
 
     @property
     def num_rows(self) -> int:
@@ -72,7 +73,7 @@ class Questions:
         span = Span()
         if self.spec.time_col is not None:
             arrays[TIME] = np.concatenate([each.times for each in asked if each.times is not None])
-            self._check_order(arrays[TIME], splits)
+            self._check_order(arrays[TIME], splits, asked[0].are_dates)
             span.add(arrays[TIME], are_dates=asked[0].are_dates)
         (folder / "arrays").mkdir(parents=True, exist_ok=True)
         for name, array in arrays.items():
@@ -186,13 +187,14 @@ class Questions:
         y = np.where(answers.missing, -1, np.nan_to_num(numbers)).astype(np.int64)
         return y, _with(task, num_outputs=1 if kind[0] == "b" else int(y.max()) + 1)
 
-    def _check_order(self, times: Column, splits: Column) -> None:
+    def _check_order(self, times: Column, splits: Column, are_dates: bool) -> None:
         """Refuse questions to train on that are asked when others judge."""
-        later = splits > 0
-        if later.any() and int(times[splits == 0].max(initial=-NEVER)) > int(times[later].min()):
+        last, first = int(times[splits == 0].max(initial=-NEVER)), int(times[splits > 0].min(initial=NEVER))
+        if last > first or (self.is_strict and last == first):
+            at, judge = as_told(last, are_dates), as_told(first, are_dates)
             raise ValueError(
-                f"Task {self.spec.name!r} is trained at {int(times[splits == 0].max())}, later than its first question "
-                f"to validate or test ({int(times[later].min())}): it would learn from the future of what judges it."
+                f"Task {self.spec.name!r} is trained at {at}, {'not before' if last == first else 'later than'} its "
+                f"first question to validate or test ({judge}): it would learn from the future of what judges it."
             )
 
     @property

@@ -22,6 +22,8 @@ class Recommendations(Questions):
     not learned; what it is recommended is found all the same.
     """
 
+    is_strict = True
+
     def _answers(self, piece: Mapping[str, Cells], path: Path, first: int) -> Cells:
         (target,) = self.spec.targets
         cells, told = piece[target], f"{path}: column {target!r} holds"
@@ -45,15 +47,6 @@ class Recommendations(Questions):
         masks["train_mask"] &= there
         task = TableTask(spec.name, spec.task_type, spec.entity_table, 0, hidden=spec.hidden)
         return masks, TableTask(**(vars(task) | {"receiver": spec.receiver, "k": spec.k}))
-
-    def _check_order(self, times: Column, splits: Column) -> None:
-        """Refuse, beside what other tasks do, times at which questions are to train on and to judge."""
-        super()._check_order(times, splits)
-        if np.isin(times[splits == 0], times[splits > 0]).any():
-            raise ValueError(
-                f"Task {self.spec.name!r} is trained at the time of its first question to validate or test "
-                f"({int(times[splits > 0].min())}): give its questions later times."
-            )
 
 
 def _keys(cell: object) -> Column:

@@ -14,6 +14,7 @@ from lightning_gnn_dist.graph.typed.tables import NEVER, NO_MOMENT, Feature, Tab
 from lightning_gnn_dist.prepare.databases.text import hash_words
 from lightning_gnn_dist.prepare.one_shard import OneShard
 from lightning_gnn_dist.prepare.steps import journal as journal_module
+from lightning_gnn_dist.tables.column_encoder import ColumnEncoder
 from tests.prepare.databases.folders import FILES, MANIFEST, TASK, as_relbench, seconds, write
 from tests.prepare.test_prepare_typed_shard import check_equal
 
@@ -229,6 +230,37 @@ def test_answers_of_a_task_that_recommends_are_edges(tmp_path: Path) -> None:
     found = Graph.open(tmp_path / "graph")
     assert edges(found, "buys", "answer", "order") == [(0, 2), (0, 5), (2, 0)]
     assert found.types.node_arrays["buys"]["test_mask"].tolist() == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("dst_entity_table: order", "dst_entity_table: orders", "dst_entity_table must be one of .*, got 'orders'"),
+        ("src_entity_col: who\n", "", "names no src_entity_col"),
+        ("time_col: at\n", "", "has no time_col"),
+        ("eval_k: 3", "eval_k: 0", "eval_k must be a number of rows to recommend, of one column, got 0"),
+        ("eval_k: 3", "eval_ks: 3", "says eval_ks, which nobody knows: did you mean eval_k"),
+        ("b7,2024-03-02", "b7,2024-02-01", "is trained at 2024-02-01 00:00:00, not before its first"),
+        ("13 16", "13 99", "'what' holds '99' in row 1, which no row of order has as its number"),
+        ("13 16", "1.5", "'what' holds 1.5 in row 1, and keys are whole numbers or words"),
+        ("13 16", "", "are those of no question to train on"),
+    ],
+)
+def test_a_task_that_cannot_recommend_is_refused(tmp_path: Path, old: str, new: str, told: str) -> None:
+    rows = "who,at,what,split\na3,2024-02-01,13 16,train\nb7,2024-03-02,11,val\n"
+    more = {"tasks/buys/manifest.yaml": BUYS.replace(old, new), "tasks/buys/labels.csv": rows.replace(old, new)}
+    with pytest.raises(ValueError, match=told):
+        prepared(tmp_path, FILES | more)
+
+
+def test_names_of_tables_may_have_dots(tmp_path: Path) -> None:
+    manifest = MANIFEST.replace("customer: {", "my.customer: {").replace("customer: customer", "customer: my.customer")
+    task = TASK.replace("entity_table: customer", "entity_table: my.customer")
+    more = {"database.yaml": manifest, "my.customer.csv": FILES["customer.csv"], "customer.csv": None}
+    found = prepared(tmp_path / "dots", FILES | more | {"tasks/stays/manifest.yaml": task})
+    assert found.types.node_types == ("my.customer", "order", "stays")
+    assert torch.equal(found.indices, prepared(tmp_path / "none").indices)
+    assert ColumnEncoder(tables_of(found), "stays", 4).of_tables.keys() == {"of_my_dot_customer", "of_order"}
 
 
 def test_what_is_left_out_is_told(tmp_path: Path) -> None:
