@@ -79,6 +79,39 @@ def test_a_task_does_not_see_what_it_hides(path: Path) -> None:
     assert dropped.of_tables["of_order"].linear.in_features == widths["comes"]
 
 
+@pytest.mark.parametrize(
+    ("task_type", "columns"), [("regression", ["cost"]), ("multilabel_classification", ["big", "red"])]
+)
+def test_a_column_that_is_predicted_is_no_feature(tmp_path: Path, task_type: str, columns: list[str]) -> None:
+    """Whatever is in it, batches are the same but for labels; the other columns of its rows are there."""
+    task = f"kind: autocomplete\ntask_type: {task_type}\nentity_table: order\ntarget_col: [{', '.join(columns)}]\n"
+    heading, *rows = FILES["order.csv"].splitlines()
+    batches = []
+    for shift in range(2):
+        cells = [{"cost": at % 4, "big": at % 2, "red": at // 2 % 2} for at in range(len(rows))]
+        for row in cells:
+            row |= {column: (row[column] + shift) % (4 if column == "cost" else 2) for column in columns}
+        orders = [f"{row},{','.join(map(str, of.values()))}" for row, of in zip(rows, cells, strict=True)]
+        keys = [(row.split(",")[0], row.split(",")[3]) for row in rows]
+        labels = [",".join(map(str, [*key, *map(of.get, columns)])) for key, of in zip(keys, cells, strict=True)]
+        more = {
+            "order.csv": "\n".join([f"{heading},cost,big,red", *orders]),
+            "tasks/guess/manifest.yaml": task,
+            "tasks/guess/labels.csv": "\n".join([",".join(["number", "at", *columns]), *labels]),
+        }
+        path = tmp_path / f"graph{shift}"
+        prepare_graph(write(tmp_path / f"source{shift}", FILES | more), path)
+        batches.append(batch_of(path, "guess"))
+        seen = {feature.column for feature in read_tables(path).seen_by("guess")["order"]}
+        assert {"cost", "big", "red", "price"} - seen == set(columns)
+    first, second = batches
+    assert first["guess"].y.shape == ((4, 2) if len(columns) > 1 else (4,))
+    assert not first["guess"].y.equal(second["guess"].y)
+    assert first["order"].num_nodes >= 4 and set(first["order"].keys()) == set(second["order"].keys())
+    for name, array in first["order"].items():
+        assert not isinstance(array, torch.Tensor) or array.equal(second["order"][name]), name
+
+
 def test_questions_see_what_was_before_them(path: Path) -> None:
     data = PartitionedDataModule(path, task="stays", batch_size=8)
     assert data.sampler == TemporalSampler([1, 16, 8], TIME, pick="latest")
