@@ -19,7 +19,7 @@ from lightning_gnn_dist import GrappaStrategy, Launch, PartitionedDataModule, pr
 from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.prepare.databases.shop import write_shop
 from lightning_gnn_dist.tables.column_encoder import ColumnEncoder, read_tables
-from lightning_gnn_dist.tables.task_head import TaskHead
+from lightning_gnn_dist.tables.task_head import head_of
 
 
 class RelationalSAGE(pl.LightningModule):
@@ -41,13 +41,13 @@ class RelationalSAGE(pl.LightningModule):
         tables = read_tables(graph) if isinstance(graph, str) else graph
         self.lr, self.task = lr, task
         self.encoder = ColumnEncoder(tables, task, channels, drop)
-        self.hops, reached = nn.ModuleList(), {task}
+        self.hops, reached = nn.ModuleList(), {task, tables.task(task).receiver}
         for _ in range(num_hops):  # the last first: from rows to questions about them
             kinds = [kind for kind in tables.edge_types if kind[2] in reached]
             self.hops.insert(0, nn.ModuleDict({self.name(kind): SAGEConv(channels, channels) for kind in kinds}))
             reached |= {kind[0] for kind in kinds}
         self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(num_hops))
-        self.head = TaskHead(tables, task, channels)
+        self.head = head_of(tables, task, channels)
         self.metrics = nn.ModuleDict({name: self.head.metrics(f"{name}_") for name in ("val", "test")})
 
     def name(self, kind):
@@ -58,17 +58,17 @@ class RelationalSAGE(pl.LightningModule):
         for convs, norm, blocks in zip(self.hops, self.norms, batch.blocks, strict=True):  # the outermost hop first
             made = {}
             for kind, block in blocks.items():
-                if block.num_dst:
+                if block.num_dst and self.name(kind) in convs:
                     ends = x[kind[0]], x[kind[2]][: block.num_dst]
                     made.setdefault(kind[2], []).append(convs[self.name(kind)](ends, block.adj))
             x = x | {kind: norm(sum(rows)).relu() for kind, rows in made.items()}
-        return self.head(x[self.task][: batch.batch_size])
+        return self.head(x, batch)
 
     def training_step(self, batch):
-        return self.head.loss(self(batch), batch[self.task].y)
+        return self.head.loss(self(batch), batch)
 
     def _judge(self, batch, phase):
-        self.metrics[phase].update(self.predict_step(batch), batch[self.task].y)
+        self.head.judge(self.metrics[phase], self(batch), batch)
         self.log_dict(self.metrics[phase], prog_bar=True, batch_size=batch.batch_size)
 
     def validation_step(self, batch):

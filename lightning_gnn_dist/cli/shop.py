@@ -13,5 +13,5 @@ def run(options: argparse.Namespace) -> None:
         write_shop(options.out, options.customers, seed=options.seed)
     except (ValueError, OSError) as error:
         raise SystemExit(f"lightning-gnn-dist shop: {error}") from error
-    print(f"{options.out} holds four tables, and the task stays.")
+    print(f"{options.out} holds four tables, and the tasks stays and buys.")
     print(f"Go on: lightning-gnn-dist prepare {options.out} {options.out}_graph")

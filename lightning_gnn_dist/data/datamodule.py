@@ -26,6 +26,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.learners import check_as_ranks
 from lightning_gnn_dist.homes.opening import (
+    check_labelled,
     check_samplers,
     check_typed,
     chosen_seed_type,
@@ -33,6 +34,7 @@ from lightning_gnn_dist.homes.opening import (
     graph_of,
     refuse_to_cut,
     sampler_of_task,
+    tables_of,
 )
 from lightning_gnn_dist.homes.plan import PartPlan
 from lightning_gnn_dist.homes.residency import Holding
@@ -123,10 +125,10 @@ class PartitionedDataModule(GraphDataModule):
         task: str | None = None,
     ) -> None:
         shards = folder_of_shards(graph, "graph")
-        whole = None if shards is not None else graph_of(graph)
-        given = sampler
-        if sampler is None:
-            sampler = sampler_of_task(shards if whole is None else whole.types, task)
+        where = shards or graph_of(graph)
+        whole, given, tables = where if isinstance(where, Graph) else None, sampler, tables_of(where)
+        check_labelled(tables, task)
+        sampler = sampler_of_task(tables, task) if sampler is None else sampler
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
         if coverage is not None:
             check_instance("coverage", coverage, Coverage, 'an object such as Coverage() or Coverage("batch"), or None')

@@ -11,15 +11,24 @@ import torch
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.boundary.auto import Auto, boundary_of
 from lightning_gnn_dist.boundary.boundary import Boundary
-from lightning_gnn_dist.checks import check_instance, check_path
+from lightning_gnn_dist.checks import check_instance, check_path, shown
+from lightning_gnn_dist.data.edges.answers import AnswerEdges, Answers
 from lightning_gnn_dist.data.edges.asked import AskedEdges, check_settings_of_edges
 from lightning_gnn_dist.data.edges.task import EdgeTask, ShardEdges, WholeEdges
 from lightning_gnn_dist.data.explained_errors import knows_words_of_pyg
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.graph.typed.tables import TIME
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.homes.opening import check_samplers, check_typed, folder_of_shards, refuse_to_cut
+from lightning_gnn_dist.homes.opening import (
+    check_samplers,
+    check_typed,
+    folder_of_shards,
+    refuse_to_cut,
+    sampler_of_task,
+)
 from lightning_gnn_dist.homes.plan import PartPlan
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.running import Running
@@ -70,14 +79,16 @@ class LinkDataModule(GraphDataModule):
         split: A :class:`LinkSplit`, as :func:`split_edges` makes it, or the path of a saved one, which stays on disk
             and is read as batches need it; with ``Isolated()`` or ``Halo()`` a rank takes its part into RAM. Or the
             folder of shards that ``save_shards(split, partition, path)`` wrote: rank ``r`` needs its ``shares.json``
-            and shard ``r % n``.
+            and shard ``r % n``. With a ``task``, a prepared database, or its path.
+        task: A task of the database that recommends: its questions are the senders, see :class:`MeanAveragePrecision`.
         partitioner: How the graph is cut, or a ready :class:`Partition`. Default: with ``Fetch()``, which loses nothing
             where parts end, ``RandomPartitioner()``; otherwise ``MetisPartitioner()``, and ``SuperNodePartitioner()``
             for strategies of rounds, which average models of different parts (unless ``holding`` deals chunks anew).
             Where METIS is not installed, ``StreamingPartitioner()`` takes its place. Shards were cut when they were
             divided.
         sampler: How neighbours are drawn. Default: ``NeighborSampler([15, 10])``; of a split by time a
-            :class:`TemporalSampler` with these numbers.
+            :class:`TemporalSampler` with these numbers, of a task ``TemporalSampler([16, 8, 4], "time",
+            pick="latest")``.
         batch_size: True edges in a training batch, at most. All ranks have the same number of batches.
         num_negatives: False receivers for each training edge. Default: 1, and none where edges have labels.
         seed: Decides everything random: the partition, the order of edges, negatives, neighbours. Default: for
@@ -98,8 +109,9 @@ class LinkDataModule(GraphDataModule):
     @knows_words_of_pyg
     def __init__(
         self,
-        split: LinkSplit | str | Path,
+        split: LinkSplit | Graph | str | Path,
         *,
+        task: str | None = None,
         partitioner: Partitioner | Partition | None = None,
         sampler: Sampler | None = None,
         batch_size: int = 1024,
@@ -115,10 +127,13 @@ class LinkDataModule(GraphDataModule):
         holds = isinstance(holding, Holding) and not holding.is_one_chunk
         is_for_parts = holds or isinstance(sampler, WholePartSampler)
         boundary = boundary_of(boundary, of_edges=True, is_in_shards=shards is not None, is_for_parts=is_for_parts)
-        known = _as_split(split) if shards is None else _bounds_of_links(shards)
-        links, types = (_links_of(known), known.graph.types) if isinstance(known, LinkSplit) else _in_bounds(known)
+        known = _known(split, shards, task)
+        links, types = _in_bounds(known) if isinstance(known, Bounds) else (_links_of(known), known.graph.types)
         asked = AskedEdges.of(links, types, num_negatives)
-        sampler = sampler_of_events(sampler, links.time)
+        if isinstance(known, Answers):
+            sampler = sampler_of_events(sampler or sampler_of_task(known.graph.types.tables, task), TIME)
+        else:
+            sampler = sampler_of_events(sampler, links.time)
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
         check_settings_of_edges(settings, boundary)
         if settings.evaluation.on is not None:
@@ -127,18 +142,19 @@ class LinkDataModule(GraphDataModule):
                 "graph, give its split to a data module of its own, trainer.test(model, LinkDataModule(other))."
             )
         running, values = Running(settings, self), ValueCheck(is_on=settings.loading.check_values)
-        if isinstance(known, LinkSplit):
-            self.split: LinkSplit | None = known
-            graph = _with_seeds(known)
+        if not isinstance(known, Bounds):
+            self.split: LinkSplit | None = known if isinstance(known, LinkSplit) else None
+            graph = _with_seeds(known.graph, links.edge_type)
             _check_split(graph, settings, boundary)
             if partitioner is None and boundary.sees_whole_graph:
                 partitioner = RandomPartitioner()
             plan = PartPlan(graph, partitioner, holding, boundary, None, settings.seed_of_parts)
             _check_parts(plan)
             home = WholeHome(plan, running, known.fingerprint, asked.shown)
-            task = WholeEdges(home, values, asked, known)
-            task.check(graph)
-            super().__init__(task)
+            whole = home, values, asked
+            learned = AnswerEdges(*whole, known) if isinstance(known, Answers) else WholeEdges(*whole, known)
+            learned.check(graph)
+            super().__init__(learned)
             return
         assert shards is not None
         refuse_to_cut(shards, partitioner, holding)
@@ -178,8 +194,21 @@ def _check_shards(settings: BatchSettings, boundary: Boundary) -> None:
         )
 
 
-def _links_of(split: LinkSplit) -> LinkBounds:
+def _known(split: object, shards: Path | None, task: str | None) -> LinkSplit | Answers | Bounds:
+    """Return what is known of the edges that a data module is given."""
+    if task is None:
+        return _as_split(split) if shards is None else _bounds_of_links(shards)
+    if shards is not None:
+        raise ValueError(f"task={shown(task)} recommends, and {shards} holds shards: give every host the whole graph.")
+    check_instance("split", split, Graph | str | Path, "with a task the path of a prepared database, or its graph")
+    assert isinstance(split, Graph | str | Path)
+    return Answers.of(split, task)
+
+
+def _links_of(split: LinkSplit | Answers) -> LinkBounds:
     """Return what shards of the split would say of its edges, if one shard had all."""
+    if isinstance(split, Answers):
+        return split.links
     reverse = split.reverse if isinstance(split.reverse, tuple) else None
     held = {name: torch.tensor([0, edges.shape[1]]) for name, edges in split.edges.items()}
     until = first_held(split.held_arrays, split.time)
@@ -187,18 +216,18 @@ def _links_of(split: LinkSplit) -> LinkBounds:
     return LinkBounds(*of_type, split.labels, split.hide, held, split.time, until)
 
 
-def _with_seeds(split: LinkSplit) -> Graph:
+def _with_seeds(graph: Graph, kind: EdgeType | None) -> Graph:
     """Return the graph; one with types predicts nodes of one type: the one chosen, or the receivers'."""
-    graph, kind = split.graph, split.edge_type
     if kind is None or graph.types.seeds is not None:
         return graph
     return graph.with_seeds(kind[2])
 
 
-def _as_split(split: LinkSplit | str | Path) -> LinkSplit:
+def _as_split(split: object) -> LinkSplit:
     if isinstance(split, str | Path):
         return LinkSplit.open(check_path("split", split))
     check_instance("split", split, LinkSplit, "split_edges(graph), or the path of a saved split")
+    assert isinstance(split, LinkSplit)
     return split
 
 

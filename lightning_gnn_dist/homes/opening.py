@@ -15,7 +15,7 @@ from lightning_gnn_dist.checks import check_instance, check_path, shown
 from lightning_gnn_dist.engine.temporal.times import sources_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.graph.typed.tables import TIME
+from lightning_gnn_dist.graph.typed.tables import TIME, Tables
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.settings import BatchSettings
@@ -30,6 +30,7 @@ from lightning_gnn_dist.tables.column_encoder import tables_at
 from lightning_gnn_dist.wire.collectives import all_gather_rows
 
 HOPS_OF_TASK = [1, 16, 8]  # the row that a question is about, then its neighbours of each type, then theirs
+HOPS_OF_PAIRS = [16, 8, 4]  # the same, and the neighbours of what is recommended
 
 
 def folder_of_shards(given: object, name: str) -> Path | None:
@@ -69,17 +70,36 @@ def chosen_seed_type(types: GraphTypes | TypedBounds, task: str | None, whose: s
     return None
 
 
-def sampler_of_task(given: GraphTypes | Path | None, task: str | None) -> Sampler | None:
+def sampler_of_task(tables: Tables | None, task: str | None) -> Sampler | None:
     """Return what draws batches of a task of a database; None of other graphs.
 
     Args:
-        given: The types of the graph, or the folder of its shards.
-        task: The task. None stands for the only one.
+        tables: What became of the tables of the database, if there is one.
+        task: The task. None stands for the only one that has labels.
     """
-    tables = given.tables if isinstance(given, GraphTypes) else None if given is None else tables_at(given)
-    if tables is None or (len(tables.tasks) != 1 if task is None else task not in tables.tasks):
+    labelled = [] if tables is None else [name for name, each in tables.tasks.items() if each.receiver is None]
+    if tables is None or (len(labelled) != 1 if task is None else task not in tables.tasks):
         return None
-    return TemporalSampler(HOPS_OF_TASK, TIME, pick="latest") if tables.timed else NeighborSampler(HOPS_OF_TASK)
+    hops = HOPS_OF_TASK if task is None or task in labelled else HOPS_OF_PAIRS
+    return TemporalSampler(hops, TIME, pick="latest") if tables.timed else NeighborSampler(hops)
+
+
+def tables_of(given: Graph | Path) -> Tables | None:
+    """Return what became of the tables of a database, of a graph or of the folder of its shards."""
+    return given.types.tables if isinstance(given, Graph) else tables_at(given)
+
+
+def check_labelled(tables: Tables | None, task: str | None) -> None:
+    """Refuse what is neither a task of a database nor one of its tables, and tasks that recommend."""
+    if (
+        tables is not None
+        and task is not None
+        and task not in tables.features
+        and tables.task(task).receiver is not None
+    ):
+        raise ValueError(
+            f"task {shown(task)} recommends, and has no labels: learn it by LinkDataModule(graph, task=...)."
+        )
 
 
 def check_typed(types: GraphTypes | TypedBounds, settings: BatchSettings, boundary: Boundary) -> None:

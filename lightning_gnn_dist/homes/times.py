@@ -19,6 +19,7 @@ from lightning_gnn_dist.engine.temporal.times import (
 )
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
+from lightning_gnn_dist.graph.typed.tables import NEVER
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.temporal import TemporalSampler, check_event_graph
@@ -115,7 +116,8 @@ def _tell_of_units(sampler: TemporalSampler, seeds: Span | None, events: Mapping
     """Say of which edge types seeds see nothing, or all, beside others of which they see a part."""
     if seeds is None:
         return
-    (earliest, latest), known = seeds, {kind: span for kind, span in events.items() if span is not None}
+    (earliest, latest) = seeds
+    known = {kind: span for kind, span in events.items() if span is not None and span[0] < NEVER}
     never = {kind for kind, (first, _) in known.items() if latest < first or (latest == first and not sampler.equal)}
     always = {kind for kind, (_, last) in known.items() if earliest > last}
     for kinds, what in ((never, "No seed sees"), (always, "Every seed sees all")):

@@ -73,11 +73,12 @@ class ColumnEncoder(nn.Module):
 
     def forward(self, batch: HeteroData) -> dict[str, Tensor]:
         """The rows of all nodes of a batch, by node type."""
-        seeds = batch[self.task]
+        seeds = batch[getattr(batch, "seed_type", self.task)]  # of pairs an edge type
         times = seeds.seed_time if "seed_time" in seeds else None
         kinds = [kind for kind in batch.node_types if _key(kind) in self.of_tables]
         made = {kind: self.of_tables[_key(kind)](batch[kind], times) for kind in kinds}
-        return {self.task: next(iter(made.values())).new_zeros(seeds.num_nodes, self.channels)} | made
+        questions = next(iter(made.values())).new_zeros(batch[self.task].num_nodes, self.channels)
+        return {self.task: questions} | made
 
 
 class TableEncoder(nn.Module):

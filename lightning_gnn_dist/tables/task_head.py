@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 from torch.nn import functional
+from torch_geometric.data import HeteroData
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import (
     BinaryAUROC,
@@ -16,8 +19,21 @@ from torchmetrics.classification import (
 from torchmetrics.regression import MeanAbsoluteError, R2Score
 
 from lightning_gnn_dist.graph.typed.tables import Tables
+from lightning_gnn_dist.tables.recommending import RecommendingHead
 
 BINARY, CLASSES, LABELS = "binary_classification", "multiclass_classification", "multilabel_classification"
+
+
+def head_of(tables: Tables, task: str, channels: int) -> TaskHead | RecommendingHead:
+    """The head of any task, whose ``forward`` takes the rows of all nodes of a batch, by type, and the batch.
+
+    Args:
+        tables: What became of the tables: ``graph.types.tables``, or ``read_tables(path)``.
+        task: The task.
+        channels: Numbers in a row.
+    """
+    kind = TaskHead if tables.task(task).receiver is None else RecommendingHead
+    return kind(tables, task, channels)
 
 
 class TaskHead(nn.Module):
@@ -34,13 +50,14 @@ class TaskHead(nn.Module):
         self.task = tables.task(task)
         self.linear = nn.Linear(channels, self.task.num_outputs)
 
-    def forward(self, rows: Tensor) -> Tensor:
-        """What is said of some questions, shape ``(questions, outputs)``."""
-        said: Tensor = self.linear(rows)
+    def forward(self, rows: Mapping[str, Tensor], batch: HeteroData) -> Tensor:
+        """What is said of the questions of a batch, shape ``(questions, outputs)``."""
+        said: Tensor = self.linear(rows[self.task.name][: batch[self.task.name].batch_size])
         return said
 
-    def loss(self, said: Tensor, y: Tensor) -> Tensor:
-        """The mean loss of what was said of some questions: cross entropy, or of a regression the absolute error."""
+    def loss(self, said: Tensor, batch: HeteroData) -> Tensor:
+        """The mean loss of what was said of a batch: cross entropy, or of a regression the absolute error."""
+        y = batch[self.task.name].y
         if self.task.task_type == CLASSES:
             return functional.cross_entropy(said, y)
         if self.task.task_type in (BINARY, LABELS):
@@ -54,6 +71,10 @@ class TaskHead(nn.Module):
         if self.task.task_type in (BINARY, LABELS):
             return said.sigmoid().squeeze(1) if self.task.task_type == BINARY else said.sigmoid()
         return said.squeeze(1) * self.task.std + self.task.mean
+
+    def judge(self, metrics: MetricCollection, said: Tensor, batch: HeteroData) -> None:
+        """Let the metrics see what was said of a batch."""
+        metrics.update(self.answer(said), batch[self.task.name].y)
 
     def metrics(self, prefix: str = "") -> MetricCollection:
         """The metrics of the task, RelBench's first. Logged as objects they are exact over ranks."""

@@ -21,7 +21,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.graph.typed.tables import TIME, UNSEEN, Tables, TableTask
 from lightning_gnn_dist.tables.column_encoder import ColumnEncoder, read_tables
-from lightning_gnn_dist.tables.task_head import TaskHead
+from lightning_gnn_dist.tables.task_head import TaskHead, head_of
 from tests.prepare.databases.folders import FILES, TASK, write
 
 
@@ -79,6 +79,39 @@ def test_a_task_does_not_see_what_it_hides(path: Path) -> None:
     assert dropped.of_tables["of_order"].linear.in_features == widths["comes"]
 
 
+@pytest.mark.parametrize(
+    ("task_type", "columns"), [("regression", ["cost"]), ("multilabel_classification", ["big", "red"])]
+)
+def test_a_column_that_is_predicted_is_no_feature(tmp_path: Path, task_type: str, columns: list[str]) -> None:
+    """Whatever is in it, batches are the same but for labels; the other columns of its rows are there."""
+    task = f"kind: autocomplete\ntask_type: {task_type}\nentity_table: order\ntarget_col: [{', '.join(columns)}]\n"
+    heading, *rows = FILES["order.csv"].splitlines()
+    batches = []
+    for shift in range(2):
+        cells = [{"cost": at % 4, "big": at % 2, "red": at // 2 % 2} for at in range(len(rows))]
+        for row in cells:
+            row |= {column: (row[column] + shift) % (4 if column == "cost" else 2) for column in columns}
+        orders = [f"{row},{','.join(map(str, of.values()))}" for row, of in zip(rows, cells, strict=True)]
+        keys = [(row.split(",")[0], row.split(",")[3]) for row in rows]
+        labels = [",".join(map(str, [*key, *map(of.get, columns)])) for key, of in zip(keys, cells, strict=True)]
+        more = {
+            "order.csv": "\n".join([f"{heading},cost,big,red", *orders]),
+            "tasks/guess/manifest.yaml": task,
+            "tasks/guess/labels.csv": "\n".join([",".join(["number", "at", *columns]), *labels]),
+        }
+        path = tmp_path / f"graph{shift}"
+        prepare_graph(write(tmp_path / f"source{shift}", FILES | more), path)
+        batches.append(batch_of(path, "guess"))
+        seen = {feature.column for feature in read_tables(path).seen_by("guess")["order"]}
+        assert {"cost", "big", "red", "price"} - seen == set(columns)
+    first, second = batches
+    assert first["guess"].y.shape == ((4, 2) if len(columns) > 1 else (4,))
+    assert not first["guess"].y.equal(second["guess"].y)
+    assert first["order"].num_nodes >= 4 and set(first["order"].keys()) == set(second["order"].keys())
+    for name, array in first["order"].items():
+        assert not isinstance(array, torch.Tensor) or array.equal(second["order"][name]), name
+
+
 def test_questions_see_what_was_before_them(path: Path) -> None:
     data = PartitionedDataModule(path, task="stays", batch_size=8)
     assert data.sampler == TemporalSampler([1, 16, 8], TIME, pick="latest")
@@ -125,26 +158,34 @@ HEADS: list[tuple[str, int, Any]] = [
 ]
 
 
+def average_precision(scores: list[float], y: list[int]) -> float:
+    """The mean, over right ones, of the share of right ones among those that score as high."""
+    ranked = [right for _, right in sorted(zip(scores, y, strict=True), reverse=True)]
+    return sum(sum(ranked[: at + 1]) / (at + 1) for at, right in enumerate(ranked) if right) / sum(ranked)
+
+
 @pytest.mark.parametrize(("task_type", "outputs", "y"), HEADS)
 def test_what_a_head_says_is_judged(task_type: str, outputs: int, y: torch.Tensor) -> None:
     tables = Tables({}, {"t": TableTask("t", task_type, "a", outputs, mean=8.0, std=2.0)}, ())
-    head, rows = TaskHead(tables, "t", 3), torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
-    said = head(rows)
-    metrics = head.metrics("val_")
-    metrics.update(head.answer(said), y)
+    head, rows = head_of(tables, "t", 3), torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    batch = HeteroData({"t": {"batch_size": 4, "y": y}})
+    said, metrics = head({"t": rows}, batch), head.metrics("val_")
+    assert isinstance(head, TaskHead) and said.equal(head.linear(rows[:4]))
+    head.judge(metrics, said, batch)
     figures = {name: float(value) for name, value in metrics.compute().items()}
     if task_type == "binary_classification":
-        assert torch.allclose(head.loss(said, y), functional.binary_cross_entropy(said.sigmoid()[:, 0], y.float()))
+        assert torch.allclose(head.loss(said, batch), functional.binary_cross_entropy(said.sigmoid()[:, 0], y.float()))
         pairs = said[y == 1] > said[y == 0].T
         assert figures["val_auroc"] == pytest.approx(float(pairs.float().mean()))
     elif task_type == "multiclass_classification":
-        assert torch.allclose(head.loss(said, y), -said.log_softmax(1)[range(4), y].mean())
+        assert torch.allclose(head.loss(said, batch), -said.log_softmax(1)[range(4), y].mean())
         assert figures["val_accuracy"] == pytest.approx(float((said.argmax(1) == y).float().mean()))
     elif task_type == "multilabel_classification":
-        assert torch.allclose(head.loss(said, y), functional.binary_cross_entropy(said.sigmoid(), y.float()))
-        assert 0 <= figures["val_ap"] <= 1
+        assert torch.allclose(head.loss(said, batch), functional.binary_cross_entropy(said.sigmoid(), y.float()))
+        expected = [average_precision(said[:, at].tolist(), y[:, at].tolist()) for at in range(2)]
+        assert figures["val_ap"] == pytest.approx(sum(expected) / 2)
     else:
-        assert torch.allclose(head.loss(said, y), (said[:, 0] - (y - 8) / 2).abs().mean())
+        assert torch.allclose(head.loss(said, batch), (said[:, 0] - (y - 8) / 2).abs().mean())
         said = said.detach()
         error = float((said[:, 0] * 2 + 8 - y).abs().mean())
         assert figures["val_mae"] == pytest.approx(error) and figures["val_nmae"] == pytest.approx(error / 2)

@@ -35,6 +35,7 @@ from lightning_gnn_dist.sampling.pagerank import PageRankSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sampling.targets.sampler import LinkSampler
 from lightning_gnn_dist.sampling.targets.tables import HeldLinks, OwnLinks, name_of_targets
+from lightning_gnn_dist.sampling.temporal import TemporalSampler
 from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 
 
@@ -115,8 +116,11 @@ class AskedEdges:
 
     def around_own(self, sampler: Sampler, graph: Graph, candidates: Candidates, first: int = 0) -> LinkSampler:
         """Return a sampler around edges of a graph; the one at position 0 is asked for by the number ``first``."""
-        carried = self._carried(arrays_of_edges(graph, self.links.edge_type))
-        own = OwnLinks(self.num_negatives, candidates, self.links.undirected, carried, self.links.hide, first)
+        carried, time = self._carried(arrays_of_edges(graph, self.links.edge_type)), self.links.time
+        if isinstance(sampler, TemporalSampler) and time != sampler.time:
+            time = None  # nobody sees these edges: a question has no false receiver among its answers of any time
+        of_edges = self.num_negatives, candidates, self.links.undirected, carried, self.links.hide
+        own = OwnLinks(*of_edges, first, time)
         return self.around(own, sampler)
 
     def held(self, edges: Tensor, negatives: Tensor | None, arrays: Mapping[str, Tensor], first: int = 0) -> HeldLinks:

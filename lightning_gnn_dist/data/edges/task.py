@@ -110,7 +110,7 @@ class WholeEdges(EdgeTask):
     home: WholeHome
     _way_to_hold = "give split_edges() a share for them, split_edges(graph, {name}=0.1)."
 
-    def __init__(self, home: WholeHome, values: ValueCheck, asked: AskedEdges, split: LinkSplit) -> None:
+    def __init__(self, home: WholeHome, values: ValueCheck, asked: AskedEdges, split: LinkSplit | None) -> None:
         super().__init__(home, values, asked)
         self._split = split
         self._most: dict[int, int] = {}
@@ -125,6 +125,7 @@ class WholeEdges(EdgeTask):
         return self.asked.candidates(self.home.whole, self.asked.ends.receivers)
 
     def held(self, name: str) -> HeldLinks:
+        assert self._split is not None
         arrays = self._split.held_arrays.get(name, {})
         return self.asked.held(self._split.edges[name], self._split.negatives.get(name), arrays)
 
@@ -154,8 +155,9 @@ class WholeEdges(EdgeTask):
         everyone = torch.zeros(1, dtype=torch.int64).expand(self.home.whole.num_nodes)
         seeds = self.positions(self.home.whole, everyone)
         if not seeds.numel():
-            which = "" if self._split.edge_type is None else f" of type {self._split.edge_type}"
-            with_label = "" if self._split.labels is None else f" with labels ({self._split.labels})"
+            links = self.asked.links
+            which = "" if links.edge_type is None else f" of type {links.edge_type}"
+            with_label = "" if links.labels is None else f" with labels ({links.labels})"
             raise ValueError(f"The graph has no edges{which}{with_label} to learn from.")
         return seeds
 

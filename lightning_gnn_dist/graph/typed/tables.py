@@ -12,6 +12,10 @@ NUMBERS, CATEGORIES, MOMENTS = "x", "categories", "moments"  # node arrays; of a
 TIME = "time"  # the array of the time of each row, in whose order edges come
 NEVER = 2**62  # the time of a row without one: later than all seeds
 NO_MOMENT = -(2**62)  # stands for a missing moment
+ANSWER, ANSWERED = (
+    "answer",
+    "edge_time",
+)  # edges from questions to what is recommended, and the times of these questions
 MISSING, UNSEEN = 0, 1  # rows of a category's table; those of known words follow
 
 
@@ -46,13 +50,15 @@ class TableTask:
 
     Args:
         name: Its name, which is that of the node type of its questions.
-        task_type: ``binary_classification``, ``multiclass_classification``, ``multilabel_classification`` or
-            ``regression``.
+        task_type: ``binary_classification``, ``multiclass_classification``, ``multilabel_classification``,
+            ``regression`` or ``recommendation``.
         entity: The table whose rows are asked about.
-        num_outputs: Numbers that a model says about a question.
+        num_outputs: Numbers that a model says about a question; none if it recommends.
         mean: Of a regression the mean of the training questions.
         std: Of a regression their standard deviation, by which RelBench divides a mean absolute error.
         hidden: Table and column of what must not be seen.
+        receiver: The table whose rows are recommended, if the task recommends.
+        k: How many of them are judged.
     """
 
     name: str
@@ -62,6 +68,13 @@ class TableTask:
     mean: float = 0.0
     std: float = 1.0
     hidden: tuple[tuple[str, str], ...] = ()
+    receiver: str | None = None
+    k: int = 10
+
+    @property
+    def answers(self) -> tuple[str, str, str] | None:
+        """The type of the edges from questions to right answers, which nobody sees, if the task recommends."""
+        return None if self.receiver is None else (self.name, ANSWER, self.receiver)
 
 
 @dataclass(frozen=True)
@@ -72,7 +85,7 @@ class Tables:
         features: For each table, where its columns are.
         tasks: The tasks, by name.
         span: From the earliest row to the training cut, in the unit of times: ages are told as shares of it.
-        edge_types: The edge types of the graph.
+        edge_types: The edge types of the graph that messages travel along.
         timed: The tables whose rows have times.
         notes: What was left out, and why, one sentence each.
     """
@@ -111,6 +124,7 @@ class Tables:
         """What to tell of the tasks, of the columns of each table, and of what was left out."""
         told = [
             f"task {task.name}: {task.task_type} of {task.entity}"
+            + (f", among {task.receiver}" if task.receiver else "")
             + "".join(f", without {table}.{column}" for table, column in task.hidden)
             for task in self.tasks.values()
         ]

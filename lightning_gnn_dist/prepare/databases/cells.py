@@ -22,7 +22,7 @@ class Cells(NamedTuple):
     """Some cells of a column.
 
     Attributes:
-        values: Whole numbers, floating point numbers, words or dates in seconds; of lists one row for each.
+        values: Whole numbers, floating point numbers, words or dates in seconds; of lists one array for each.
         missing: Which of them are not there.
     """
 
@@ -36,6 +36,10 @@ class Cells(NamedTuple):
     @property
     def are_dates(self) -> bool:
         return self.values.dtype.kind == "M"
+
+    @property
+    def are_lists(self) -> bool:
+        return self.values.dtype.kind == "O"
 
     def first_bad(self, is_bad: Column, first: int) -> str:
         """Say in which row, counted from 1, the first bad cell is, and what it holds."""
@@ -87,7 +91,7 @@ class CellTable:
     def _pieces(self) -> Iterator[dict[str, Cells]]:
         if self.scan is None:
             for batch in parquet.batches(self.path, self.names, self.rows_at_once):
-                yield {name: _of_arrow(batch.column(name), name, self.path) for name in self.names}
+                yield {name: _of_arrow(batch.column(name)) for name in self.names}
             return
         kept, kinds = self.scan.pieces, self.scan.kinds
         for piece in text_tables.read_pieces(self.path, kinds, self.rows_at_once) if kept is None else kept:
@@ -104,7 +108,7 @@ def _of_text(column: Column) -> Cells:
     return Cells(column, missing)
 
 
-def _of_arrow(array: Any, name: str, path: Path) -> Cells:
+def _of_arrow(array: Any) -> Cells:
     import pyarrow as pa
     from pyarrow import types
 
@@ -115,7 +119,7 @@ def _of_arrow(array: Any, name: str, path: Path) -> Cells:
         words = np.array(array.fill_null("").to_pylist(), np.str_)
         return Cells(words, missing | (words == ""))
     if types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type):
-        return Cells(_rows_of(array, name, path), missing)
+        return Cells(_lists_of(array), missing)
     if types.is_timestamp(array.type) or types.is_date(array.type):
         moments = array.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).fill_null(0)
         return Cells((moments.to_numpy() // 1_000_000).astype(SECONDS), missing)
@@ -125,14 +129,12 @@ def _of_arrow(array: Any, name: str, path: Path) -> Cells:
     return Cells(numbers, missing | np.isnan(numbers))
 
 
-def _rows_of(array: Any, name: str, path: Path) -> Column:
-    lengths = set(array.value_lengths().to_pylist())
-    if len(lengths) > 1 or lengths == {None}:
-        raise ValueError(
-            f"{path}: column {name!r} holds lists of unequal length, and each must be as long as the others."
-        )
-    numbers: Column = array.flatten().to_numpy(zero_copy_only=False)
-    return numbers.astype(np.float64).reshape(len(array), -1)
+def _lists_of(array: Any) -> Column:
+    """An array for each cell, without what is missing in it."""
+    lists = np.empty(len(array), np.object_)
+    for row, entries in enumerate(array.to_pylist()):
+        lists[row] = np.array([entry for entry in entries or () if entry is not None])
+    return lists
 
 
 def as_numbers(cells: Cells) -> Column | None:
@@ -197,7 +199,7 @@ def as_keys(name: str, cells: Cells, path: Path, first: int) -> Column:
                 f"{path}: column {name!r} {cells.first_bad(is_bad, first)}, and keys are whole numbers or words."
             )
         return values.astype(np.int64)
-    if cells.are_dates or values.ndim > 1:
+    if cells.are_dates or cells.are_lists:
         held = "dates" if cells.are_dates else "lists"
         raise ValueError(f"{path}: column {name!r} holds {held}, and keys are whole numbers or words.")
     return values

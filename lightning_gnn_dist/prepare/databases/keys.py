@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column, save
-from lightning_gnn_dist.graph.typed.tables import TIME
+from lightning_gnn_dist.graph.typed.tables import ANSWERED, NEVER, TIME
 from lightning_gnn_dist.prepare.databases.cells import Cells, CellTable, as_keys, as_times
 from lightning_gnn_dist.prepare.files.columns import Places
 from lightning_gnn_dist.prepare.files.edge_files import KeyColumn, LinkTable
@@ -18,11 +18,11 @@ KEYS = "keys"  # the folder of what foreign keys a table holds, piece by piece
 Edges: TypeAlias = tuple[Column, Column, dict[str, Column]]  # senders, receivers, and what edges carry
 
 
-def write_keys(folder: Path, first: int, keys: Column, missing: Column) -> None:
-    """Write some keys, and the rows that they stand in."""
+def write_keys(folder: Path, first: int, keys: Column, rows: Column) -> None:
+    """Write some keys, and the rows that they stand in, none of which is before the first."""
     folder.mkdir(parents=True, exist_ok=True)
     save(folder / f"{first:012d}.keys.npy", keys)
-    save(folder / f"{first:012d}.rows.npy", first + np.flatnonzero(~missing))
+    save(folder / f"{first:012d}.rows.npy", rows)
 
 
 def read_keys(folder: Path) -> Iterator[tuple[Column, Column]]:
@@ -39,18 +39,16 @@ def edges_of_keys(keys: KeyColumn, folder: Path, places: Places) -> Iterator[Edg
         folder: The folder that its table was unpacked into.
         places: Finds the rows that the keys name.
     """
-    times = np.load(folder / "arrays" / f"{TIME}.npy", mmap_mode="r") if _have_times(keys, folder) else None
+    file = folder / "arrays" / f"{TIME}.npy"
+    times = np.load(file, mmap_mode="r") if keys.of_question is not None and file.exists() else None
     for found, rows in read_keys(folder / KEYS / keys.column):
         told = f"{keys.path}: column {keys.column!r}"
         targets, is_known = _found(found, rows, places, told, keys.target, may_dangle=keys.may_dangle)
         targets, rows = targets[is_known], rows[is_known]
-        # A question sees the row that it is about, even one of its own time or later.
-        carried = {} if times is None else {TIME: times[rows] - 1}
+        carried = {} if times is None else {TIME: times[rows] - 1}  # before the question, whenever the row was there
+        if times is not None and keys.of_question == "answer":
+            carried = {TIME: np.full(rows.size, NEVER), ANSWERED: times[rows]}
         yield (rows, targets, carried) if keys.to_target else (targets, rows, carried)
-
-
-def _have_times(keys: KeyColumn, folder: Path) -> bool:
-    return keys.is_asked and (folder / "arrays" / f"{TIME}.npy").exists()
 
 
 def edges_of_links(table: LinkTable, places: Mapping[str, Places], memory_bytes: int) -> Iterator[Edges]:

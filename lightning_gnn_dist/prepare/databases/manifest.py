@@ -7,7 +7,7 @@ each split. A plain folder has ``database.yaml`` with the same words, and its ta
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from difflib import get_close_matches
 from functools import cached_property
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import yaml  # type: ignore[import-untyped]  # its stubs are another package
 
-from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.checks import is_integer, shown
 from lightning_gnn_dist.prepare.files.columns import SPLITS
 from lightning_gnn_dist.prepare.files.tables import columns_of, is_table
 
@@ -25,8 +25,14 @@ RELBENCH, PLAIN = "manifest.yaml", "database.yaml"
 OF_DATABASE = {"val_timestamp", "test_timestamp", "tables", "text", "name", "description", "manifest_version"}
 OF_TABLE = {"pkey", "time_col", "fkeys", "columns"}
 KINDS = ("number", "category", "time", "text", "ignore")
-TASK_TYPES = ("binary_classification", "multiclass_classification", "multilabel_classification", "regression")
-RECOMMENDATION = "recommendation"  # RelBench has such tasks, too
+RECOMMENDATION = "recommendation"
+TASK_TYPES = (
+    "binary_classification",
+    "multiclass_classification",
+    "multilabel_classification",
+    "regression",
+    RECOMMENDATION,
+)
 LABELS = "labels"  # the file of a task whose times say which split a question is of
 
 
@@ -71,6 +77,8 @@ class TaskSpec:
         targets: The column of the answer, or several.
         time_col: The column of the time of a question, if there is one.
         hidden: Table and column of what must not be seen.
+        receiver: The table whose rows are recommended, if the task recommends.
+        k: How many of them are judged.
     """
 
     name: str
@@ -81,6 +89,8 @@ class TaskSpec:
     targets: tuple[str, ...]
     time_col: str | None
     hidden: tuple[tuple[str, str], ...]
+    receiver: str | None = None
+    k: int = 10
 
 
 @dataclass(frozen=True)
@@ -94,7 +104,6 @@ class Manifest:
         val_time: Questions from here on validate, if that is told; rows from here on are in no statistics.
         test_time: Questions from here on test.
         text: Module and function that turns texts into rows of numbers, if one is named.
-        notes: What is left out, and why.
     """
 
     path: Path
@@ -103,7 +112,6 @@ class Manifest:
     val_time: int | None
     test_time: int | None
     text: str | None
-    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, folder: Path) -> Manifest:
@@ -120,12 +128,8 @@ class Manifest:
         tables = {name: _table(folder, path, str(name), spec or {}) for name, spec in listed.items()}
         for table in tables.values():
             _check_keys(table, tables, path)
-        said_of = {file: _read(file) for file in sorted(folder.glob(f"tasks/*/{RELBENCH}"))}
-        others = [file.parent.name for file, task in said_of.items() if task.get("task_type") == RECOMMENDATION]
         tasks = {
-            file.parent.name: _task(file, task, tables)
-            for file, task in said_of.items()
-            if file.parent.name not in others
+            file.parent.name: _task(file, _read(file), tables) for file in sorted(folder.glob(f"tasks/*/{RELBENCH}"))
         }
         if both := sorted(tables.keys() & tasks.keys()):
             raise ValueError(
@@ -134,11 +138,7 @@ class Manifest:
         val_time, test_time = (_moment(said.get(name), name, path) for name in ("val_timestamp", "test_timestamp"))
         if val_time is not None and test_time is not None and test_time <= val_time:
             raise ValueError(f"{path}: test_timestamp must be later than val_timestamp.")
-        notes = tuple(
-            f"task {name} recommends, and is left out: learn the links by LinkDataModule(split_edges(graph, ...))."
-            for name in others
-        )
-        return cls(path, tables, tasks, val_time, test_time, said.get("text"), notes)
+        return cls(path, tables, tasks, val_time, test_time, said.get("text"))
 
     @property
     def has_times(self) -> bool:
@@ -218,7 +218,7 @@ def _table(folder: Path, path: Path, name: str, said: Any) -> TableSpec:
 
 def _file(folder: Path, name: str, where: str) -> Path:
     """The one file of a table, or of a split of a task."""
-    found = [path for path in sorted(folder.glob(f"{name}.*")) if is_table(path) and path.name.split(".")[0] == name]
+    found = [path for path in sorted(folder.iterdir()) if is_table(path) and _name_of(path) == name]
     if not found:
         raise ValueError(
             f"{where} has no file: {folder / name}.parquet (or .csv, .tsv, .txt, also gzipped) is missing."
@@ -226,6 +226,11 @@ def _file(folder: Path, name: str, where: str) -> Path:
     if len(found) > 1:
         raise ValueError(f"{where} has two files, {found[0]} and {found[1]}: remove one of them.")
     return found[0]
+
+
+def _name_of(path: Path) -> str:
+    """The name of the table in a file, which may have dots."""
+    return path.name.removesuffix(".gz").rpartition(".")[0]
 
 
 def _check_keys(table: TableSpec, tables: Mapping[str, TableSpec], path: Path) -> None:
@@ -244,12 +249,18 @@ def _check_keys(table: TableSpec, tables: Mapping[str, TableSpec], path: Path) -
 
 
 _OF_TASK = ("task_type", "entity_table", "entity_col", "time_col", "target_col", "remove_columns", "kind")
+_OF_PAIRS = {  # what a task that recommends calls these
+    "entity_table": "src_entity_table",
+    "entity_col": "src_entity_col",
+    "target_col": "dst_entity_col",
+}
+_KNOWN = (*_OF_TASK, *_OF_PAIRS.values(), "dst_entity_table", "eval_k")
 
 
 def _check_words_of_task(file: Path, said: Mapping[str, Any]) -> None:
     """Refuse words that are nearly those of a task, and hidden columns that are no pairs."""
     for word in map(str, said):
-        if word not in _OF_TASK and (near := get_close_matches(word, _OF_TASK, n=1, cutoff=0.8)):
+        if word not in _KNOWN and (near := get_close_matches(word, _KNOWN, n=1, cutoff=0.8)):
             raise ValueError(f"{file} says {word}, which nobody knows: did you mean {near[0]}?")
     pairs = said.get("remove_columns") or ()
     if not isinstance(pairs, list | tuple) or not all(isinstance(each, list) and len(each) == 2 for each in pairs):
@@ -261,18 +272,18 @@ def _check_words_of_task(file: Path, said: Mapping[str, Any]) -> None:
 def _task(file: Path, said: Mapping[str, Any], tables: Mapping[str, TableSpec]) -> TaskSpec:
     folder = file.parent
     _check_words_of_task(file, said)
-    task_type, entity, kind = said.get("task_type"), str(said.get("entity_table")), said.get("kind")
+    task_type, kind = said.get("task_type"), said.get("kind")
     if task_type not in TASK_TYPES:
         raise ValueError(f"{file}: task_type must be one of {shown(list(TASK_TYPES))}, got {shown(task_type)}.")
-    if entity not in tables or tables[entity].is_links:
-        raise ValueError(f"{file}: entity_table must be one of {shown(list(tables))}, got {shown(entity)}.")
-    column, time = said.get("entity_col"), said.get("time_col")
+    words = _OF_PAIRS if task_type == RECOMMENDATION else {name: name for name in _OF_PAIRS}
+    entity = _table_of_nodes(file, words["entity_table"], said, tables)
+    column, time = said.get(words["entity_col"]), said.get("time_col")
     if kind == "autocomplete":
         column, time = column or tables[entity].pkey, time or tables[entity].time_col
-    targets = said.get("target_col")
+    targets = said.get(words["target_col"])
     targets = tuple(targets) if isinstance(targets, list) else (targets,)
     if not isinstance(column, str) or not targets or not isinstance(targets[0], str):
-        missing = "target_col" if isinstance(column, str) else "entity_col"
+        missing = words["target_col" if isinstance(column, str) else "entity_col"]
         raise ValueError(f"{file} names no {missing}: the column of the task's tables that holds it.")
     hidden = {(str(of), str(name)) for of, name in said.get("remove_columns") or ()}
     hidden |= {(entity, str(target)) for target in targets if kind == "autocomplete"}
@@ -286,17 +297,30 @@ def _task(file: Path, said: Mapping[str, Any], tables: Mapping[str, TableSpec]) 
         for name in filter(None, (column, time)):
             if name not in columns_of(path):
                 raise ValueError(f"{file} names the column {name!r}, and {path} has {shown(columns_of(path))}.")
-    if time is None and any(table.time_col for table in tables.values()):
+    if time is None and (task_type == RECOMMENDATION or any(table.time_col for table in tables.values())):
         raise ValueError(
             f"{file} has no time_col, and rows have times: without one a question would see its own future."
         )
-    return TaskSpec(folder.name, files, task_type, entity, column, targets, time, tuple(sorted(hidden)))
+    spec = TaskSpec(folder.name, files, task_type, entity, column, targets, time, tuple(sorted(hidden)))
+    if task_type != RECOMMENDATION:
+        return spec
+    if not is_integer(k := said.get("eval_k", spec.k)) or k < 1 or len(targets) > 1:
+        raise ValueError(f"{file}: eval_k must be a number of rows to recommend, of one column, got {shown(k)}.")
+    return replace(spec, receiver=_table_of_nodes(file, "dst_entity_table", said, tables), k=int(k))
+
+
+def _table_of_nodes(file: Path, word: str, said: Mapping[str, Any], tables: Mapping[str, TableSpec]) -> str:
+    """The table that a task names, whose rows are nodes."""
+    name = str(said.get(word))
+    if name not in tables or tables[name].is_links:
+        raise ValueError(f"{file}: {word} must be one of {shown(list(tables))}, got {shown(name)}.")
+    return name
 
 
 def _files(folder: Path, file: Path) -> dict[str, Path]:
     """The tables of a task: one for each split, or one whose times, or whose column ``split``, tell it."""
-    found = {name: folder for name in (*SPLITS, LABELS) if any(map(is_table, folder.glob(f"{name}.*")))}
-    files = {name: _file(folder, name, f"{file}: {name}") for name in found}
+    found = {_name_of(path) for path in folder.iterdir() if is_table(path)}
+    files = {name: _file(folder, name, f"{file}: {name}") for name in (*SPLITS, LABELS) if name in found}
     if LABELS in files and len(files) > 1:
         raise ValueError(
             f"{folder} has a table for all splits, {LABELS}, and one for {next(iter(files))}: leave one out."

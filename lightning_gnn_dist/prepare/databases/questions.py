@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from lightning_gnn_dist.prepare.databases.cells import Cells, CellTable, as_keys
 from lightning_gnn_dist.prepare.databases.columns import as_words
 from lightning_gnn_dist.prepare.databases.keys import KEYS, write_keys
 from lightning_gnn_dist.prepare.databases.manifest import LABELS, Manifest, TaskSpec
-from lightning_gnn_dist.prepare.databases.times import Span
+from lightning_gnn_dist.prepare.databases.times import Span, as_told
 from lightning_gnn_dist.prepare.files.columns import SPLIT_WORDS, SPLITS
 from lightning_gnn_dist.prepare.files.tables import columns_of, count_rows
 from lightning_gnn_dist.prepare.files.text_tables import Progress
@@ -43,6 +43,7 @@ class Questions:
 
     spec: TaskSpec
     manifest: Manifest
+    is_strict: ClassVar[bool] = False  # whether all to train on are asked before all others
 
     @property
     def num_rows(self) -> int:
@@ -65,24 +66,21 @@ class Questions:
             _stacked([each.answers.values for each in asked]), np.concatenate([each.answers.missing for each in asked])
         )
         splits = np.concatenate([each.splits for each in asked])
-        arrays = {f"{split}_mask": (splits == at) & ~answers.missing for at, split in enumerate(SPLITS)}
-        if not arrays["train_mask"].any():
+        if not ((splits == 0) & ~answers.missing).any():
             told = "fill some, or give a later val_timestamp"
             raise ValueError(f"{self._where} are those of no question to train on: {told}.")
-        arrays["y"], task = self._labels(answers, splits)
+        arrays, task = self._answered(answers, splits, folder)
         span = Span()
         if self.spec.time_col is not None:
             arrays[TIME] = np.concatenate([each.times for each in asked if each.times is not None])
-            self._check_order(arrays[TIME], splits)
+            self._check_order(arrays[TIME], splits, asked[0].are_dates)
             span.add(arrays[TIME], are_dates=asked[0].are_dates)
         (folder / "arrays").mkdir(parents=True, exist_ok=True)
         for name, array in arrays.items():
             save(folder / "arrays" / f"{name}.npy", array)
         save(folder / "arrays" / "num_nodes.npy", np.array(count))
         save(folder / "ids.npy", np.arange(count))
-        write_keys(
-            folder / KEYS / self.spec.entity_col, 0, joined([each.keys for each in asked]), np.zeros(count, np.bool_)
-        )
+        write_keys(folder / KEYS / self.spec.entity_col, 0, joined([each.keys for each in asked]), np.arange(count))
         return {"task": asdict(task), "notes": [], "times": span.fact}
 
     def _read(self, split: str, path: Path, memory_bytes: int) -> list[Asked]:
@@ -139,8 +137,8 @@ class Questions:
         of_columns = [piece[target] for target in self.spec.targets]
         if self.spec.task_type != "multilabel_classification":
             return of_columns[0]
-        if len(of_columns) == 1 and of_columns[0].values.ndim == 2:
-            return of_columns[0]
+        if of_columns[0].are_lists:
+            return _in_columns(of_columns[0], f"{path}: column {self.spec.targets[0]!r}")
         numbers = [as_numbers(cells) for cells in of_columns]
         for target, column in zip(self.spec.targets, numbers, strict=True):
             if column is None or len(numbers) == 1:
@@ -150,13 +148,21 @@ class Questions:
                 )
         return Cells(np.column_stack([c for c in numbers if c is not None]), np.any([c.missing for c in of_columns], 0))
 
+    def _answered(self, answers: Cells, splits: Column, folder: Path) -> tuple[dict[str, Column], TableTask]:
+        """The masks and labels of all questions, and what the task asks."""
+        masks = {f"{split}_mask": (splits == at) & ~answers.missing for at, split in enumerate(SPLITS)}
+        y, task = self._labels(answers, splits)
+        return {**masks, "y": y}, task
+
     def _labels(self, answers: Cells, splits: Column) -> tuple[Column, TableTask]:
         """The labels of all questions, and what the task asks."""
         spec, is_train = self.spec, (splits == 0) & ~answers.missing
         task, kind = TableTask(spec.name, spec.task_type, spec.entity_table, 1, hidden=spec.hidden), spec.task_type
-        if answers.values.ndim == 2 or kind == "multilabel_classification":
+        if answers.are_lists:
+            raise ValueError(f"{self._where} are lists, and those of a {kind} are none.")
+        if kind == "multilabel_classification":
             y = np.nan_to_num(answers.values).astype(np.int64).reshape(len(splits), -1)
-            if not np.isin(answers.values[~answers.missing], (0, 1)).all() or kind != "multilabel_classification":
+            if not np.isin(answers.values[~answers.missing], (0, 1)).all():
                 raise ValueError(f"{self._where} must be one 0 or 1 for each label of a multilabel_classification.")
             return y, _with(task, num_outputs=y.shape[1])
         numbers = as_numbers(answers)
@@ -181,13 +187,14 @@ class Questions:
         y = np.where(answers.missing, -1, np.nan_to_num(numbers)).astype(np.int64)
         return y, _with(task, num_outputs=1 if kind[0] == "b" else int(y.max()) + 1)
 
-    def _check_order(self, times: Column, splits: Column) -> None:
+    def _check_order(self, times: Column, splits: Column, are_dates: bool) -> None:
         """Refuse questions to train on that are asked when others judge."""
-        later = splits > 0
-        if later.any() and int(times[splits == 0].max(initial=-NEVER)) > int(times[later].min()):
+        last, first = int(times[splits == 0].max(initial=-NEVER)), int(times[splits > 0].min(initial=NEVER))
+        if last > first or (self.is_strict and last == first):
+            at, judge = as_told(last, are_dates), as_told(first, are_dates)
             raise ValueError(
-                f"Task {self.spec.name!r} is trained at {int(times[splits == 0].max())}, later than its first question "
-                f"to validate or test ({int(times[later].min())}): it would learn from the future of what judges it."
+                f"Task {self.spec.name!r} is trained at {at}, {'not before' if last == first else 'later than'} its "
+                f"first question to validate or test ({judge}): it would learn from the future of what judges it."
             )
 
     @property
@@ -198,6 +205,17 @@ class Questions:
 
 def _with(task: TableTask, **more: Any) -> TableTask:
     return TableTask(**(vars(task) | more))
+
+
+def _in_columns(lists: Cells, where: str) -> Cells:
+    """Lists of numbers as a row of numbers each; without any they are one number, which nobody reads."""
+    there = lists.values[~lists.missing]
+    if len({len(each) for each in there}) > 1 or any(each.dtype.kind not in "biuf" for each in there):
+        raise ValueError(f"{where} holds lists of unequal length, or of words, and each must have a number per label.")
+    rows = np.zeros((len(lists.missing), *there[:1][0].shape) if len(there) else len(lists.missing))
+    if len(there):
+        rows[~lists.missing] = np.stack(list(there))
+    return Cells(rows, lists.missing)
 
 
 def _stacked(answers: list[Column]) -> Column:

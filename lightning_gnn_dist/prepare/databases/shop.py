@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from lightning_gnn_dist.checks import check_at_least, check_folder, check_seed
 
 DAYS, WITHIN = 700, 60  # the shop is open for so many days; who orders within so many days stays
 VAL_DAY, TEST_DAY = 440, 540
+MONTH = 30  # days: what is bought next is asked once a month
+LOYAL = 0.8  # how often a customer buys from the maker that they like
 FIRST = datetime(2023, 1, 1)
 MAKERS = [f"maker{number}" for number in range(12)]
 BAD_MAKERS = MAKERS[:4]
@@ -29,7 +31,7 @@ tables:
   order: {{pkey: id, time_col: at, fkeys: {{customer_id: customer, product_id: product}}}}
   review: {{time_col: at, fkeys: {{order_id: order}}, columns: {{words: text}}}}
 """
-TASK = """\
+STAYS = """\
 description: Does the customer order within {within} days?
 task_type: binary_classification
 entity_table: customer
@@ -37,16 +39,28 @@ entity_col: customer_id
 time_col: at
 target_col: stays
 """
+BUYS = """\
+description: Which products does the customer order within {month} days?
+task_type: recommendation
+src_entity_table: customer
+src_entity_col: customer_id
+dst_entity_table: product
+dst_entity_col: product_ids
+time_col: at
+eval_k: 10
+"""
 
 
 def write_shop(path: str | Path, num_customers: int = 3_000, num_products: int = 300, seed: int = 0) -> None:
-    """Write the tables of a shop, and a task: which customers will order again?
+    """Write the tables of a shop, and two tasks: which customers will order again, and which products?
 
     Whether they do depends, in equal parts, on the maker of what they ordered last (a category), on what they wrote
-    about it (a text), and on whether they told their year of birth (a missing value); the rest is chance.
+    about it (a text), and on whether they told their year of birth (a missing value); the rest is chance. What they
+    order is mostly of a maker that they like, as their orders before it tell.
 
     Args:
-        path: The folder to write, which must not exist: tables in CSV with a ``database.yaml``, and the task ``stays``.
+        path: The folder to write, which must not exist: tables in CSV with a ``database.yaml``, and the tasks ``stays``
+            and ``buys``.
         num_customers: Number of customers.
         num_products: Number of products.
         seed: Decides everything random.
@@ -56,7 +70,9 @@ def write_shop(path: str | Path, num_customers: int = 3_000, num_products: int =
     check_seed(seed)
     if folder.exists():
         raise FileExistsError(f"{folder} exists already: choose another path.")
-    (folder / "tasks" / "stays").mkdir(parents=True)
+    for task, told in (("stays", STAYS.format(within=WITHIN)), ("buys", BUYS.format(month=MONTH))):
+        (folder / "tasks" / task).mkdir(parents=True)
+        (folder / "tasks" / task / "manifest.yaml").write_text(told, encoding="utf-8")
     draw = np.random.default_rng(seed)
     makers = draw.choice(MAKERS, num_products)
     prices = draw.lognormal(3, 0.5, num_products).round(2)
@@ -79,9 +95,9 @@ def write_shop(path: str | Path, num_customers: int = 3_000, num_products: int =
     _write(folder / "order.csv", ("id", "customer_id", "product_id", "at", "pieces", "channel"), orders)
     _write(folder / "review.csv", ("order_id", "at", "words"), reviews)
     _write(folder / "tasks" / "stays" / "labels.csv", ("customer_id", "at", "stays"), questions)
+    _write(folder / "tasks" / "buys" / "labels.csv", ("customer_id", "at", "product_ids"), _bought(orders))
     told = MANIFEST.format(val=_date(VAL_DAY)[:10], test=_date(TEST_DAY)[:10])
     (folder / "database.yaml").write_text(told, encoding="utf-8")
-    (folder / "tasks" / "stays" / "manifest.yaml").write_text(TASK.format(within=WITHIN), encoding="utf-8")
 
 
 def _history(
@@ -91,10 +107,10 @@ def _history(
     orders: list[Sequence[Any]] = []
     reviews: list[Sequence[Any]] = []
     questions: list[Sequence[Any]] = []
-    for customer, first in enumerate(joined):
-        day, stays = first + draw.random(), True
+    for customer, (first, liked) in enumerate(zip(joined, draw.choice(makers, len(joined)), strict=True)):
+        day, stays, of_liked = first + draw.random(), True, np.flatnonzero(makers == liked)
         while stays and day < DAYS:
-            product = int(draw.integers(len(makers)))
+            product = int(draw.choice(of_liked) if draw.random() < LOYAL else draw.integers(len(makers)))
             likes = draw.random() < 0.5
             odds = 2.0 * (makers[product] not in BAD_MAKERS) + 2.0 * likes + 2.0 * has_told[customer] - 2.2
             stays = draw.random() < 1 / (1 + np.exp(-1.3 * odds))
@@ -106,6 +122,20 @@ def _history(
                 questions.append((customer, _date(asked), int(stays)))
             day += gap
     return orders, reviews, questions
+
+
+def _bought(orders: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, str, str]]:
+    """Once a month, what those who have ordered before order next; a month that begins to be tested is not cut."""
+    months = [range(VAL_DAY % MONTH, VAL_DAY, MONTH), range(VAL_DAY, TEST_DAY - MONTH, MONTH)]
+    for start in (day for of in (*months, range(TEST_DAY, DAYS - MONTH, MONTH)) for day in of):
+        before, end = _date(start), _date(start + MONTH)
+        known, bought = set(), dict[Any, list[str]]()
+        for _, customer, product, at, *_ in orders:
+            if at < before:
+                known.add(customer)
+            elif before < at <= end:
+                bought.setdefault(customer, []).append(product)
+        yield from ((customer, before, " ".join(bought[customer])) for customer in bought if customer in known)
 
 
 def _channel(draw: np.random.Generator, day: float) -> str:

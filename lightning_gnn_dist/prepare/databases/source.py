@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph.typed.names import EdgeType, check_names
-from lightning_gnn_dist.graph.typed.tables import TIME, Feature, Tables, TableTask
+from lightning_gnn_dist.graph.typed.tables import ANSWER, TIME, Feature, Tables, TableTask
 from lightning_gnn_dist.prepare.databases.manifest import PLAIN, RELBENCH, Manifest, TableSpec, TaskSpec
 from lightning_gnn_dist.prepare.databases.questions import Questions
+from lightning_gnn_dist.prepare.databases.recommendations import Recommendations
 from lightning_gnn_dist.prepare.databases.table import DatabaseTable
 from lightning_gnn_dist.prepare.databases.times import span_of
 from lightning_gnn_dist.prepare.files.columns import check_drop
@@ -40,10 +41,14 @@ def inputs_of_database(folder: Path, drop: frozenset[str]) -> Inputs:
     }
     edges = dict(chain.from_iterable(_edges(nodes, table, manifest) for table in manifest.tables.values()))
     for task in manifest.tasks.values():
-        path = next(iter(task.files.values()))
-        is_real = task.task_type == "regression"
-        nodes[task.name] = NodeFiles(path, Questions(task, manifest), {}, None, is_real)
-        edges[task.entity_table, ASKED, task.name] = _asked(nodes, task, manifest)
+        path, is_real = next(iter(task.files.values())), task.task_type == "regression"
+        questions = Questions(task, manifest) if task.receiver is None else Recommendations(task, manifest)
+        nodes[task.name] = NodeFiles(path, questions, {}, None, is_real)
+        keys = _keys_of(task, manifest, task.entity_col, task.entity_table, "about")
+        edges[task.entity_table, ASKED, task.name] = EdgeFiles(files=(keys,), num_edges=questions.num_rows)
+        if task.receiver is not None:
+            keys = _keys_of(task, manifest, task.targets[0], task.receiver, "answer")
+            edges[task.name, ANSWER, task.receiver] = EdgeFiles(files=(keys,), num_edges=questions.num_rows)
     if not edges:
         raise ValueError(
             f"{manifest.path} names no foreign keys and there is no task, so no row has to do with another."
@@ -59,9 +64,10 @@ def tables_of(folder: Path, facts: Mapping[str, Mapping[str, Any]], edge_types: 
         name: tuple(Feature(**each) for each in told["features"]) for name, told in facts.items() if "features" in told
     }
     tasks = {name: TableTask(**told["task"]) for name, told in facts.items() if "task" in told}
-    notes = (*manifest.notes, *(note for told in facts.values() for note in told["notes"]))
+    notes = tuple(note for told in facts.values() for note in told["notes"])
     timed = tuple(name for name in features if facts[name]["times"] is not None)
-    return Tables(features, tasks, tuple(edge_types), span_of(manifest, facts), timed, notes)
+    seen = tuple(kind for kind in edge_types if kind not in {task.answers for task in tasks.values()})
+    return Tables(features, tasks, seen, span_of(manifest, facts), timed, notes)
 
 
 def _edges(
@@ -86,17 +92,18 @@ def _edges(
             ((table.name, column, target), True),
             ((target, f"rev_{column}", table.name), False),
         ):
-            keys = KeyColumn(table.path, table.name, column, (target, key), to_target, False, may_dangle)
+            keys = KeyColumn(table.path, table.name, column, (target, key), to_target, may_dangle)
             found.append((edge_type, EdgeFiles(files=(keys,), num_edges=_count(nodes[table.name]))))
     return found
 
 
-def _asked(nodes: Mapping[str, NodeFiles], task: TaskSpec, manifest: Manifest) -> EdgeFiles:
-    """The edges from rows to questions about them. None lead back: questions are no part of the database."""
-    path, key = next(iter(task.files.values())), manifest.tables[task.entity_table].pkey
+def _keys_of(
+    task: TaskSpec, manifest: Manifest, column: str, target: str, role: Literal["about", "answer"]
+) -> KeyColumn:
+    """The keys of questions, as edges to these, or of answers from them. None lead back: questions are in no table."""
+    path, key = next(iter(task.files.values())), manifest.tables[target].pkey or "row"
     may_dangle = manifest.path.name == RELBENCH
-    keys = KeyColumn(path, task.name, task.entity_col, (task.entity_table, key or "row"), False, True, may_dangle)
-    return EdgeFiles(files=(keys,), num_edges=_count(nodes[task.name]))
+    return KeyColumn(path, task.name, column, (target, key), role == "answer", may_dangle, role)
 
 
 def _count(files: NodeFiles) -> int:

@@ -141,7 +141,8 @@ class DatabaseTable:
 
     def _write_keys(self, folder: Path, piece: Mapping[str, Cells], first: int) -> None:
         for name in self.spec.fkeys:
-            write_keys(folder / name, first, as_keys(name, piece[name], self.spec.path, first), piece[name].missing)
+            rows = first + np.flatnonzero(~piece[name].missing)
+            write_keys(folder / name, first, as_keys(name, piece[name], self.spec.path, first), rows)
 
 
 def _places(

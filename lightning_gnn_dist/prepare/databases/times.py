@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.tables import NEVER
 from lightning_gnn_dist.prepare.databases.cells import CellTable, as_times
@@ -69,12 +71,13 @@ def span_of(manifest: Manifest, facts: Mapping[str, Mapping[str, Any]]) -> float
     if not found:
         return 1.0
     units = {name: "seconds" if is_dates else _unit(last) for name, (_, last, is_dates) in found.items()}
+    told = {name: f"{name} ({as_told(first, d)} to {as_told(last, d)})" for name, (first, last, d) in found.items()}
     (one, unit), *others = units.items()
     for other, another in others:
         if another != unit:
             raise ValueError(
-                f"{manifest.path}: times of {one} ({found[one][0]} to {found[one][1]}) are {unit}, and those of "
-                f"{other} ({found[other][0]} to {found[other][1]}) {another}: give all in one unit, or as dates."
+                f"{manifest.path}: times of {told[one]} are {unit}, and those of {told[other]} {another}: give all in "
+                "one unit, or as dates."
             )
     earliest, latest, cut = (
         min(span[0] for span in found.values()),
@@ -82,11 +85,18 @@ def span_of(manifest: Manifest, facts: Mapping[str, Mapping[str, Any]]) -> float
         cut_of(manifest),
     )
     if cut is not None and not earliest < cut <= latest:
+        are_dates = any(span[2] for span in found.values())
+        at, first, last = (as_told(time, are_dates) for time in (cut, earliest, latest))
         raise ValueError(
-            f"{manifest.path}: val_timestamp ({cut}) is not among the times of rows and questions, {earliest} to "
-            f"{latest}: rows before it are trained on, and later ones judge."
+            f"{manifest.path}: val_timestamp ({at}) is not among the times of rows and questions, {first} to {last}: "
+            "rows before it are trained on, and later ones judge."
         )
     return float(max((latest if cut is None else cut) - earliest, 1))
+
+
+def as_told(time: int, are_dates: bool) -> str:
+    """A time as errors tell it: a date where tables have dates."""
+    return str(np.datetime64(time, "s")).replace("T", " ") if are_dates else str(time)
 
 
 def _unit(time: int) -> str:

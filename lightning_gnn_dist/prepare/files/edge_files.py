@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -34,8 +34,9 @@ class KeyColumn:
         column: The column of the keys.
         target: The node type that the keys are of, and the name of their own column.
         to_target: Whether rows send to what their keys name, or the other way round.
-        is_asked: Whether a row is a question, which sees the row that it is about whenever that was.
         may_dangle: Whether keys that name no row are left out, as RelBench does.
+        of_question: If a row is a question, whether the key says whom it is ``"about"``, which it sees whenever that
+            was, or is its ``"answer"``, which nobody sees.
     """
 
     path: Path
@@ -43,8 +44,8 @@ class KeyColumn:
     column: str
     target: tuple[str, str]
     to_target: bool
-    is_asked: bool
     may_dangle: bool
+    of_question: Literal["about", "answer"] | None = None
 
 
 @dataclass(frozen=True)

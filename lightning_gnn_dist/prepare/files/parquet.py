@@ -136,13 +136,19 @@ def _columns(file: Path) -> list[str]:
     return [name for name in _open(file).schema_arrow.names if not INDEX_OF_PANDAS.fullmatch(name)]
 
 
-def _open(file: Path) -> Any:
+def parquet_for(file: Path) -> Any:
+    """pyarrow's module for a file."""
     try:
         from pyarrow import parquet
     except ImportError as error:
         raise ModuleNotFoundError(
-            f'{file} is read by pyarrow, which is not installed: pip install "lightning-gnn-dist[parquet]".'
+            f'{file} takes pyarrow, which is not installed: pip install "lightning-gnn-dist[parquet]".'
         ) from error
+    return parquet
+
+
+def _open(file: Path) -> Any:
+    parquet = parquet_for(file)
     with _told(file):
         return parquet.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False)
 

@@ -22,7 +22,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.links import TargetType, kinds_of, without, without_targets
 from lightning_gnn_dist.sampling.targets.tables import HeldLinks, Home, OwnLinks, Targets, WholeGraph, name_of_targets
-from lightning_gnn_dist.sampling.temporal import TemporalSampler
+from lightning_gnn_dist.sampling.temporal import TemporalSampler, sample_at
 from lightning_gnn_dist.sampling.turns import Steps, answered
 
 
@@ -157,8 +157,7 @@ class LinkSampler:
         Of shards that takes one turn for negatives, seldom two, one for each hop, and one for equal times.
         """
         drawn, kind = self.sampler, self.target_type
-        time = drawn.time if isinstance(drawn, TemporalSampler) else None
-        targets = yield from self.links.targets(home, seeds, keys, kind, time)
+        targets = yield from self.links.targets(home, seeds, keys, kind)
         if isinstance(drawn, TemporalSampler):
             found = yield from trees_around(home, drawn, targets, keys, kind)
         else:
@@ -180,3 +179,41 @@ class LinkSampler:
                 sample = without_targets(home.rows, sample, ends[:, : of.num_edges], self.target_type)
             found.append((sample, ends))
         return found
+
+
+ANSWERS = "edge_label_answers"
+
+
+@dataclass(frozen=True, eq=False)
+class RootSampler:
+    """Samples the trees of nodes at times of their own, of both ends of edges. A seed is the number of one of them.
+
+    Args:
+        sampler: Draws the trees.
+        nodes: The roots.
+        times: Their times.
+        answers: The right pairs by the ids in their types, in the order of the first ones, shape (2, n).
+        first: The id in the graph of the first of these in its type.
+        target_type: The number of the edge type that these pairs are of.
+    """
+
+    sampler: TemporalSampler
+    nodes: Tensor
+    times: Tensor
+    answers: Tensor
+    first: int
+    target_type: int
+
+    @property
+    def num_hops(self) -> int:
+        return self.sampler.num_hops
+
+    def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
+        return [self._sample(graph, *of) for of in zip(seeds, keys, strict=True)]
+
+    def _sample(self, graph: Graph, ids: Tensor, batch_key: BatchKey) -> Sample:
+        ids = ids[self.nodes[ids].argsort(stable=True)]  # as batches have nodes of several types
+        sample = sample_at(self.sampler, graph, self.nodes[ids], self.times[ids], batch_key)
+        answers = self.answers[:, torch.isin(self.answers[0], self.nodes[ids] - self.first)]
+        extra = {**sample.extra, ANSWERS: answers}
+        return sample._replace(extra=extra, is_constant=False, target_type=self.target_type)

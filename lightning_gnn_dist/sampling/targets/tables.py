@@ -180,6 +180,7 @@ class OwnLinks:
         carried: What batches say of them: a row for each edge of the target type.
         hides: Whether targets are removed from the neighbourhoods of their ends.
         first: The seed that stands for the edge at position 0 of a shard.
+        time: The name of the times of edges, if false receivers are those to which there is no edge at that time.
     """
 
     num_negatives: int
@@ -188,14 +189,10 @@ class OwnLinks:
     carried: Mapping[str, Tensor] = field(default_factory=dict)
     hides: bool = True
     first: int = 0
+    time: str | None = None
 
     def targets(
-        self,
-        home: Home,
-        seeds: Sequence[Tensor],
-        keys: Sequence[BatchKey],
-        kind: TargetType | None = None,
-        time: str | None = None,
+        self, home: Home, seeds: Sequence[Tensor], keys: Sequence[BatchKey], kind: TargetType | None = None
     ) -> Steps[list[Targets]]:
         """What each batch asks for.
 
@@ -204,15 +201,14 @@ class OwnLinks:
             seeds: The seeds of each batch.
             keys: The key of each batch.
             kind: The type of the edges, if the graph has types.
-            time: The name of the times of edges, if each is asked for at its own.
         """
         places, number = [ids - self.first for ids in seeds], None if kind is None else kind.number
         edges = [self._ends(home, *of) for of in zip(seeds, places, keys, strict=True)]
         carried = [self._carried_at(home.rows, at, number) for at in places]
         wanted = FalseEnds([ends[:1] for ends in edges], seeds, keys, self.num_negatives, self.candidates, number)
-        if time is not None:
-            times = [as_integers(rows[name_of_targets(time)]) for rows in carried]
-            wanted = wanted._replace(ends=edges, times=(time, times))
+        if self.time is not None:
+            times = [as_integers(rows[name_of_targets(self.time)]) for rows in carried]
+            wanted = wanted._replace(ends=edges, times=(self.time, times))
         false = yield from home.false_ends(wanted)
         return [Targets.of(*of) for of in zip(edges, false, carried, strict=True)]
 

@@ -35,7 +35,7 @@ BAD: list[tuple[dict[str, str | None], str]] = [
     (changed(D, "val_timestamp: 2024-03-01", "val_timestamp: 2020-03-01"), "are those of no question to train on"),
     (
         changed(D, "val_timestamp: 2024-03-01", "val_timestamp: 2020-03-01") | {L: SPLIT},
-        "is not among the times of rows",
+        r"\(2020-03-01 00:00:00\) is not among the times of rows and questions, 2024-01-01 00:00:00 to 2024-04-20",
     ),
     ({"manifest.yaml": MANIFEST}, "are of two layouts: leave one of them out"),
     ({"nodes/a.csv": "id\n1\n", "edges/a__b__a.csv": "a,b\n1,1\n"}, "are of two layouts"),
@@ -99,7 +99,7 @@ BAD: list[tuple[dict[str, str | None], str]] = [
     (changed(L, "b7,2024-02-02", ",2024-02-02"), "'who' is empty in row 2, and a question is about a row"),
     (
         {L: "who,at,stays,split\na3,2024-02-01,1,train\nb7,2024-01-01,0,val\n"},
-        "is trained at .*, later than its first question",
+        r"is trained at 2024-02-01 00:00:00, later than its first question .* \(2024-01-01 00:00:00\)",
     ),
     ({L: "who,at,stays,split\na3,2024-02-01,1,learn\n"}, "'split' holds 'learn' in row 1"),
     ({L: "who,at,stays\na3,2024-02-01,\nc1,2024-04-02,0\n"}, "are those of no question to train on"),

@@ -14,6 +14,7 @@ from lightning_gnn_dist.graph.typed.tables import NEVER, NO_MOMENT, Feature, Tab
 from lightning_gnn_dist.prepare.databases.text import hash_words
 from lightning_gnn_dist.prepare.one_shard import OneShard
 from lightning_gnn_dist.prepare.steps import journal as journal_module
+from lightning_gnn_dist.tables.column_encoder import ColumnEncoder
 from tests.prepare.databases.folders import FILES, MANIFEST, TASK, as_relbench, seconds, write
 from tests.prepare.test_prepare_typed_shard import check_equal
 
@@ -187,10 +188,79 @@ def test_a_task_does_not_see_what_it_hides(tmp_path: Path) -> None:
     assert seen["stays"] - seen["comes"] == {"price", "due"}
 
 
-def test_a_task_that_recommends_is_left_out(tmp_path: Path) -> None:
-    other = {"tasks/buys/manifest.yaml": "task_type: recommendation\nsrc_entity_table: customer\n"}
-    tables = tables_of(prepared(tmp_path, FILES | other))
-    assert list(tables.tasks) == ["stays"] and "task buys recommends, and is left out" in tables.notes[0]
+BUYS = """\
+task_type: recommendation
+src_entity_table: customer
+src_entity_col: who
+dst_entity_table: order
+dst_entity_col: what
+time_col: at
+eval_k: 3
+"""
+
+
+def test_answers_of_a_task_that_recommends_are_edges(tmp_path: Path) -> None:
+    """Of words and of lists, in one table and in one for each split, of which that to test may have no answers."""
+    rows = "who,at,what\na3,2024-02-01,13 16\nb7,2024-02-02,\nb7,2024-03-02,11\nc1,2024-04-02,15 11 11\n"
+    more = {"tasks/buys/manifest.yaml": BUYS, "tasks/buys/labels.csv": rows}
+    graph = prepared(tmp_path / "plain", FILES | more)
+    task = tables_of(graph).tasks["buys"]
+    assert (task.receiver, task.k, task.answers) == ("order", 3, ("buys", "answer", "order"))
+    assert edges(graph, "buys", "answer", "order") == [(0, 2), (0, 5), (2, 0), (3, 0), (3, 0), (3, 4)]
+    arrays = graph.to_pyg()["buys", "answer", "order"]
+    questions = graph.types.node_arrays["buys"]
+    assert (arrays.time == NEVER).all() and arrays.edge_time.equal(questions["time"][arrays.edge_index[0]])
+    found = [questions[f"{split}_mask"].nonzero().view(-1).tolist() for split in ("train", "val", "test")]
+    assert found == [[0], [2], [3]] and ("buys", "answer", "order") not in tables_of(graph).edge_types
+
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    source = as_relbench(tmp_path / "plain" / "source", tmp_path / "relbench")
+    write(source, {"tasks/buys/manifest.yaml": BUYS})
+    at = [np.datetime64(f"2024-0{day}", "us").item() for day in ("2-01", "2-02", "3-02", "4-02")]
+    tables = {
+        "train": {"who": ["a3", "b7"], "at": at[:2], "what": [[13, 16], []]},
+        "val": {"who": ["b7"], "at": at[2:3], "what": [[11, 99]]},  # RelBench leaves keys out that name no row
+        "test": {"who": ["c1"], "at": at[3:]},
+    }
+    for split, columns in tables.items():
+        parquet.write_table(pa.table(columns), source / "tasks/buys" / f"{split}.parquet")
+    prepare_graph(source, tmp_path / "graph")
+    found = Graph.open(tmp_path / "graph")
+    assert edges(found, "buys", "answer", "order") == [(0, 2), (0, 5), (2, 0)]
+    assert found.types.node_arrays["buys"]["test_mask"].tolist() == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("dst_entity_table: order", "dst_entity_table: orders", "dst_entity_table must be one of .*, got 'orders'"),
+        ("src_entity_col: who\n", "", "names no src_entity_col"),
+        ("time_col: at\n", "", "has no time_col"),
+        ("eval_k: 3", "eval_k: 0", "eval_k must be a number of rows to recommend, of one column, got 0"),
+        ("eval_k: 3", "eval_ks: 3", "says eval_ks, which nobody knows: did you mean eval_k"),
+        ("b7,2024-03-02", "b7,2024-02-01", "is trained at 2024-02-01 00:00:00, not before its first"),
+        ("13 16", "13 99", "'what' holds '99' in row 1, which no row of order has as its number"),
+        ("13 16", "1.5", "'what' holds 1.5 in row 1, and keys are whole numbers or words"),
+        ("13 16", "", "are those of no question to train on"),
+    ],
+)
+def test_a_task_that_cannot_recommend_is_refused(tmp_path: Path, old: str, new: str, told: str) -> None:
+    rows = "who,at,what,split\na3,2024-02-01,13 16,train\nb7,2024-03-02,11,val\n"
+    more = {"tasks/buys/manifest.yaml": BUYS.replace(old, new), "tasks/buys/labels.csv": rows.replace(old, new)}
+    with pytest.raises(ValueError, match=told):
+        prepared(tmp_path, FILES | more)
+
+
+def test_names_of_tables_may_have_dots(tmp_path: Path) -> None:
+    manifest = MANIFEST.replace("customer: {", "my.customer: {").replace("customer: customer", "customer: my.customer")
+    task = TASK.replace("entity_table: customer", "entity_table: my.customer")
+    more = {"database.yaml": manifest, "my.customer.csv": FILES["customer.csv"], "customer.csv": None}
+    found = prepared(tmp_path / "dots", FILES | more | {"tasks/stays/manifest.yaml": task})
+    assert found.types.node_types == ("my.customer", "order", "stays")
+    assert torch.equal(found.indices, prepared(tmp_path / "none").indices)
+    assert ColumnEncoder(tables_of(found), "stays", 4).of_tables.keys() == {"of_my_dot_customer", "of_order"}
 
 
 def test_what_is_left_out_is_told(tmp_path: Path) -> None:

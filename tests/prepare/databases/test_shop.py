@@ -25,7 +25,7 @@ def test_it_is_the_same_for_the_same_seed(tmp_path: Path, capsys: pytest.Capture
     write_shop(tmp_path / "b", 100)
     write_shop(tmp_path / "c", 100, seed=1)
     names = [path.relative_to(tmp_path / "a") for path in sorted((tmp_path / "a").rglob("*")) if path.is_file()]
-    assert len(names) == 7 and all(
+    assert len(names) == 9 and all(
         (tmp_path / "a" / n).read_bytes() == (tmp_path / "b" / n).read_bytes() for n in names
     )
     assert (tmp_path / "a" / "order.csv").read_bytes() != (tmp_path / "c" / "order.csv").read_bytes()
