@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.boundary.around import learned_from
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Halo, History, Isolated
 from lightning_gnn_dist.boundary.cover import rows_and_sums
 from lightning_gnn_dist.boundary.work import Pass
@@ -38,8 +39,8 @@ class Price(NamedTuple):
         bytes_sent: Bytes that a rank sends for its boundary, beside gradients and models.
         loses: What of the neighbourhoods of training nodes is not seen, in words.
         per: What ``bytes_sent`` is sent in.
-        work: The work of a step on a whole part, in edges.
-        times: What all ranks compute in a pass over whole parts, in times of one process.
+        work: The work of a step of a module with ``layers()`` on a whole part, in edges.
+        times: What all ranks compute in a pass of such steps, in times of one process.
     """
 
     boundary: Boundary
@@ -113,12 +114,14 @@ def _halos(
     neighbourhoods, parts = Neighbourhoods(graph, num_layers), torch.arange(partition.num_parts)
     if partition.num_parts * num_layers * graph.num_edges > _MOST_EDGES:
         parts = report.halo_nodes.argsort(descending=True)[:1]  # it likely pays most
-    found = [neighbourhoods.of((partition.assignment == part).nonzero().view(-1)) for part in parts.tolist()]
+    members = [partition.assignment == part for part in parts.tolist()]
+    found = [neighbourhoods.of(each.nonzero().view(-1)) for each in members]
     nodes = torch.tensor([reach.nodes for reach in found])
     held = torch.stack([bytes_with_halos(graph, reach) for reach in found])
-    whole = Pass(num_layers, math.inf, 1, 1)
-    work = torch.tensor([whole.with_halos(reach) for reach in found])
-    times = [whole.times(of_parts, graph) * partition.num_parts / len(found) for of_parts in work.T.tolist()]
+    whole, is_seed = Pass(num_layers, math.inf, 1, 1, is_layered=True), learned_from(graph, graph.types.seeds)
+    read = [whole.read(neighbourhoods, (each & is_seed).nonzero().view(-1)) for each in members]
+    work, of_one = torch.tensor([*map(whole.with_halos, found, read)]), whole.of_one(graph)
+    times = [whole.times(of_parts, of_one) * partition.num_parts / len(found) for of_parts in work.T.tolist()]
     most = [each.amax(0).tolist() for each in (nodes[:, 1:] - nodes[:, :1], held, work)]
     return list(zip(*most, times, strict=True))
 
@@ -126,7 +129,7 @@ def _halos(
 def _rows_between(graph: Graph, partition: Partition, num_layers: int, *, with_sums: bool = False) -> Tensor:
     """What ranks (first) read of other ranks (second) in a step, behind all layers but the last: rows, or also sums."""
     neighbourhoods, owner, num_parts = Neighbourhoods(graph, 1), partition.assignment, partition.num_parts
-    needed = _training_nodes(graph)
+    needed = learned_from(graph, graph.types.seeds)
     between = torch.zeros(max(num_layers - 1, 1), num_parts, num_parts, dtype=torch.int64)
     for layer in range(num_layers - 1):
         computed = needed.clone()
@@ -162,7 +165,10 @@ def _rows_of_a_meeting(graph: Graph, partition: Partition, num_layers: int) -> t
     """The most rows that a rank keeps of others from meeting to meeting, and the most that one sends for that."""
     neighbourhoods, owner, num_parts = Neighbourhoods(graph, 1), partition.assignment, partition.num_parts
     kept, sent = torch.zeros(2, num_parts, dtype=torch.int64)
-    in_steps, for_others = _training_nodes(graph), torch.zeros(graph.num_nodes, dtype=torch.bool)  # are computed
+    in_steps, for_others = (
+        learned_from(graph, graph.types.seeds),
+        torch.zeros(graph.num_nodes, dtype=torch.bool),
+    )  # are computed
     for _ in range(num_layers - 1):
         before = in_steps.clone(), for_others.clone()
         for part in range(num_parts):
@@ -175,10 +181,3 @@ def _rows_of_a_meeting(graph: Graph, partition: Partition, num_layers: int) -> t
             sent += torch.bincount(owner[asked], minlength=num_parts)
             for_others |= asked
     return int(kept.max()), int(sent.max())
-
-
-def _training_nodes(graph: Graph) -> Tensor:
-    marked = list(graph.types.splits("train").values())
-    if not marked:
-        return torch.ones(graph.num_nodes, dtype=torch.bool)
-    return torch.zeros(graph.num_nodes, dtype=torch.bool).index_fill_(0, torch.cat(marked), True)

@@ -1,7 +1,8 @@
 """What all ranks compute in a pass with the nodes that a boundary brings along, in times of one process.
 
-A sampler that draws few neighbours computes as much for a seed wherever it lies. Whole parts, and batches that reach
-all of a part, are computed by every rank with all that came along.
+A sampler that draws few neighbours computes as much for a seed wherever it lies. Batches that reach all of a part are
+computed by every rank with all that came along, and so are whole parts, but for what a module with ``layers()`` leaves
+out: each of its layers computes the rows that the next one reads.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from torch import Tensor
+
+from lightning_gnn_dist.boundary.around import learned_from
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.layers.reach import EDGES_OF_A_NODE, Reach
+from lightning_gnn_dist.layers.reach import ALL, EDGES_OF_A_NODE, Neighbourhoods, Reach
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
@@ -25,31 +29,49 @@ class Pass(NamedTuple):
         most_of_batch: The most work of a batch, however large the graph is.
         batches_of_rank: Batches of each rank.
         batches_of_one: Batches of one process.
+        is_layered: Whether each layer computes only the rows that the next one reads.
     """
 
     num_layers: int
     most_of_batch: float
     batches_of_rank: int
     batches_of_one: int
+    is_layered: bool = False
 
     @classmethod
-    def of(cls, sampler: Sampler, batch_size: int, most_seeds: int, all_seeds: int) -> Pass:
-        """Return the pass of ranks of which one has ``most_seeds`` seeds."""
+    def of(cls, sampler: Sampler, batch_size: int, most_seeds: int, all_seeds: int, *, has_layers: bool) -> Pass:
+        """Return the pass of ranks of which one has ``most_seeds`` seeds, and whose module may have ``layers()``."""
         of_rank, of_one = (max(1, -(-seeds // batch_size)) for seeds in (most_seeds, all_seeds))
-        return cls(sampler.num_hops, _most_of_batch(sampler, batch_size), of_rank, of_one)
+        is_layered = has_layers and isinstance(sampler, WholePartSampler)
+        return cls(sampler.num_hops, _most_of_batch(sampler, batch_size), of_rank, of_one, is_layered)
 
-    def of_batch(self, num_nodes: int, num_edges: int) -> int:
-        """Return the work of a batch in a graph of so many nodes and edges."""
-        return int(min(self.num_layers * (num_edges + EDGES_OF_A_NODE * num_nodes), self.most_of_batch))
+    def read(self, neighbourhoods: Neighbourhoods, seeds: Tensor) -> Reach:
+        """Return the nodes that the layers of a batch of ``seeds`` compute, the last layer first, and edges into them.
 
-    def with_halos(self, found: Reach) -> list[int]:
-        """Return the work of a batch of a part with halos of 1, 2 ... hops."""
-        return [self.of_batch(nodes, edges) for nodes, edges in zip(found.nodes[1:], found.edges, strict=True)]
+        Where they compute all that there are, these are more than any graph has.
+        """
+        if self.is_layered:
+            return neighbourhoods.of(seeds)
+        return Reach([ALL] * (self.num_layers + 1), [ALL] * self.num_layers)
 
-    def times(self, of_ranks: Sequence[int], graph: Graph) -> float:
+    def with_halos(self, part: Reach, read: Reach) -> list[int]:
+        """Return the work of a batch of a part with halos of 1, 2 ... hops, of which layers read some nodes."""
+        return [self.of_batch(nodes, edges, read) for nodes, edges in zip(part.nodes[1:], part.edges, strict=True)]
+
+    def of_batch(self, num_nodes: int, num_edges: int, read: Reach) -> int:
+        """Return the work of a batch in a graph of so many nodes and edges, of which layers read some."""
+        edges = sum(min(each, num_edges) for each in read.edges)
+        nodes = sum(min(each, num_nodes) for each in read.nodes[:-1])
+        return int(min(edges + EDGES_OF_A_NODE * nodes, self.most_of_batch))
+
+    def of_one(self, graph: Graph) -> int:
+        """Return the work of a batch of one process, which holds the whole graph."""
+        seeds = learned_from(graph, graph.types.seeds).nonzero().view(-1)
+        return self.of_batch(graph.num_nodes, graph.num_edges, self.read(Neighbourhoods(graph, self.num_layers), seeds))
+
+    def times(self, of_ranks: Sequence[int], of_one: int) -> float:
         """Return what ranks compute in a pass, whose batches take so much work, in times of one process."""
-        of_one = self.batches_of_one * self.of_batch(graph.num_nodes, graph.num_edges)
-        return self.batches_of_rank * sum(of_ranks) / of_one if of_one else 1.0
+        return self.batches_of_rank * sum(of_ranks) / (self.batches_of_one * of_one) if of_one else 1.0
 
 
 def _most_of_batch(sampler: Sampler, batch_size: int) -> float:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.boundary.around import learned_from
-from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto
+from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto, Part
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.boundary.refusals import check_seed_hops
@@ -198,16 +198,20 @@ class PartPlan:
         chunks = Chunks.of(self.graph) if isinstance(self.partitioner, SavedChunks) else None
         return None if chunks is None else ChunkReader(self.graph, chunks)
 
-    def residents(self, rank: int, world_size: int) -> Iterator[Tensor]:
+    def parts(self, rank: int, world_size: int) -> Iterator[Part]:
         """Yield what a rank holds without a halo, in the first super-epochs."""
-        reader = self.reader(rank, world_size, self.boundary, None)
+        reader, is_seed = self.reader(rank, world_size, self.boundary, None), self._is_seed()
         for super_epoch in range(min(self.residency.sweep(world_size), LOOKED_AT)):
-            yield reader.residents(super_epoch)[0]
+            residents, num_own = reader.residents(super_epoch)
+            own = residents[:num_own]
+            yield Part(residents, own[is_seed[own]])
 
     def learned_by_ranks(self, world_size: int) -> Tensor:
         """Return how many nodes each rank learns from in super-epoch 0; all count where no mask tells."""
-        owner = self.by_rank(world_size).assignment[learned_from(self.graph, self.graph.types.seeds)]
-        return owner.bincount(minlength=world_size)
+        return self.by_rank(world_size).assignment[self._is_seed()].bincount(minlength=world_size)
+
+    def _is_seed(self) -> Tensor:
+        return learned_from(self.graph, self.graph.types.seeds)
 
     def most_seeds(self, world_size: int) -> int:
         """Return the number of training nodes of the learner that has most in any of the first 16 super-epochs.

@@ -41,7 +41,7 @@ from lightning_gnn_dist.homes.residency import default_period, num_super_epochs
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
-from lightning_gnn_dist.layers.through_layers import Layer, layers_in
+from lightning_gnn_dist.layers.through_layers import Layer, has_layers, layers_in
 from lightning_gnn_dist.layers.whole_nodes import folder_beside
 from lightning_gnn_dist.partition.advice import against_averaging
 from lightning_gnn_dist.partition.base import Partition, Partitioner
@@ -144,7 +144,7 @@ class WholeHome(Home):
         if self._plan.partitioner is None:
             rank_zero_info(f"{self.partitioner} cuts the graph, as no partitioner was named.")
         if isinstance(asked, Auto):
-            parts, steps = self.cut.residents(self.running.rank, num_ranks), self._pass(num_ranks)
+            parts, steps = self.cut.parts(self.running.rank, num_ranks), self._pass(num_ranks)
             device, exchanges = self.running.device, self._can_exchange()
             self._take(*chosen(allowed_by(asked, num_ranks), self.graph, parts, steps, device, exchanges=exchanges))
 
@@ -201,7 +201,9 @@ class WholeHome(Home):
     def _pass(self, num_ranks: int) -> Pass:
         """Return a pass of so many ranks over all that they learn from."""
         settings, counts = self.running.settings, self.cut.learned_by_ranks(num_ranks)
-        return Pass.of(settings.of_parts(), settings.batch_size, int(counts.max()), int(counts.sum()))
+        trainer, most, of_all = self.running.trainer, int(counts.max()), int(counts.sum())
+        is_layered = trainer is not None and has_layers(trainer.lightning_module)
+        return Pass.of(settings.of_parts(), settings.batch_size, most, of_all, has_layers=is_layered)
 
     def _can_exchange(self) -> bool:
         """Return whether ``boundary="auto"`` may be ``Exchange()`` in this fit."""
@@ -252,7 +254,7 @@ class WholeHome(Home):
         """Return the reader of a rank's parts. Before a fit ``"auto"`` is what it would be on ranks of this host."""
         boundary = self.boundary
         if isinstance(boundary, Auto):
-            parts = [self.cut.residents(each, num_ranks) for each in range(num_ranks)]
+            parts = [self.cut.parts(each, num_ranks) for each in range(num_ranks)]
             boundary = chosen_here(allowed_by(boundary, num_ranks), self.graph, parts, self._pass(num_ranks))
         return self.cut.reader(rank, num_ranks, boundary, self.coverage)
 
