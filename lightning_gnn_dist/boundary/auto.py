@@ -165,9 +165,9 @@ def _counted(graph: Graph, parts: Iterable[Part], steps: Pass) -> tuple[list[int
     """Return the most bytes of some parts, and the most work of a batch of them, with halos of 1, 2 ... hops."""
     neighbourhoods, held, work = Neighbourhoods(graph, steps.num_layers), [], []
     for part in parts:
-        found = neighbourhoods.of(part.residents)
-        held.append(bytes_with_halos(graph, found))
-        work.append(steps.with_halos(found, steps.read(neighbourhoods, part.seeds)))
+        hops = neighbourhoods.hops(part.residents)
+        held.append(bytes_with_halos(graph, hops))
+        work.append(steps.with_halos(graph, neighbourhoods, hops, part.seeds))
     return torch.stack(held).amax(0).tolist(), torch.tensor(work).amax(0).tolist()
 
 

@@ -15,9 +15,9 @@ from lightning_gnn_dist.boundary.cover import rows_and_sums
 from lightning_gnn_dist.boundary.work import Pass
 from lightning_gnn_dist.checks import brief
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.rows import edge_positions
+from lightning_gnn_dist.graph.rows import degrees_of, edge_positions
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.layers.reach import Neighbourhoods, Reach
+from lightning_gnn_dist.layers.reach import Neighbourhoods
 from lightning_gnn_dist.partition.advice import bytes_of_part, bytes_per_part
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.partition_report import PartitionReport
@@ -97,14 +97,20 @@ def short_name(boundary: Boundary) -> str:
     return f"Halo({boundary.hops})" if isinstance(boundary, Halo) else brief(boundary)
 
 
-def bytes_with_halos(graph: Graph, found: Reach) -> Tensor:
+def bytes_with_halos(graph: Graph, hops: list[Tensor]) -> Tensor:
     """Bytes in RAM of a part with halos of 1, 2 ... hops, shape ``(num_hops,)``.
 
     Args:
         graph: The whole graph.
-        found: The neighbourhood of the part's nodes.
+        hops: The nodes 0, 1, 2 ... hops away from the part's nodes.
     """
-    return bytes_of_part(graph, torch.tensor(found.nodes[1:]), torch.tensor(found.edges))
+    edges = torch.stack([degrees_of(graph.indptr, nodes).sum() for nodes in hops[:-1]])
+    return bytes_of_part(graph, _upto(hops)[1:], edges.cumsum(0))
+
+
+def _upto(hops: list[Tensor]) -> Tensor:
+    """How many nodes lie within 0, 1, 2 ... hops."""
+    return torch.tensor([nodes.numel() for nodes in hops]).cumsum(0)
 
 
 def _halos(
@@ -114,15 +120,18 @@ def _halos(
     neighbourhoods, parts = Neighbourhoods(graph, num_layers), torch.arange(partition.num_parts)
     if partition.num_parts * num_layers * graph.num_edges > _MOST_EDGES:
         parts = report.halo_nodes.argsort(descending=True)[:1]  # it likely pays most
-    members = [partition.assignment == part for part in parts.tolist()]
-    found = [neighbourhoods.of(each.nonzero().view(-1)) for each in members]
-    nodes = torch.tensor([reach.nodes for reach in found])
-    held = torch.stack([bytes_with_halos(graph, reach) for reach in found])
-    whole, is_seed = Pass(num_layers, math.inf, 1, 1, is_layered=True), learned_from(graph, graph.types.seeds)
-    read = [whole.read(neighbourhoods, (each & is_seed).nonzero().view(-1)) for each in members]
-    work, of_one = torch.tensor([*map(whole.with_halos, found, read)]), whole.of_one(graph)
-    times = [whole.times(of_parts, of_one) * partition.num_parts / len(found) for of_parts in work.T.tolist()]
-    most = [each.amax(0).tolist() for each in (nodes[:, 1:] - nodes[:, :1], held, work)]
+    is_seed, whole = learned_from(graph, graph.types.seeds), Pass(num_layers, math.inf, 1, 1, is_layered=True)
+    nodes, held, work = [], [], []
+    for part in parts.tolist():
+        is_own = partition.assignment == part
+        hops = neighbourhoods.hops(is_own.nonzero().view(-1))
+        nodes.append(_upto(hops))
+        held.append(bytes_with_halos(graph, hops))
+        work.append(whole.with_halos(graph, neighbourhoods, hops, (is_own & is_seed).nonzero().view(-1)))
+    of_one, stand_for = whole.of_one(graph), partition.num_parts / len(work)
+    times = [whole.times(of_parts, of_one) * stand_for for of_parts in zip(*work, strict=True)]
+    found = torch.stack(nodes), torch.stack(held), torch.tensor(work)
+    most = [each.amax(0).tolist() for each in (found[0][:, 1:] - found[0][:, :1], *found[1:])]
     return list(zip(*most, times, strict=True))
 
 

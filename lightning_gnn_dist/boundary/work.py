@@ -11,11 +11,13 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from lightning_gnn_dist.boundary.around import learned_from
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.layers.reach import ALL, EDGES_OF_A_NODE, Neighbourhoods, Reach
+from lightning_gnn_dist.graph.rows import degrees_of
+from lightning_gnn_dist.layers.reach import EDGES_OF_A_NODE, Neighbourhoods
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
@@ -45,29 +47,32 @@ class Pass(NamedTuple):
         is_layered = has_layers and isinstance(sampler, WholePartSampler)
         return cls(sampler.num_hops, _most_of_batch(sampler, batch_size), of_rank, of_one, is_layered)
 
-    def read(self, neighbourhoods: Neighbourhoods, seeds: Tensor) -> Reach:
-        """Return the nodes that the layers of a batch of ``seeds`` compute, the last layer first, and edges into them.
+    def with_halos(self, graph: Graph, neighbourhoods: Neighbourhoods, hops: list[Tensor], seeds: Tensor) -> list[int]:
+        """Return the work of a batch of a part with halos of 1, 2 ... hops.
 
-        Where they compute all that there are, these are more than any graph has.
+        Args:
+            graph: The whole graph.
+            neighbourhoods: Those of the graph.
+            hops: The nodes 0, 1, 2 ... hops away from what the rank holds.
+            seeds: What it learns from.
         """
-        if self.is_layered:
-            return neighbourhoods.of(seeds)
-        return Reach([ALL] * (self.num_layers + 1), [ALL] * self.num_layers)
-
-    def with_halos(self, part: Reach, read: Reach) -> list[int]:
-        """Return the work of a batch of a part with halos of 1, 2 ... hops, of which layers read some nodes."""
-        return [self.of_batch(nodes, edges, read) for nodes, edges in zip(part.nodes[1:], part.edges, strict=True)]
-
-    def of_batch(self, num_nodes: int, num_edges: int, read: Reach) -> int:
-        """Return the work of a batch in a graph of so many nodes and edges, of which layers read some."""
-        edges = sum(min(each, num_edges) for each in read.edges)
-        nodes = sum(min(each, num_nodes) for each in read.nodes[:-1])
-        return int(min(edges + EDGES_OF_A_NODE * nodes, self.most_of_batch))
+        distance = torch.full((graph.num_nodes,), self.num_layers + 1, dtype=torch.int16)
+        for hop, nodes in enumerate(hops):
+            distance[nodes] = hop
+        computed = neighbourhoods.hops(seeds)[:-1] if self.is_layered else [torch.cat(hops)]
+        rows, edges = torch.zeros(2, self.num_layers + 2, dtype=torch.float64)
+        for layers, nodes in zip(range(self.num_layers, 0, -1), computed, strict=False):  # so many compute them
+            away, degrees = distance[nodes].int(), degrees_of(graph.indptr, nodes)
+            rows += layers * away.bincount(minlength=rows.numel())
+            edges += layers * away.bincount(degrees.double(), rows.numel())
+        work = edges.cumsum(0)[:-2] + EDGES_OF_A_NODE * rows.cumsum(0)[1:-1]  # the last hop receives nothing
+        return [int(min(each, self.most_of_batch)) for each in work.tolist()]
 
     def of_one(self, graph: Graph) -> int:
         """Return the work of a batch of one process, which holds the whole graph."""
         seeds = learned_from(graph, graph.types.seeds).nonzero().view(-1)
-        return self.of_batch(graph.num_nodes, graph.num_edges, self.read(Neighbourhoods(graph, self.num_layers), seeds))
+        everything = [torch.arange(graph.num_nodes)]
+        return self.with_halos(graph, Neighbourhoods(graph, self.num_layers), everything, seeds)[-1]
 
     def times(self, of_ranks: Sequence[int], of_one: int) -> float:
         """Return what ranks compute in a pass, whose batches take so much work, in times of one process."""

@@ -138,15 +138,14 @@ class WholeHome(Home):
                 self.partition(self.running.num_ranks)
 
     def choose_boundary(self) -> None:
-        asked, num_ranks = self.cut.boundary, self.running.num_ranks
+        asked, rank, num_ranks = self.cut.boundary, self.running.rank, self.running.num_ranks
         if not self._has_parts:
             return
         if self._plan.partitioner is None:
             rank_zero_info(f"{self.partitioner} cuts the graph, as no partitioner was named.")
         if isinstance(asked, Auto):
-            parts, steps = self.cut.parts(self.running.rank, num_ranks), self._pass(num_ranks)
-            device, exchanges = self.running.device, self._can_exchange()
-            self._take(*chosen(allowed_by(asked, num_ranks), self.graph, parts, steps, device, exchanges=exchanges))
+            allowed, parts, steps = allowed_by(asked, num_ranks), self.cut.parts(rank, num_ranks), self._pass(num_ranks)
+            self._take(*chosen(allowed, self.graph, parts, steps, self.running.device, exchanges=self._can_exchange()))
 
     def open(self, check: Callable[[Graph], None], *, is_fit: bool) -> None:
         """Do nothing: the graph is open, and was looked at."""
@@ -200,10 +199,9 @@ class WholeHome(Home):
 
     def _pass(self, num_ranks: int) -> Pass:
         """Return a pass of so many ranks over all that they learn from."""
-        settings, counts = self.running.settings, self.cut.learned_by_ranks(num_ranks)
-        trainer, most, of_all = self.running.trainer, int(counts.max()), int(counts.sum())
-        is_layered = trainer is not None and has_layers(trainer.lightning_module)
-        return Pass.of(settings.of_parts(), settings.batch_size, most, of_all, has_layers=is_layered)
+        settings, counts = self.running.settings, self.cut.learned_by_ranks(num_ranks).tolist()
+        layered = has_layers(getattr(self.running.trainer, "lightning_module", None))
+        return Pass.of(settings.of_parts(), settings.batch_size, max(counts), sum(counts), has_layers=layered)
 
     def _can_exchange(self) -> bool:
         """Return whether ``boundary="auto"`` may be ``Exchange()`` in this fit."""

@@ -85,9 +85,8 @@ def works(sampler: Any, batch_size: int, graph: Graph, partition: Partition, *, 
         return nodes | {sender for node in nodes for sender in rows[node]}
 
     def of_layers(computed: list[set[int]], held: set[int], receivers: set[int]) -> float:
-        num_edges = sum(len(rows[node]) for node in receivers)
-        edges = sum(min(num_edges, sum(len(rows[node]) for node in each)) for each in computed)
-        return edges + 8 * sum(min(len(held), len(each)) for each in computed)
+        edges = sum(len(rows[node]) for each in computed for node in each & receivers)
+        return edges + 8 * sum(len(each & held) for each in computed)
 
     def batch(seeds: set[int], held: set[int], receivers: set[int]) -> float:
         if isinstance(sampler, WholePartSampler) and has_layers:
