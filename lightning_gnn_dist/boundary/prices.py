@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.around import learned_from
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Halo, History, Isolated
 from lightning_gnn_dist.boundary.cover import rows_and_sums
 from lightning_gnn_dist.boundary.work import Pass
@@ -20,7 +19,7 @@ from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.layers.reach import Neighbourhoods
 from lightning_gnn_dist.partition.advice import bytes_of_part, bytes_per_part
 from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.partition.partition_report import PartitionReport
+from lightning_gnn_dist.partition.partition_report import PartitionReport, learned_from
 from lightning_gnn_dist.wire.codec import Bits, Codec
 
 BYTES_OF_A_NUMBER = 4  # float32

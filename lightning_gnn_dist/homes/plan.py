@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.around import learned_from
 from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto, Part
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
 from lightning_gnn_dist.boundary.coverage import Coverage
@@ -29,6 +28,7 @@ from lightning_gnn_dist.layers.budget import free_bytes, ranks_here
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.default import default_partitioner
+from lightning_gnn_dist.partition.partition_report import learned_from
 from lightning_gnn_dist.partition.saved_chunks import Chunks, SavedChunks
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import KeyedByName, NeighborSampler
