@@ -75,23 +75,6 @@ def around(
     return source.among(nodes, hops[: max(1, len(hops) - 1)]), nodes, Lookup(own).contains(nodes)
 
 
-def learned_from(part: Graph, seeds: str | None) -> Tensor:
-    """Return which nodes of a part are training nodes: a boolean for each.
-
-    All are where no mask tells, as in a graph whose edges are split.
-
-    Args:
-        part: The part.
-        seeds: The node type that is learned from, if one was chosen.
-    """
-    types = part.types if seeds is None else part.types.with_seeds(seeds)
-    is_marked = any("train_mask" in arrays for arrays in types.node_arrays.values())
-    found = torch.full((part.num_nodes,), not is_marked)
-    if is_marked:
-        found[types.split("train")] = True
-    return found
-
-
 def edges_among(
     rows: PartRows, at: Tensor, nodes: Tensor, receives: Tensor
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:

@@ -31,7 +31,8 @@ class Auto(Boundary):
 
     That is the deepest :class:`Halo`, of as many hops as the sampler at most, otherwise :class:`Isolated`. It must fit
     into memory: the largest part, with all nodes that come along. And it must not multiply the work: where batches
-    reach all of a part, as with :class:`WholePartSampler`, every rank computes what came along as well. Of parts that
+    reach all of a part, as with :class:`WholePartSampler`, every rank computes what came along as well, but for what
+    a module with ``layers()`` leaves out, whose layers compute the rows that the next one reads. Of parts that
     change, those of the first four super-epochs are looked at. All ranks choose the same (with :class:`Elastic` each
     for itself), and a line in the log says what. A resumed fit keeps what the checkpoint's has chosen.
 
@@ -96,6 +97,18 @@ class Cost(NamedTuple):
         return f"{in_megabytes(self.bytes)} for the largest part, and {self.times:.1f} times the work of one process"
 
 
+class Part(NamedTuple):
+    """What a rank holds at a time of the fit.
+
+    Attributes:
+        residents: Its nodes without a halo.
+        seeds: Those that it learns from.
+    """
+
+    residents: Tensor
+    seeds: Tensor
+
+
 class Choice(NamedTuple):
     """What has been chosen, and why not what is more exact.
 
@@ -121,14 +134,14 @@ class Choice(NamedTuple):
 
 
 def chosen(
-    allowed: Allowed, graph: Graph, parts: Iterable[Tensor], steps: Pass, device: torch.device, *, exchanges: bool
+    allowed: Allowed, graph: Graph, parts: Iterable[Part], steps: Pass, device: torch.device, *, exchanges: bool
 ) -> tuple[Boundary, str]:
     """Return the most exact boundary that all ranks can afford, and a line for the log. Collective, as a fit begins.
 
     Args:
         allowed: What it may cost this rank.
         graph: The whole graph.
-        parts: The nodes that this rank holds without a halo, at some times of the fit.
+        parts: What this rank holds, at some times of the fit.
         steps: A pass over the training nodes.
         device: Where the ranks exchange numbers.
         exchanges: Whether ranks can exchange rows in this fit.
@@ -141,25 +154,28 @@ def chosen(
     return choice.boundary, choice.told(allowed)
 
 
-def chosen_here(allowed: Allowed, graph: Graph, parts: Sequence[Iterable[Tensor]], steps: Pass) -> Boundary:
+def chosen_here(allowed: Allowed, graph: Graph, parts: Sequence[Iterable[Part]], steps: Pass) -> Boundary:
     """Return what :func:`chosen` would, without other ranks, of the ``parts`` of each rank."""
     counted = [_counted(graph, of_rank, steps) for of_rank in parts]
     held, work = (list(zip(*of_ranks, strict=True)) for of_ranks in zip(*counted, strict=True))
     return choose(costs(graph, held, work, steps), allowed, exchanges=False).boundary
 
 
-def _counted(graph: Graph, parts: Iterable[Tensor], steps: Pass) -> tuple[list[int], list[int]]:
+def _counted(graph: Graph, parts: Iterable[Part], steps: Pass) -> tuple[list[int], list[int]]:
     """Return the most bytes of some parts, and the most work of a batch of them, with halos of 1, 2 ... hops."""
-    neighbourhoods = Neighbourhoods(graph, steps.num_layers)
-    found = [neighbourhoods.of(nodes) for nodes in parts]
-    held = torch.stack([bytes_with_halos(graph, reach) for reach in found]).amax(0)
-    return held.tolist(), torch.tensor([steps.with_halos(reach) for reach in found]).amax(0).tolist()
+    neighbourhoods, held, work = Neighbourhoods(graph, steps.num_layers), [], []
+    for part in parts:
+        hops = neighbourhoods.hops(part.residents)
+        held.append(bytes_with_halos(graph, hops))
+        work.append(steps.with_halos(graph, neighbourhoods, hops, part.seeds))
+    return torch.stack(held).amax(0).tolist(), torch.tensor(work).amax(0).tolist()
 
 
 def costs(graph: Graph, held: Sequence[Sequence[int]], work: Sequence[Sequence[int]], steps: Pass) -> list[Cost]:
     """Return what halos of 1, 2 ... hops cost, by the bytes and the work of each rank."""
+    of_one = steps.of_one(graph)
     return [
-        Cost(Halo(hops), max(num_bytes), steps.times(of_ranks, graph), max(of_ranks) <= SMALL)
+        Cost(Halo(hops), max(num_bytes), steps.times(of_ranks, of_one), max(of_ranks) <= SMALL)
         for hops, (num_bytes, of_ranks) in enumerate(zip(held, work, strict=True), 1)
     ]
 

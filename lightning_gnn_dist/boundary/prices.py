@@ -14,12 +14,12 @@ from lightning_gnn_dist.boundary.cover import rows_and_sums
 from lightning_gnn_dist.boundary.work import Pass
 from lightning_gnn_dist.checks import brief
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.rows import edge_positions
+from lightning_gnn_dist.graph.rows import degrees_of, edge_positions
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.layers.reach import Neighbourhoods, Reach
+from lightning_gnn_dist.layers.reach import Neighbourhoods
 from lightning_gnn_dist.partition.advice import bytes_of_part, bytes_per_part
 from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.partition.partition_report import PartitionReport
+from lightning_gnn_dist.partition.partition_report import PartitionReport, learned_from
 from lightning_gnn_dist.wire.codec import Bits, Codec
 
 BYTES_OF_A_NUMBER = 4  # float32
@@ -38,8 +38,8 @@ class Price(NamedTuple):
         bytes_sent: Bytes that a rank sends for its boundary, beside gradients and models.
         loses: What of the neighbourhoods of training nodes is not seen, in words.
         per: What ``bytes_sent`` is sent in.
-        work: The work of a step on a whole part, in edges.
-        times: What all ranks compute in a pass over whole parts, in times of one process.
+        work: The work of a step of a module with ``layers()`` on a whole part, in edges.
+        times: What all ranks compute in a pass of such steps, in times of one process.
     """
 
     boundary: Boundary
@@ -96,14 +96,20 @@ def short_name(boundary: Boundary) -> str:
     return f"Halo({boundary.hops})" if isinstance(boundary, Halo) else brief(boundary)
 
 
-def bytes_with_halos(graph: Graph, found: Reach) -> Tensor:
+def bytes_with_halos(graph: Graph, hops: list[Tensor]) -> Tensor:
     """Bytes in RAM of a part with halos of 1, 2 ... hops, shape ``(num_hops,)``.
 
     Args:
         graph: The whole graph.
-        found: The neighbourhood of the part's nodes.
+        hops: The nodes 0, 1, 2 ... hops away from the part's nodes.
     """
-    return bytes_of_part(graph, torch.tensor(found.nodes[1:]), torch.tensor(found.edges))
+    edges = torch.stack([degrees_of(graph.indptr, nodes).sum() for nodes in hops[:-1]])
+    return bytes_of_part(graph, _upto(hops)[1:], edges.cumsum(0))
+
+
+def _upto(hops: list[Tensor]) -> Tensor:
+    """How many nodes lie within 0, 1, 2 ... hops."""
+    return torch.tensor([nodes.numel() for nodes in hops]).cumsum(0)
 
 
 def _halos(
@@ -113,20 +119,25 @@ def _halos(
     neighbourhoods, parts = Neighbourhoods(graph, num_layers), torch.arange(partition.num_parts)
     if partition.num_parts * num_layers * graph.num_edges > _MOST_EDGES:
         parts = report.halo_nodes.argsort(descending=True)[:1]  # it likely pays most
-    found = [neighbourhoods.of((partition.assignment == part).nonzero().view(-1)) for part in parts.tolist()]
-    nodes = torch.tensor([reach.nodes for reach in found])
-    held = torch.stack([bytes_with_halos(graph, reach) for reach in found])
-    whole = Pass(num_layers, math.inf, 1, 1)
-    work = torch.tensor([whole.with_halos(reach) for reach in found])
-    times = [whole.times(of_parts, graph) * partition.num_parts / len(found) for of_parts in work.T.tolist()]
-    most = [each.amax(0).tolist() for each in (nodes[:, 1:] - nodes[:, :1], held, work)]
+    is_seed, whole = learned_from(graph, graph.types.seeds), Pass(num_layers, math.inf, 1, 1, is_layered=True)
+    nodes, held, work = [], [], []
+    for part in parts.tolist():
+        is_own = partition.assignment == part
+        hops = neighbourhoods.hops(is_own.nonzero().view(-1))
+        nodes.append(_upto(hops))
+        held.append(bytes_with_halos(graph, hops))
+        work.append(whole.with_halos(graph, neighbourhoods, hops, (is_own & is_seed).nonzero().view(-1)))
+    of_one, stand_for = whole.of_one(graph), partition.num_parts / len(work)
+    times = [whole.times(of_parts, of_one) * stand_for for of_parts in zip(*work, strict=True)]
+    found = torch.stack(nodes), torch.stack(held), torch.tensor(work)
+    most = [each.amax(0).tolist() for each in (found[0][:, 1:] - found[0][:, :1], *found[1:])]
     return list(zip(*most, times, strict=True))
 
 
 def _rows_between(graph: Graph, partition: Partition, num_layers: int, *, with_sums: bool = False) -> Tensor:
     """What ranks (first) read of other ranks (second) in a step, behind all layers but the last: rows, or also sums."""
     neighbourhoods, owner, num_parts = Neighbourhoods(graph, 1), partition.assignment, partition.num_parts
-    needed = _training_nodes(graph)
+    needed = learned_from(graph, graph.types.seeds)
     between = torch.zeros(max(num_layers - 1, 1), num_parts, num_parts, dtype=torch.int64)
     for layer in range(num_layers - 1):
         computed = needed.clone()
@@ -162,7 +173,10 @@ def _rows_of_a_meeting(graph: Graph, partition: Partition, num_layers: int) -> t
     """The most rows that a rank keeps of others from meeting to meeting, and the most that one sends for that."""
     neighbourhoods, owner, num_parts = Neighbourhoods(graph, 1), partition.assignment, partition.num_parts
     kept, sent = torch.zeros(2, num_parts, dtype=torch.int64)
-    in_steps, for_others = _training_nodes(graph), torch.zeros(graph.num_nodes, dtype=torch.bool)  # are computed
+    in_steps, for_others = (
+        learned_from(graph, graph.types.seeds),
+        torch.zeros(graph.num_nodes, dtype=torch.bool),
+    )  # are computed
     for _ in range(num_layers - 1):
         before = in_steps.clone(), for_others.clone()
         for part in range(num_parts):
@@ -175,10 +189,3 @@ def _rows_of_a_meeting(graph: Graph, partition: Partition, num_layers: int) -> t
             sent += torch.bincount(owner[asked], minlength=num_parts)
             for_others |= asked
     return int(kept.max()), int(sent.max())
-
-
-def _training_nodes(graph: Graph) -> Tensor:
-    marked = list(graph.types.splits("train").values())
-    if not marked:
-        return torch.ones(graph.num_nodes, dtype=torch.bool)
-    return torch.zeros(graph.num_nodes, dtype=torch.bool).index_fill_(0, torch.cat(marked), True)

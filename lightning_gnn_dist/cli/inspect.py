@@ -139,8 +139,8 @@ def _prices(graph: Graph, partition: Partition, report: PartitionReport, options
     layers = "1 layer" if options.layers == 1 else f"{options.layers} layers"
     model = f"{layers} of width {options.width} and {options.bandwidth:g} Gbit/s"
     title = (
-        f"The edges between parts, for {model}, of the part that pays most; the work is that of whole parts, of all "
-        "ranks together, in times of one process:"
+        f"The edges between parts, for {model}, of the part that pays most; the work is that of whole parts with "
+        "layers(), of all ranks together, in times of one process:"
     )
     return "\n".join([title, *lines, _of_auto(found, options.parts)])
 

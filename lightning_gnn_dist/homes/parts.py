@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.loader import THREAD_NAME
-from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edges_among, learned_from
+from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edges_among
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
 from lightning_gnn_dist.boundary.coverage import Coverage, weights_of
 from lightning_gnn_dist.graph.graph import Graph, checked_graph, reopened, typed_graph
@@ -33,6 +33,7 @@ from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.chunk_reading import ChunkReader
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.partition.partition_report import learned_from
 
 
 @dataclass(frozen=True, eq=False)

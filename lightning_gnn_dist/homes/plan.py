@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.around import learned_from
-from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto, allowed_by, chosen, chosen_here
+from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto, Part, allowed_by, chosen, chosen_here
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.boundary.refusals import check_seed_hops
@@ -32,6 +31,7 @@ from lightning_gnn_dist.layers.budget import free_bytes, ranks_here
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.default import default_partitioner
+from lightning_gnn_dist.partition.partition_report import learned_from
 from lightning_gnn_dist.partition.saved_chunks import Chunks, SavedChunks
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import KeyedByName, NeighborSampler
@@ -211,34 +211,37 @@ class PartPlan:
         chunks = Chunks.of(self.graph) if isinstance(self.partitioner, SavedChunks) else None
         return None if chunks is None else ChunkReader(self.graph, chunks)
 
-    def residents(self, rank: int, world_size: int) -> Iterator[Tensor]:
+    def parts(self, rank: int, world_size: int) -> Iterator[Part]:
         """Yield what a rank holds without a halo, in the first super-epochs."""
-        reader = self.reader(rank, world_size, self.boundary, None)
+        reader, is_seed = self.reader(rank, world_size, self.boundary, None), self._is_seed()
         for super_epoch in range(min(self.residency.sweep(world_size), LOOKED_AT)):
-            yield reader.residents(super_epoch)[0]
+            residents, num_own = reader.residents(super_epoch)
+            own = residents[:num_own]
+            yield Part(residents, own[is_seed[own]])
 
     def learned_by_ranks(self, world_size: int) -> Tensor:
         """Return how many nodes each rank learns from in super-epoch 0; all count where no mask tells."""
-        owner = self.by_rank(world_size).assignment[learned_from(self.graph, self.graph.types.seeds)]
-        return owner.bincount(minlength=world_size)
+        return self.by_rank(world_size).assignment[self._is_seed()].bincount(minlength=world_size)
+
+    def _is_seed(self) -> Tensor:
+        return learned_from(self.graph, self.graph.types.seeds)
 
     def chosen(
-        self, asked: Auto, holder: Holder, settings: BatchSettings, device: torch.device, *, exchanges: bool
+        self, asked: Auto, holder: Holder, steps: Pass, device: torch.device, *, exchanges: bool
     ) -> tuple[Boundary, str]:
         """Return what ``"auto"`` is in the fit that begins, and a line for the log. Collective."""
-        allowed, parts = allowed_by(asked, self.most_on_host(holder.num_parts)), self.residents(*holder[:2])
-        return chosen(allowed, self.graph, parts, self._pass(holder.num_parts, settings), device, exchanges=exchanges)
+        allowed, parts = allowed_by(asked, self.most_on_host(holder.num_parts)), self.parts(*holder[:2])
+        return chosen(allowed, self.graph, parts, steps, device, exchanges=exchanges)
 
-    def chosen_here(self, asked: Auto, num_parts: int, settings: BatchSettings) -> Boundary:
+    def chosen_here(self, asked: Auto, num_parts: int, steps: Pass) -> Boundary:
         """Return what ``"auto"`` would be on ranks of this host."""
-        parts = [self.residents(each, num_parts) for each in range(num_parts)]
-        allowed = allowed_by(asked, self.most_on_host(num_parts))
-        return chosen_here(allowed, self.graph, parts, self._pass(num_parts, settings))
+        parts = [self.parts(each, num_parts) for each in range(num_parts)]
+        return chosen_here(allowed_by(asked, self.most_on_host(num_parts)), self.graph, parts, steps)
 
-    def _pass(self, num_parts: int, settings: BatchSettings) -> Pass:
+    def steps(self, num_parts: int, settings: BatchSettings, *, has_layers: bool) -> Pass:
         """Return a pass of those who hold the parts over all that they learn from."""
-        counts = self.learned_by_ranks(num_parts)
-        return Pass.of(settings.of_parts(), settings.batch_size, int(counts.max()), int(counts.sum()))
+        counts = self.learned_by_ranks(num_parts).tolist()
+        return Pass.of(settings.of_parts(), settings.batch_size, max(counts), sum(counts), has_layers=has_layers)
 
     def most_seeds(self, world_size: int) -> int:
         """Return the number of training nodes of the learner that has most in any of the first 16 super-epochs.

@@ -23,6 +23,7 @@ from lightning_gnn_dist.boundary.exchange import Owners
 from lightning_gnn_dist.boundary.historic_rows import PLACE, HistoricRows
 from lightning_gnn_dist.boundary.prices import short_name
 from lightning_gnn_dist.boundary.refusals import against_exchange
+from lightning_gnn_dist.boundary.work import Pass
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
@@ -41,7 +42,7 @@ from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.shared_parts import Shelf
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
-from lightning_gnn_dist.layers.through_layers import Layer, layers_in
+from lightning_gnn_dist.layers.through_layers import Layer, has_layers, layers_in
 from lightning_gnn_dist.layers.whole_nodes import folder_beside
 from lightning_gnn_dist.partition.advice import against_averaging
 from lightning_gnn_dist.partition.base import Partition, Partitioner
@@ -147,7 +148,7 @@ class WholeHome(Home):
             rank_zero_info(f"{self.partitioner} cuts the graph, as no partitioner was named.")
         if isinstance(asked, Auto):
             exchanges, device = self._can_exchange(), self.running.device
-            self._take(*self.cut.chosen(asked, holder, self.running.settings, device, exchanges=exchanges))
+            self._take(*self.cut.chosen(asked, holder, self._steps(holder.num_parts), device, exchanges=exchanges))
 
     def open(self, check: Callable[[Graph], None], *, is_fit: bool) -> None:
         """Do nothing: the graph is open, and was looked at."""
@@ -199,6 +200,10 @@ class WholeHome(Home):
     def _has_chosen(self) -> bool:
         return isinstance(self.cut.boundary, Auto) and not isinstance(self.boundary, Auto)
 
+    def _steps(self, num_parts: int) -> Pass:
+        layered = has_layers(getattr(self.running.trainer, "lightning_module", None))
+        return self.cut.steps(num_parts, self.running.settings, has_layers=layered)
+
     def _can_exchange(self) -> bool:
         """Return whether ``boundary="auto"`` may be ``Exchange()`` in this fit."""
         asked, trainer = self.cut.boundary, self.running.trainer
@@ -248,7 +253,7 @@ class WholeHome(Home):
         """Return the reader of a rank's parts. Before a fit ``"auto"`` is what it would be on ranks of this host."""
         boundary = self.boundary
         if isinstance(boundary, Auto):
-            boundary = self.cut.chosen_here(boundary, num_parts, self.running.settings)
+            boundary = self.cut.chosen_here(boundary, num_parts, self._steps(num_parts))
         return self.cut.reader(number, num_parts, boundary, self.coverage)
 
     def _own_parts(self) -> PartSwitcher:

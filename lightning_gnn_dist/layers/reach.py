@@ -5,6 +5,7 @@ seeds -> nodes within 1, 2 ... hops, and the edges into them -> bytes of a batch
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -58,11 +59,11 @@ class Neighbourhoods:
             raise graph_is_damaged(graph)
         return Reach(nodes.tolist(), edges.tolist())
 
+    def hops(self, seeds: Tensor) -> list[Tensor]:
+        """Return the nodes 0, 1, 2 ... hops away from distinct seeds."""
+        ends = [0, *self.of(seeds).nodes]
+        return [torch.from_numpy(self._queue[start:end].copy()) for start, end in pairwise(ends)]
+
     def senders(self, nodes: Tensor) -> Tensor:
         """Return these nodes and all that send to them, in increasing order."""
-        counts, edges = np.zeros(2, np.int64), np.zeros(1, np.int64)
-        graph = self._graph
-        csr = graph.indptr.numpy(), graph.indices.numpy()
-        if not reach(*csr, nodes.numpy(), ALL, self._found, self._queue, counts, edges):
-            raise graph_is_damaged(graph)
-        return torch.from_numpy(self._queue[: int(counts[1])].copy()).sort().values
+        return torch.cat(self.hops(nodes)[:2]).sort().values

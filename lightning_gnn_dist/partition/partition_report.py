@@ -125,6 +125,23 @@ def train_mask_of(graph: Graph) -> Tensor | None:
     return mask if mask is not None and mask.dim() == 1 and mask.dtype == torch.bool else None
 
 
+def learned_from(part: Graph, seeds: str | None) -> Tensor:
+    """Return which nodes of a part are training nodes: a boolean for each.
+
+    All are where no mask tells, as in a graph whose edges are split.
+
+    Args:
+        part: The part.
+        seeds: The node type that is learned from, if one was chosen.
+    """
+    types = part.types if seeds is None else part.types.with_seeds(seeds)
+    is_marked = any("train_mask" in arrays for arrays in types.node_arrays.values())
+    found = torch.full((part.num_nodes,), not is_marked)
+    if is_marked:
+        found[types.split("train")] = True
+    return found
+
+
 def _tally_edges(graph: Graph, assignment: Tensor, num_parts: int) -> tuple[Tensor, Tensor, Tensor]:
     graph.check_edges()
     inside, halo, isolated = (np.zeros(num_parts, np.int64) for _ in range(3))

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.tables import Table
-from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edges_among, learned_from
+from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edges_among
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage, weights_of
 from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
 from lightning_gnn_dist.graph.rows import Lookup, bytes_per_row, starts_of
 from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
+from lightning_gnn_dist.partition.partition_report import learned_from
 from lightning_gnn_dist.sharded.draws import whole_rows
 from lightning_gnn_dist.sharded.remote_graph import BYTES_OF_A_ROUND, ShardedGraph
 

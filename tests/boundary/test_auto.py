@@ -37,7 +37,7 @@ from lightning_gnn_dist.boundary.prices import prices, short_name
 from lightning_gnn_dist.boundary.work import Pass
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.homes.parts import PartReader
-from lightning_gnn_dist.layers.reach import Neighbourhoods
+from lightning_gnn_dist.homes.plan import PartPlan
 from tests.boundary.models import model, weighted_data, weights_of
 from tests.boundary.test_exchange import check, data_of, quick, rows_moved
 from tests.boundary.test_history_rules import rows_moved as rows_of_meetings
@@ -76,53 +76,66 @@ def test_a_quick_batch_may_be_computed_many_times() -> None:
     assert Cost(Halo(1), 10, 8.0, is_quick=True).is_within(Allowed(10, 2.0))
 
 
-def works(sampler: Any, batch_size: int, graph: Graph, partition: Partition) -> list[float]:
+def works(sampler: Any, batch_size: int, graph: Graph, partition: Partition, *, has_layers: bool) -> list[float]:
     """By hand: what all ranks compute in a pass with halos of 1 and 2 hops, in times of one process."""
     rows = [graph.indices[a:b].tolist() for a, b in pairwise(graph.indptr.tolist())]
     trains = set(graph.split("train").tolist())
 
-    def batch(nodes: set[int], receivers: set[int]) -> float:
-        whole = 2 * (sum(len(rows[node]) for node in receivers) + 8 * len(nodes))
+    def around(nodes: set[int]) -> set[int]:
+        return nodes | {sender for node in nodes for sender in rows[node]}
+
+    def of_layers(computed: list[set[int]], held: set[int], receivers: set[int]) -> float:
+        edges = sum(len(rows[node]) for each in computed for node in each & receivers)
+        return edges + 8 * sum(len(each & held) for each in computed)
+
+    def batch(seeds: set[int], held: set[int], receivers: set[int]) -> float:
+        if isinstance(sampler, WholePartSampler) and has_layers:
+            return of_layers([seeds, around(seeds)], held, receivers)
+        whole = of_layers([everything, everything], held, receivers)
         if isinstance(sampler, WholePartSampler):
             return whole
         first, second = sampler.num_neighbors
-        seeds, one, two = batch_size, batch_size * first, batch_size * first * second
-        return min(whole, 2 * (one + 8 * seeds) + two + 8 * one)
+        size, one, two = batch_size, batch_size * first, batch_size * first * second
+        return min(whole, 2 * (one + 8 * size) + two + 8 * one)
 
     parts = [{node for node, owner in enumerate(partition.assignment.tolist()) if owner == p} for p in range(PARTS)]
     everything = set(range(len(rows)))
-    of_one = -(-len(trains) // batch_size) * batch(everything, everything)
+    of_one = -(-len(trains) // batch_size) * batch(trains, everything, everything)
     most, found = max(len(part & trains) for part in parts), [0.0, 0.0]
     for part in parts:
-        near = part | {sender for node in part for sender in rows[node]}
-        far = near | {sender for node in near for sender in rows[node]}
-        found[0] += -(-most // batch_size) * batch(near, part) / of_one
-        found[1] += -(-most // batch_size) * batch(far, near) / of_one
+        near = around(part)
+        found[0] += -(-most // batch_size) * batch(part & trains, near, part) / of_one
+        found[1] += -(-most // batch_size) * batch(part & trains, around(near), near) / of_one
     return found
 
 
 @pytest.mark.parametrize(
-    ("sampler", "batch_size"),
+    ("sampler", "batch_size", "has_layers"),
     [
-        (WholePartSampler(2), 1000),
-        (WholePartSampler(2), 8),
-        (NeighborSampler([2, 2]), 4),
-        (NeighborSampler([9, 9]), 50),
+        (WholePartSampler(2), 1000, False),
+        (WholePartSampler(2), 1000, True),
+        (WholePartSampler(2), 8, False),
+        (NeighborSampler([2, 2]), 4, True),
+        (NeighborSampler([9, 9]), 50, False),
     ],
 )
-def test_work_is_counted_in_times_of_one_process(sampler: Any, batch_size: int) -> None:
+def test_work_is_counted_in_times_of_one_process(sampler: Any, batch_size: int, has_layers: bool) -> None:
     graph, partition = cut_graph()
-    seeds = partition.assignment[graph.split("train")]
-    steps = Pass.of(sampler, batch_size, int(seeds.bincount().max()), seeds.numel())
-    reached = [Neighbourhoods(graph, 2).of((partition.assignment == p).nonzero().view(-1)) for p in range(PARTS)]
-    found = [steps.times(of_ranks, graph) for of_ranks in zip(*map(steps.with_halos, reached), strict=True)]
-    assert found == pytest.approx(works(sampler, batch_size, graph, partition))
+    steps = pass_of(sampler, batch_size, graph, partition, has_layers=has_layers)
+    plan = PartPlan(graph, partition, Holding(), Isolated(), None, 0)
+    work = [auto._counted(graph, plan.parts(rank, PARTS), steps)[1] for rank in range(PARTS)]
+    found = [steps.times(of_ranks, steps.of_one(graph)) for of_ranks in zip(*work, strict=True)]
+    assert found == pytest.approx(works(sampler, batch_size, graph, partition, has_layers=has_layers))
     assert found[1] > 1
 
 
+def pass_of(sampler: Any, batch_size: int, graph: Graph, partition: Partition, *, has_layers: bool) -> Pass:
+    seeds = partition.assignment[graph.split("train")]
+    return Pass.of(sampler, batch_size, int(seeds.bincount().max()), seeds.numel(), has_layers=has_layers)
+
+
 def test_samplers_of_a_bounded_size_compute_the_same_in_each_part() -> None:
-    graph, _ = cut_graph()
-    assert Pass.of(LadiesSampler([4, 4]), 8, 8, 30).times([0, 0, 0], graph) == 1
+    assert Pass.of(LadiesSampler([4, 4]), 8, 8, 30, has_layers=True).times([0, 0, 0], 0) == 1
 
 
 def chosen_by_work(rank: int, world_size: int) -> list[Any]:
@@ -130,7 +143,7 @@ def chosen_by_work(rank: int, world_size: int) -> list[Any]:
     auto.SMALL = 0
     graph, partition = cut_graph()
     lines, found = hear(), []
-    for asked_for in ("auto", Auto(work=1.05), Auto(work=None)):
+    for asked_for in (Auto(work=1.4), Auto(work=1.05), Auto(work=None), "auto"):
         data = data_of(graph, partitioner=partition, boundary=asked_for)
         quick(world_size, LocalSGDStrategy(EverySteps(2), **PATIENCE), max_epochs=1).fit(model("SAGE", 2), data)
         found.append(data.boundary)
@@ -140,11 +153,11 @@ def chosen_by_work(rank: int, world_size: int) -> list[Any]:
 def test_a_fit_does_not_multiply_the_work_unless_asked() -> None:
     (found, lines), *others = run_ranks(chosen_by_work, PARTS)
     graph, partition = cut_graph()
-    one, two = works(WholePartSampler(2), 1000, graph, partition)
-    assert 1.05 < one < 2 < two
-    assert found == [Halo(1), Isolated(), Halo(2)] and all(other[0] == found for other in others)
+    one, two = works(WholePartSampler(2), 1000, graph, partition, has_layers=True)
+    assert 1.05 < one < 1.4 < two < 2
+    assert found == [Halo(1), Isolated(), Halo(2), Halo(2)] and all(other[0] == found for other in others)
     assert f"and {one:.1f} times the work of one process" in lines[0] and f"and {two:.1f} times the work" in lines[0]
-    assert lines[0].endswith("and 2 times are allowed.") and "times are" not in lines[2]
+    assert lines[3].endswith("and 2 times are allowed.") and "times are" not in lines[2]
 
 
 def bytes_of_parts(hops: int) -> int:

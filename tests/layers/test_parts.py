@@ -46,6 +46,11 @@ def test_reach_counts_what_sets_count(num_hops):
         assert neighbourhoods.of(seeds) == brute_reach(seeds.tolist(), num_hops)
         senders = {sender for sender, node in EDGES if node in seeds.tolist()} | set(seeds.tolist())
         assert neighbourhoods.senders(seeds).tolist() == sorted(senders)
+        hops = neighbourhoods.hops(seeds)
+        assert [sum(map(len, hops[: hop + 1])) for hop in range(num_hops + 1)] == brute_reach(seeds.tolist(), num_hops)[
+            0
+        ]
+        assert set(torch.cat(hops[:2]).tolist()) == senders
         stopped = neighbourhoods.of(seeds, 3)
         assert stopped.edges[-1] > 3 or stopped == brute_reach(seeds.tolist(), num_hops)
     assert not neighbourhoods._found.any()
