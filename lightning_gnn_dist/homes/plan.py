@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -24,16 +23,13 @@ from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.chunk_reading import ChunkReader
 from lightning_gnn_dist.homes.learners import Learners
 from lightning_gnn_dist.homes.parts import PartReader
-from lightning_gnn_dist.homes.residency import AsRanks, Fixed, Holding, Residency, bytes_held, held_by_all
-from lightning_gnn_dist.layers.budget import free_bytes, ranks_here
+from lightning_gnn_dist.homes.residency import AsRanks, Fixed, Holding, Residency, held_by_all
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.default import default_partitioner
 from lightning_gnn_dist.partition.saved_chunks import Chunks, SavedChunks
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import KeyedByName, NeighborSampler
-
-log = logging.getLogger(__name__)
 
 _HORIZON = 16  # super-epochs whose largest part decides the number of batches of a pass, however long the run
 _LONGEST = 1000  # super-epochs, at most, that are searched for ranks with nothing to learn from
@@ -219,31 +215,18 @@ class PartPlan:
         return self.most(world_size, *self._train_nodes_of_ranks(world_size))
 
     def check_run(self, world_size: int, num_super_epochs: float) -> None:
-        """Refuse a run in which some rank has no training node in some super-epoch. All ranks raise or none.
-
-        A part that is larger than the memory that is free is told of.
-        """
-        needed, free = self._bytes_of_part(world_size), free_bytes() // ranks_here(world_size)
-        if needed > free:
-            log.warning(
-                "The part of each rank takes about %.1f GB with what is read meanwhile, and %.1f GB are free for it: "
-                "this fit will be slow, or be killed. Hold less at a time, Holding(Sweep(bytes=%d)).",
-                needed / 1e9,
-                free / 1e9,
-                free // 2,
-            )
+        """Refuse a run in which some rank has no training node in some super-epoch. All ranks raise or none."""
         if self.residency.sweep(world_size) > 1:
             of_ranks = self._train_nodes_of_ranks(world_size)
             for super_epoch in range(math.ceil(min(num_super_epochs, _LONGEST))):
                 self._seeds_of_ranks(super_epoch, world_size, *of_ranks)
 
-    def _bytes_of_part(self, world_size: int) -> int:
-        """Return about how many bytes a rank's part takes, and the next one that is read while it trains."""
+    def share_held(self, world_size: int) -> float:
+        """Return the share of all chunks in a rank's part, and in the next one that is read while it trains."""
         turns = range(self.residency.turns(world_size))
         held = [self.residency.held(turn, 0, world_size, self.seed) for turn in turns]
         share = max(len(each.own) + len(each.others) for each in held) / self.residency.num_chunks(world_size)
-        copies = 1 if self.residency.sweep(world_size) == 1 else 2
-        return int(copies * share * bytes_held(self.graph))
+        return share if self.residency.sweep(world_size) == 1 else 2 * share
 
     def most(self, world_size: int, what: str, count: CountSeeds, otherwise: str) -> int:
         """Return the number of seeds of the learner that has most in any of the first 16 super-epochs.

@@ -35,9 +35,10 @@ from lightning_gnn_dist.homes.costs import WholeCosts
 from lightning_gnn_dist.homes.home import Home, Shown
 from lightning_gnn_dist.homes.learners import Learners
 from lightning_gnn_dist.homes.meeting_rows import MeetingRows, PartNodes
+from lightning_gnn_dist.homes.memory import check_memory
 from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher
 from lightning_gnn_dist.homes.plan import PartPlan
-from lightning_gnn_dist.homes.residency import default_period, num_super_epochs
+from lightning_gnn_dist.homes.residency import default_period
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
@@ -149,11 +150,15 @@ class WholeHome(Home):
             self._take(*chosen(allowed_by(asked, num_ranks), self.graph, parts, steps, device, exchanges=exchanges))
 
     def open(self, check: Callable[[Graph], None], *, is_fit: bool) -> None:
-        """Do nothing: the graph is open, and was looked at."""
+        """Compare what a fit takes with the memory that is there: the graph is open, and was looked at."""
+        if is_fit:
+            check_memory(self.cut, self.running, is_cut=self.is_cut, sweeps=self._shown_edges is None)
 
     def begin_nodes(self, *, is_fit: bool) -> None:
         if is_fit and self.is_cut:
-            self.cut.check_run(self.running.num_ranks, self._num_super_epochs())
+            num_batches = 1 if self.exchanges else -(-self.most_seeds() // self.running.settings.batch_size)
+            super_epochs = self.running.num_super_epochs(num_batches, self.every(), self.turns())
+            self.cut.check_run(self.running.num_ranks, super_epochs)
 
     def close(self) -> None:
         for each in (self._parts, self._disk_rows, self._meetings):
@@ -174,7 +179,8 @@ class WholeHome(Home):
             self._period = state.get("repartition_every")
         name = state.get("boundary")
         if self._has_chosen() and name not in (None, short_name(self.boundary)):
-            self._take(*kept(name, self._num_hops, exchanges=self._can_exchange()))
+            num_hops = self.running.settings.of_parts().num_hops
+            self._take(*kept(name, num_hops, exchanges=self._can_exchange()))
 
     @property
     def figures(self) -> dict[str, float]:
@@ -183,10 +189,6 @@ class WholeHome(Home):
         return figures | ({} if self._parts is None else self._parts.figures)
 
     # The boundary.
-
-    @property
-    def _num_hops(self) -> int:
-        return self.running.settings.of_parts().num_hops
 
     def _take(self, boundary: Boundary, reason: str = "") -> None:
         """Treat the edges that leave the part in this way from now on, and say why."""
@@ -232,10 +234,6 @@ class WholeHome(Home):
     @property
     def is_cut(self) -> bool:
         return self._has_parts and not self.boundary.sees_whole_graph
-
-    def _num_super_epochs(self) -> float:
-        num_batches = 1 if self.exchanges else -(-self.most_seeds() // self.running.settings.batch_size)
-        return num_super_epochs(self.running.trainer, num_batches, self.every(), self.turns())
 
     def parts(self) -> Callable[[int], Graph]:
         return self._own_parts().at if self.is_cut else lambda _: self.graph
