@@ -47,6 +47,8 @@ def run(options: argparse.Namespace) -> None:
             raise ValueError(f"--cache is for graphs without types, and {options.graph} has types: leave it out.")
         if options.cache:
             print(_drawing("cache").fetched_from_files(graph, options))
+        if options.sweep:
+            print(_drawing("sweep").cost_of_sweep(graph, options))
         if options.nodes:
             print(_drawing("nodes").cost_of_nodes(graph, options))
         if options.device:
@@ -58,7 +60,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _asks_more(options: argparse.Namespace) -> bool:
-    return bool(options.cache or options.device or options.nodes)
+    return bool(options.cache or options.device or options.nodes or options.sweep)
 
 
 def _tell_of_shards(path: Path, *, asks: bool) -> None:

@@ -150,6 +150,13 @@ def _add_inspect(commands: Commands) -> None:
         "batches read there",
     )
     inspect.add_argument(
+        "--sweep",
+        type=gigabytes,
+        metavar="GB",
+        help="read some chunks and train for some steps, and say what memory, reads and seconds a sweep takes that "
+        "holds so much at a time, on one host and on more",
+    )
+    inspect.add_argument(
         "--nodes",
         metavar="IDS",
         help="say what exact rows of these nodes cost, by --layers and --width, beside a pass over all: ids with "
