@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> None:
         if options.device:
             print(_drawing("device").placed_on_device(graph, options))
         for name in (options.partitioner or [None]) if options.parts else ():
-            _inspect(graph, partitioner_of(name, options), options)
+            _inspect(graph, partitioner_of(name, options, graph), options)
     except (ValueError, OSError) as error:
         raise SystemExit(f"lightning-gnn-dist inspect: {error}") from error
 

@@ -113,15 +113,14 @@ def check_memory(plan: PartPlan, running: Running, *, is_cut: bool, sweeps: bool
 
 
 def _ways_out(graph: Graph, host: Host, settings: BatchSettings, needs: Needs, *, sweeps: bool) -> Iterator[str]:
-    rows, loading, beside = _bytes_of_rows(graph), settings.loading, needs.batches + BESIDE
+    rows, loading = _bytes_of_rows(graph), settings.loading
+    beside, few = needs.batches // loading.bulk_size + BESIDE, " with Loading(bulk_size=1)"
     room = host.free // host.ranks - beside - _BYTES_OF_CHUNK * graph.num_nodes
     if sweeps and room > 2 * bytes_held(graph) // CHUNKS:
-        yield f"hold some chunks at a time, Holding(Sweep(bytes={room}))"
+        yield f"hold some chunks at a time, Holding(Sweep(bytes={room})){few}"
     room = (host.free - graph.num_bytes + rows) // host.ranks - beside
     if needs.mapped and rows and loading.cache_bytes is None and not have_names(graph.types) and room > 0:
-        yield f"read features from files, Loading(cache_bytes={room})"
-    if loading.bulk_size > 1 and needs.batches > BESIDE:
-        yield "make fewer batches at a time, Loading(bulk_size=1)"
+        yield f"read features from files, Loading(cache_bytes={room}, bulk_size=1)"
     if any(array.is_floating_point() and array.element_size() > 2 for array in wide_arrays(graph.node_arrays).values()):
         yield "save features as float16"
     if host.ranks > 1:

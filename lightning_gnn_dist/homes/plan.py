@@ -24,6 +24,7 @@ from lightning_gnn_dist.homes.chunk_reading import ChunkReader
 from lightning_gnn_dist.homes.learners import Learners
 from lightning_gnn_dist.homes.parts import PartReader
 from lightning_gnn_dist.homes.residency import AsRanks, Fixed, Holding, Residency, held_by_all
+from lightning_gnn_dist.layers.budget import memory_bytes
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.default import default_partitioner
@@ -43,7 +44,8 @@ class PartPlan:
 
     Args:
         graph: The whole graph.
-        partitioner: Cuts the graph into chunks; or a ready partition. None: what suits the strategy, see ``suited``.
+        partitioner: Cuts the graph into chunks; or a ready partition. None: what suits the strategy and the graph's
+            size, see ``suited``.
         holding: Which chunks a rank holds, and which random nodes of others.
         boundary: How edges between parts are treated.
         coverage: Weighs nodes by the share of their neighbourhood in the part. With None there are no weights.
@@ -135,7 +137,9 @@ class PartPlan:
         if self.residency.turns(1) > 1 and self._is_saved_so:
             return replace(self, partitioner=SavedChunks())
         look_alike = to_averages and isinstance(self.residency, Fixed)
-        return replace(self, partitioner=default_partitioner(look_alike=look_alike))
+        return replace(
+            self, partitioner=default_partitioner(self.graph.num_edges, memory_bytes(), look_alike=look_alike)
+        )
 
     def partition(self, world_size: int) -> Partition:
         """Return the partition for ``world_size`` ranks, from the cache or computed and put there."""

@@ -75,16 +75,25 @@ def _halved(allowed: int, free: int) -> int:
 
 def free_bytes() -> int:
     """Return the bytes of RAM that are free for this process; a very large number where the system does not say."""
+    return _least("MemAvailable", is_used=True)
+
+
+def memory_bytes() -> int:
+    """Return the bytes of RAM that this process might have if no other took any, the same from run to run."""
+    return _least("MemTotal", is_used=False)
+
+
+def _least(of_system: str, *, is_used: bool) -> int:
     found = [1 << 62]
     info = Path("/proc/meminfo")
     if info.exists():
         lines = dict(line.split(":") for line in info.read_text().splitlines())
-        found.append(int(lines["MemAvailable"].split()[0]) << 10)
+        found.append(int(lines[of_system].split()[0]) << 10)
     for folder, names, counted in _groups():
         limits = [(folder / name).read_text().strip() for name in names if (folder / name).exists()]
         if (folder / "memory.stat").exists() and (most := [int(limit) for limit in limits if limit.isdigit()]):
             stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            found.append(min(most) - sum(int(stat.get(name, 0)) for name in counted))
+            found.append(min(most) - is_used * sum(int(stat.get(name, 0)) for name in counted))
     return max(0, min(found))
 
 

@@ -70,7 +70,8 @@ def cost_of_sweep(graph: Graph, options: argparse.Namespace) -> str:
     return "\n".join(
         [
             f"A sweep of {brief(plan.residency)}, a rank on each host, by what was measured here: "
-            f"{in_bytes(machine.rate)} of chunks a second, and {machine.step * 1e3:.0f} ms a step of {model}, batches of {options.batch_size}:",
+            f"{in_bytes(machine.rate)} of chunks a second, and {machine.step * 1e3:.0f} ms a step of {model}, batches "
+            f"of {options.batch_size}:",
             *_table(graph, plan, machine, options),
             f"It takes about {needs.told(1)}; {in_bytes(here.free)} are left here.",
             f"A sweep reads {in_bytes(graph.num_bytes)} and writes nothing: a TB is read in "
