@@ -33,7 +33,6 @@ WAYS: dict[str, Partitioner] = {
     "streaming": StreamingPartitioner(),
     "kaminpar-fast": KaMinParPartitioner(preset="fast"),
     "kaminpar": KaMinParPartitioner(),
-    "kaminpar-terapart": KaMinParPartitioner(preset="terapart"),
     "metis": MetisPartitioner(),
 }
 

@@ -93,8 +93,8 @@ class PartPlan:
             object.__setattr__(self, "boundary", Isolated())
         if not isinstance(self.boundary, Isolated):
             raise ValueError(
-                f"{self.residency} reads each chunk once in an epoch, and boundary={brief(self.boundary)} would read "
-                "what is around it as well, or compute it: take boundary=Isolated(), or leave it out."
+                f"{brief(self.residency)} reads each chunk once in an epoch, and boundary={brief(self.boundary)} would "
+                "read what is around it as well, or compute it: take boundary=Isolated(), or leave it out."
             )
 
     @property

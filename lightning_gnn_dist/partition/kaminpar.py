@@ -50,13 +50,12 @@ class KaMinParPartitioner:
             with types of each type, by a last pass as in :class:`MetisPartitioner`; or ``"edges"``, where a node
             weighs as much as it has neighbours, and 1.
         imbalance: The share :math:`\epsilon` by which a part may exceed the average, rounded down to whole nodes.
-        preset: What KaMinPar does for fewer cut edges: ``"fast"`` takes half the time of ``"default"``, ``"strong"``
-            a multiple, ``"terapart"`` more time and less memory.
+        preset: KaMinPar's own ``"default"``, or ``"fast"``, which takes less time and cuts some more edges.
     """
 
     balance: Literal["nodes", "train", "edges"] = "nodes"
     imbalance: Annotated[float, within(0, MAX_SHARE, "0.03 lets a part hold 3% more than the average")] = 0.03
-    preset: Literal["fast", "default", "strong", "terapart"] = "default"
+    preset: Literal["fast", "default"] = "default"
 
     def __post_init__(self) -> None:
         if not is_available():
