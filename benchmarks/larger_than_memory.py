@@ -3,13 +3,14 @@
     lightning-gnn-dist reorder big chunks --chunks 512 --partitioner streaming
     python benchmarks/larger_than_memory.py steps chunks --held 12       # in a control group with little memory
     python benchmarks/larger_than_memory.py steps chunks                 # all in memory
+    python benchmarks/larger_than_memory.py steps chunks --held 16 --steps -1  # a sweep, beside `inspect --sweep`
     python benchmarks/larger_than_memory.py accuracy DIRECTORY/arxiv_topology.npz --held 128 --of 512 --seed 0
 
 ``steps`` trains GraphSAGE 128-256-32 with fan-out 15, 10 and 1,024 seeds on one computing thread, and prints wall time,
-CPU time of all threads, and waiting, in milliseconds a step after the first 10. ``accuracy`` prints the test accuracy,
-exact and after the last step, of GraphSAGE with 64 hidden columns, dropout .3, fan-out 10, 10, 512 seeds and Adam,
-whose learning rate goes from .01 to 0. Beside the file of the graph lies a ``read.py`` with ``to_pyg(path)``. Without
-``--held`` all is in memory.
+CPU time of all threads, and waiting, in milliseconds a step after the first 10, and the seconds of all steps.
+``accuracy`` prints the test accuracy, exact and after the last step, of GraphSAGE with 64 hidden columns, dropout .3,
+fan-out 10, 10, 512 seeds and Adam, whose learning rate goes from .01 to 0. Beside the file of the graph lies a
+``read.py`` with ``to_pyg(path)``. Without ``--held`` all is in memory.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ class Model(LayeredSAGE):
         rows = super().layer(conv, batch)
         return rows if conv is self.convs[-1] else functional.dropout(rows, self.dropout, self.training)
 
+    def on_train_start(self) -> None:
+        self.started = time.perf_counter()
+
     def on_train_batch_end(self, *_: Any) -> None:
         used, self.figures = resource.getrusage(resource.RUSAGE_SELF), self.trainer.datamodule.figures
         waited = self.figures["data/waited_seconds"] + self.figures.get("data/switch_waited_seconds", 0.0)
@@ -77,13 +81,15 @@ def steps(options: argparse.Namespace) -> None:
         loading=Loading(bulk_size=1),
         coverage=None,
     )
-    model = Model([128, 256, 32], 0.001, 0.0)
-    trainer = pl.Trainer(accelerator="cpu", devices=1, max_steps=options.steps, limit_val_batches=0, **QUIET)
+    model = Model([128, 256, max(32, int(graph.node_arrays["y"].max()) + 1)], 0.001, 0.0)
+    length = {"max_epochs": 1} if options.steps < 0 else {"max_steps": options.steps}
+    trainer = pl.Trainer(accelerator="cpu", devices=1, limit_val_batches=0, **length, **QUIET)
     trainer.fit(model, data)
     wall, cpu, waited = (1000 * (last - first) for first, last in zip(model.costs[FIRST], model.costs[-1], strict=True))
     count = len(model.costs) - FIRST - 1
     print(machine())
     print(f"held {options.held}: wall {wall / count:.1f}, CPU {cpu / count:.1f}, waited {waited / count:.1f} ms a step")
+    print(f"{len(model.costs)} steps: {model.costs[-1][0] - model.started:.1f} s")
     print({name: figure for name, figure in model.figures.items() if name.startswith("data/sw")})
 
 
@@ -106,7 +112,7 @@ def main() -> None:
     parser.add_argument("graph", type=Path)
     parser.add_argument("--held", type=int, help="chunks at a time (default: all in memory)")
     parser.add_argument("--of", type=int, help="chunks in all (default: those of the saved graph, or 512)")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=200, help="-1: a whole sweep")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -57,6 +57,15 @@ def in_megabytes(num_bytes: float) -> str:
     return f"{num_bytes / 1e6:,.2f} MB"
 
 
+def in_bytes(count: float) -> str:
+    """A number of bytes in a fitting unit, such as ``1.5 GB``."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
 # Numbers.
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import (
+    AsRanks,
     Auto,
     Exchange,
     Fetch,
@@ -32,12 +33,14 @@ from lightning_gnn_dist import (
     Redeal,
     Rotate,
     ShadowSampler,
+    Sweep,
     TemporalSampler,
     WholePartSampler,
     save_shards,
 )
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.prices import short_name
+from lightning_gnn_dist.checks import brief
 from lightning_gnn_dist.homes.residency import Residency
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.boundary.models import Model, weighted_data
@@ -59,7 +62,7 @@ BOUNDARIES: list[Boundary] = [
     History(),
     Fetch(),
 ]
-RESIDENCIES: list[Residency] = [Fixed(), Rotate(), Redeal(6)]
+RESIDENCIES: list[Residency] = [Fixed(), Rotate(), Redeal(6), Sweep(chunks=1, of=6), AsRanks(5)]
 SAMPLERS: list[Sampler] = [
     NeighborSampler([3, 3]),
     LadiesSampler([8, 8]),
@@ -87,7 +90,7 @@ class Cell:
         if self.store == "shards":
             return PartitionedDataModule(folder / "shards", **shared)
         graph = whole_graph() if self.store == "RAM" else Graph.open(folder / "graph")
-        every = None if isinstance(residency, Fixed) else 1
+        every = 1 if isinstance(residency, Rotate | Redeal) else None
         holding = Holding(residency, every, cache_dir=folder / "cache")
         cutter = RandomPartitioner()
         return PartitionedDataModule(graph, partitioner=cutter, holding=holding, **shared)
@@ -159,7 +162,12 @@ def _for_all(said: str, cell: Cell, strategy: Any) -> str:
     """A reason as it holds for all values that are refused for it."""
     for value in (VALUES[0][cell.boundary], VALUES[2][cell.sampler]):
         said = said.replace(f"got {value}", "got another")
-    return said if isinstance(strategy, str) else said.replace(type(strategy).__name__, "This strategy")
+    if said.startswith(cell.residency):
+        said = said.replace(f"boundary={brief(VALUES[0][cell.boundary])}", "this boundary")
+    if isinstance(strategy, str):
+        return said
+    name = type(strategy).__name__
+    return said.replace(f"which {name}", "which this strategy").replace(name, "This strategy")
 
 
 # The page.

@@ -21,8 +21,9 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     RandomPartitioner,
 )
+from lightning_gnn_dist.homes.memory import Needs
 from lightning_gnn_dist.homes.parts import PartReader
-from lightning_gnn_dist.partition.advice import bytes_per_part, peak_bytes
+from lightning_gnn_dist.partition.advice import bytes_per_part
 from tests.data_fitting import trainer
 from tests.memory import Peak, reads_memory, resident_bytes
 from tests.ranks import run_ranks
@@ -99,7 +100,9 @@ def test_a_rank_takes_no_more_than_is_predicted(tmp_path: Path) -> None:
     middle_graph(tmp_path / "graph")
     graph = Graph.open(tmp_path / "graph")
     report = RandomPartitioner()(graph, 2, 0).report(graph)
-    least, most = int(bytes_per_part(graph, report).min()), peak_bytes(graph, report)
+    of_part = bytes_per_part(graph, report)
+    settings = PartitionedDataModule(graph, sampler=NeighborSampler([10, 5]), batch_size=512)._running.settings
+    least, most = int(of_part.min()), Needs.of_part(graph, int(of_part.max()), settings).of_rank
     for peak in run_ranks(measure_peak, 2, str(tmp_path / "graph"), timeout=600):
         assert least < peak < most
         assert peak > 0.5 * most  # and not much less

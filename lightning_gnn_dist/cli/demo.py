@@ -22,6 +22,7 @@ from lightning_gnn_dist.boundary.boundary import Halo, Isolated
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.layers.budget import memory_bytes
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.default import default_partitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
@@ -49,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
     if outcomes is None:
         return
     print(f"\n{graph}")
-    for partitioner in (default_partitioner(), RandomPartitioner()):
+    for partitioner in (default_partitioner(graph.num_edges, memory_bytes()), RandomPartitioner()):
         print(f"\n{partitioner}\n{partitioner(graph, options.ranks, 0).report(graph)}")
     print(f"\n{as_table(outcomes)}")
 
@@ -104,7 +105,7 @@ def run_demo(graph: Graph, *, ranks: int, rounds: int, steps: int, seed: int = 0
         alone = SingleDeviceStrategy(torch.device("cpu"))
         outcomes.append(_train("one process, whole graph", graph, None, alone, 1, rounds * steps, seed))
     clock, half = EverySteps(steps), Correction(0.5, lr="local")
-    cutter = default_partitioner()
+    cutter = default_partitioner(graph.num_edges, memory_bytes())
     cut = type(cutter).__name__.removesuffix("Partitioner").replace("Metis", "METIS")
     methods: list[tuple[str, Partitioner, Strategy]] = [
         (f"Grappa, {{}} ranks, {cut} parts, halo", cutter, GrappaStrategy()),

@@ -20,7 +20,7 @@ def run(options: argparse.Namespace) -> None:
         split = LinkSplit.open(options.graph) if holds_split(options.graph) else None
         graph = Graph.open(options.graph) if split is None else split.graph
         check_balance(options)
-        partitioner = partitioner_of(options.partitioner, options)
+        partitioner = partitioner_of(options.partitioner, options, graph)
         partition = cached_partition(graph, partitioner, options.parts, options.seed)
         save_shards(graph if split is None else split, partition, options.output)
     except (ValueError, OSError) as error:

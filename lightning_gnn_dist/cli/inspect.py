@@ -12,8 +12,8 @@ from typing import Any
 from lightning_gnn_dist.boundary.auto import SMALL, Auto, Cost, allowed_by, choose
 from lightning_gnn_dist.boundary.boundary import Halo
 from lightning_gnn_dist.boundary.prices import Price, prices, short_name
+from lightning_gnn_dist.checks import in_bytes
 from lightning_gnn_dist.cli.partitioners import partitioner_of
-from lightning_gnn_dist.cli.values import in_bytes
 from lightning_gnn_dist.data.edges.held import holds_split
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
@@ -21,7 +21,7 @@ from lightning_gnn_dist.graph.graph_report import report_of
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.store import shard_name
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.partition.advice import advise, bytes_per_part, peak_bytes
+from lightning_gnn_dist.partition.advice import advise, bytes_per_part
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.partition_report import PartitionReport
@@ -47,18 +47,20 @@ def run(options: argparse.Namespace) -> None:
             raise ValueError(f"--cache is for graphs without types, and {options.graph} has types: leave it out.")
         if options.cache:
             print(_drawing("cache").fetched_from_files(graph, options))
+        if options.sweep:
+            print(_drawing("sweep").cost_of_sweep(graph, options))
         if options.nodes:
             print(_drawing("nodes").cost_of_nodes(graph, options))
         if options.device:
             print(_drawing("device").placed_on_device(graph, options))
         for name in (options.partitioner or [None]) if options.parts else ():
-            _inspect(graph, partitioner_of(name, options), options)
+            _inspect(graph, partitioner_of(name, options, graph), options)
     except (ValueError, OSError) as error:
         raise SystemExit(f"lightning-gnn-dist inspect: {error}") from error
 
 
 def _asks_more(options: argparse.Namespace) -> bool:
-    return bool(options.cache or options.device or options.nodes)
+    return bool(options.cache or options.device or options.nodes or options.sweep)
 
 
 def _tell_of_shards(path: Path, *, asks: bool) -> None:
@@ -111,7 +113,7 @@ def _inspect(graph: Graph, partitioner: Partitioner, options: argparse.Namespace
         f"RAM for a part: {in_bytes(float(ram.double().mean()))} in the mean, {in_bytes(int(ram.max()))} at most; "
         f"the whole graph takes {in_bytes(graph.num_bytes)}"
     )
-    print(f"A rank takes at most about {in_bytes(peak_bytes(graph, report))}, beside its libraries and the model")
+    print(_drawing("memory").of_ranks(graph, int(ram.max()), options))
     print(_prices(graph, partition, report, options))
     if options.cache:
         print(_drawing("cache").fetched_from_shards(graph, partition, report, options))

@@ -22,8 +22,9 @@ OF_LIGHTNING = {  # the commands that are listed here and parsed by Lightning
     "predict": "write what a model says of every node",
     SERVE: "answer requests by HTTP with what a model says of nodes, also of new ones",
 }
-HOW = "how (default: metis or, where that is not installed, streaming)"
-PARTITIONERS = ("metis", "supernodes", "random", "streaming", "streaming-supernodes")
+HOW = "how (default: auto, metis or, for graphs too large for it, or without it, kaminpar, or streaming)"
+OF_CLUSTERS = ("supernodes", "kaminpar-supernodes", "streaming-supernodes")
+PARTITIONERS = ("auto", "metis", "kaminpar", "random", "streaming", *OF_CLUSTERS)
 SOURCES = """\
 SOURCE is a PyG Data or HeteroData saved by torch.save (.pt); arrays in an .npz or a directory of .npy: edge_index of
 shape (2, edges), x, y, masks or lists of nodes (train_idx, ...), edge_attr, ...; or a table of edges (.csv, .tsv,
@@ -150,6 +151,13 @@ def _add_inspect(commands: Commands) -> None:
         "batches read there",
     )
     inspect.add_argument(
+        "--sweep",
+        type=gigabytes,
+        metavar="GB",
+        help="read some chunks and train for some steps, and say what memory, reads and seconds a sweep takes that "
+        "holds so much at a time, on one host and on more",
+    )
+    inspect.add_argument(
         "--nodes",
         metavar="IDS",
         help="say what exact rows of these nodes cost, by --layers and --width, beside a pass over all: ids with "
@@ -208,6 +216,8 @@ def _add_report(commands: Commands) -> None:
 
 
 def _add_partitioner_settings(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--balance", choices=("nodes", "train"), default="nodes", help="what METIS evens out")
+    command.add_argument(
+        "--balance", choices=("nodes", "train"), default="nodes", help="what METIS and KaMinPar even out"
+    )
     command.add_argument("--supernodes", type=positive, metavar="N", help="clusters (default: 50 for each part)")
     command.add_argument("--seed", type=int, default=0, help="decides the partition (default: 0)")

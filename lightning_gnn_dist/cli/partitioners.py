@@ -4,31 +4,38 @@ from __future__ import annotations
 
 import argparse
 
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.layers.budget import memory_bytes
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.default import default_partitioner
-from lightning_gnn_dist.partition.metis import MetisPartitioner, is_available
+from lightning_gnn_dist.partition.kaminpar import KaMinParPartitioner
+from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 
 
-def partitioner_of(name: str | None, options: argparse.Namespace) -> Partitioner:
-    """The partitioner of that name, or the default one, with the settings on the command line."""
-    if name is None and not is_available():
-        return default_partitioner()
-    if name in (None, "metis"):
+def partitioner_of(name: str | None, options: argparse.Namespace, graph: Graph) -> Partitioner:
+    """The partitioner of that name, or the one that suits a graph, with the settings on the command line."""
+    if name in (None, "auto"):
+        found = default_partitioner(graph.num_edges, memory_bytes())
+        name = {MetisPartitioner: "metis", KaMinParPartitioner: "kaminpar"}.get(type(found), "streaming")
+    if name == "metis":
         return MetisPartitioner(balance=options.balance)
-    if name == "supernodes":
-        return SuperNodePartitioner(options.supernodes)
-    if name == "streaming-supernodes":
-        return SuperNodePartitioner(options.supernodes, StreamingPartitioner())
-    return RandomPartitioner() if name == "random" else StreamingPartitioner()
+    if name == "kaminpar":
+        return KaMinParPartitioner(balance=options.balance)
+    if name == "random":
+        return RandomPartitioner()
+    if name == "streaming":
+        return StreamingPartitioner()
+    clusters = {"streaming": StreamingPartitioner, "kaminpar": KaMinParPartitioner}.get(name.partition("-")[0])
+    return SuperNodePartitioner(options.supernodes, None if clusters is None else clusters())
 
 
 def check_balance(options: argparse.Namespace) -> None:
     """Refuse ``--balance`` for a partitioner that cannot follow it."""
-    if options.balance != "nodes" and options.partitioner not in (None, "metis"):
+    if options.balance != "nodes" and options.partitioner not in (None, "auto", "metis", "kaminpar"):
         raise ValueError(
-            f"--balance {options.balance} is for --partitioner metis, and {options.partitioner} evens out nodes: "
-            "leave one of the two out."
+            f"--balance {options.balance} is for --partitioner metis and kaminpar, and {options.partitioner} evens out "
+            "nodes: leave one of the two out."
         )

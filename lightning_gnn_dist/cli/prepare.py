@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from lightning_gnn_dist.checks import in_bytes
 from lightning_gnn_dist.cli.first_batch import compile_for, is_compiled
-from lightning_gnn_dist.cli.values import in_bytes
 from lightning_gnn_dist.graph.changing.log import has_changes
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.npy import NpyFile

@@ -21,7 +21,8 @@ def run(options: argparse.Namespace) -> None:
         check_target(options.output, overwrite=options.overwrite)
         check_balance(options)
         graph = Graph.open(options.graph)
-        partition = cached_partition(graph, partitioner_of(options.partitioner, options), options.chunks, options.seed)
+        partitioner = partitioner_of(options.partitioner, options, graph)
+        partition = cached_partition(graph, partitioner, options.chunks, options.seed)
         memory = options.memory or DEFAULT_MEMORY
         reorder_graph(graph, partition, options.output, memory_bytes=memory, overwrite=options.overwrite)
     except (ValueError, OSError) as error:

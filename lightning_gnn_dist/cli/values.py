@@ -62,18 +62,9 @@ def memory(text: str) -> int:
     value = gigabytes(text)
     if value < LEAST_MEMORY:
         raise argparse.ArgumentTypeError(
-            f"must be at least {LEAST_MEMORY / 1e9:g} ({in_bytes(LEAST_MEMORY)}), got {text}"
+            f"must be at least {LEAST_MEMORY / 1e9:g} ({LEAST_MEMORY / 1e6:.1f} MB), got {text}"
         )
     return value
-
-
-def in_bytes(count: float) -> str:
-    """A number of bytes in a fitting unit, such as ``1.5 GB``."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 def nodes_named(text: str) -> list[int]:

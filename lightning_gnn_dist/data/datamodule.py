@@ -42,7 +42,7 @@ from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
 from lightning_gnn_dist.homes.shards import ShardHome
 from lightning_gnn_dist.homes.whole import WholeHome
-from lightning_gnn_dist.partition.base import Partition, Partitioner
+from lightning_gnn_dist.partition.default import Cut, unless_auto
 from lightning_gnn_dist.prepare.shard import Bounds
 from lightning_gnn_dist.sampling.base import Sampler
 
@@ -78,8 +78,9 @@ class PartitionedDataModule(GraphDataModule):
             disk.
         partitioner: How the graph is cut, or a ready :class:`Partition`. Default: ``MetisPartitioner()``,
             and ``SuperNodePartitioner()`` for strategies of rounds, which average models of different parts (unless
-            ``holding`` deals chunks anew). Where METIS is not installed, ``StreamingPartitioner()`` takes its place.
-            Shards were cut when they were divided.
+            ``holding`` deals chunks anew). ``"auto"``: the same. Where METIS is not installed, or the graph is
+            too large for it, ``KaMinParPartitioner()`` takes its place (extra ``kaminpar``), else
+            ``StreamingPartitioner()``; the log says so. Shards were cut when they were divided.
         sampler: How training batches are drawn. Default: ``NeighborSampler([15, 10])``; for a task of a database the
             row that a question is about, and the latest neighbours of two hops before the question.
         batch_size: Training nodes (seeds) in a batch, at most. All ranks have the same number of batches, so batches of
@@ -112,7 +113,7 @@ class PartitionedDataModule(GraphDataModule):
         self,
         graph: Graph | Data | HeteroData | str | Path,
         *,
-        partitioner: Partitioner | Partition | None = None,
+        partitioner: Cut = None,
         sampler: Sampler | None = None,
         batch_size: int = 1024,
         seed: int | None = None,
@@ -151,7 +152,7 @@ class PartitionedDataModule(GraphDataModule):
         whole = whole if kind is None or kind == whole.types.seeds else whole.with_seeds(kind)
         check_typed(whole.types, settings, asked)
         check_samplers(whole, settings)
-        plan = PartPlan(whole, partitioner, holding, asked, coverage, settings.seed_of_parts)
+        plan = PartPlan(whole, unless_auto(partitioner), holding, asked, coverage, settings.seed_of_parts)
         if plan.as_ranks is not None:
             check_as_ranks(plan.as_ranks, asked, settings)
         learned = NodeTask(WholeHome(plan, running), values)

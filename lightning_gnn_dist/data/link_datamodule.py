@@ -36,7 +36,7 @@ from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalB
 from lightning_gnn_dist.homes.shards import ShardHome
 from lightning_gnn_dist.homes.times import sampler_of_events
 from lightning_gnn_dist.homes.whole import WholeHome
-from lightning_gnn_dist.partition.base import Partition, Partitioner
+from lightning_gnn_dist.partition.default import Cut, unless_auto
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.prepare.bounds import LinkBounds, TypedBounds
 from lightning_gnn_dist.prepare.divide import first_held
@@ -84,8 +84,9 @@ class LinkDataModule(GraphDataModule):
         partitioner: How the graph is cut, or a ready :class:`Partition`. Default: with ``Fetch()``, which loses nothing
             where parts end, ``RandomPartitioner()``; otherwise ``MetisPartitioner()``, and ``SuperNodePartitioner()``
             for strategies of rounds, which average models of different parts (unless ``holding`` deals chunks anew).
-            Where METIS is not installed, ``StreamingPartitioner()`` takes its place. Shards were cut when they were
-            divided.
+            ``"auto"``: the latter, whatever the boundary. Where METIS is not installed, or the graph is too large for
+            it, ``KaMinParPartitioner()`` takes its place (extra ``kaminpar``), else ``StreamingPartitioner()``; the log
+            says so. Shards were cut when they were divided.
         sampler: How neighbours are drawn. Default: ``NeighborSampler([15, 10])``; of a split by time a
             :class:`TemporalSampler` with these numbers, of a task ``TemporalSampler([16, 8, 4], "time",
             pick="latest")``.
@@ -112,7 +113,7 @@ class LinkDataModule(GraphDataModule):
         split: LinkSplit | Graph | str | Path,
         *,
         task: str | None = None,
-        partitioner: Partitioner | Partition | None = None,
+        partitioner: Cut = None,
         sampler: Sampler | None = None,
         batch_size: int = 1024,
         num_negatives: int | None = None,
@@ -148,7 +149,7 @@ class LinkDataModule(GraphDataModule):
             _check_split(graph, settings, boundary)
             if partitioner is None and boundary.sees_whole_graph:
                 partitioner = RandomPartitioner()
-            plan = PartPlan(graph, partitioner, holding, boundary, None, settings.seed_of_parts)
+            plan = PartPlan(graph, unless_auto(partitioner), holding, boundary, None, settings.seed_of_parts)
             _check_parts(plan)
             home = WholeHome(plan, running, known.fingerprint, asked.shown)
             whole = home, values, asked

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,6 @@ from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto, Part, allowed_by, 
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.boundary.refusals import check_seed_hops
-from lightning_gnn_dist.boundary.work import Pass
 from lightning_gnn_dist.checks import brief, check_callable, check_instance
 from lightning_gnn_dist.graph.digest import sampled_digest, sketches
 from lightning_gnn_dist.graph.graph import Graph
@@ -25,9 +23,8 @@ from lightning_gnn_dist.homes.chunk_reading import ChunkReader
 from lightning_gnn_dist.homes.holders import Holder
 from lightning_gnn_dist.homes.learners import Learners
 from lightning_gnn_dist.homes.parts import PartReader
-from lightning_gnn_dist.homes.residency import AsRanks, Fixed, Holding, Residency, bytes_held, held_by_all
-from lightning_gnn_dist.homes.settings import BatchSettings
-from lightning_gnn_dist.layers.budget import free_bytes, ranks_here
+from lightning_gnn_dist.homes.residency import AsRanks, Fixed, Holding, Residency, held_by_all
+from lightning_gnn_dist.layers.budget import memory_bytes
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.default import default_partitioner
@@ -35,8 +32,6 @@ from lightning_gnn_dist.partition.partition_report import learned_from
 from lightning_gnn_dist.partition.saved_chunks import Chunks, SavedChunks
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import KeyedByName, NeighborSampler
-
-log = logging.getLogger(__name__)
 
 _HORIZON = 16  # super-epochs whose largest part decides the number of batches of a pass, however long the run
 _LONGEST = 1000  # super-epochs, at most, that are searched for ranks with nothing to learn from
@@ -50,7 +45,8 @@ class PartPlan:
 
     Args:
         graph: The whole graph.
-        partitioner: Cuts the graph into chunks; or a ready partition. None: what suits the strategy, see ``suited``.
+        partitioner: Cuts the graph into chunks; or a ready partition. None: what suits the strategy and the graph's
+            size, see ``suited``.
         holding: Which chunks a rank holds, and which random nodes of others.
         boundary: How edges between parts are treated.
         coverage: Weighs nodes by the share of their neighbourhood in the part. With None there are no weights.
@@ -103,8 +99,8 @@ class PartPlan:
             object.__setattr__(self, "boundary", Isolated())
         if not isinstance(self.boundary, Isolated):
             raise ValueError(
-                f"{self.residency} reads each chunk once in an epoch, and boundary={brief(self.boundary)} would read "
-                "what is around it as well, or compute it: take boundary=Isolated(), or leave it out."
+                f"{brief(self.residency)} reads each chunk once in an epoch, and boundary={brief(self.boundary)} would "
+                "read what is around it as well, or compute it: take boundary=Isolated(), or leave it out."
             )
 
     @property
@@ -152,7 +148,9 @@ class PartPlan:
         if self.residency.turns(1) > 1 and self._is_saved_so:
             return replace(self, partitioner=SavedChunks())
         look_alike = to_averages and isinstance(self.residency, Fixed)
-        return replace(self, partitioner=default_partitioner(look_alike=look_alike))
+        return replace(
+            self, partitioner=default_partitioner(self.graph.num_edges, memory_bytes(), look_alike=look_alike)
+        )
 
     def partition(self, world_size: int) -> Partition:
         """Return the partition for ``world_size`` ranks, from the cache or computed and put there."""
@@ -226,22 +224,17 @@ class PartPlan:
     def _is_seed(self) -> Tensor:
         return learned_from(self.graph, self.graph.types.seeds)
 
-    def chosen(
-        self, asked: Auto, holder: Holder, steps: Pass, device: torch.device, *, exchanges: bool
-    ) -> tuple[Boundary, str]:
+    def chosen(self, asked: Auto, holder: Holder, running: Running, *, exchanges: bool) -> tuple[Boundary, str]:
         """Return what ``"auto"`` is in the fit that begins, and a line for the log. Collective."""
         allowed, parts = allowed_by(asked, self.most_on_host(holder.num_parts)), self.parts(*holder[:2])
-        return chosen(allowed, self.graph, parts, steps, device, exchanges=exchanges)
+        steps = running.steps(self.learned_by_ranks(holder.num_parts).tolist())
+        return chosen(allowed, self.graph, parts, steps, running.device, exchanges=exchanges)
 
-    def chosen_here(self, asked: Auto, num_parts: int, steps: Pass) -> Boundary:
+    def chosen_here(self, asked: Auto, num_parts: int, running: Running) -> Boundary:
         """Return what ``"auto"`` would be on ranks of this host."""
         parts = [self.parts(each, num_parts) for each in range(num_parts)]
+        steps = running.steps(self.learned_by_ranks(num_parts).tolist())
         return chosen_here(allowed_by(asked, self.most_on_host(num_parts)), self.graph, parts, steps)
-
-    def steps(self, num_parts: int, settings: BatchSettings, *, has_layers: bool) -> Pass:
-        """Return a pass of those who hold the parts over all that they learn from."""
-        counts = self.learned_by_ranks(num_parts).tolist()
-        return Pass.of(settings.of_parts(), settings.batch_size, max(counts), sum(counts), has_layers=has_layers)
 
     def most_seeds(self, world_size: int) -> int:
         """Return the number of training nodes of the learner that has most in any of the first 16 super-epochs.
@@ -253,32 +246,18 @@ class PartPlan:
         return self.most(world_size, *self._train_nodes_of_ranks(world_size))
 
     def check_run(self, world_size: int, num_super_epochs: float) -> None:
-        """Refuse a run in which some rank has no training node in some super-epoch. All ranks raise or none.
-
-        A part that is larger than the memory that is free is told of.
-        """
-        needed, free = self._bytes_of_part(world_size), free_bytes() // ranks_here(self.most_on_host(world_size))
-        if needed > free:
-            log.warning(
-                "The part of each %s takes about %.1f GB with what is read meanwhile, and %.1f GB are free for it: "
-                "this fit will be slow, or be killed. Hold less at a time, Holding(Sweep(bytes=%d)).",
-                self.holding.per,
-                needed / 1e9,
-                free / 1e9,
-                free // 2,
-            )
+        """Refuse a run in which some rank has no training node in some super-epoch. All ranks raise or none."""
         if self.residency.sweep(world_size) > 1:
             of_ranks = self._train_nodes_of_ranks(world_size)
             for super_epoch in range(math.ceil(min(num_super_epochs, _LONGEST))):
                 self._seeds_of_ranks(super_epoch, world_size, *of_ranks)
 
-    def _bytes_of_part(self, world_size: int) -> int:
-        """Return about how many bytes a rank's part takes, and the next one that is read while it trains."""
+    def share_held(self, world_size: int) -> float:
+        """Return the share of all chunks in a rank's part, and in the next one that is read while it trains."""
         turns = range(self.residency.turns(world_size))
         held = [self.residency.held(turn, 0, world_size, self.seed) for turn in turns]
         share = max(len(each.own) + len(each.others) for each in held) / self.residency.num_chunks(world_size)
-        copies = 1 if self.residency.sweep(world_size) == 1 else 2
-        return int(copies * share * bytes_held(self.graph))
+        return share if self.residency.sweep(world_size) == 1 else 2 * share
 
     def most(self, world_size: int, what: str, count: CountSeeds, otherwise: str) -> int:
         """Return the number of seeds of the learner that has most in any of the first 16 super-epochs.

@@ -5,13 +5,11 @@ It depends on the seed, the super-epoch, the rank and the number of ranks alone,
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from lightning.pytorch import Trainer
 from torch import Tensor
 
 from lightning_gnn_dist.batches.deal import slice_of
@@ -23,6 +21,7 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph_report import bytes_per_node
 from lightning_gnn_dist.homes.holders import Per
 from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.partition.base import Partition
@@ -366,22 +365,11 @@ def bytes_held(graph: Graph) -> int:
     return graph.num_bytes + _BYTES_BESIDE * graph.num_nodes
 
 
+def bytes_of_nodes(graph: Graph) -> int:
+    """Return the bytes of that which are there without a single edge."""
+    return (bytes_per_node(graph) + _BYTES_BESIDE) * graph.num_nodes
+
+
 def default_period(max_epochs: int | None, sweep: int) -> int:
     """Return the epochs of a super-epoch such that a whole sweep fits into the run; 1 without ``max_epochs``."""
     return max(1, (max_epochs or 0) // sweep)
-
-
-def num_super_epochs(trainer: Trainer | None, num_batches: int, every: int | None, turns: int) -> float:
-    """Return the super-epochs of a run, as if each epoch were a pass; a clock may change that.
-
-    Args:
-        trainer: Says how long it is.
-        num_batches: Batches of a pass over a part.
-        every: Passes over a part in a super-epoch, None if it never changes.
-        turns: Super-epochs of a pass over all parts.
-    """
-    if trainer is None or every is None:
-        return 1
-    steps = math.inf if trainer.max_steps < 0 else trainer.max_steps
-    epochs = math.inf if trainer.max_epochs is None or trainer.max_epochs < 0 else trainer.max_epochs
-    return min(steps * trainer.accumulate_grad_batches / num_batches, epochs * turns) / every

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import torch
@@ -13,13 +14,16 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning_gnn_dist.batches.loading import type_of_model, type_that_stays, widening
 from lightning_gnn_dist.batches.placing.placement import device_of
 from lightning_gnn_dist.batches.pool import Widen
+from lightning_gnn_dist.boundary.work import Pass
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.homes.settings import BatchSettings
-from lightning_gnn_dist.layers.budget import DEFAULT_BYTES, agreed_budget
+from lightning_gnn_dist.joint import TrainsReplicasApart
+from lightning_gnn_dist.layers.budget import DEFAULT_BYTES, Host, budget
 from lightning_gnn_dist.layers.evaluating.sight import hops_of_evaluation
 from lightning_gnn_dist.layers.model_layers import ModelLayers, layers_as_they_are
+from lightning_gnn_dist.layers.through_layers import has_layers
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.wire.collectives import gather_numbers
+from lightning_gnn_dist.wire.collectives import check_group, gather_numbers
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +57,7 @@ class Running(ForgetsRun):
         self.settings, self._data = settings, data
         self.trainer: Trainer | None = None
         self.bytes_of_evaluation = DEFAULT_BYTES
+        self.hosts = list[Host]()  # of the ranks
         self._seed_of_fit: int | None = None
         self._is_told = False  # what a sweep loses
 
@@ -113,15 +118,27 @@ class Running(ForgetsRun):
         how = {"bulk_size": loading.bulk_size, "num_threads": loading.num_threads}
         return {**how, "num_ranks": self.num_ranks, "dtype": self.dtype}
 
+    def steps(self, learned: list[int]) -> Pass:
+        """Return a pass of those who learn from so many nodes each."""
+        layered = has_layers(getattr(self.trainer, "lightning_module", None))
+        return Pass.of(
+            self.settings.of_parts(), self.settings.batch_size, max(learned), sum(learned), has_layers=layered
+        )
+
     def agree(self, *, is_fit: bool) -> None:
-        """Find out the memory of an evaluation, and the seed, which is that of rank 0. Collective."""
+        """Find out the hosts, the memory of an evaluation, and the seed, which is that of rank 0. Collective."""
         if is_fit:
             self._seed_of_fit, self._is_told = None, False  # of a fit before
-        self.bytes_of_evaluation = agreed_budget(self.settings.evaluation.bytes, self.device, self.trainer)
-        said = [self.seed, self.settings.seed is not None]
+        if self.trainer is not None and not isinstance(self.trainer.strategy, TrainsReplicasApart):
+            check_group(self.num_ranks)  # elastic ranks are groups of their own
+        here = Host.here(self.num_ranks)
+        said = [*here, budget(self.settings.evaluation.bytes, self.device, here)]
+        said += [self.seed, self.settings.seed is not None]
         of_ranks = gather_numbers(said, self.device) if self.num_ranks > 1 else [said]
-        seeds = [seed for seed, _ in of_ranks]
-        if len(set(seeds)) > 1 and any(is_given for _, is_given in of_ranks):
+        self.hosts = [Host(free, ranks) for free, ranks, *_ in of_ranks]
+        self.bytes_of_evaluation = min(allowed for _, _, allowed, *_ in of_ranks)
+        seeds = [seed for *_, seed, _ in of_ranks]
+        if len(set(seeds)) > 1 and any(is_given for *_, is_given in of_ranks):
             raise ValueError(f"All ranks need the same seed, and theirs are {shown(seeds)}: give the same to each.")
         self._seed_of_fit = seeds[0]
 
@@ -146,6 +163,20 @@ class Running(ForgetsRun):
         module, num_hops = module or self.module, self.settings.of_parts().num_hops
         hops = num_hops if module is None else hops_of_evaluation(module, num_hops)
         return self.settings.of_evaluation(hops - num_hops + more_hops)
+
+    def num_super_epochs(self, num_batches: int, every: int | None, turns: int) -> float:
+        """Return the super-epochs of a run, as if each epoch were a pass; a clock may change that.
+
+        Args:
+            num_batches: Batches of a pass over a part.
+            every: Passes over a part in a super-epoch, None if it never changes.
+            turns: Super-epochs of a pass over all parts.
+        """
+        if (trainer := self.trainer) is None or every is None:
+            return 1
+        steps = math.inf if trainer.max_steps < 0 else trainer.max_steps
+        epochs = math.inf if trainer.max_epochs is None or trainer.max_epochs < 0 else trainer.max_epochs
+        return min(steps * trainer.accumulate_grad_batches / num_batches, epochs * turns) / every
 
     def warn_of_drift(self) -> None:
         """Tell, once in a fit, what a sweep loses if the weights go on following the chunks that are held."""

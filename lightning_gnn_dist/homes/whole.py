@@ -23,7 +23,6 @@ from lightning_gnn_dist.boundary.exchange import Owners
 from lightning_gnn_dist.boundary.historic_rows import PLACE, HistoricRows
 from lightning_gnn_dist.boundary.prices import short_name
 from lightning_gnn_dist.boundary.refusals import against_exchange
-from lightning_gnn_dist.boundary.work import Pass
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
@@ -35,14 +34,15 @@ from lightning_gnn_dist.homes.costs import WholeCosts
 from lightning_gnn_dist.homes.home import Home, Shown
 from lightning_gnn_dist.homes.learners import Learners
 from lightning_gnn_dist.homes.meeting_rows import MeetingRows, PartNodes
+from lightning_gnn_dist.homes.memory import check_memory
 from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher
 from lightning_gnn_dist.homes.plan import PartPlan
-from lightning_gnn_dist.homes.residency import default_period, num_super_epochs
+from lightning_gnn_dist.homes.residency import default_period
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.shared_parts import Shelf
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
-from lightning_gnn_dist.layers.through_layers import Layer, has_layers, layers_in
+from lightning_gnn_dist.layers.through_layers import Layer, layers_in
 from lightning_gnn_dist.layers.whole_nodes import folder_beside
 from lightning_gnn_dist.partition.advice import against_averaging
 from lightning_gnn_dist.partition.base import Partition, Partitioner
@@ -147,15 +147,19 @@ class WholeHome(Home):
         if self._plan.partitioner is None:
             rank_zero_info(f"{self.partitioner} cuts the graph, as no partitioner was named.")
         if isinstance(asked, Auto):
-            exchanges, device = self._can_exchange(), self.running.device
-            self._take(*self.cut.chosen(asked, holder, self._steps(holder.num_parts), device, exchanges=exchanges))
+            self._take(*self.cut.chosen(asked, holder, self.running, exchanges=self._can_exchange()))
 
     def open(self, check: Callable[[Graph], None], *, is_fit: bool) -> None:
-        """Do nothing: the graph is open, and was looked at."""
+        """Compare what a fit takes with the memory that is there: the graph is open, and was looked at."""
+        if is_fit:
+            sweeps = self._shown_edges is None
+            check_memory(self.cut, self._holder.num_parts, self.running, is_cut=self.is_cut, sweeps=sweeps)
 
     def begin_nodes(self, *, is_fit: bool) -> None:
         if is_fit and self.is_cut:
-            self.cut.check_run(self._holder.num_parts, self._num_super_epochs())
+            num_batches = self.batches_of_pass(self.most_seeds())
+            super_epochs = self.running.num_super_epochs(num_batches, self.every(), self.turns())
+            self.cut.check_run(self._holder.num_parts, super_epochs)
 
     def close(self) -> None:
         for each in (self._parts, self._disk_rows, self._meetings, self._shelf):
@@ -176,7 +180,8 @@ class WholeHome(Home):
             self._period = state.get("repartition_every")
         name = state.get("boundary")
         if self._has_chosen() and name not in (None, short_name(self.boundary)):
-            self._take(*kept(name, self._num_hops, exchanges=self._can_exchange()))
+            num_hops = self.running.settings.of_parts().num_hops
+            self._take(*kept(name, num_hops, exchanges=self._can_exchange()))
 
     @property
     def figures(self) -> dict[str, float]:
@@ -185,10 +190,6 @@ class WholeHome(Home):
         return figures | ({} if self._parts is None else self._parts.figures)
 
     # The boundary.
-
-    @property
-    def _num_hops(self) -> int:
-        return self.running.settings.of_parts().num_hops
 
     def _take(self, boundary: Boundary, reason: str = "") -> None:
         """Treat the edges that leave the part in this way from now on, and say why."""
@@ -199,10 +200,6 @@ class WholeHome(Home):
 
     def _has_chosen(self) -> bool:
         return isinstance(self.cut.boundary, Auto) and not isinstance(self.boundary, Auto)
-
-    def _steps(self, num_parts: int) -> Pass:
-        layered = has_layers(getattr(self.running.trainer, "lightning_module", None))
-        return self.cut.steps(num_parts, self.running.settings, has_layers=layered)
 
     def _can_exchange(self) -> bool:
         """Return whether ``boundary="auto"`` may be ``Exchange()`` in this fit."""
@@ -234,10 +231,6 @@ class WholeHome(Home):
     def is_cut(self) -> bool:
         return self._has_parts and not self.boundary.sees_whole_graph
 
-    def _num_super_epochs(self) -> float:
-        num_batches = self.batches_of_pass(self.most_seeds())
-        return num_super_epochs(self.running.trainer, num_batches, self.every(), self.turns())
-
     def parts(self) -> Callable[[int], Graph]:
         return self._own_parts().at if self.is_cut else lambda _: self.graph
 
@@ -253,7 +246,7 @@ class WholeHome(Home):
         """Return the reader of a rank's parts. Before a fit ``"auto"`` is what it would be on ranks of this host."""
         boundary = self.boundary
         if isinstance(boundary, Auto):
-            boundary = self.cut.chosen_here(boundary, num_parts, self._steps(num_parts))
+            boundary = self.cut.chosen_here(boundary, num_parts, self.running)
         return self.cut.reader(number, num_parts, boundary, self.coverage)
 
     def _own_parts(self) -> PartSwitcher:

@@ -7,46 +7,51 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from lightning_gnn_dist.batches.placing.device_memory import free_bytes as free_on
-from lightning_gnn_dist.joint import TrainsReplicasApart
-from lightning_gnn_dist.wire.collectives import check_group, gather_numbers
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
 
 DEFAULT_BYTES = 4 << 30
 LEAST_BYTES = 16 << 20  # with less, a sampler's table of nodes would leave no room for a batch
 _FIRST = 4  # the first batch takes this part of what others may
 _MEASURABLE = 4 << 20  # bytes; what smaller batches take is lost in what an allocator keeps
 _LEAST_FACTOR = 0.1
-_ROOT = Path("/sys/fs/cgroup")
-_GROUPS = {"": ("memory.max", "anon"), "memory": ("memory.limit_in_bytes", "total_rss")}  # of versions 2 and 1
+_ROOT, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_GROUPS = {  # limits, and what counts that the system cannot take back: of version 2, then of version 1
+    "": (("memory.max", "memory.high"), ("anon", "shmem")),
+    "memory": (("memory.limit_in_bytes",), ("total_rss", "total_shmem")),
+}
 
 
-def agreed_budget(wanted: int | None, device: torch.device, trainer: Trainer | None) -> int:
-    """Return the bytes that each rank of a trainer may take, as many as the one that may take least. Collective."""
-    num_ranks = 1 if trainer is None else trainer.world_size
-    if trainer is not None and not isinstance(trainer.strategy, TrainsReplicasApart):
-        check_group(num_ranks)  # elastic ranks are groups of their own
-    own = budget(wanted, device, ranks_here(num_ranks))
-    of_ranks = gather_numbers([own], device) if num_ranks > 1 else [[own]]
-    return min(of_ranks)[0]
+class Host(NamedTuple):
+    """What a host has.
+
+    Attributes:
+        free: Bytes that its processes may take beside what they hold, as the system or a control group allows.
+        ranks: How many ranks run on it.
+    """
+
+    free: int
+    ranks: int
+
+    @classmethod
+    def here(cls, num_ranks: int) -> Host:
+        """Return what this host has, if so many ranks train."""
+        return cls(free_bytes(), ranks_here(num_ranks))
 
 
-def budget(wanted: int | None, device: torch.device, num_sharers: int) -> int:
+def budget(wanted: int | None, device: torch.device, host: Host) -> int:
     """Return the bytes that a rank may take: ``wanted``, halved until it is at most half of a rank's share of what is
     free.
 
     Args:
         wanted: The bytes that the user allows. Default: 4 GiB.
         device: The device that computes.
-        num_sharers: How many ranks of this host share the memory.
+        host: Whose memory the ranks share.
     """
-    free = free_bytes() // num_sharers
+    free = host.free // host.ranks
     if device.type == "cuda":
         free = min(free, free_on(device))
     return _halved(DEFAULT_BYTES if wanted is None else wanted, free)
@@ -70,27 +75,37 @@ def _halved(allowed: int, free: int) -> int:
 
 def free_bytes() -> int:
     """Return the bytes of RAM that are free for this process; a very large number where the system does not say."""
+    return _least("MemAvailable", is_used=True)
+
+
+def memory_bytes() -> int:
+    """Return the bytes of RAM that this process might have if no other took any, the same from run to run."""
+    return _least("MemTotal", is_used=False)
+
+
+def _least(of_system: str, *, is_used: bool) -> int:
     found = [1 << 62]
     info = Path("/proc/meminfo")
     if info.exists():
         lines = dict(line.split(":") for line in info.read_text().splitlines())
-        found.append(int(lines["MemAvailable"].split()[0]) << 10)
-    for folder, name, used in _groups():
-        limit, stat = folder / name, folder / "memory.stat"
-        if limit.exists() and stat.exists() and (most := limit.read_text().strip()).isdigit():
-            found.append(int(most) - int(dict(line.split() for line in stat.read_text().splitlines()).get(used, 0)))
+        found.append(int(lines[of_system].split()[0]) << 10)
+    for folder, names, counted in _groups():
+        limits = [(folder / name).read_text().strip() for name in names if (folder / name).exists()]
+        if (folder / "memory.stat").exists() and (most := [int(limit) for limit in limits if limit.isdigit()]):
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            found.append(min(most) - is_used * sum(int(stat.get(name, 0)) for name in counted))
     return max(0, min(found))
 
 
-def _groups() -> Iterator[tuple[Path, str, str]]:
-    """Yield the folder of each group of processes that may limit this one, its limit's file and what it counts."""
-    own = Path("/proc/self/cgroup")
-    for line in own.read_text().splitlines() if own.exists() else ():
+def _groups() -> Iterator[tuple[Path, Sequence[str], Sequence[str]]]:
+    """Yield the folder of each group of processes that may limit this one, the files of its limits, what it counts."""
+    for line in _OWN.read_text().splitlines() if _OWN.exists() else ():
         _, controllers, path = line.split(":", 2)
-        if controllers in ("", "memory"):
-            root, (name, used) = _ROOT / controllers, _GROUPS[controllers]
+        if controllers in _GROUPS:
+            root = _ROOT / controllers
             inner = root / path.strip("/")
-            yield from ((folder, name, used) for folder in (inner, *inner.parents) if folder.is_relative_to(root))
+            around = (folder for folder in (inner, *inner.parents) if folder.is_relative_to(root))
+            yield from ((folder, *_GROUPS[controllers]) for folder in around)
 
 
 def ranks_here(num_ranks: int) -> int:
@@ -107,6 +122,11 @@ def peak_bytes() -> int | None:
 def held_bytes() -> int | None:
     """Return the memory that this process holds; None where no system says it."""
     return _status("VmRSS")
+
+
+def own_bytes() -> int | None:
+    """Return the memory that is this process's alone, no page of a file; None where no system says it."""
+    return _status("RssAnon")
 
 
 def _status(kind: str) -> int | None:

@@ -25,7 +25,6 @@ MANY = 0.55  # share of cut edges above which averaging lost accuracy on parts t
 LOST = 0.1  # share of nodes without any neighbour
 UNEVEN = 1.25  # training nodes of the largest part against the mean
 MOST = 0.75  # share of a part that one batch may reach before another sampler is advised
-BESIDE_A_PART = 200_000_000  # bytes, the most that was measured: edges being looked up, batches, activations
 FANOUT = (15, 10)
 BATCH_SIZE = 1024
 _HALF = 'LLCGStrategy(clock, correction=Correction(0.5, lr="local"))'
@@ -94,14 +93,6 @@ def bytes_of_part(graph: Graph, num_nodes: Tensor, num_edges: Tensor) -> Tensor:
     per_node += 4  # and how much of their neighbourhoods it covers
     per_edge = 4 + bytes_per_edge(graph)
     return num_nodes * (per_node + 8) + 8 + num_edges * per_edge
-
-
-def peak_bytes(graph: Graph, report: PartitionReport) -> int:
-    """Bytes, about, that a rank takes in RAM at most to read the largest part, keep it, and train in small batches.
-
-    The part of every node, which every rank knows, is included; libraries and the model are not.
-    """
-    return int(bytes_per_part(graph, report).max()) + 4 * graph.num_nodes + BESIDE_A_PART
 
 
 def skew_beyond_chance(graph: Graph, report: PartitionReport) -> float | None:

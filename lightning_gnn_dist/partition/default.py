@@ -1,33 +1,56 @@
-"""What cuts a graph where no partitioner was named."""
+"""What cuts a graph where no partitioner was named: what cuts fewest edges, of those that its size and memory allow."""
 
 from __future__ import annotations
 
 import logging
 import os
 from functools import cache
+from typing import Literal
 
-from lightning_gnn_dist.partition.base import Partitioner
-from lightning_gnn_dist.partition.metis import WAY_TO_METIS, MetisPartitioner, is_available
+from lightning_gnn_dist.checks import in_bytes
+from lightning_gnn_dist.partition import kaminpar, metis
+from lightning_gnn_dist.partition.base import Partition, Partitioner
+from lightning_gnn_dist.partition.kaminpar import WAY_TO_KAMINPAR, KaMinParPartitioner
+from lightning_gnn_dist.partition.metis import WAY_TO_METIS, MetisPartitioner
 from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 
+MOST_EDGES = 20_000_000  # for METIS, where KaMinPar is installed, which cuts as few in a third of the time
+Cut = Partitioner | Partition | Literal["auto"] | None
 _log = logging.getLogger(__name__)
 
 
-def default_partitioner(*, look_alike: bool = False) -> Partitioner:
-    """METIS or, where it is not installed, the one of the others that cuts fewest edges.
+def default_partitioner(num_edges: int, memory: int, *, look_alike: bool = False) -> Partitioner:
+    """METIS or, where that is not installed, or the graph is too large for it, KaMinPar or streaming.
 
     Args:
+        num_edges: The stored edges of the graph.
+        memory: Bytes of a host, of which half may be taken.
         look_alike: Whether parts are to look alike rather than to cut few edges: small clusters are dealt at random.
     """
-    if not is_available():
-        return SuperNodePartitioner(clusters=_without_metis()) if look_alike else _without_metis()
-    return SuperNodePartitioner() if look_alike else MetisPartitioner()
+    of_metis, of_kaminpar = num_edges * metis.BYTES_PER_EDGE, num_edges * kaminpar.BYTES_PER_EDGE
+    fits, other_fits = of_metis <= memory // 2, kaminpar.is_available() and of_kaminpar <= memory // 2
+    if metis.is_available() and fits and not (other_fits and num_edges > MOST_EDGES):
+        return SuperNodePartitioner() if look_alike else MetisPartitioner()
+    if not metis.is_available():
+        why = "METIS is not installed", f" {WAY_TO_METIS}."
+    else:
+        why = f"METIS would take about {in_bytes(of_metis)} and long for {num_edges:,} edges", ""
+    if other_fits:
+        instead: Partitioner = _told(KaMinParPartitioner(), *why)
+    else:
+        hint = "" if kaminpar.is_available() else f" {WAY_TO_KAMINPAR} has one that cuts fewer."
+        instead = _told(StreamingPartitioner(), why[0], f", and more edges of them.{why[1]}{hint}")
+    return SuperNodePartitioner(clusters=instead) if look_alike else instead
+
+
+def unless_auto(partitioner: Cut) -> Partitioner | Partition | None:
+    """Return the partitioner that was named, None for ``"auto"``."""
+    return None if partitioner == "auto" else partitioner
 
 
 @cache  # so that it is said once
-def _without_metis() -> Partitioner:
-    instead = StreamingPartitioner()
+def _told(instead: Partitioner, why: str, more: str) -> Partitioner:
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        _log.warning("METIS is not installed: %r cuts graphs, and more edges of them. %s.", instead, WAY_TO_METIS)
+        _log.warning("%s: %r cuts graphs%s", why, instead, more)
     return instead

@@ -9,16 +9,15 @@ r"""METIS: a fast and high quality multilevel scheme (Karypis & Kumar, SIAM J. S
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 import torch
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.partition import kernels
-from lightning_gnn_dist.partition.base import MAX_SHARE, Partition, check_request, part_capacity
+from lightning_gnn_dist.partition.base import MAX_SHARE, Partition, check_request
 from lightning_gnn_dist.partition.kernels import Array
+from lightning_gnn_dist.partition.multilevel import Balance, groups, refuse_beyond, repair, undirected
 from lightning_gnn_dist.rules import check_fields, within
 
 try:
@@ -26,8 +25,8 @@ try:
 except ImportError:  # not every machine has it
     pymetis = None  # type: ignore[assignment]
 
+BYTES_PER_EDGE = 120  # of RAM, at most: docs/data.md
 WAY_TO_METIS = 'pip install "lightning-gnn-dist[metis]", with a C++ compiler where there is no wheel of pymetis'
-Balance = Literal["nodes", "train"]
 
 
 @dataclass(frozen=True)
@@ -61,45 +60,14 @@ class MetisPartitioner:
 
     def __call__(self, graph: Graph, num_parts: int, seed: int) -> Partition:
         check_request(graph, num_parts, seed)
-        groups = self._groups(graph, num_parts)
+        shared = groups(graph, num_parts, self.balance)
         if num_parts == 1:
             return Partition(torch.zeros(graph.num_nodes, dtype=torch.int32), 1)
-        start, neighbors = undirected(graph)
+        start, neighbors = undirected(graph, _room)
+        start = start.astype(neighbors.dtype, copy=False)
         assignment = _call_metis(start, neighbors, num_parts, self.imbalance, seed)
-        self._repair(start, neighbors, groups, assignment, num_parts)
+        repair(start, neighbors, shared, assignment, num_parts, self.imbalance)
         return Partition(torch.from_numpy(assignment), num_parts)
-
-    def _groups(self, graph: Graph, num_parts: int) -> list[Array]:
-        """The groups of nodes of which each part gets its share, each as a mask: all, or the training nodes by type."""
-        if self.balance == "nodes":
-            return [np.ones(graph.num_nodes, np.bool_)]
-        train_nodes = graph.split("train")
-        if train_nodes.numel() < num_parts:
-            raise ValueError(
-                f"num_parts ({num_parts}) must not exceed the training nodes ({train_nodes.numel()}) with "
-                'balance="train": every part needs one. Ask for fewer parts or use balance="nodes".'
-            )
-        groups = [train_nodes] if not have_names(graph.types) else graph.types.splits("train").values()
-        masks = [np.zeros(graph.num_nodes, np.bool_) for _ in groups]
-        for mask, nodes in zip(masks, groups, strict=True):
-            mask[nodes.numpy()] = True
-        return masks
-
-    def _repair(self, start: Array, neighbors: Array, groups: list[Array], assignment: Array, num_parts: int) -> None:
-        placed = np.zeros(assignment.size, np.bool_)
-        for group in groups:
-            load = np.bincount(assignment[group], minlength=num_parts)
-            capacity = part_capacity(int(group.sum()), num_parts, self.imbalance)
-            kernels.relieve(start, neighbors, assignment, group, load, capacity)
-            if group.sum() >= num_parts:
-                kernels.occupy(assignment, group, load)
-            placed |= group
-        kernels.occupy(assignment, placed, np.bincount(assignment[placed], minlength=num_parts))
-        # These nodes stay where they are now; the others are moved to balance the node counts.
-        load = np.bincount(assignment, minlength=num_parts)
-        most_placed = int(np.bincount(assignment[placed], minlength=num_parts).max())
-        capacity = max(part_capacity(assignment.size, num_parts, self.imbalance), most_placed)
-        kernels.relieve(start, neighbors, assignment, ~placed, load, capacity)
 
 
 def is_available() -> bool:
@@ -115,36 +83,12 @@ def check_available(needed_by: str, instead: str) -> None:
         )
 
 
-def undirected(graph: Graph) -> tuple[Array, Array]:
-    """The CSR that METIS needs, row starts and neighbours: every edge both ways, no self loops, no duplicates.
-
-    It counts before it allocates, so it takes no more memory than the result (and a sorted copy of the edges,
-    if the graph's rows are not sorted).
-    """
-    graph.check_edges()
-    dtype = pymetis.zero_copy_dtype()
-    limit = int(np.iinfo(dtype).max)
-    refuse_beyond(limit, graph.num_nodes, "nodes")
-    indptr, indices = graph.indptr.numpy(), graph.indices.numpy()
-    if not kernels.rows_are_sorted(indptr, indices):
-        indices = indices.copy()
-        kernels.sort_rows(indptr, indices)
-    start = np.zeros(graph.num_nodes + 1, np.int64)
-    one_way = kernels.count_neighbors(indptr, indices, start[1:])
-    np.cumsum(start, out=start)
-    refuse_beyond(limit, int(start[-1]), "edges, counted in both directions,")
-    neighbors = np.empty(int(start[-1]), dtype)
-    kernels.list_neighbors(indptr, indices, one_way, start[:-1].copy(), neighbors)
-    return start.astype(dtype, copy=False), neighbors
-
-
-def refuse_beyond(limit: int, count: int, what: str) -> None:
-    """Refuse a count that METIS's integers cannot hold: it would wrap around and crash."""
-    if count > limit:
-        raise ValueError(
-            f"The graph has {count} {what} but this build of METIS counts up to {limit}: "
-            "use StreamingPartitioner, which has no such limit."
-        )
+def _room(start: Array) -> Array:
+    """Return an array for the neighbours of a graph with these row starts, as METIS reads it."""
+    limit = int(np.iinfo(pymetis.zero_copy_dtype()).max)
+    refuse_beyond(limit, start.size - 1, "nodes", "METIS")
+    refuse_beyond(limit, int(start[-1]), "edges, counted in both directions,", "METIS")
+    return np.empty(int(start[-1]), pymetis.zero_copy_dtype())
 
 
 def _call_metis(start: Array, neighbors: Array, num_parts: int, imbalance: float, seed: int) -> Array:

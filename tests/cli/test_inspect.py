@@ -19,6 +19,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.prepare.reorder import reorder_graph
 
 
 @pytest.fixture
@@ -169,3 +170,27 @@ def test_the_cost_of_some_nodes(graph: str, tmp_path: Path, capsys: pytest.Captu
     assert "so they cost nearly a pass over all: write the rows of all nodes once" in capsys.readouterr().out
     with pytest.raises(SystemExit, match=r"--nodes must lie in \[0, 2000\), got 2000"):
         main(["inspect", graph, "--nodes", "2000"])
+
+
+def test_what_a_sweep_costs(graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By hand: 2,000 nodes in eight chunks, of which two and those that are read take 2 / 8 of all bytes twice."""
+    whole = Graph.open(graph)
+    with pytest.raises(SystemExit, match=r"is not: write one with lightning-gnn-dist reorder"):
+        main(["inspect", graph, "--sweep", "1"])
+    reorder_graph(whole, RandomPartitioner()(whole, 8, 0), tmp_path / "chunks")
+    whole = Graph.open(tmp_path / "chunks")
+    allowed = (whole.num_bytes + 22 * 2000) / 8 * 4 + 8
+    main(["inspect", str(tmp_path / "chunks"), "--sweep", str(allowed / 1e9), "--batch-size", "5"])
+    said = capsys.readouterr().out
+    assert "A sweep of Sweep(chunks=2, of=8), a rank on each host, by what was measured here: " in said
+    rate, unit, step = re.search(r"here: ([\d.]+) (\w)B of chunks a second, and (\d+) ms a step", said).groups()
+    one, two, four = [line.split() for line in said.splitlines() if re.match(r" +\d+ +\d+ +", line)]
+    mega = whole.num_bytes / 1e6
+    assert one[:4] == ["1", "4", f"{mega * 1e3:.1f}", "kB"] and two[:2] == ["2", "2"]
+    assert four[:3] == ["4", "1", "nothing"]
+    assert float(one[4]) == pytest.approx(4 * 10 * int(step) / 1e3, abs=0.1)  # 200 seeds, 50 a turn, 5 a batch
+    assert float(one[6]) == pytest.approx(mega / (float(rate) * {"M": 1, "G": 1e3}[unit]), abs=0.1)
+    assert "with 4 hosts chunks stay in memory, and nothing is read" in said
+    assert f"a TB is read in {1e12 / whole.num_bytes:,.0f} sweeps" in said
+    with pytest.raises(SystemExit, match=r"--layers 3 needs a --fanout of as many numbers, got \[15, 10\]"):
+        main(["inspect", str(tmp_path / "chunks"), "--sweep", "1", "--layers", "3"])

@@ -27,7 +27,6 @@ from lightning_gnn_dist import (
     Sweep,
     split_edges,
 )
-from lightning_gnn_dist.homes import plan
 from lightning_gnn_dist.prepare.reorder import reorder_graph
 from tests import data_fitting
 from tests.ranks import run_ranks
@@ -281,15 +280,3 @@ def test_what_a_constant_learning_rate_loses_is_said(path: Path, caplog: pytest.
         caplog.clear()
         trainer(1, callbacks=callbacks, max_epochs=1).fit(module, data_of(path))
         assert sum("return a schedule that ends at 0" in text for text in caplog.messages) == count
-
-
-def test_memory_that_does_not_suffice_is_said(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    graph = Graph.open(path)
-    needed = 2 * 2 / CHUNKS * (graph.num_bytes + 22 * 300)
-    for free, count in ((needed - 2, 1), (needed + 2, 0)):
-        caplog.clear()
-        monkeypatch.setattr(plan, "free_bytes", lambda free=free: int(free))
-        trainer(1, max_epochs=1).fit(Ending(), data_of(path))
-        assert sum("this fit will be slow, or be killed" in text for text in caplog.messages) == count

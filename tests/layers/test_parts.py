@@ -13,7 +13,7 @@ from lightning_gnn_dist import Graph
 from lightning_gnn_dist.graph.storage.mapped import all_maps
 from lightning_gnn_dist.layers import budget as memory
 from lightning_gnn_dist.layers import whole_nodes
-from lightning_gnn_dist.layers.budget import LEAST_BYTES, budget, free_bytes, ranks_here
+from lightning_gnn_dist.layers.budget import LEAST_BYTES, Host, budget, free_bytes, ranks_here
 from lightning_gnn_dist.layers.evaluating.choice import Counter, Evaluated
 from lightning_gnn_dist.layers.layer_pass import LayerPass
 from lightning_gnn_dist.layers.reach import Neighbourhoods
@@ -220,6 +220,7 @@ def test_what_was_kept_of_large_batches_is_no_part_of_small_ones(monkeypatch):
         (str(3 << 30), f"anon {1 << 30}\nfile {1 << 30}\n", 2 << 30),
         (str(1 << 30), f"file 1\nanon {2 << 30}\n", 0),
         (str(1 << 30), "", 1 << 30),
+        (str(1 << 30), f"anon {1 << 28}\nshmem {1 << 28}\n", 1 << 29),
         (str(1 << 62), "anon 1", None),
     ],
 )
@@ -227,23 +228,44 @@ def test_memory_that_a_group_of_processes_may_take(limit, stat, free, tmp_path, 
     free_here = free_bytes()
     (tmp_path / "memory.max").write_text(limit + "\n")
     (tmp_path / "memory.stat").write_text(stat)
-    monkeypatch.setattr(memory, "_groups", lambda: [(tmp_path, "memory.max", "anon")])
+    monkeypatch.setattr(memory, "_groups", lambda: [(tmp_path, *memory._GROUPS[""])])
     found = free_bytes()
     if free is None:
         assert abs(found - free_here) < 8 << 30
     else:
         assert found == min(free, found) and found >= 0
-        assert budget(None, CPU, 1) <= max(free // 2, LEAST_BYTES)
-        assert budget(LEAST_BYTES, CPU, 1) == LEAST_BYTES
-        assert budget(None, CPU, 4) <= max(free // 8, LEAST_BYTES)
+        assert budget(None, CPU, Host(found, 1)) <= max(free // 2, LEAST_BYTES)
+        assert budget(LEAST_BYTES, CPU, Host(found, 1)) == LEAST_BYTES
+        assert budget(None, CPU, Host(found, 4)) <= max(free // 8, LEAST_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("group", "limit", "stat"),
+    [
+        ("0::/a/b", "memory.max", "anon"),
+        ("0::/a/b", "memory.high", "shmem"),
+        ("4:memory:/a/b", "memory.limit_in_bytes", "total_rss"),
+    ],
+)
+def test_the_tightest_of_nested_groups_counts(group, limit, stat, tmp_path, monkeypatch):
+    """A group without a limit of its own in one that has one, for both versions."""
+    root = tmp_path / ("memory" if "memory:" in group else "")
+    for folder, most in ((root / "a" / "b", "max"), (root / "a", "5000"), (root, "9000")):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / limit).write_text(most)
+        (folder / "memory.stat").write_text(f"{stat} 1000\nfile 3000")
+    (tmp_path / "own").write_text(f"7:cpu:/x\n{group}\n")
+    monkeypatch.setattr(memory, "_ROOT", tmp_path)
+    monkeypatch.setattr(memory, "_OWN", tmp_path / "own")
+    assert free_bytes() == 4000
 
 
 @pytest.mark.parametrize("wanted", [LEAST_BYTES, LEAST_BYTES + 1, 20 << 20, 1 << 40, None])
 def test_a_budget_is_never_below_the_least(wanted, tmp_path, monkeypatch):
     (tmp_path / "memory.max").write_text("1\n")
     (tmp_path / "memory.stat").write_text("anon 0\n")
-    monkeypatch.setattr(memory, "_groups", lambda: [(tmp_path, "memory.max", "anon")])
-    assert budget(wanted, CPU, 3) == LEAST_BYTES
+    monkeypatch.setattr(memory, "_groups", lambda: [(tmp_path, *memory._GROUPS[""])])
+    assert budget(wanted, CPU, Host.here(3)) == LEAST_BYTES
 
 
 def test_ranks_of_a_host(monkeypatch):

@@ -7,6 +7,7 @@ import torch
 
 from lightning_gnn_dist import (
     Graph,
+    KaMinParPartitioner,
     MetisPartitioner,
     Partition,
     RandomPartitioner,
@@ -14,14 +15,20 @@ from lightning_gnn_dist import (
     SuperNodePartitioner,
     communities,
 )
+from lightning_gnn_dist.partition import kaminpar
 from lightning_gnn_dist.partition.base import Partitioner
 from tests.partition.graphs import lonely_nodes, messy_community, path_graph, random_directed
 
+_OF_KAMINPAR: list[Partitioner] = []
+if kaminpar.is_available():
+    _OF_KAMINPAR = [KaMinParPartitioner(), KaMinParPartitioner("train", imbalance=0.0), KaMinParPartitioner("edges")]
+    _OF_KAMINPAR.append(SuperNodePartitioner(24, KaMinParPartitioner(preset="fast")))
 PARTITIONERS: list[Partitioner] = [
     RandomPartitioner(),
     MetisPartitioner(),
     MetisPartitioner(balance="train"),
     MetisPartitioner(imbalance=0.0),
+    *_OF_KAMINPAR,
     SuperNodePartitioner(num_supernodes=24),
     StreamingPartitioner("ldg"),
     StreamingPartitioner("fennel"),

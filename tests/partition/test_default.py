@@ -34,7 +34,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.cli.options import parser
 from lightning_gnn_dist.cli.partitioners import partitioner_of
-from lightning_gnn_dist.partition import default, metis
+from lightning_gnn_dist.partition import default, kaminpar, metis
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.default import default_partitioner
 
@@ -42,12 +42,13 @@ from lightning_gnn_dist.partition.default import default_partitioner
 @pytest.fixture
 def without_metis(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metis, "pymetis", None)
-    default._without_metis.cache_clear()
+    monkeypatch.setattr(kaminpar, "kaminpar", None)
+    default._told.cache_clear()
 
 
 def test_metis_is_the_default() -> None:
-    assert default_partitioner() == MetisPartitioner()
-    assert default_partitioner(look_alike=True) == SuperNodePartitioner()
+    assert default_partitioner(100, 1 << 40) == MetisPartitioner()
+    assert default_partitioner(100, 1 << 40, look_alike=True) == SuperNodePartitioner()
 
 
 ALIKE, UNLIKE = SuperNodePartitioner(), MetisPartitioner()
@@ -88,7 +89,7 @@ def test_without_metis_another_cuts_and_one_line_of_a_host_says_so(
         modules = [PartitionedDataModule(graph, sampler=sampler), links]
     assert [module.partitioner for module in modules] == [StreamingPartitioner()] * 2
     assert modules[0].part(0, 2).num_nodes < 60
-    assert default_partitioner(look_alike=True) == SuperNodePartitioner(clusters=StreamingPartitioner())
+    assert default_partitioner(100, 1 << 40, look_alike=True) == SuperNodePartitioner(clusters=StreamingPartitioner())
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == (local_rank == "0")
     assert all("METIS is not installed" in line and "lightning-gnn-dist[metis]" in line for line in said)
@@ -110,12 +111,13 @@ def test_who_asks_for_metis_is_told_the_way_out(make: Callable[[], object], inst
 
 def on_the_command_line(*words: str) -> object:
     options: Namespace = parser().parse_args(["divide", "graph", "shards", "--parts=2", *words])
-    return partitioner_of(options.partitioner, options)
+    return partitioner_of(options.partitioner, options, communities(60, 2, num_features=4))
 
 
 def test_commands_cut_by_the_default_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert on_the_command_line("--balance=train") == MetisPartitioner(balance="train")
     monkeypatch.setattr(metis, "pymetis", None)
+    monkeypatch.setattr(kaminpar, "kaminpar", None)
     assert on_the_command_line() == StreamingPartitioner()
     with pytest.raises(ValueError, match="needs METIS"):
         on_the_command_line("--partitioner=metis")

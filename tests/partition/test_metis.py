@@ -11,7 +11,7 @@ import torch
 from torch_geometric.data import Data
 
 from lightning_gnn_dist import Graph, MetisPartitioner, RandomPartitioner, communities
-from lightning_gnn_dist.partition.metis import refuse_beyond, undirected
+from lightning_gnn_dist.partition.multilevel import refuse_beyond, undirected
 from tests.partition.graphs import lonely_nodes, messy_community, path_graph, random_directed
 
 GRAPH = communities(4000, 8, num_features=2, train_share=0.2, homophily=0.9)
@@ -89,7 +89,7 @@ def test_balancing_training_nodes_needs_a_mask() -> None:
     ids=["directed", "messy", "directed path", "isolated nodes", "rows out of order"],
 )
 def test_metis_sees_every_edge_both_ways_and_once(graph: Graph) -> None:
-    start, neighbors = undirected(graph)
+    start, neighbors = undirected(graph, lambda start: np.empty(start[-1], np.int64))
     receivers = np.repeat(np.arange(graph.num_nodes), graph.degrees().numpy())
     expected = {(u, v) for u, v in zip(graph.indices.tolist(), receivers.tolist(), strict=True) if u != v}
     expected |= {(v, u) for u, v in expected}
@@ -100,9 +100,9 @@ def test_metis_sees_every_edge_both_ways_and_once(graph: Graph) -> None:
 
 
 def test_what_metis_cannot_count_is_refused() -> None:
-    refuse_beyond(2**31 - 1, 2**31 - 1, "nodes")
+    refuse_beyond(2**31 - 1, 2**31 - 1, "nodes", "METIS")
     with pytest.raises(ValueError, match=r"2147483648 nodes.*up to 2147483647.*StreamingPartitioner"):
-        refuse_beyond(2**31 - 1, 2**31, "nodes")
+        refuse_beyond(2**31 - 1, 2**31, "nodes", "METIS")
 
 
 def test_metis_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:

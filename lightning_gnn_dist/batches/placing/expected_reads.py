@@ -46,7 +46,7 @@ def expected_reads(graph: Graph, sampler: Sampler, batch_size: int) -> Reads:
     drawn = torch.zeros(graph.num_nodes, dtype=torch.float64)
     drawn[seeds] = 1.0
     total, held = drawn.clone(), drawn
-    for size in _per_hop(sampler, graph.types):
+    for size in per_hop(sampler, graph.types):
         drawn = _senders_drawn(graph, held, size)
         held = _batches_with(drawn, num_batches)
         total += drawn
@@ -74,7 +74,8 @@ def most_read(reads: Tensor, types: GraphTypes, widths: Sequence[int], room: int
     return [chosen[first:last] - start for first, last, start in ends]
 
 
-def _per_hop(sampler: Sampler, types: GraphTypes) -> list[int]:
+def per_hop(sampler: Sampler, types: GraphTypes) -> list[int]:
+    """Return how many neighbours of a node are drawn in each hop, -1 for all: 1 if it is no ``NeighborSampler``."""
     if not isinstance(sampler, NeighborSampler):
         return [1] * sampler.num_hops
     return [-1 if (numbers < 0).any() else int(numbers.sum()) for numbers in sampler.of_types(types)]

@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_gnn_dist.batches.ahead.forecast import Forecast, forecast
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placing.memory_plan import wide_arrays
-from lightning_gnn_dist.cli.values import in_bytes
+from lightning_gnn_dist.checks import in_bytes
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import bytes_per_row, edge_positions
 from lightning_gnn_dist.partition.base import Partition

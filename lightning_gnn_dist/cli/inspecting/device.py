@@ -11,7 +11,7 @@ from lightning_gnn_dist.batches.ahead.forecast import drawn_bulks
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placing.expected_reads import Reads, expected_reads, most_read
 from lightning_gnn_dist.batches.placing.memory_plan import MemoryPlan, PlanFigures, Sizes
-from lightning_gnn_dist.cli.values import in_bytes
+from lightning_gnn_dist.checks import in_bytes
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from lightning_gnn_dist.cli.values import in_bytes, nodes_named
+from lightning_gnn_dist.checks import in_bytes
+from lightning_gnn_dist.cli.values import nodes_named
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import numbers_per_node
 from lightning_gnn_dist.layers.evaluating.choice import bytes_of_batch

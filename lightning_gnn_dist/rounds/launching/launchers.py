@@ -7,6 +7,7 @@ notebook and brings back callbacks, loggers and predictions. Written for Lightni
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import signal
 import sys
@@ -28,6 +29,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from lightning_gnn_dist.checks import in_bytes
+from lightning_gnn_dist.layers.budget import free_bytes, own_bytes
 from lightning_gnn_dist.rounds.launching.kept import Kept
 from lightning_gnn_dist.rounds.launching.launch import Launch, StartMethod
 from lightning_gnn_dist.rounds.launching.rank_work import RankResult, RankWork
@@ -36,6 +39,8 @@ from lightning_gnn_dist.wire.launching.by_value import CannotTravelError
 from lightning_gnn_dist.wire.launching.processes import GRACE_SECONDS, end_all, end_of, handling, start
 from lightning_gnn_dist.wire.launching.rank_processes import RankProcesses, Start
 from lightning_gnn_dist.wire.launching.roll_call import give_key
+
+log = logging.getLogger(__name__)
 
 
 class ScriptLauncher(_SubprocessScriptLauncher):
@@ -79,6 +84,7 @@ class ScriptLauncher(_SubprocessScriptLauncher):
         if self.num_nodes == 1:  # else other hosts start ranks of this run, too
             give_key()
         atexit.register(self._wait_for_ranks)
+        _warn_of_memory(self.num_processes - 1)
         for local_rank in range(1, self.num_processes):
             command, folder = _own_command(local_rank)
             self.procs.append(start(command, {**os.environ, "LOCAL_RANK": str(local_rank)}, cwd=folder))
@@ -93,6 +99,19 @@ class ScriptLauncher(_SubprocessScriptLauncher):
         failed = self._has_failed or hasattr(sys, "last_value")  # an exception that ended the script
         collectives.leave()  # who waits for this rank in an exchange hears of its end now
         end_all(self._ranks(), GRACE_SECONDS if failed else self._patience)
+
+
+def _warn_of_memory(num_others: int) -> None:
+    """Tell if processes as large as this one do not fit beside it: they run the same script up to here."""
+    own, free = own_bytes() or 0, free_bytes()
+    if num_others * own > free:
+        log.warning(
+            "This process takes %s before it trains, and each of %d further ranks here will take as much: %s are left, "
+            "so ranks will be killed, or wait for the disk. Start fewer ranks on this host, or allow it more memory.",
+            in_bytes(own),
+            num_others,
+            in_bytes(free),
+        )
 
 
 def _own_command(local_rank: int) -> tuple[list[str], str | None]:
