@@ -82,7 +82,7 @@ class EdgeReader:
                 yield from ((piece, {}) for piece in replace(self.files, files=(file,)).pieces(at_once))
             else:
                 for sender, receiver, carried in file.edges(places, unpacked, self.memory_bytes):
-                    yield Piece(sender, receiver, file.path), carried
+                    yield self.files.checked(Piece(sender, receiver, file.path)), carried
 
     def _of_table(self, path: Path, places: Mapping[str, Places]) -> Iterator[tuple[Piece, dict[str, Column]]]:
         """Yield the edges of a table, and the columns that they carry."""
