@@ -78,21 +78,20 @@ def prepare_graph(
             ``train_mask.npy`` or ``train_idx.npy``, ..., ``num_nodes.npy``. Of several types a folder with folders
             ``nodes`` and ``edges``: for each type a table, text or Parquet, or an ``.npz`` or folder of such arrays.
             Rows of nodes have an id; edges are called ``<source type>__<name>__<destination type>``. Where nodes are
-            arrays, their ids count from 0. Or tables with keys: RelBench's folder, or one with a ``database.yaml``. Or a chunked
-            graph of DGL or GraphStorm (``metadata.json``).
+            arrays, their ids count from 0. Tables with keys: RelBench's folder, or one with a ``database.yaml``. Or a
+            chunked graph of DGL and GraphStorm (``metadata.json``).
         out: The directory to write. Of a shard the directory of the shards, of which this host gets ``shares.json`` and
             its own shard.
         shard: Which shard to write, instead of the whole graph. Each host reads all files and keeps its own nodes and
             the edges into them. Without types, arrays of edges must be dropped.
         nodes: A table of nodes with their ids, or a folder or ``.npz`` of arrays, for a graph without types.
         undirected: Add the reverse of every edge, and keep every edge once, of a graph without types.
-        time: Of several types, the array in whose order the edges of one type into a node come, see
-            :class:`GraphTypes`.
+        time: Of several types, the array by which edges of one type into a node are ordered (:class:`GraphTypes`).
         reverse: Of several types, add an edge type ``rev_<name>`` for each, with the same arrays.
         split: Shares of labelled nodes, of each type, to train on, validate and test.
         seed: Decides the split.
         drop: Names of arrays and columns to leave out.
-        float_labels: Accept a floating point ``y`` with one value per node, for regression.
+        float_labels: Accept a floating point ``y``, for regression.
         memory_bytes: Bytes that reading, sorting and copying may take, beside arrays of one entry per node (about 24
             bytes per node, and labels, masks, times and ids; with an assignment 8 to 12 bytes more) and the interpreter
             itself.

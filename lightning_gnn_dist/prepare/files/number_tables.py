@@ -67,9 +67,7 @@ class TableRows(NpyFile):
                 for columns in text_tables.read_pieces(self.path, self.kinds, rows_at_once):
                     yield np.column_stack([columns[name] for name in self.names])
             except ValueError as error:
-                raise ValueError(
-                    f"{self.path} holds other things than whole numbers ({error}): write these."
-                ) from error
+                raise ValueError(f"{self.path} holds other things than numbers ({error}): write these.") from error
             return
         for columns in parquet.read_pieces(self.path, self.names, rows_at_once, has_holes=self.has_holes):
             if wrong := [name for name in self.names if columns[name].dtype.kind == "U"]:
