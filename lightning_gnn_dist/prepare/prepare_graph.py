@@ -26,6 +26,7 @@ from lightning_gnn_dist.prepare.databases.manifest import is_database
 from lightning_gnn_dist.prepare.databases.source import inputs_of_database, tables_of
 from lightning_gnn_dist.prepare.files.chunked_graph import inputs_of_chunks, is_chunked
 from lightning_gnn_dist.prepare.files.inputs import EDGE, Inputs, check_carried, with_reverse
+from lightning_gnn_dist.prepare.files.partition_folder import inputs_of_partition, is_partitioned
 from lightning_gnn_dist.prepare.one_shard import OneShard, Part, check_assignment, inputs_of, part_of
 from lightning_gnn_dist.prepare.steps.describe import Prepared, describe
 from lightning_gnn_dist.prepare.steps.edges import EdgeSorting, OnProgress, check_times
@@ -79,7 +80,7 @@ def prepare_graph(
             ``nodes`` and ``edges``: for each type a table, text or Parquet, or an ``.npz`` or folder of such arrays.
             Rows of nodes have an id; edges are called ``<source type>__<name>__<destination type>``. Where nodes are
             arrays, their ids count from 0. Tables with keys: RelBench's folder, or one with a ``database.yaml``. Or a
-            chunked graph of DGL and GraphStorm (``metadata.json``).
+            chunked graph of DGL and GraphStorm (``metadata.json``), or a folder of PyG's ``Partitioner``.
         out: The directory to write. Of a shard the directory of the shards, of which this host gets ``shares.json`` and
             its own shard.
         shard: Which shard to write, instead of the whole graph. Each host reads all files and keeps its own nodes and
@@ -154,6 +155,8 @@ class Preparation:
             return inputs_of_database(self.source, frozenset(self.drop))
         if is_chunked(self.source):
             return inputs_of_chunks(self.source, self.nodes, frozenset(self.drop), self.time)
+        if is_partitioned(self.source):
+            return inputs_of_partition(self.source, self.nodes, frozenset(self.drop), self.time)
         return Inputs.of(self.source, self.nodes, frozenset(self.drop), self.time)
 
     @cached_property
@@ -168,7 +171,7 @@ class Preparation:
                 f"{self.source} says itself which columns are times and keys, and which questions are to train on: "
                 "leave --nodes, --undirected, --time, --reverse and --split out."
             )
-        if self.inputs.have_names and (self.undirected or self.nodes):
+        if self.inputs.have_names and (self.undirected or (self.nodes and not is_partitioned(self.source))):
             raise ValueError(
                 f"{self.source} holds several types: their nodes are known (no --nodes), and the reverse of an edge is "
                 "of another type (--reverse, no --undirected)."
