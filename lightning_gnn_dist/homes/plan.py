@@ -24,6 +24,7 @@ from lightning_gnn_dist.homes.holders import Holder
 from lightning_gnn_dist.homes.learners import Learners
 from lightning_gnn_dist.homes.parts import PartReader
 from lightning_gnn_dist.homes.residency import AsRanks, Fixed, Holding, Residency, held_by_all
+from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.layers.budget import memory_bytes
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition

@@ -18,13 +18,15 @@ from typing import Annotated, Any, TypeAlias
 from lightning_gnn_dist.checks import check_callable, check_folder, check_path, check_true_or_false, check_words
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.files import flush
-from lightning_gnn_dist.graph.storage.npy import FULL
+from lightning_gnn_dist.graph.storage.npy import FULL, save
 from lightning_gnn_dist.graph.typed.names import EdgeType, within
 from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.graph.user_ids import keep_ids
 from lightning_gnn_dist.prepare.databases.manifest import is_database
 from lightning_gnn_dist.prepare.databases.source import inputs_of_database, tables_of
+from lightning_gnn_dist.prepare.files.chunked_graph import inputs_of_chunks, is_chunked
 from lightning_gnn_dist.prepare.files.inputs import EDGE, Inputs, check_carried, with_reverse
+from lightning_gnn_dist.prepare.files.partition_folder import inputs_of_partition, is_partitioned
 from lightning_gnn_dist.prepare.one_shard import OneShard, Part, check_assignment, inputs_of, part_of
 from lightning_gnn_dist.prepare.steps.describe import Prepared, describe
 from lightning_gnn_dist.prepare.steps.edges import EdgeSorting, OnProgress, check_times
@@ -77,20 +79,20 @@ def prepare_graph(
             ``train_mask.npy`` or ``train_idx.npy``, ..., ``num_nodes.npy``. Of several types a folder with folders
             ``nodes`` and ``edges``: for each type a table, text or Parquet, or an ``.npz`` or folder of such arrays.
             Rows of nodes have an id; edges are called ``<source type>__<name>__<destination type>``. Where nodes are
-            arrays, their ids count from 0. Or tables with keys: RelBench's folder, or one with a ``database.yaml``.
+            arrays, their ids count from 0. Tables with keys: RelBench's folder, or one with a ``database.yaml``. Or a
+            chunked graph of DGL and GraphStorm (``metadata.json``), or a folder of PyG's ``Partitioner``.
         out: The directory to write. Of a shard the directory of the shards, of which this host gets ``shares.json`` and
             its own shard.
         shard: Which shard to write, instead of the whole graph. Each host reads all files and keeps its own nodes and
             the edges into them. Without types, arrays of edges must be dropped.
         nodes: A table of nodes with their ids, or a folder or ``.npz`` of arrays, for a graph without types.
         undirected: Add the reverse of every edge, and keep every edge once, of a graph without types.
-        time: Of several types, the array in whose order the edges of one type into a node come, see
-            :class:`GraphTypes`.
+        time: Of several types, the array by which edges of one type into a node are ordered (:class:`GraphTypes`).
         reverse: Of several types, add an edge type ``rev_<name>`` for each, with the same arrays.
         split: Shares of labelled nodes, of each type, to train on, validate and test.
         seed: Decides the split.
         drop: Names of arrays and columns to leave out.
-        float_labels: Accept a floating point ``y`` with one value per node, for regression.
+        float_labels: Accept a floating point ``y``, for regression.
         memory_bytes: Bytes that reading, sorting and copying may take, beside arrays of one entry per node (about 24
             bytes per node, and labels, masks, times and ids; with an assignment 8 to 12 bytes more) and the interpreter
             itself.
@@ -151,6 +153,10 @@ class Preparation:
         """The files of the source."""
         if is_database(self.source):
             return inputs_of_database(self.source, frozenset(self.drop))
+        if is_chunked(self.source):
+            return inputs_of_chunks(self.source, self.nodes, frozenset(self.drop), self.time)
+        if is_partitioned(self.source):
+            return inputs_of_partition(self.source, self.nodes, frozenset(self.drop), self.time)
         return Inputs.of(self.source, self.nodes, frozenset(self.drop), self.time)
 
     @cached_property
@@ -165,7 +171,7 @@ class Preparation:
                 f"{self.source} says itself which columns are times and keys, and which questions are to train on: "
                 "leave --nodes, --undirected, --time, --reverse and --split out."
             )
-        if self.inputs.have_names and (self.undirected or self.nodes):
+        if self.inputs.have_names and (self.undirected or (self.nodes and not is_partitioned(self.source))):
             raise ValueError(
                 f"{self.source} holds several types: their nodes are known (no --nodes), and the reverse of an edge is "
                 "of another type (--reverse, no --undirected)."
@@ -265,7 +271,9 @@ class Preparation:
         progress = partial(on_progress, "taking the fingerprint")
         prepared = describe(self._draft, names, self.inputs.halves, types, at_once, progress)
         for kind, files in self.inputs.nodes.items():
-            if files.table is not None and self.shard is None:
+            if files.ids is not None and self.shard is None:
+                save(self._of_nodes(kind) / "ids.npy", files.ids())
+            if (files.table or files.ids) is not None and self.shard is None:
                 keep_ids(self._of_nodes(kind) / "ids.npy", self._draft, kind)
         return prepared
 

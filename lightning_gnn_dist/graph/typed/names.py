@@ -13,6 +13,7 @@ EdgeType = tuple[str, str, str]
 MAX_EDGE_TYPES = 2**15  # torch can do little with numbers of 16 bits without a sign
 MAX_NAME = 200  # bytes: a type is the name of a folder
 _NAME = re.compile(r"\w[^/\\\0\n]*")
+_OF_DATA = re.compile(r"(?<![\w/.-])data\.")  # and not the name of a file, such as metadata.json
 
 
 class TypeNames(Protocol):
@@ -110,5 +111,5 @@ def within(kind: str | EdgeType) -> Iterator[None]:
         yield
     except (ValueError, TypeError) as error:
         kind_of_error = TypeError if isinstance(error, TypeError) else ValueError
-        said = str(error).replace("data.", f"{place}.")
+        said = _OF_DATA.sub(lambda _: f"{place}.", str(error))
         raise kind_of_error(said if said.startswith(f"{place}.") else f"{place}: {said}") from error

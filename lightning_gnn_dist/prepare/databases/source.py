@@ -10,13 +10,14 @@ from typing import Any, Literal
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph.typed.names import EdgeType, check_names
 from lightning_gnn_dist.graph.typed.tables import ANSWER, TIME, Feature, Tables, TableTask
+from lightning_gnn_dist.prepare.databases.keys import KeyColumn, LinkTable
 from lightning_gnn_dist.prepare.databases.manifest import PLAIN, RELBENCH, Manifest, TableSpec, TaskSpec
 from lightning_gnn_dist.prepare.databases.questions import Questions
 from lightning_gnn_dist.prepare.databases.recommendations import Recommendations
 from lightning_gnn_dist.prepare.databases.table import DatabaseTable
 from lightning_gnn_dist.prepare.databases.times import span_of
 from lightning_gnn_dist.prepare.files.columns import check_drop
-from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles, KeyColumn, LinkTable
+from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
 from lightning_gnn_dist.prepare.files.inputs import Inputs, NodeFiles
 from lightning_gnn_dist.prepare.files.tables import columns_of, count_rows
 

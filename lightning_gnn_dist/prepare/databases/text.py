@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from itertools import chain
 from zlib import crc32
 
 import numpy as np
@@ -14,6 +15,7 @@ from lightning_gnn_dist.graph.storage.npy import Column
 
 Embed = Callable[[Sequence[str]], Column]
 WIDTH = 64
+TEXTS_AT_ONCE = 1 << 14
 _WORD = re.compile(r"\w+")
 
 
@@ -22,15 +24,23 @@ def hash_words(texts: Sequence[str]) -> Column:
 
     Two words that share one of them hardly share the other. The mean square of a row is 1.
     """
-    rows = np.zeros((len(texts), WIDTH), np.float32)
-    for row, text in zip(rows, texts, strict=True):
-        for word in _WORD.findall(text.lower()):
-            found = crc32(word.encode())
-            row[found % WIDTH] += 1 if found & (1 << 30) else -1
-            row[(found >> 8) % WIDTH] += 1 if found & (1 << 31) else -1
+    pieces = [_counted(texts[first : first + TEXTS_AT_ONCE]) for first in range(0, len(texts), TEXTS_AT_ONCE)]
+    rows = np.concatenate([np.empty((0, WIDTH), np.float32), *pieces])
     lengths: Column = np.linalg.norm(rows, axis=1, keepdims=True)
-    scaled: Column = rows * (WIDTH**0.5 / np.maximum(lengths, 1e-9))
-    return scaled
+    rows *= WIDTH**0.5 / np.maximum(lengths, 1e-9)
+    return rows
+
+
+def _counted(texts: Sequence[str]) -> Column:
+    known: dict[str, int] = {}
+    of_texts = [[known.setdefault(word, len(known)) for word in _WORD.findall(text.lower())] for text in texts]
+    row = np.repeat(np.arange(len(texts)), [len(words) for words in of_texts])
+    word = np.fromiter(chain.from_iterable(of_texts), np.int64, len(row))
+    sums = np.array([crc32(word.encode()) for word in known], np.int64)
+    rows = np.zeros(len(texts) * WIDTH)
+    for place, sign in ((sums, sums & (1 << 30)), (sums >> 8, sums & (1 << 31))):
+        rows += np.bincount(row * WIDTH + (place % WIDTH)[word], np.where(sign, 1, -1)[word], len(rows))
+    return rows.astype(np.float32).reshape(-1, WIDTH)
 
 
 def embedding(name: str | None) -> Embed:

@@ -189,7 +189,7 @@ def node_columns(columns: Mapping[str, Column], nodes: Path | None, first: int =
         elif name == "split":
             arrays |= _split_column(column, nodes)
         elif name.endswith("_mask"):
-            arrays[name] = _flags(name, column, nodes, first)
+            arrays[name] = flags(name, column, nodes, first)
         else:
             features.append(_numbers(name, column, nodes, first))
     if features:
@@ -230,10 +230,11 @@ def _numbers(name: str, column: Column, table: Path | None, first: int) -> Colum
     )
 
 
-def _flags(name: str, column: Column, table: Path | None, first: int) -> Column:
-    flags = np.char.lower(column) if column.dtype.kind == "U" else column
-    marked = np.isin(flags, ["true", "1"]) if column.dtype.kind == "U" else flags == 1
-    unmarked = np.isin(flags, ["false", "0"]) if column.dtype.kind == "U" else flags == 0
+def flags(name: str, column: Column, table: Path | None, first: int) -> Column:
+    """Which cells are true, of a column of 0 and 1. The error counts rows from 1, without the heading."""
+    cells, are_words = (np.char.lower(column), True) if column.dtype.kind == "U" else (column, False)
+    marked = np.isin(cells, ["true", "1"]) if are_words else cells == 1
+    unmarked = np.isin(cells, ["false", "0"]) if are_words else cells == 0
     if not (marked | unmarked).all():
         row = int((~(marked | unmarked)).argmax())
         raise ValueError(

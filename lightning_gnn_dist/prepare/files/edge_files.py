@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
 from lightning_gnn_dist.prepare.files.arrays import Entry
+from lightning_gnn_dist.prepare.files.columns import Places
 from lightning_gnn_dist.prepare.files.parquet import is_parquet
 from lightning_gnn_dist.prepare.files.row_files import Carried
 from lightning_gnn_dist.prepare.files.tables import count_rows, ends_first, is_table, is_text
+
+Edges: TypeAlias = tuple[Column, Column, dict[str, Column]]  # senders, receivers, and what edges carry
 
 
 class Piece(NamedTuple):
@@ -24,49 +27,21 @@ class Piece(NamedTuple):
     file: Path
 
 
-@dataclass(frozen=True)
-class KeyColumn:
-    """The foreign keys of a table as edges, between its rows and those that the keys name.
+class EdgeTable(Protocol):
+    """A file that reads its edges itself."""
 
-    Args:
-        path: The table.
-        table: The node type of its rows.
-        column: The column of the keys.
-        target: The node type that the keys are of, and the name of their own column.
-        to_target: Whether rows send to what their keys name, or the other way round.
-        may_dangle: Whether keys that name no row are left out, as RelBench does.
-        of_question: If a row is a question, whether the key says whom it is ``"about"``, which it sees whenever that
-            was, or is its ``"answer"``, which nobody sees.
-    """
+    @property
+    def path(self) -> Path: ...
 
-    path: Path
-    table: str
-    column: str
-    target: tuple[str, str]
-    to_target: bool
-    may_dangle: bool
-    of_question: Literal["about", "answer"] | None = None
+    def edges(self, places: Mapping[str, Places], unpacked: Mapping[str, Path], memory_bytes: int) -> Iterator[Edges]:
+        """Yield senders, receivers and what edges carry.
 
-
-@dataclass(frozen=True)
-class LinkTable:
-    """A table with two columns of foreign keys, and perhaps a time, and nothing else: each row is an edge.
-
-    Args:
-        path: The table.
-        columns: The two columns.
-        targets: The node types that the keys are of, and the names of their own columns.
-        to_second: Whether the first sends to the second, or the other way round.
-        time: The column of times, if there is one.
-        may_dangle: Whether keys that name no row are left out.
-    """
-
-    path: Path
-    columns: tuple[str, str]
-    targets: tuple[tuple[str, str], tuple[str, str]]
-    to_second: bool
-    time: str | None
-    may_dangle: bool
+        Args:
+            places: For each node type what finds its nodes by their ids.
+            unpacked: For each node type that is a table the folder that it was unpacked into.
+            memory_bytes: Bytes that a piece may take.
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +49,7 @@ class EdgeFiles:
     """The edges of one type in files of which only headers were read.
 
     Args:
-        files: Arrays of ends, tables, columns of keys, and tables of them.
+        files: Arrays of ends, tables, and files that read themselves.
         num_edges: The number of edges; an estimate for text.
         columns: Names of the columns of tables that edges carry.
         carried: The arrays that edges carry, in the order of the edges.
@@ -83,7 +58,7 @@ class EdgeFiles:
         flip: Whether each edge is read the other way round. The numbers are those of the flipped edges.
     """
 
-    files: tuple[NpyFile | Path | KeyColumn | LinkTable, ...]
+    files: tuple[NpyFile | Path | EdgeTable, ...]
     num_edges: int
     columns: tuple[str, ...] = ()
     carried: Carried = field(default_factory=lambda: Carried({}))

@@ -11,6 +11,7 @@ import torch
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph import convert
+from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, within
 from lightning_gnn_dist.prepare.files.arrays import Entry, entries, load_pyg, names_in, number_in
 from lightning_gnn_dist.prepare.files.columns import ALIASES, check_drop, check_purposes, id_of, purpose_of
@@ -48,6 +49,7 @@ class NodeFiles:
         arrays: The arrays per node, and lists of nodes (``train_idx``), by their names in a graph.
         num_nodes: The number of nodes; None if a table or the edges tell.
         float_labels: Whether a label with fractions is the answer of a regression.
+        ids: Reads the users' ids of the nodes, where no table tells them.
     """
 
     source: Path
@@ -55,6 +57,7 @@ class NodeFiles:
     arrays: dict[str, RowFiles]
     num_nodes: int | None
     float_labels: bool = False
+    ids: Callable[[], Column] | None = None
 
     @classmethod
     def of(cls, source: Path, found: Mapping[str, Entry], table: Path | None = None) -> NodeFiles:
@@ -121,10 +124,7 @@ class Inputs:
             found, names = _of_pyg(source, nodes, drop)
         else:
             found, names = (_of_folders if is_typed(source) else _of_one_type)(source, nodes, drop)
-        check_drop(drop, names, source)
-        if time is not None and found.have_names and time not in names:
-            raise ValueError(f"time names the column {shown(time)}, and {source} has these: {shown(sorted(names))}.")
-        return replace(found, time=time)
+        return fitting(found, names, source, drop, time)
 
     @property
     def have_names(self) -> bool:
@@ -147,6 +147,14 @@ class Inputs:
     def of_database(self) -> bool:
         """Whether they are tables with keys, whose manifest says what is a time, an edge and a split."""
         return any(files.table is not None and not isinstance(files.table, Path) for files in self.nodes.values())
+
+
+def fitting(found: Inputs, names: Collection[str], source: Path, drop: Collection[str], time: str | None) -> Inputs:
+    """The files with their times; refuse to drop, or to order by, what is in none of them."""
+    check_drop(drop, names, source)
+    if time is not None and found.have_names and time not in names:
+        raise ValueError(f"time names the column {shown(time)}, and {source} has these: {shown(sorted(names))}.")
+    return replace(found, time=time)
 
 
 def is_typed(path: Path) -> bool:

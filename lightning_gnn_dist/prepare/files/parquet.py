@@ -56,12 +56,16 @@ def count_columns(path: Path) -> int:
     return round(numbers / metadata.num_rows) if metadata.num_rows else 0
 
 
-def read_pieces(path: Path, names: Collection[str], rows_at_once: int) -> Iterator[dict[str, Column]]:
-    """Yield some columns of all rows, ``rows_at_once`` rows at a time."""
+def read_pieces(
+    path: Path, names: Collection[str], rows_at_once: int, *, has_holes: bool = False
+) -> Iterator[dict[str, Column]]:
+    """Yield some columns of all rows, ``rows_at_once`` rows at a time; empty cells, if they may be, as -1 or NaN."""
     for file in files_of(path):
         first = 0
         for batch in _batches(file, names, rows_at_once):
-            yield {name: _values(batch.column(name), name, file, first) for name in names}
+            columns = {name: batch.column(name) for name in names}
+            columns = {name: _without_holes(column) for name, column in columns.items()} if has_holes else columns
+            yield {name: _values(column, name, file, first) for name, column in columns.items()}
             first += batch.num_rows
 
 
@@ -125,6 +129,14 @@ def _filled(array: Any, name: str, file: Path, first: int) -> Any:
             f"{file}: column {name!r} has no value in row {row} (counted from 0). Fill it or remove such rows; a "
             f"column that carries something can be left out (--drop {name})."
         )
+    return array
+
+
+def _without_holes(array: Any) -> Any:
+    from pyarrow import types
+
+    if types.is_integer(array.type) or types.is_floating(array.type):
+        return array.fill_null(-1 if types.is_integer(array.type) else float("nan"))
     return array
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,11 +60,16 @@ class RowFiles:
         """One array, or all ``.npy`` of a folder in the order of their names."""
         if isinstance(path, NpyFile):
             return cls((path,))
-        files = tuple(NpyFile.of(file) for file in (sorted(path.glob("*.npy")) if path.is_dir() else [path]))
+        files = [NpyFile.of(file) for file in (sorted(path.glob("*.npy")) if path.is_dir() else [path])]
         if not files:
             raise ValueError(
                 f"{path} is a folder without .npy files, and one array is expected in it: --drop {path.stem}."
             )
+        return cls.of_files(files)
+
+    @classmethod
+    def of_files(cls, files: Sequence[NpyFile]) -> RowFiles:
+        """One array in several files, which must be alike."""
         for file in files:
             if (file.dtype, file.shape[1:]) != (files[0].dtype, files[0].shape[1:]):
                 raise ValueError(
@@ -73,7 +78,7 @@ class RowFiles:
                 )
             if file.by_column:
                 raise ValueError(f"{file.path} is stored by column: save numpy.ascontiguousarray(array).")
-        return cls(files)
+        return cls(tuple(files))
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from lightning_gnn_dist.graph.storage.npy import Column
 
 Progress: TypeAlias = Callable[[float], None]
 LINES_AT_ONCE = 1 << 18
+LINES_LOOKED_AT = 256
 BYTES_COUNTED, PLACES_COUNTED = 1 << 14, 32
 COMPRESSION = 4  # factor by which gzip shortens numbers in text, about
 SEPARATORS = ",\t; "
@@ -50,8 +51,8 @@ def scan(path: Path, rows_at_once: int, bytes_kept: int, on_progress: Progress) 
         try:
             columns = _parse(lines, heading.separator, kinds)
         except ValueError as error:
-            kinds = _widened(path, lines, heading, kinds, first_line, error)
-            columns, kept = _parse(lines, heading.separator, kinds), None if num_rows else kept
+            kinds, columns = _widened(path, lines, heading, kinds, first_line, error)
+            kept = None if num_rows else kept
         num_rows += len(lines)
         bytes_kept -= sum(column.nbytes for column in columns)
         if kept is not None and bytes_kept >= 0:
@@ -184,12 +185,17 @@ def _pieces(
 
 def _widened(
     path: Path, lines: Sequence[str], heading: Heading, kinds: list[int], first_line: int, error: ValueError
-) -> list[int]:
-    """The kinds that lines need which could not be parsed as ``error`` says; the error if these are no wider."""
-    wider = _wider_kinds(lines, heading.separator, kinds, f"{path}, {{}} lines after line {first_line}")
-    if wider == kinds:
-        raise ValueError(f"{path}, after line {first_line}: {error}") from error
-    return wider
+) -> tuple[list[int], list[Column]]:
+    """The kinds that lines need which could not be parsed as ``error`` says, and their columns."""
+    where = f"{path}, {{}} lines after line {first_line}"
+    for some in (lines[:LINES_LOOKED_AT], lines):  # a look at the first is quick, and mostly enough
+        wider = _wider_kinds(some, heading.separator, kinds, where)
+        if wider != kinds or some is lines:
+            try:
+                return wider, _parse(lines, heading.separator, wider)
+            except ValueError as another:
+                kinds, error = wider, another
+    raise ValueError(f"{path}, after line {first_line}: {error}") from error
 
 
 def _wider_kinds(lines: Sequence[str], separator: str, kinds: Sequence[int], where: str) -> list[int]:
@@ -209,15 +215,24 @@ def _wider_kinds(lines: Sequence[str], separator: str, kinds: Sequence[int], whe
 
 
 def _parse(lines: Sequence[str], separator: str, kinds: Sequence[int]) -> list[Column]:
-    if 2 in kinds:
-        columns = zip(*csv.reader(lines, **_csv(separator)), strict=True)
-        return [
-            np.array([cell.strip() for cell in column]).astype(KINDS[kind])
-            for column, kind in zip(columns, kinds, strict=True)
-        ]
-    dtype = np.dtype([(str(at), KINDS[kind]) for at, kind in enumerate(kinds)])
+    if KINDS.index(np.str_) in kinds and (separator == " " or any(' "' in line for line in lines)):
+        return _parse_by_cell(lines, separator, kinds)
+    dtype = np.dtype([(str(at), object if KINDS[kind] is np.str_ else KINDS[kind]) for at, kind in enumerate(kinds)])
     table = np.loadtxt(lines, dtype, **_format(separator), ndmin=1)
-    return [np.ascontiguousarray(table[str(at)]) for at in range(len(kinds))]
+    columns = [table[str(at)] for at in range(len(kinds))]
+    return [
+        np.array([cell.strip() for cell in column.tolist()], np.str_) if column.dtype == object else column.copy()
+        for column in columns
+    ]
+
+
+def _parse_by_cell(lines: Sequence[str], separator: str, kinds: Sequence[int]) -> list[Column]:
+    """The same for spaces between words, and before quotes, which NumPy takes as they are."""
+    columns = zip(*csv.reader(lines, **_csv(separator)), strict=True)
+    return [
+        np.array([cell.strip() for cell in column]).astype(KINDS[kind])
+        for column, kind in zip(columns, kinds, strict=True)
+    ]
 
 
 def _csv(separator: str) -> dict[str, Any]:

@@ -16,10 +16,9 @@ import torch
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
-from lightning_gnn_dist.prepare.databases.keys import edges_of_keys, edges_of_links
 from lightning_gnn_dist.prepare.files.arrays import entries
 from lightning_gnn_dist.prepare.files.columns import Places, carried_of, check_num_nodes, edge_columns, times_of
-from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles, KeyColumn, LinkTable, Piece
+from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles, Piece
 from lightning_gnn_dist.prepare.files.inputs import Inputs, edge_files
 from lightning_gnn_dist.prepare.files.row_files import GrowingArrays, RowFiles
 from lightning_gnn_dist.prepare.files.tables import TablePieces, ends_first
@@ -75,20 +74,15 @@ class EdgeReader:
     def _pieces(self) -> Iterator[tuple[Piece, dict[str, Column]]]:
         at_once = edges_at_once(self.memory_bytes, self.files.carried.bytes_per_edge)
         places = {kind: Places(None if ids is None else np.load(ids), of) for kind, (of, ids) in self.nodes.items()}
+        unpacked = {kind: ids.parent for kind, (_, ids) in self.nodes.items() if ids is not None}
         for file in self.files.files:
             if isinstance(file, Path):
                 yield from self._of_table(file, places)
-            elif isinstance(file, KeyColumn):
-                _, ids = self.nodes[file.table]
-                assert ids is not None
-                for sender, receiver, carried in edges_of_keys(file, ids.parent, places[file.target[0]]):
-                    yield Piece(sender, receiver, file.path), carried
-            elif isinstance(file, LinkTable):
-                for sender, receiver, carried in edges_of_links(file, places, self.memory_bytes):
-                    yield Piece(sender, receiver, file.path), carried
+            elif isinstance(file, NpyFile):
+                yield from ((piece, {}) for piece in replace(self.files, files=(file,)).pieces(at_once))
             else:
-                one = replace(self.files, files=(file,))
-                yield from ((piece, {}) for piece in one.pieces(at_once))
+                for sender, receiver, carried in file.edges(places, unpacked, self.memory_bytes):
+                    yield self.files.checked(Piece(sender, receiver, file.path)), carried
 
     def _of_table(self, path: Path, places: Mapping[str, Places]) -> Iterator[tuple[Piece, dict[str, Column]]]:
         """Yield the edges of a table, and the columns that they carry."""

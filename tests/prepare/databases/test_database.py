@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch
 
 from lightning_gnn_dist import Graph, Partition, prepare_graph, save_shards
 from lightning_gnn_dist.graph.typed.tables import NEVER, NO_MOMENT, Feature, Tables
+from lightning_gnn_dist.prepare.databases import text as text_module
 from lightning_gnn_dist.prepare.databases.text import hash_words
 from lightning_gnn_dist.prepare.one_shard import OneShard
 from lightning_gnn_dist.prepare.steps import journal as journal_module
@@ -329,3 +332,16 @@ def test_a_table_of_two_keys_is_edges(may_dangle: bool, tmp_path: Path) -> None:
     assert edges(graph, "order", "rev_likes", "customer") == [(0, 2), (1, 1)]
     times = graph.types.edge_arrays["customer", "likes", "order"]["time"]
     assert times.tolist() == [seconds("2024-03-09"), seconds("2024-01-30")]  # by receiver
+
+
+def test_texts_are_sums_of_what_each_word_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_module, "TEXTS_AT_ONCE", 3)
+    texts = ["", "Good good, bad", "bad", "so so so", "!", "Ünder a tree", "good"]
+    expected = np.zeros((len(texts), 64))
+    for row, text in zip(expected, texts, strict=True):
+        for word in re.findall(r"\w+", text.lower()):
+            found = crc32(word.encode())
+            row[found % 64] += 1 if found & 2**30 else -1
+            row[(found >> 8) % 64] += 1 if found & 2**31 else -1
+        row *= 8 / max(np.linalg.norm(row), 1e-9)
+    np.testing.assert_allclose(hash_words(texts), expected, rtol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 from pathlib import Path
 
@@ -67,6 +68,17 @@ def test_a_table_is_parsed_once_if_it_fits_into_memory(tmp_path: Path, monkeypat
 def test_quotes_hold_separators(tmp_path: Path) -> None:
     table = read_table(write(tmp_path / "t.csv", 'id,name\n1,"a, b"\n'))
     assert table["name"].tolist() == ["a, b"]
+
+
+@pytest.mark.parametrize("last", ["8", "8.5", "eight", "1_000", "", '"8"', ' "8, 9"', "e ", '"a ""b"" c"', '1"2', "٣"])
+def test_cells_are_those_of_the_csv_module_wherever_they_stand(last: str, tmp_path: Path) -> None:
+    cells = [*map(str, range(400)), last, "7"]  # the first lines alone do not tell the kind
+    text = "n,word,cell\n" + "".join(f"{at},w{at % 3} {at},{cell}\n" for at, cell in enumerate(cells))
+    found = read_table(write(tmp_path / "t.csv", text))
+    rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines()[1:], skipinitialspace=True)]
+    kind = {"8": np.int64, '"8"': np.int64, "8.5": np.float64}.get(last, np.str_)
+    assert found["word"].tolist() == [row[1] for row in rows] and found["n"].tolist() == list(range(402))
+    assert found["cell"].tolist() == np.array([row[2] for row in rows]).astype(kind).tolist()
 
 
 @pytest.mark.parametrize(
