@@ -1,12 +1,13 @@
 """Figures of databases: what each encoder is worth, whether tables lose anything, and what preparing costs.
 
-    python benchmarks/databases.py encoders | ranks | typed --directory DIRECTORY | cost
+    python benchmarks/databases.py encoders | ranks | typed --directory DIRECTORY | cost | scale --folder FOLDER
 
 ``encoders``: AUROC of the test questions of the made-up shop, with all columns, without one of the three that decide,
 with answers planted in rows of one second later, and by a sampler that knows no times. ``ranks``: AUROC of the same
 questions, and MAP@10 of what customers order next, on one process and on several ranks. ``typed``: test
 accuracy on graphs of DIRECTORY, which has ``<graph>.npz`` files and a ``read_typed.py``, as arrays of types and as
-tables with keys. ``cost``: seconds for a million rows in four tables, and the most memory beside the interpreter's.
+tables with keys. ``cost``: seconds for a million rows in four tables of text, and the most memory beside the
+interpreter's. ``scale``: the same of many tables in Parquet, which are written into FOLDER, and the graph too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import csv
 import logging
+import os
 import sys
 import tempfile
 import time
@@ -221,13 +223,77 @@ def cost(options: argparse.Namespace, folder: Path) -> None:
     )
 
 
+def write_tables(folder: Path, rows: int, tables: int) -> None:
+    """Write tables of several sizes, most of which name rows of two before them, and a task about the first."""
+    folder.mkdir(parents=True)
+    sizes = np.linspace(1, 4, tables)
+    counts = dict(zip(map("t{:02d}".format, range(tables)), (sizes * rows / sizes.sum()).astype(int), strict=True))
+    said: dict[str, Any] = {"val_timestamp": "2024-01-01", "test_timestamp": "2024-07-01", "tables": {}}
+    for number, name in enumerate(counts):
+        of = list(counts)[max(0, number - 2) : number]
+        columns = {"note": "text"} if number % 5 == 4 else {}
+        said["tables"][name] = {"pkey": "id", "fkeys": {f"{key}_id": key for key in of}, "columns": columns}
+        said["tables"][name] |= {"time_col": "at"} if number else {}
+        _write_table(folder / f"{name}.parquet", counts, number, of)
+    (folder / "database.yaml").write_text(yaml.safe_dump(said, sort_keys=False))
+    task = {"task_type": "regression", "entity_table": "t00", "entity_col": "row", "time_col": "at", "target_col": "y"}
+    (folder / "tasks" / "sum").mkdir(parents=True)
+    (folder / "tasks" / "sum" / "manifest.yaml").write_text(yaml.safe_dump(task))
+    lines = [f"{row * 3},{2023 + row % 2}-0{1 + row % 9}-01,{row % 7}" for row in range(10_000)]
+    (folder / "tasks" / "sum" / "labels.csv").write_text("\n".join(["row,at,y", *lines, ""]))
+
+
+def _write_table(path: Path, counts: dict[str, int], number: int, of: list[str]) -> None:
+    """Keys in no order, numbers with holes, words, times, and short texts in some tables."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    generator, count, writer = np.random.default_rng(number), list(counts.values())[number], None
+    words = np.array([f"word {at}" for at in range(200)])
+    for first in range(0, count, 1 << 20):
+        size = min(1 << 20, count - first)
+        made: dict[str, Any] = {"id": generator.permutation(size) * 3 + 3 * first}
+        made |= {f"{key}_id": generator.integers(counts[key], size=size) * 3 for key in of}
+        made["at"] = np.datetime64("2022-01-01", "s") + generator.integers(90_000_000, size=size)
+        made["price"] = pa.array(generator.gamma(2.0, 9.0, size), mask=generator.random(size) < 0.1)
+        made["amount"] = generator.integers(40, size=size)
+        made["kind"] = words[generator.integers(50, size=size)]
+        if number % 5 == 4:
+            made["note"] = np.char.add(
+                words[generator.integers(200, size=size)], words[generator.integers(200, size=size)]
+            )
+        table = pa.table(made)
+        writer = writer or parquet.ParquetWriter(path, table.schema)
+        writer.write_table(table)
+    assert writer is not None
+    writer.close()
+
+
+def scale(options: argparse.Namespace, folder: Path) -> None:
+    """What preparing many rows in many tables takes."""
+    place = options.folder or folder
+    if not (place / "tables").exists():
+        write_tables(place / "tables", options.rows, options.tables)
+    peak, start = Peak("RssAnon"), os.times()
+    prepare_graph(place / "tables", place / "graph", memory_bytes=options.memory, overwrite=True)
+    end, millions = os.times(), options.rows / 1e6
+    user, system = (end.user - start.user) / millions, (end.system - start.system) / millions
+    print(
+        f"{options.rows:,} rows in {options.tables} tables: {user:.1f} s of user time for a million, and {system:.1f} "
+        f"s of the system's; {peak.stop() / 1e9:.2f} GB of memory"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("what", choices=("encoders", "ranks", "typed", "cost"))
+    parser.add_argument("what", choices=("encoders", "ranks", "typed", "cost", "scale"))
     parser.add_argument("--tasks", nargs="+", default=["stays", "buys"])
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--graphs", nargs="+", default=["acm", "openflights"])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--rows", type=int, default=50_000_000)
+    parser.add_argument("--tables", type=int, default=20)
     parser.add_argument("--customers", type=int, default=100_000)
     parser.add_argument("--memory", type=int, default=500_000_000, help="bytes")
     options = parser.parse_args()
@@ -237,7 +303,8 @@ def main() -> None:
     torch.set_num_threads(1)  # before anything is forked
     print(machine(), file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
-        {"encoders": encoders, "ranks": ranks, "typed": typed, "cost": cost}[options.what](options, Path(folder))
+        runs = {"encoders": encoders, "ranks": ranks, "typed": typed, "cost": cost, "scale": scale}
+        runs[options.what](options, Path(folder))
 
 
 if __name__ == "__main__":

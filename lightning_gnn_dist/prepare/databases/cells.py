@@ -12,7 +12,7 @@ import numpy as np
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.tables import NEVER
 from lightning_gnn_dist.prepare.files import parquet, text_tables
-from lightning_gnn_dist.prepare.files.tables import BYTES_PER_CELL
+from lightning_gnn_dist.prepare.files.tables import look_at
 from lightning_gnn_dist.prepare.files.text_tables import Progress, Scan
 
 SECONDS = np.dtype("datetime64[s]")
@@ -68,16 +68,10 @@ class CellTable:
     @classmethod
     def of(cls, path: Path, names: Sequence[str], memory_bytes: int, on_progress: Progress) -> CellTable:
         """Read a text once, to learn what its columns hold; of Parquet the headers."""
-        if parquet.is_parquet(path):
-            num_rows = parquet.count_rows(path)
-            if not num_rows:
-                raise ValueError(f"{path} has no rows: leave the table out, or fill it.")
-            at_once = max(1, memory_bytes // (BYTES_PER_CELL * max(1, len(names))))
-            return cls(path, names, num_rows, min(at_once, parquet.ROWS_AT_ONCE), None)
-        bytes_per_row = BYTES_PER_CELL * max(1, len(text_tables.columns_of(path)))
-        at_once = min(max(1, memory_bytes // bytes_per_row), text_tables.LINES_AT_ONCE)
-        scan = text_tables.scan(path, at_once, memory_bytes - at_once * bytes_per_row, on_progress)
-        return cls(path, names, scan.num_rows, at_once, scan)
+        is_parquet = parquet.is_parquet(path)
+        num_columns = len(names) if is_parquet else len(text_tables.columns_of(path))
+        at_once, scan = look_at(path, num_columns, memory_bytes, on_progress)
+        return cls(path, names, scan.num_rows, at_once, None if is_parquet else scan)
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Cells]]]:
         """Yield the number of the first row of each piece, and its columns by name."""

@@ -70,7 +70,7 @@ class Metadata:
         said = read_json(path, "Write it again.")
         kinds = {"node_type": list[str], "edge_type": list[str], "edges": dict[str, object]}
         check_entries(said, kinds, path, _AS_OTHERS)
-        for section in ("node_data", "edge_data", "raw_id_mappings"):
+        for section in ("node_data", "edge_data", "raw_id_mappings", "graph_info"):
             check_entries({section: said.get(section) or {}}, {section: dict[str, object]}, path, _AS_OTHERS)
         made = cls(path, said, _counts(said, "node", path), _counts(said, "edge", path))
         for section, known in (("edges", made.num_edges), ("edge_data", made.num_edges), ("node_data", made.num_nodes)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.prepare.files.text_tables import ENDS, fits
 
 SPLITS = ("train", "val", "test")
+MOST_NUMBERS_PER_ID = 4  # between the least id and the greatest, to find nodes by one look; of 4 bytes each
 # Names in use elsewhere, OGB's among them, and the names in a graph.
 ALIASES = {
     "node_feat": "x",
@@ -113,6 +115,11 @@ class Places:
             if self._ids.dtype.kind != "U":
                 self._ids, self._in_order = self._ids.astype(np.str_), None
             ends = ends.astype(np.str_)
+        if self._ids.dtype.kind == "i" and (by_number := self._by_number) is not None:
+            low, of_numbers = by_number
+            is_within = (ends >= low) & (ends < low + len(of_numbers))
+            places = of_numbers[np.where(is_within, ends, low) - low].astype(np.int64)
+            return places.clip(min=0), is_within & (places >= 0)
         order, in_order = self._sorted(self._ids)
         at = np.searchsorted(in_order, ends).clip(max=len(in_order) - 1)
         return order[at], in_order[at] == ends
@@ -151,6 +158,18 @@ class Places:
                 f"{edges} names nodes by other things than 0, 1, 2, ...: give the table of nodes (--nodes)."
             )
         return ends
+
+    @cached_property
+    def _by_number(self) -> tuple[int, Column] | None:
+        """The least id, and the node of each number from it on, or -1; None if ids lie far apart or one comes twice."""
+        assert self._ids is not None
+        low, high = (int(self._ids.min()), int(self._ids.max())) if self._ids.size else (0, 0)
+        if high - low >= MOST_NUMBERS_PER_ID * len(self._ids):
+            return None
+        nodes = np.arange(len(self._ids), dtype=np.int32 if len(self._ids) < 1 << 31 else np.int64)
+        of_numbers = np.full(high - low + 1, -1, nodes.dtype)
+        of_numbers[self._ids - low] = nodes
+        return (low, of_numbers) if (of_numbers[self._ids - low] == nodes).all() else None
 
     def _sorted(self, ids: Column) -> tuple[Column, Column]:
         """The order of the ids, and the ids in it."""

@@ -92,7 +92,7 @@ class TableRows(NpyFile):
             found.append(read[max(row - at, 0) : row + rows - at])
             used = min(len(read), row + rows - at)
             at, read = at + used, read[used:]
-        self._at[:] = [Place(at, read, pieces)]
+        self._at[:] = [Place(at, read, pieces)] if at < self.shape[0] else []  # and close the file
         return np.concatenate(found).astype(self.dtype, copy=False).reshape(-1)
 
     def as_vector(self) -> TableRows:

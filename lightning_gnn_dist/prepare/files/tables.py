@@ -11,7 +11,7 @@ import numpy as np
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.prepare.files import parquet, text_tables
 from lightning_gnn_dist.prepare.files.columns import ALIASES, check_labels
-from lightning_gnn_dist.prepare.files.text_tables import Progress, places_of_ends
+from lightning_gnn_dist.prepare.files.text_tables import Progress, Scan, places_of_ends
 
 BYTES_PER_CELL = 160  # of text, while it is parsed as words
 
@@ -53,6 +53,18 @@ def ends_first(path: Path) -> list[str]:
     return [*ends, *(name for name in names if name not in ends)]
 
 
+def look_at(path: Path, num_columns: int, memory_bytes: int, on_progress: Progress) -> tuple[int, Scan]:
+    """How many rows fit into memory at once, and what a text holds, which is read; of Parquet the number of rows."""
+    bytes_per_row = BYTES_PER_CELL * max(1, num_columns)
+    at_once = max(1, memory_bytes // bytes_per_row)
+    if parquet.is_parquet(path):
+        if not (num_rows := parquet.count_rows(path)):
+            raise ValueError(f"{path} has no rows: leave the table out, or fill it.")
+        return min(at_once, parquet.ROWS_AT_ONCE), Scan([], num_rows, None)
+    at_once = min(at_once, text_tables.LINES_AT_ONCE)
+    return at_once, text_tables.scan(path, at_once, memory_bytes - at_once * bytes_per_row, on_progress)
+
+
 @dataclass(frozen=True, eq=False)
 class TablePieces:
     """A table of which no more than some rows are in memory.
@@ -78,15 +90,7 @@ class TablePieces:
     @classmethod
     def of(cls, path: Path, names: Sequence[str], memory_bytes: int, on_progress: Progress) -> TablePieces:
         """Read a text once, to learn what its columns hold; of Parquet the headers, and labels that are words."""
-        bytes_per_row = BYTES_PER_CELL * max(1, count_columns(path))
-        at_once = max(1, memory_bytes // bytes_per_row)
-        if parquet.is_parquet(path):
-            scan = text_tables.Scan([], parquet.count_rows(path), None)
-        else:
-            at_once = min(at_once, text_tables.LINES_AT_ONCE)
-            scan = text_tables.scan(path, at_once, memory_bytes - at_once * bytes_per_row, on_progress)
-        if not scan.num_rows:
-            raise ValueError(f"{path} has no rows.")
+        at_once, scan = look_at(path, count_columns(path), memory_bytes, on_progress)
         found = cls(path, tuple(names), tuple(scan.kinds), scan.num_rows, at_once, {}, scan.pieces)
         classes = {name: found._classes(name) for name in names if ALIASES.get(name, name) == "y"}
         return replace(found, classes={name: words for name, words in classes.items() if words is not None})
@@ -104,7 +108,7 @@ class TablePieces:
 
     def _pieces(self, names: Collection[str]) -> Iterator[dict[str, Column]]:
         if parquet.is_parquet(self.path):
-            yield from parquet.read_pieces(self.path, names, min(self.rows_at_once, parquet.ROWS_AT_ONCE))
+            yield from parquet.read_pieces(self.path, names, self.rows_at_once)
             return
         pieces = text_tables.read_pieces(self.path, self.kinds, self.rows_at_once) if self.kept is None else self.kept
         for piece in pieces:
