@@ -46,7 +46,7 @@ def default_partitioner(num_edges: int, memory: int, *, look_alike: bool = False
 
 def unless_auto(partitioner: Cut) -> Partitioner | Partition | None:
     """Return the partitioner that was named, None for ``"auto"``."""
-    return None if partitioner == "auto" else partitioner
+    return None if isinstance(partitioner, str) and partitioner == "auto" else partitioner
 
 
 @cache  # so that it is said once

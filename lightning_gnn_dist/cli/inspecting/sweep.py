@@ -21,6 +21,7 @@ from lightning_gnn_dist.checks import brief, in_bytes
 from lightning_gnn_dist.cli.inspecting.memory import settings_of
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph_report import labels_of
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.memory import Needs
 from lightning_gnn_dist.homes.plan import PartPlan
@@ -30,6 +31,7 @@ from lightning_gnn_dist.layers.through_layers import through_layers
 from lightning_gnn_dist.partition.saved_chunks import Chunks, SavedChunks
 
 _STEPS, _WARM = 24, 8  # that are timed, and before them
+_MOST_CLASSES = 1 << 14
 
 
 class Machine(NamedTuple):
@@ -117,7 +119,9 @@ def _seconds_of_step(graph: Graph, options: argparse.Namespace) -> float:
     data = PartitionedDataModule(graph, holding=Holding(Sweep(bytes=options.sweep)), coverage=None, **how)
     try:
         data.setup("fit")
-        model = _Layers([graph.node_arrays["x"].shape[1], *[options.width] * options.layers])
+        labels = labels_of(graph)
+        last = options.width if labels is None else min(max(1, int(labels.max()) + 1), _MOST_CLASSES)
+        model = _Layers([graph.node_arrays["x"].shape[1], *[options.width] * (options.layers - 1), last])
         optimizer = torch.optim.Adam(model.parameters())
         started = count = 0.0
         for number, batch in enumerate(data.train_dataloader()):
