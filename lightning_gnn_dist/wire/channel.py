@@ -37,7 +37,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gnn_dist.wire.addresses import keeps_on_host, kept_on_host
-from lightning_gnn_dist.wire.collectives import broadcast_, counted, gather_numbers, rank, world_size
+from lightning_gnn_dist.wire.collectives import average_, broadcast_, counted, gather_numbers, rank, world_size
 from lightning_gnn_dist.wire.octets import octets
 
 Result = TypeVar("Result")
@@ -118,6 +118,10 @@ class Channel:
         sizes = [len(sent) // self.size] * self.size
         received, _ = self._octets(sent, sizes, sizes)
         return received.view(pieces.dtype).view(pieces.shape)
+
+    def average_(self, tensors: Sequence[Tensor], weight: float) -> None:
+        """Replace tensors in RAM by their means over the ranks, which are all there are; see ``collectives``."""
+        average_(tensors, weight, self._group)
 
     def who_is_gone(self) -> str:
         """After an exchange has failed: name the ranks that do not say so, too, within some seconds."""

@@ -112,18 +112,19 @@ def has_backend(name: str) -> bool:
 
 
 @torch.no_grad()
-def average_(tensors: Iterable[Tensor], weight: float = 1.0) -> None:
+def average_(tensors: Iterable[Tensor], weight: float = 1.0, group: dist.ProcessGroup | None = None) -> None:
     """Replace each tensor, in place, by its weighted mean over all ranks; integers by their maximum.
 
     It takes one collective for each kind of number, however many tensors there are. Half precision is summed in
-    float32. Ranks may pass different weights; their sum must be positive.
+    float32. Ranks may pass different weights; their sum must be positive. With a ``group`` of all ranks that is theirs
+    alone, a thread may do so while this rank works, whose seconds are not counted.
     """
     if world_size() == 1:
         return
     tensors = list(tensors)
     flats = flatten(tensors, weight, meeting_place(tensors))
     for flat in flats.values():
-        _all_reduce(flat, op_of(flat))
+        _all_reduce(flat, op_of(flat), group)
         if flat.is_floating_point():
             check_total(float(flat[-1]))
     write_back(flats, tensors)
@@ -207,9 +208,9 @@ def gather_objects(item: Any, *, everywhere: bool = False) -> list[Any] | None:
     return [torch.load(io.BytesIO(octets), map_location="cpu", weights_only=True) for octets in contents] or None
 
 
-def _all_reduce(flat: Tensor, op: dist.ReduceOp.RedOpType) -> None:
-    with counted(_ring_bytes(flat.nbytes)):
-        dist.all_reduce(flat, op=op)
+def _all_reduce(flat: Tensor, op: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None = None) -> None:
+    with counted(_ring_bytes(flat.nbytes), waits=group is None):
+        dist.all_reduce(flat, op=op, group=group)
 
 
 def _ring_bytes(num_bytes: int) -> float:
