@@ -5,12 +5,13 @@
 #   cd examples && ../benchmarks/two_hosts.sh -m lightning_gnn_dist fit --config configs/local_sgd.yaml \
 #       --trainer.num_nodes=2 --trainer.devices=1
 #
-# RATE=1gbit limits what each host sends; RANKS_PER_HOST=2 starts more than one rank on each.
+# RATE=1gbit limits what each host sends; RANKS_PER_HOST=2 starts more than one rank on each. With ROUND_TRIP=20 (ms) the
+# cable is the wire of relay.py, and RATE a number of Mbit/s.
 set -euo pipefail
 
-network=10.77.$((RANDOM % 250)) name=gnn$$ pids=()
+network=10.77.$((RANDOM % 250)) name=gnn$$ pids=() relay=
 cleanup() {
-    for pid in "${pids[@]}"; do kill "$pid" 2> /dev/null || true; done
+    for pid in "${pids[@]}" $relay; do kill "$pid" 2> /dev/null || true; done
     for host in 1 2; do ip netns delete "$name-$host" 2> /dev/null || true; done
 }
 trap cleanup EXIT
@@ -19,8 +20,16 @@ for host in 1 2; do
     ip netns add "$name-$host"
     ip -n "$name-$host" link set lo up
 done
-ip link add cable netns "$name-1" type veth peer name cable netns "$name-2"
+if [ -n "${ROUND_TRIP:-}" ]; then
+    "${PYTHON:-python3}" "$(dirname "$0")/relay.py" "$name-1" "$name-2" --rate "${RATE:-100}" --loss "${LOSS:-0}" \
+        --round_trip "$ROUND_TRIP" --addresses "$network.1" "$network.2" &
+    relay=$!
+    until ip -n "$name-2" link show cable up 2> /dev/null | grep -q cable; do kill -0 $relay; sleep 0.1; done
+else
+    ip link add cable netns "$name-1" type veth peer name cable netns "$name-2"
+fi
 for host in 1 2; do
+    [ -z "${ROUND_TRIP:-}" ] || break
     ip -n "$name-$host" address add "$network.$host/24" dev cable
     ip -n "$name-$host" link set cable up
     if [ -n "${RATE:-}" ]; then

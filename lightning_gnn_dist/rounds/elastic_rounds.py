@@ -106,7 +106,7 @@ class LivingPeers(Peers):
 
     def __init__(self, strategy: RoundStrategy, elastic: Elastic) -> None:
         check_available()
-        refusals.check_elastic_rounds(strategy.clock, strategy.nonfinite)
+        refusals.check_elastic_rounds(strategy.clock, strategy.nonfinite, overlap=strategy.overlap)
         self._rounds, self._elastic = strategy, elastic
         self._world = SoloEnvironment()
         strategy.cluster_environment = self._world

@@ -120,6 +120,11 @@ class Meeting:
         """Return what all ranks have alike after a meeting."""
         return [each for part in self.parts for each in part.equal()]
 
+    def set_out(self) -> None:
+        """Let this rank's replica go where it trains from."""
+        for part in self.parts:
+            part.set_out()
+
     def before_step(self, optimizer: Optimizer) -> None:
         """Let parts change the gradients of a local step."""
         for part in self.parts:
@@ -138,6 +143,12 @@ class Meeting:
         """Begin the round that a checkpoint is of. Collective."""
         for part in self.parts:
             part.restore(state)
+
+    def finish(self) -> None:
+        """Take in what is under way behind the last meeting, and hold the further stages. Collective."""
+        if sum(part.finish() for part in self.parts):
+            self.fit.means.begin_meeting(self.fit.round.round_idx)
+            self.hold(self.stages[1:])
 
     def end(self) -> None:
         """End the fit. Not collective."""
@@ -245,6 +256,7 @@ class MeetingCallback(Callback):
             )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.strategy.meeting.finish()  # before an average of weights takes the place of the model
         trainer.fit_loop.min_epochs = self.min_epochs
 
 

@@ -2,9 +2,11 @@
 
 begin         once, when a fit begins
 begin_round   before the first round, and after each meeting: what begins a round on all ranks
+set_out       before the first local step of a round, behind validation and checkpoints
 before_step   in each local step: what changes its gradients, without an exchange
 contribute    at a meeting: what goes into the mean over ranks, one exchange for all parts
 apply         after it: what becomes of the mean
+finish        once, behind the last meeting
 end           once, when the fit is over
 
 A strategy says which parts meet, and in which order. What is off is not among them.
@@ -37,6 +39,7 @@ class RoundState:
     batches_done: int = 0
     in_round: bool = False
     is_training: bool = False  # from the first batch of a round to its meeting
+    has_mean: bool = True  # whether the meeting has taken in a mean, from which further stages go on
     others_wait: bool = False  # for what this rank computes alone
     stop_requested: bool = False  # by this rank, since the last meeting
     seconds: float = 0.0
@@ -139,6 +142,9 @@ class Part:
     def begin_round(self) -> None:
         """Begin a round: after each meeting, and before the first. Collective."""
 
+    def set_out(self) -> None:
+        """Let this rank's replica go where it trains from, after validation and checkpoints. Not collective."""
+
     def before_step(self, optimizer: Optimizer) -> None:
         """Change the gradients that an optimizer is about to use, before they are clipped. Not collective."""
 
@@ -160,8 +166,16 @@ class Part:
         """Begin the round that a checkpoint is of; ``state`` has the states of all parts. Collective."""
         self.begin_round()
 
+    def finish(self) -> bool:
+        """Take in what is still under way behind the last meeting; return whether anything was. Collective."""
+        return False
+
     def end(self) -> None:
         """End the fit, also after an error. Not collective."""
+
+    def members(self) -> list[Part]:
+        """Return the part, and those that it holds."""
+        return [self]
 
     # What ranks compare.
 
@@ -199,4 +213,4 @@ Kind = TypeVar("Kind", bound=Part)
 
 def part_of(parts: Iterable[Part], kind: type[Kind]) -> Kind | None:
     """Return the part of a class, None where it is off."""
-    return next((part for part in parts if isinstance(part, kind)), None)
+    return next((each for part in parts for each in part.members() if isinstance(each, kind)), None)

@@ -126,9 +126,14 @@ def check_elastic(trainer: Any, drift: object) -> None:
     _refuse(_MAY_DIE, conflicts)
 
 
-def check_elastic_rounds(clock: object, nonfinite: str) -> None:
+def check_elastic_rounds(clock: object, nonfinite: str, *, overlap: bool) -> None:
     """Refuse rounds that need all ranks, where ranks may die."""
     conflicts = [
+        (
+            overlap,
+            "overlap=True sends a mean while ranks train, and one that a dead rank does not finish is held again by "
+            "the others, who must be at the meeting: leave it out.",
+        ),
         (
             isinstance(clock, AdaptiveSteps),
             f"{clock} compares the replicas of all ranks: use EverySteps(16), or EverySeconds(60).",

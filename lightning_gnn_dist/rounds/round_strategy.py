@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.checks import check_choice
+from lightning_gnn_dist.checks import check_choice, check_true_or_false
 from lightning_gnn_dist.joint import CountsNodes, JudgesParts, KeepsRows
 from lightning_gnn_dist.rounds import refusals, replica_state
 from lightning_gnn_dist.rounds.clock import AdaptiveSteps, EveryPass, RoundClock, takes_equal_steps
@@ -32,6 +32,7 @@ from lightning_gnn_dist.rounds.means.averaging import (
 from lightning_gnn_dist.rounds.means.finite import Nonfinite
 from lightning_gnn_dist.rounds.means.means import Means
 from lightning_gnn_dist.rounds.means.outer import Outer, OuterStep, check_outer
+from lightning_gnn_dist.rounds.means.overlap import Overlapped
 from lightning_gnn_dist.rounds.meeting import Meeting, MeetingCallback, Peers, Votes
 from lightning_gnn_dist.rounds.pace import Pace, RoundLoader
 from lightning_gnn_dist.rounds.part import Fit, KeptRows, Part, RoundState
@@ -77,6 +78,9 @@ class RoundStrategy(PartitionedStrategy):
             (``"refuse"``), or leave it out and give it the average of the others (``"leave_out"``).
         outer: An optimizer of the meetings, which steps towards the mean of the replicas, and fewer bytes on the wire:
             :class:`Outer`. None: the mean is the model.
+        overlap: Let the mean of a round travel while the next one trains, and take it in at the meeting behind that:
+            ranks do not wait for the wire, and the mean is a round late. Validation and checkpoints see the model that
+            all ranks have in common (:mod:`~lightning_gnn_dist.rounds.means.overlap`).
         launch: How ranks are started, and how long they wait for each other.
     """
 
@@ -93,22 +97,24 @@ class RoundStrategy(PartitionedStrategy):
         drift: Drift | None = None,
         nonfinite: Nonfinite = "refuse",
         outer: Outer | None = None,
+        overlap: bool = False,
         launch: Launch = Launch(),
     ) -> None:
         refusals.check_clock(clock)
+        check_true_or_false(overlap=overlap)
         check_outer(outer)
         check_choice("nonfinite", nonfinite, Nonfinite)
         check_moments(average_optimizer)
         super().__init__(weights=weights, buffers=buffers, launch=launch)
-        if outer is None and isinstance(clock, AdaptiveSteps):
+        if outer is None and (overlap or isinstance(clock, AdaptiveSteps)):
             outer = Outer()  # the mean, taken as the way there, whose length says how far ranks are
         self.clock: RoundClock = EveryPass() if clock is None else clock
         self.average_optimizer = average_optimizer
         self.drift = None if drift is None else resolved(drift, self.drift_modes, type(self).__name__)
         self.nonfinite: str = nonfinite
         self.state = RoundState()
-        self.outer = outer
-        self.means = Means(None if outer is None else outer.bits)
+        self.outer, self.overlap = outer, overlap
+        self.means = Means(None if outer is None else outer.bits, overlap=overlap)
         self.peers = Peers()
         self.pace = Pace(self, self.clock)
         self._running: Meeting | None = None
@@ -128,7 +134,8 @@ class RoundStrategy(PartitionedStrategy):
 
     def hold_further_stages(self) -> None:
         """Let the parts of further stages meet, which go on from the average. Collective."""
-        self.meeting.hold(self.meeting.stages[1:])
+        if self.state.has_mean:
+            self.meeting.hold(self.meeting.stages[1:])
 
     def stages(self, fit: Fit) -> list[list[Part]]:
         """Return the parts of the meetings of a fit, those that are on.
@@ -141,14 +148,16 @@ class RoundStrategy(PartitionedStrategy):
             outer = OuterStep(self.outer, measures=isinstance(self.clock, AdaptiveSteps))
         data = datamodule_of(fit.lightning_module.trainer)
         agreement = float if outer is None else outer.agreement
+        late = None if outer is None or not self.overlap else Overlapped(outer, moments)
         parts = [
             None if fit.tables is None else LearnedRows(moments),
             Parameters(trained=outer is None),
-            outer,
+            outer if late is None else None,
             AveragedBuffers() if self.buffers != "local" else None,
-            moments,
+            moments if late is None else None,
             KeptRows(data) if isinstance(data, KeepsRows) and data.keeps_rows() else None,
             None if self.drift is None else DriftCorrection(self.drift, agreement),
+            late,
         ]
         return [[part for part in parts if part is not None]]
 
@@ -174,6 +183,11 @@ class RoundStrategy(PartitionedStrategy):
             check_lasting(state["rows"], 0)
         if "outer" in state and self.outer is None:
             rank_zero_warn("The checkpoint holds the state of outer=Outer(...), which this fit leaves out.")
+        if "under_way" in state and not self.overlap:
+            rank_zero_warn(
+                "The checkpoint holds what ranks trained in its last round, whose mean was under way; without "
+                "overlap=True this fit goes on from the mean before it."
+            )
         self.meeting.restore(state)
 
     @property
@@ -251,16 +265,18 @@ class RoundStrategy(PartitionedStrategy):
     def teardown(self) -> None:
         if self.pace.loader is not None:
             self.pace.loader.close()
-        self.means.close()
-        self.peers.leave()
         if self._running is not None:
             self._running.end()
+        self.means.close()
+        self.peers.leave()
         super().teardown()
 
     # What the callback calls.
 
     def begin_round(self) -> None:
         """Note that a round runs, and start its timer; called for every batch."""
+        if not self.state.in_round:
+            self.meeting.set_out()
         self.state.in_round = self.state.is_training = True
         self.pace.timer.begin()
 
@@ -278,7 +294,7 @@ class RoundStrategy(PartitionedStrategy):
 
     def _end_round(self) -> None:
         self.end_round()
-        refusals.check_stages(type(self).__name__, self.meeting.not_held())
+        refusals.check_stages(type(self).__name__, self.meeting.not_held() if self.state.has_mean else [])
 
     def estimated_steps(self) -> float:
         """Return the value of ``trainer.estimated_stepping_batches``."""

@@ -84,6 +84,7 @@ class LLCGStrategy(RoundStrategy):
         buffers: GlobalBuffers = "average",
         average_optimizer: Moments = True,
         outer: Outer | None = Outer(momentum=0.8, adaptive=True, bits=8),
+        overlap: bool = False,
         launch: Launch = Launch(),
     ) -> None:
         super().__init__(
@@ -94,6 +95,7 @@ class LLCGStrategy(RoundStrategy):
             drift=drift,
             nonfinite=nonfinite,
             outer=outer,
+            overlap=overlap,
             launch=launch,
         )
         if correction is not None:

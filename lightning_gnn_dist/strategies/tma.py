@@ -67,6 +67,7 @@ class TMAStrategy(RoundStrategy):
         drift: Drift | None = None,
         nonfinite: Nonfinite = "refuse",
         outer: Outer | None = None,
+        overlap: bool = False,
         launch: Launch = Launch(),
     ) -> None:
         super().__init__(
@@ -77,6 +78,7 @@ class TMAStrategy(RoundStrategy):
             drift=drift,
             nonfinite=nonfinite,
             outer=outer,
+            overlap=overlap,
             launch=launch,
         )
         if isinstance(failed_ranks, str | bytes | Mapping) or not isinstance(failed_ranks, Collection):

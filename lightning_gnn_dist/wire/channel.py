@@ -38,7 +38,15 @@ from torch import Tensor
 
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.addresses import keeps_on_host, kept_on_host
-from lightning_gnn_dist.wire.collectives import Sent, broadcast_, counted, gather_numbers, rank, world_size
+from lightning_gnn_dist.wire.collectives import (
+    Sent,
+    average_,
+    broadcast_,
+    counted,
+    gather_numbers,
+    rank,
+    world_size,
+)
 from lightning_gnn_dist.wire.octets import octets
 
 Result = TypeVar("Result")
@@ -123,6 +131,10 @@ class Channel:
         sizes = [len(sent) // self.size] * self.size
         received, _ = self._octets(sent, sizes, sizes)
         return received.view(pieces.dtype).view(pieces.shape)
+
+    def average_(self, tensors: Sequence[Tensor], weight: float) -> None:
+        """Replace tensors in RAM by their means over the ranks, which are all there are; see ``collectives``."""
+        average_(tensors, weight, self._group)
 
     def who_is_gone(self) -> str:
         """After an exchange has failed: name the ranks that do not say so, too, within some seconds."""

@@ -148,18 +148,19 @@ def has_backend(name: str) -> bool:
 
 
 @torch.no_grad()
-def average_(tensors: Iterable[Tensor], weight: float = 1.0) -> None:
+def average_(tensors: Iterable[Tensor], weight: float = 1.0, group: dist.ProcessGroup | None = None) -> None:
     """Replace each tensor, in place, by its weighted mean over all ranks; integers by their maximum.
 
     It takes one collective for each kind of number, however many tensors there are. Half precision is summed in
-    float32. Ranks may pass different weights; their sum must be positive.
+    float32. Ranks may pass different weights; their sum must be positive. With a ``group`` of all ranks that is theirs
+    alone, a thread may do so while this rank works, whose seconds are not counted.
     """
     if world_size() == 1:
         return
     tensors = list(tensors)
     flats = flatten(tensors, weight, meeting_place(tensors))
     for flat in flats.values():
-        _all_reduce(flat, op_of(flat))
+        _all_reduce(flat, op_of(flat), group)
         if flat.is_floating_point():
             check_total(float(flat[-1]))
     write_back(flats, tensors)
@@ -184,7 +185,8 @@ def sum_(tensor: Tensor) -> None:
 def count_all_reduce(tensors: Iterable[Tensor | None]) -> None:
     """Add to the traffic the tensors that torch's DDP has summed over all ranks. Nothing is exchanged."""
     given = [tensor for tensor in tensors if tensor is not None]
-    with counted(_sent_by_sum(sum(tensor.nbytes for tensor in given), meeting_place(given)), waits=False):
+    num_bytes, by_hosts = sum(tensor.nbytes for tensor in given), sums_by_hosts(meeting_place(given))
+    with counted(_sent_by_sum(num_bytes, by_hosts=by_hosts), waits=False):
         pass
 
 
@@ -244,12 +246,13 @@ def gather_objects(item: Any, *, everywhere: bool = False) -> list[Any] | None:
     return [torch.load(io.BytesIO(octets), map_location="cpu", weights_only=True) for octets in contents] or None
 
 
-def _all_reduce(flat: Tensor, op: dist.ReduceOp.RedOpType) -> None:
-    with counted(_sent_by_sum(flat.nbytes, flat.device)):
-        if sums_by_hosts(flat.device):
+def _all_reduce(flat: Tensor, op: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None = None) -> None:
+    by_hosts = group is None and sums_by_hosts(flat.device)
+    with counted(_sent_by_sum(flat.nbytes, by_hosts=by_hosts), waits=group is None):
+        if by_hosts:
             hosts.sum_(flat, op)
         else:
-            dist.all_reduce(flat, op=op)
+            dist.all_reduce(flat, op=op, group=group)
 
 
 def sums_by_hosts(device: torch.device) -> bool:
@@ -257,9 +260,9 @@ def sums_by_hosts(device: torch.device) -> bool:
     return hosts is not None and bool(hosts.are_shared) and device.type == "cpu"
 
 
-def _sent_by_sum(num_bytes: int, device: torch.device) -> Sent | float:
+def _sent_by_sum(num_bytes: int, *, by_hosts: bool) -> Sent | float:
     """What a rank sends for a sum of ``num_bytes`` bytes over all ranks."""
-    if sums_by_hosts(device):
+    if by_hosts:
         sent: Sent = hosts.sent(num_bytes)
         return sent
     return 2 * num_bytes * (world_size() - 1) / world_size()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.channel import Channel
+from lightning_gnn_dist.wire.channel import Channel, open_channel
 from lightning_gnn_dist.wire.codec import Bits, Codec
 from lightning_gnn_dist.wire.collectives import scatter_back
 from lightning_gnn_dist.wire.hosts import open_channel_of_means
@@ -30,11 +30,13 @@ class Means:
 
     Args:
         bits: Bits of a number on the wire. None: ranks send numbers as they are.
+        overlap: Whether means travel while ranks train, on connections of their own.
     """
 
-    def __init__(self, bits: Bits | None) -> None:
-        self.bits = bits
+    def __init__(self, bits: Bits | None, *, overlap: bool = False) -> None:
+        self.bits, self.overlap = bits, overlap
         self._channel: Channel | None = None
+        self._apart: Channel | None = None  # for what travels while ranks train
         self._of_pseudo_gradients: RoundedMean | None = None
         self._kept: RoundedMean | None = None  # of the last meeting that was held to its end, if ranks may die
         self._moves = False
@@ -44,8 +46,12 @@ class Means:
 
     def begin(self) -> None:
         """Open connections for a fit, unless they are. Collective."""
-        if self.bits is not None and self._channel is None and collectives.world_size() > 1:
+        size = collectives.world_size()
+        if self.bits is not None and self._channel is None and size > 1:
             self._channel = open_channel_of_means()
+        if self.overlap and self._apart is None and size > 1:
+            self._apart = open_channel(size)
+            self._apart.is_waited_for = False
 
     def move(self, channel: Channel) -> None:
         """Exchange with these ranks from now on, as if nothing had been taken since :meth:`keep`. Not collective."""
@@ -91,14 +97,43 @@ class Means:
         """Replace pseudo-gradients, and moments that are rounded, in place, by their means over ranks. Collective."""
         self._average_([(pseudo_gradients, self._mean_of_pseudo_gradients), (moments, self._mean_of_moments)], weight)
 
+    def reserve(self, count: int) -> int:
+        """Return the number of the first of so many means that :meth:`later` takes."""
+        self._number += count
+        return self._number - count
+
+    def later(
+        self, pseudo_gradients: Sequence[Tensor], moments: Sequence[Tensor], weight: float, number: int
+    ) -> Callable[[], None]:
+        """Return what :meth:`average_` does to tensors in RAM, for a thread to call, as all ranks do in one order.
+
+        What a rank exchanges in the meantime goes on other connections. ``number`` is what :meth:`reserve` gave.
+        """
+        assert self._apart is not None
+        channel = self._apart
+        whole, rounded = [pseudo_gradients, moments], list[tuple[Sequence[Tensor], NewMean]]()
+        if self.bits is not None:
+            whole = [[each for each in moments if not is_rounded(each)]]
+            rounded = [(pseudo_gradients, self._mean_of_pseudo_gradients)]
+            rounded += [([each for each in moments if is_rounded(each)], self._mean_of_moments)]
+        agreed = self._agreed
+
+        def take() -> None:
+            for tensors in whole:
+                channel.average_(tensors, weight)
+            self._average_rounded(rounded, weight, number, agreed)
+
+        return take
+
     def close(self) -> None:
         """End the connections. Not collective."""
-        if self._channel is not None:
-            self._channel.close()
+        for channel in (self._channel, self._apart):
+            if channel is not None:
+                channel.close()
 
     def forget(self) -> None:
         """Forget the fit before."""
-        self._channel = self._of_pseudo_gradients = self._kept = None
+        self._channel = self._apart = self._of_pseudo_gradients = self._kept = None
         self._agreed = set()
         self._restored = []
 
@@ -121,28 +156,36 @@ class Means:
             for tensors, _ in groups:
                 collectives.average_(tensors, weight)
             return
+        self._number += self._average_rounded(groups, weight, self._number, self._agreed)
+
+    @staticmethod
+    def _average_rounded(
+        groups: Sequence[tuple[Sequence[Tensor], NewMean]], weight: float, number: int, agreed: set[int]
+    ) -> int:
+        """Average groups of tensors in few bits; return how many there are. Means have the numbers from ``number``."""
         given = [(_real(tensors), mean) for tensors, mean in groups if tensors]
         flats = [torch.cat([each.detach().reshape(-1) for each in tensors]) for tensors, _ in given]
         means = [mean(len(flat)) for flat, (_, mean) in zip(flats, given, strict=True)]
-        is_agreed = self._agreed.issuperset(map(len, flats))
-        found = means_together(means, flats, weight, self._number, is_agreed=is_agreed) if means else []
+        is_agreed = agreed.issuperset(map(len, flats))
+        found = means_together(means, flats, weight, number, is_agreed=is_agreed) if means else []
         for flat, (tensors, _) in zip(found, given, strict=True):
             scatter_back(flat, tensors)
-        self._number += len(given)
+        return len(given)
 
     def _mean_of_gradient(self, length: int) -> RoundedMean:
-        return self._new_mean(self.bits, length)
+        return self._new_mean(self._channel, self.bits, length)
 
     def _mean_of_moments(self, length: int) -> RoundedMean:
-        return self._new_mean(_BITS_OF_MOMENTS, length)
+        return self._new_mean(self._apart or self._channel, _BITS_OF_MOMENTS, length)
 
-    def _new_mean(self, bits: int | None, length: int, *, keeps_lost: bool = False) -> RoundedMean:
-        assert self._channel is not None and bits is not None
-        return RoundedMean(self._channel, Codec(bits), length, keeps_lost=keeps_lost)
+    @staticmethod
+    def _new_mean(channel: Channel | None, bits: int | None, length: int, *, keeps_lost: bool = False) -> RoundedMean:
+        assert channel is not None and bits is not None
+        return RoundedMean(channel, Codec(bits), length, keeps_lost=keeps_lost)
 
     def _mean_of_pseudo_gradients(self, length: int) -> RoundedMean:
         if self._of_pseudo_gradients is None or self._of_pseudo_gradients.length != length:
-            self._of_pseudo_gradients = self._new_mean(self.bits, length, keeps_lost=True)
+            self._of_pseudo_gradients = self._new_mean(self._apart or self._channel, self.bits, length, keeps_lost=True)
             if [each.shape for each in self._restored] == [each.shape for each in self._of_pseudo_gradients.lost]:
                 self._of_pseudo_gradients.lost = self._restored
             self._restored = []

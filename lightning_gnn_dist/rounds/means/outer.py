@@ -20,8 +20,9 @@ the model beyond, falls with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -102,7 +103,7 @@ class OuterStep(Part):
     def __init__(self, outer: Outer, *, measures: bool = False) -> None:
         self._outer, self._measures = outer, measures
         self._before: list[Tensor] = []
-        self._pseudo_gradients: list[Tensor] = []
+        self._sent: dict[int, Tensor] = {}  # the pseudo-gradients of a meeting, by the number of the parameter
         self._own: list[Tensor] = []  # those of this replica, where distances are measured
 
     def begin(self, fit: Fit) -> None:
@@ -118,19 +119,57 @@ class OuterStep(Part):
             before.copy_(now)
 
     def contribute(self) -> Share:
-        self._pseudo_gradients = [before - now for before, now in self._trained()]
-        if self.fit.round.is_left_out:
-            finite.leave_out_(self._pseudo_gradients)
-        self._own = [each.clone() for each in self._pseudo_gradients] if self._measures else []
-        return Share([], pseudo_gradients=self._pseudo_gradients)
+        self._sent = self.pseudo_gradients()
+        self._own = [each.clone() for each in self._sent.values()] if self._measures else []
+        return Share([], pseudo_gradients=[*self._sent.values()])
 
     def apply(self) -> None:
+        self.take(self._sent, self._own, counts=not self.fit.round.is_left_out)
+        self._sent, self._own = {}, []
+
+    def pseudo_gradients(self, ahead: Mapping[int, Tensor] = MappingProxyType({})) -> dict[int, Tensor]:
+        """Return what leads from this replica back to where it began the round, by number of the parameter.
+
+        ``ahead`` is what led from there back to the model of the meetings.
+        """
+        found = {
+            place: (before - ahead[place] if place in ahead else before) - now.detach()
+            for place, (before, now) in enumerate(zip(self._before, self._parameters(), strict=True))
+            if now.requires_grad
+        }
+        if self.fit.round.is_left_out:
+            finite.leave_out_(found.values())
+        return found
+
+    @torch.no_grad()
+    def take(self, means: Mapping[int, Tensor], own: Sequence[Tensor], *, counts: bool) -> None:
+        """Step against the means of pseudo-gradients, and make that the model.
+
+        Args:
+            means: By number of the parameter.
+            own: This replica's, if distances are measured.
+            counts: Whether this replica counts in them.
+        """
         if self._measures:
-            self.fit.round.distance = _distance(
-                self._own, self._pseudo_gradients, counts=not self.fit.round.is_left_out
-            )
-        self.step(self._pseudo_gradients)
-        self._pseudo_gradients, self._own = [], []
+            self.fit.round.distance = _distance(own, [*means.values()], counts=counts)
+        for place, mean in means.items():
+            self._before[place].grad = mean
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.go_back(means)
+
+    @torch.no_grad()
+    def go_ahead(self, ahead: Mapping[int, Tensor]) -> None:
+        """Go from the model of the meetings to where ``ahead`` leads back from."""
+        for place, way_back in ahead.items():
+            self._parameters()[place].sub_(way_back)
+
+    @torch.no_grad()
+    def go_back(self, places: Iterable[int] | None = None) -> None:
+        """Take parameters, all that are trained or those of some numbers, back to the model of the meetings."""
+        parameters = self._parameters()
+        for place in [p for p, each in enumerate(parameters) if each.requires_grad] if places is None else places:
+            parameters[place].copy_(self._before[place])
 
     def sizes(self) -> list[int]:
         return [length_of([each for each in self._parameters() if each.requires_grad])]
@@ -167,25 +206,11 @@ class OuterStep(Part):
             before.copy_(other)
         self.fit.means.restore(saved["lost"])
 
-    @torch.no_grad()
-    def step(self, pseudo_gradients: list[Tensor]) -> None:
-        """Step from the model that the round began with against ``pseudo_gradients``, and make that the model."""
-        for (before, _), pseudo_gradient in zip(self._trained(), pseudo_gradients, strict=True):
-            before.grad = pseudo_gradient
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        for before, now in self._trained():
-            now.copy_(before)
-
-    def _trained(self) -> list[tuple[Tensor, Tensor]]:
-        """The parameters that are trained: as the round began, and as they are."""
-        return [(b, p.data) for b, p in zip(self._before, self._parameters(), strict=True) if p.requires_grad]
-
     def _parameters(self) -> list[Tensor]:
         return self.fit.dense_parameters(frozen=True)
 
 
-def _distance(own: list[Tensor], mean: list[Tensor], *, counts: bool) -> float:
+def _distance(own: Sequence[Tensor], mean: Sequence[Tensor], *, counts: bool) -> float:
     """Return the root of the mean, over the ranks that count, of the squared distance from the mean. Collective."""
     square = torch.zeros((), dtype=torch.float64, device=own[0].device if own else None)
     for mine, ours in zip(own, mean, strict=True):
