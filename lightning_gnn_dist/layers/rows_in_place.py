@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.graph.storage.mapped import READ_SOON, advise
+from lightning_gnn_dist.graph.storage.rows_in_order import ReadInOrder, WriteInOrder, in_ram
 from lightning_gnn_dist.sampling.block import PRODUCTS, Adjacency, Block
 
 _TOLD = {
@@ -168,20 +168,24 @@ class _Product(torch.autograd.Function):
 
 
 class Debts:
-    """What the blocks of a layer owe senders whose rows they have summed in place, until each sender gets it at once.
+    """What the blocks of a layer owe senders whose rows they have read, until each sender gets it at once.
 
     Args:
         blocks: All edges that the layer computes on, for each edge type.
+        senders: The node type that sends them.
         table: Makes a table, of rows like some, with so many.
         num_bytes: Bytes that may be taken at a time.
     """
 
-    def __init__(self, blocks: Sequence[Block], table: Callable[[Tensor, int], Tensor], num_bytes: int) -> None:
-        self._blocks, self._table, self._num_bytes = blocks, table, num_bytes
-        self._kept = dict[tuple[int, int], tuple[Tensor, Tensor]]()  # by number and call
+    def __init__(
+        self, blocks: Sequence[Block], senders: Sequence[int], table: Callable[[Tensor, int], Tensor], num_bytes: int
+    ) -> None:
+        self._blocks, self._senders, self._table, self._num_bytes = blocks, senders, table, num_bytes
+        self._kept = dict[tuple[int, int], tuple[Tensor, WriteInOrder, Tensor]]()  # by number and call
+        self._of_copies = dict[int, Tensor]()
 
     def keep(self, owed: Iterable[Owed], places: Sequence[tuple[slice, slice]]) -> None:
-        """Keep what a block owes.
+        """Keep what a block owes for sums.
 
         Args:
             owed: By its rows of a type.
@@ -190,20 +194,46 @@ class Debts:
         for number, call, gradients, values in owed:
             if (number, call) not in self._kept:
                 block = self._blocks[number]
-                made = self._table(gradients, block.num_dst), values.new_zeros(block.num_edges)
-                self._kept[number, call] = made
-            of_receivers, of_edges = self._kept[number, call]
+                table = self._table(gradients, block.num_dst)
+                self._kept[number, call] = table, WriteInOrder(table), values.new_zeros(block.num_edges)
+            _, of_receivers, of_edges = self._kept[number, call]
             receivers, edges = places[number]
-            of_receivers[receivers], of_edges[edges] = gradients, values
+            of_receivers.put(receivers.start, gradients)
+            of_edges[edges] = values
 
-    def pay(self, of_senders: Sequence[Tensor | None]) -> None:
-        """Add it to the gradients of senders, which are given for each edge type."""
-        for (number, _), (gradients, values) in self._kept.items():
-            most_rows = max(1, self._num_bytes // max(1, 2 * bytes_of_row(gradients)))
-            if (total := of_senders[number]) is not None:
-                for start, stop, matrix in _turned_round(self._blocks[number], values, most_rows):
-                    advise(total[start:stop], READ_SOON)
-                    total[start:stop] += _product(matrix, gradients)
+    def keep_of_copies(self, number: int, rows: RowsInPlace, gradients: Iterable[Tensor | None]) -> None:
+        """Keep the gradients of copies of the rows of a type."""
+        for some in gradients:
+            if some is not None:
+                if number not in self._of_copies:
+                    self._of_copies[number] = self._table(rows.table, len(rows.table))
+                self._of_copies[number].index_add_(0, rows.at, some)
+
+    def pay(self, totals: Sequence[Tensor | None]) -> None:
+        """Add it to the gradients of the nodes of each type."""
+        while self._kept:
+            (number, _), (table, of_receivers, values) = self._kept.popitem()
+            of_receivers.end()
+            total = totals[self._senders[number]]
+            if total is not None:
+                most_rows = max(1, self._num_bytes // max(1, 2 * bytes_of_row(table)))
+                matrices = _turned_round(self._blocks[number], values, most_rows)
+                gradients = in_ram(table)
+                _add(total, ((start, stop, _product(matrix, gradients)) for start, stop, matrix in matrices))
+        for number, of_copies in self._of_copies.items():
+            total = totals[number]
+            if total is not None:
+                most_rows = max(1, self._num_bytes // max(1, 2 * bytes_of_row(total)))
+                starts = range(0, len(total), most_rows)
+                _add(total, ((start, min(start + most_rows, len(total)), of_copies[start : start + most_rows]) for start in starts))
+
+
+def _add(total: Tensor, pieces: Iterable[tuple[int, int, Tensor]]) -> None:
+    """Add pieces to a table, which are in its order."""
+    reading, writing = ReadInOrder(total), WriteInOrder(total)
+    for start, stop, piece in pieces:
+        writing.put(start, reading.rows(start, stop).add_(piece))
+    writing.end()
 
 
 def bytes_of_row(rows: Tensor | None) -> int:
