@@ -141,8 +141,9 @@ class _InBlocks:
 
     def kept(self, rows: Tensor | None) -> Tensor | None:
         """Rows that another than a layer has made, in a file if they take too much memory."""
-        is_small = rows is None or not rows.requires_grad or self._fits(rows.device, rows.nbytes)
-        return rows if is_small or isinstance(rows, RowsInFile) else in_file(rows)
+        if rows is None or not rows.requires_grad or self._fits(rows.device, rows.nbytes):
+            return rows
+        return rows if isinstance(rows, RowsInFile) else in_file(rows)
 
     def _fits(self, device: torch.device, num_bytes: int) -> bool:
         return device.type != "cpu" or num_bytes <= self.bytes_of_table
@@ -276,9 +277,7 @@ def _may_make_messages(block: Block) -> bool:
     return "edge_index" in block.__dict__ or not matrices or any(matrix.is_read for matrix in matrices)
 
 
-def _gradients(
-    rows: RowsOfTypes, given: Sequence[Tensor | None], wanted: list[Tensor]
-) -> Iterator[Tensor | None]:
+def _gradients(rows: RowsOfTypes, given: Sequence[Tensor | None], wanted: list[Tensor]) -> Iterator[Tensor | None]:
     """The gradients of what a block's rows were made of, given those of the rows."""
     of_rows = [
         (some, gradient.to(some.dtype))

@@ -10,6 +10,7 @@ So neither rows of senders nor their gradients are copied, however often blocks 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
 
@@ -214,18 +215,17 @@ class Debts:
         while self._kept:
             (number, _), (table, of_receivers, values) = self._kept.popitem()
             of_receivers.end()
-            total = totals[self._senders[number]]
-            if total is not None:
-                most_rows = max(1, self._num_bytes // max(1, 2 * bytes_of_row(table)))
-                matrices = _turned_round(self._blocks[number], values, most_rows)
+            if (total := totals[self._senders[number]]) is not None:
+                matrices = _turned_round(self._blocks[number], values, self._most_rows(table))
                 gradients = in_ram(table)
                 _add(total, ((start, stop, _product(matrix, gradients)) for start, stop, matrix in matrices))
         for number, of_copies in self._of_copies.items():
-            total = totals[number]
-            if total is not None:
-                most_rows = max(1, self._num_bytes // max(1, 2 * bytes_of_row(total)))
-                starts = range(0, len(total), most_rows)
-                _add(total, ((start, min(start + most_rows, len(total)), of_copies[start : start + most_rows]) for start in starts))
+            if (total := totals[number]) is not None:
+                cuts = [*range(0, len(total), self._most_rows(total)), len(total)]
+                _add(total, ((start, stop, of_copies[start:stop]) for start, stop in pairwise(cuts)))
+
+    def _most_rows(self, like: Tensor) -> int:
+        return max(1, self._num_bytes // max(1, 2 * bytes_of_row(like)))
 
 
 def _add(total: Tensor, pieces: Iterable[tuple[int, int, Tensor]]) -> None:

@@ -30,7 +30,8 @@ class _File(FileIO):
 class RowsInFile(Tensor):
     """Rows that are mapped from a file. Whoever reads them as a tensor reads pages of the map."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # what is made of it is a plain tensor
+    # What is made of it is a plain tensor.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     file: _File
 
     @staticmethod
@@ -50,7 +51,7 @@ class RowsInFile(Tensor):
 
 
 def in_ram(rows: Tensor) -> Tensor:
-    """Return the rows themselves, or a copy of those of a file."""
+    """Return rows themselves, or a copy if they are in a file."""
     if not isinstance(rows, RowsInFile):
         return rows
     octets = _memory(rows.nbytes)
@@ -133,7 +134,7 @@ class WriteInOrder:
 
 
 class _Chunks:
-    """Chunks of a file, the one after the other: one is used while a thread reads the next, or writes the one before."""
+    """Chunks of a file in turn: one is used while a thread reads the next, or writes the one before."""
 
     def __init__(self, table: RowsInFile, move: Callable[..., int]) -> None:
         self._file, self._num_bytes, self._move = table.file, table.nbytes, move
