@@ -223,43 +223,51 @@ class _Recomputed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         layer, view, num_types = ctx.known
-        weights = ctx.saved_tensors[num_types:]
         _, _, _, *needs = ctx.needs_input_grad
-        inputs = _in_ram(ctx.saved_tensors[:num_types])
         of_inputs = [
             layer.table(x, len(x)) if x is not None and needed else None
-            for x, needed in zip(inputs, needs[:num_types], strict=True)
+            for x, needed in zip(ctx.saved_tensors[:num_types], needs[:num_types], strict=True)
         ]
-        of_weights: list[Tensor | None] = [None] * len(weights)
-        outer, random = _Random(ctx.random.device), ctx.random
-        ends = [sender for sender, *_ in _edges(view, ctx.blocks[0])]
+        senders = [sender for sender, *_ in _edges(view, ctx.blocks[0])]
         blocks = [store._blocks[0] for store in view.edge_stores]
-        debts = Debts(blocks, ends, layer.table, layer.bytes_of_block)
-        reading = [None if table is None else ReadInOrder(table) for table in gradients]
-        writing = [None if table is None else WriteInOrder(table) for table in of_inputs]
-        for ranges in ctx.blocks:
-            random.resume()
-            with torch.enable_grad(), torch.autocast(**ctx.autocast):
-                rows, read, _ = layer.rows(view, ranges, inputs)
-            random = _Random(random.device)  # a backward pass may draw, too
-            leaves = [x.leaves if x is not None and x.own.requires_grad else [] for x in read]
-            given = [None if each is None else each.rows(*at) for each, at in zip(reading, ranges, strict=True)]
-            found = _gradients(rows, given, [*chain(*leaves), *weights])
-            for number, (of_type, x, of_x) in enumerate(zip(writing, read, leaves, strict=True)):
-                if of_type is not None and x is not None:
-                    of_own, *of_copies = [next(found) for _ in of_x]
-                    if of_own is not None:
-                        of_type.put(ranges[number][0], of_own)
-                    debts.keep_of_copies(number, x, of_copies)
-                    debts.keep(x.owed, [(slice(*ranges[to]), slice(*at)) for _, to, at in _edges(view, ranges)])
-            for number, some in enumerate(found):
-                known = of_weights[number]
-                of_weights[number] = some if known is None or some is None else known + some
+        debts, outer = Debts(blocks, senders, layer.table, layer.bytes_of_block), _Random(ctx.random.device)
+        of_weights = _again(ctx, gradients, of_inputs, debts)
         outer.resume()
-        _end(writing)
-        del inputs, rows, read, x, leaves, given, found  # there is no room for these and what is owed
         debts.pay(of_inputs)
         return None, None, None, *of_inputs, *of_weights
+
+
+def _again(ctx: Any, gradients: Sequence[Tensor | None], of_inputs: RowsOfTypes, debts: Debts) -> list[Tensor | None]:
+    """Compute the blocks again, write the gradients of own rows, and return those of the weights.
+
+    The rows that blocks read are in RAM until this is done: what is owed then takes their room.
+    """
+    layer, view, num_types = ctx.known
+    inputs, weights = _in_ram(ctx.saved_tensors[:num_types]), ctx.saved_tensors[num_types:]
+    of_weights: list[Tensor | None] = [None] * len(weights)
+    random = ctx.random
+    reading = [None if table is None else ReadInOrder(table) for table in gradients]
+    writing = [None if table is None else WriteInOrder(table) for table in of_inputs]
+    for ranges in ctx.blocks:
+        random.resume()
+        with torch.enable_grad(), torch.autocast(**ctx.autocast):
+            rows, read, _ = layer.rows(view, ranges, inputs)
+        random = _Random(random.device)  # a backward pass may draw, too
+        leaves = [x.leaves if x is not None and x.own.requires_grad else [] for x in read]
+        given = [None if each is None else each.rows(*at) for each, at in zip(reading, ranges, strict=True)]
+        found = _gradients(rows, given, [*chain(*leaves), *weights])
+        for number, (of_type, x, of_x) in enumerate(zip(writing, read, leaves, strict=True)):
+            if of_type is not None and x is not None:
+                of_own, *of_copies = [next(found) for _ in of_x]
+                if of_own is not None:
+                    of_type.put(ranges[number][0], of_own)
+                debts.keep_of_copies(number, x, of_copies)
+                debts.keep(x.owed, [(slice(*ranges[to]), slice(*at)) for _, to, at in _edges(view, ranges)])
+        for number, some in enumerate(found):
+            known = of_weights[number]
+            of_weights[number] = some if known is None or some is None else known + some
+    _end(writing)
+    return of_weights
 
 
 def _needs(layer: _InBlocks, view: Any, inputs: RowsOfTypes) -> _Needs:

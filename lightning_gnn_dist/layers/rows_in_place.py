@@ -216,8 +216,8 @@ class Debts:
             (number, _), (table, of_receivers, values) = self._kept.popitem()
             of_receivers.end()
             if (total := totals[self._senders[number]]) is not None:
-                matrices = _turned_round(self._blocks[number], values, self._most_rows(table))
-                gradients = in_ram(table)
+                turned = _TurnedRound(self._blocks[number], values)
+                gradients, matrices = in_ram(table), turned.some(self._most_rows(table))
                 _add(total, ((start, stop, _product(matrix, gradients)) for start, stop, matrix in matrices))
         for number, of_copies in self._of_copies.items():
             if (total := totals[number]) is not None:
@@ -248,23 +248,28 @@ def _product(matrix: Tensor, rows: Tensor, how: str | None = None) -> Tensor:
     return found
 
 
-def _turned_round(block: Block, values: Tensor, most_rows: int) -> Iterator[tuple[int, int, Tensor]]:
-    """Yield matrices from a block's nodes to their senders, for some senders after the other, and which these are.
+class _TurnedRound:
+    """Matrices from a block's nodes to their senders.
 
     Args:
         block: All edges.
         values: Their values.
-        most_rows: Senders of a matrix.
     """
-    senders, order = block.indices.sort(stable=True)
-    rows = torch.arange(block.num_dst, dtype=senders.dtype, device=senders.device)
-    receivers = rows.repeat_interleave(block.indptr.diff(), output_size=len(senders))[order]
-    values = values[order]
-    del order
-    ends = torch.arange(block.num_src + 1, dtype=senders.dtype, device=senders.device)
-    indptr = torch.searchsorted(senders, ends, out_int32=senders.dtype == torch.int32)
-    for start in range(0, block.num_src, most_rows):
-        stop = min(start + most_rows, block.num_src)
-        first, last = int(indptr[start]), int(indptr[stop])
-        csr = indptr[start : stop + 1] - first, receivers[first:last], values[first:last]
-        yield start, stop, Block(stop - start, block.num_dst, *csr).weighted_adj
+
+    def __init__(self, block: Block, values: Tensor) -> None:
+        senders, order = block.indices.sort(stable=True)
+        ends = torch.arange(block.num_src + 1, dtype=senders.dtype, device=senders.device)
+        self._indptr = torch.searchsorted(senders, ends, out_int32=senders.dtype == torch.int32)
+        del senders, ends  # all edges take much memory
+        rows = torch.arange(block.num_dst, dtype=block.indices.dtype, device=order.device)
+        self._receivers = rows.repeat_interleave(block.indptr.diff(), output_size=len(order))[order]
+        self._values, self._num_dst = values[order], block.num_dst
+
+    def some(self, most_rows: int) -> Iterator[tuple[int, int, Tensor]]:
+        """Yield matrices for some senders after the other, and which these are."""
+        num_src = len(self._indptr) - 1
+        for start in range(0, num_src, most_rows):
+            stop = min(start + most_rows, num_src)
+            first, last = int(self._indptr[start]), int(self._indptr[stop])
+            csr = self._indptr[start : stop + 1] - first, self._receivers[first:last], self._values[first:last]
+            yield start, stop, Block(stop - start, self._num_dst, *csr).weighted_adj
