@@ -57,12 +57,12 @@ def read(directory: Path, name: str) -> Graph:
     return Graph.from_pyg(data)
 
 
-def generated(num_nodes: int, share_far: float) -> Graph:
-    """Nodes that receive from ten others: a share of these is anywhere, the rest some thousand away."""
+def generated(num_nodes: int) -> Graph:
+    """Nodes that receive from ten others: one in twenty from anywhere, others from some thousand away."""
     chance = torch.Generator().manual_seed(0)
     near = (torch.randn(num_nodes, DEGREE, generator=chance) * 1000).int()
     near += torch.arange(num_nodes, dtype=torch.int32)[:, None]
-    far = torch.rand(num_nodes, DEGREE, generator=chance) < share_far
+    far = torch.rand(num_nodes, DEGREE, generator=chance) < 0.05
     near[far] = torch.randint(num_nodes, (int(far.sum()),), generator=chance, dtype=torch.int32)
     near.remainder_(num_nodes)
     arrays = {
