@@ -9,20 +9,17 @@ block takes. What is computed is what the layer computes on all nodes at once.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import prod
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lightning_gnn_dist.batches.one_hop import LayerView, Nodes, RowsOfTypes, one_hop
-from lightning_gnn_dist.graph.storage.mapped import READ_ALONE, READ_SOON, advise
+from lightning_gnn_dist.graph.storage.rows_in_order import ReadInOrder, RowsInFile, WriteInOrder, in_file, in_ram
 from lightning_gnn_dist.joint import RowsOfRanks
 from lightning_gnn_dist.layers.norms import norm_of_batch
 from lightning_gnn_dist.layers.rows_in_place import Debts, Edges, RowsInPlace, bytes_of_row
@@ -120,7 +117,6 @@ class _InBlocks:
 
     def rows(self, view: Any, ranges: Ranges, inputs: RowsOfTypes) -> tuple[RowsOfTypes, _Read, Sequence[Block]]:
         """Return the rows of a block, the rows that it reads, and its edges."""
-        _read_soon(inputs, ranges)
         seen, ats, edges = _seen(view, ranges)
         read: _Read = [
             None if x is None else RowsInPlace.of(x, at, *own, sent)
@@ -139,15 +135,18 @@ class _InBlocks:
 
     def table(self, like: Tensor, num_rows: int) -> Tensor:
         """Zeros for all nodes, in a file if they take too much memory."""
-        shape = num_rows, *like.shape[1:]
-        num_bytes = prod(shape) * like.element_size()
-        if like.device.type != "cpu" or num_bytes <= self.bytes_of_table:
-            return like.new_zeros(shape)
-        with tempfile.TemporaryFile() as file:  # it stays for as long as it is mapped
-            file.truncate(num_bytes)
-            octets = torch.from_numpy(np.memmap(file, np.uint8, "r+", shape=(num_bytes,)))
-        advise(octets, READ_ALONE)  # senders are anywhere, and what stands around them is not read
-        return octets.view(like.dtype).view(shape)
+        if self._fits(like.device, num_rows * bytes_of_row(like)):
+            return like.new_zeros((num_rows, *like.shape[1:]))
+        return RowsInFile.like(like, num_rows)
+
+    def kept(self, rows: Tensor | None) -> Tensor | None:
+        """Rows that another than a layer has made, in a file if they take too much memory."""
+        if rows is None or not rows.requires_grad or self._fits(rows.device, rows.nbytes):
+            return rows
+        return rows if isinstance(rows, RowsInFile) else in_file(rows)
+
+    def _fits(self, device: torch.device, num_bytes: int) -> bool:
+        return device.type != "cpu" or num_bytes <= self.bytes_of_table
 
     def blocks(self, view: Any, needs: _Needs) -> Iterator[Ranges]:
         """Yield blocks that take no more than they may, but for those of one node of each type."""
@@ -198,59 +197,77 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, layer: _InBlocks, view: Any, num_types: int, *tensors: Tensor | None) -> Any:
-        inputs, device = list(tensors[:num_types]), view.node_stores[0]["n_id"].device
-        ctx.save_for_backward(*tensors)
+        device = view.node_stores[0]["n_id"].device
+        ctx.save_for_backward(*map(layer.kept, tensors[:num_types]), *tensors[num_types:])
         ctx.known = layer, view, num_types
         ctx.autocast = _autocast(device)
+        inputs = _in_ram(tensors[:num_types])
         needs, ctx.random = _needs(layer, view, inputs), _Random(device)
         ctx.blocks, likes = list(layer.blocks(view, needs)), needs.likes
         counts = [stop for _, stop in _all_nodes(view)]
         outputs = [None if n is None else layer.table(n, count) for n, count in zip(likes, counts, strict=True)]
+        writing = [None if table is None else WriteInOrder(table) for table in outputs]
         for ranges in ctx.blocks:
             rows, *_ = layer.rows(view, ranges, inputs)
             if [some is None for some in rows] != [like is None for like in likes]:
                 raise TypeError(
                     f"Layer {layer.index} of layers() returned rows of a type for some blocks, and for others none."
                 )
-            for of_type, some, (start, stop) in zip(outputs, rows, ranges, strict=True):
+            for of_type, some, (start, _) in zip(writing, rows, ranges, strict=True):
                 if of_type is not None and some is not None:
-                    of_type[start:stop] = some
+                    of_type.put(start, some)
+        _end(writing)
         return tuple(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         layer, view, num_types = ctx.known
-        inputs, weights = ctx.saved_tensors[:num_types], ctx.saved_tensors[num_types:]
         _, _, _, *needs = ctx.needs_input_grad
-        is_read = needs[:num_types]
-        of_inputs = [layer.table(x, len(x)) if needed else None for x, needed in zip(inputs, is_read, strict=True)]
-        of_weights: list[Tensor | None] = [None] * len(weights)
-        outer, random = _Random(ctx.random.device), ctx.random
-        debts = Debts([store._blocks[0] for store in view.edge_stores], layer.table, layer.bytes_of_block)
-        for ranges in ctx.blocks:
-            _read_soon(gradients, ranges)
-            random.resume()
-            with torch.enable_grad(), torch.autocast(**ctx.autocast):
-                rows, read, _ = layer.rows(view, ranges, inputs)
-            random = _Random(random.device)  # a backward pass may draw, too
-            leaves = [x.leaves if x is not None and x.own.requires_grad else [] for x in read]
-            found = _gradients(rows, gradients, ranges, [*chain(*leaves), *weights])
-            for of_type, x, of_x, (start, stop) in zip(of_inputs, read, leaves, ranges, strict=True):
-                if of_type is not None and x is not None:
-                    of_own, *of_copies = [next(found) for _ in of_x]
-                    if of_own is not None:
-                        of_type[start:stop] += of_own
-                    for some in of_copies:
-                        if some is not None:
-                            of_type.index_add_(0, x.at, some)
-                    debts.keep(x.owed, [(slice(*ranges[to]), slice(*at)) for _, to, at in _edges(view, ranges)])
-            for number, some in enumerate(found):
-                known = of_weights[number]
-                of_weights[number] = some if known is None or some is None else known + some
+        of_inputs = [
+            layer.table(x, len(x)) if x is not None and needed else None
+            for x, needed in zip(ctx.saved_tensors[:num_types], needs[:num_types], strict=True)
+        ]
+        senders = [sender for sender, *_ in _edges(view, ctx.blocks[0])]
+        blocks = [store._blocks[0] for store in view.edge_stores]
+        debts, outer = Debts(blocks, senders, layer.table, layer.bytes_of_block), _Random(ctx.random.device)
+        of_weights = _again(ctx, gradients, of_inputs, debts)
         outer.resume()
-        debts.pay([of_inputs[sender] for sender, *_ in _edges(view, ctx.blocks[0])])
+        debts.pay(of_inputs)
         return None, None, None, *of_inputs, *of_weights
+
+
+def _again(ctx: Any, gradients: Sequence[Tensor | None], of_inputs: RowsOfTypes, debts: Debts) -> list[Tensor | None]:
+    """Compute the blocks again, write the gradients of own rows, and return those of the weights.
+
+    The rows that blocks read are in RAM until this is done: what is owed then takes their room.
+    """
+    layer, view, num_types = ctx.known
+    inputs, weights = _in_ram(ctx.saved_tensors[:num_types]), ctx.saved_tensors[num_types:]
+    of_weights: list[Tensor | None] = [None] * len(weights)
+    random = ctx.random
+    reading = [None if table is None else ReadInOrder(table) for table in gradients]
+    writing = [None if table is None else WriteInOrder(table) for table in of_inputs]
+    for ranges in ctx.blocks:
+        random.resume()
+        with torch.enable_grad(), torch.autocast(**ctx.autocast):
+            rows, read, _ = layer.rows(view, ranges, inputs)
+        random = _Random(random.device)  # a backward pass may draw, too
+        leaves = [x.leaves if x is not None and x.own.requires_grad else [] for x in read]
+        given = [None if each is None else each.rows(*at) for each, at in zip(reading, ranges, strict=True)]
+        found = _gradients(rows, given, [*chain(*leaves), *weights])
+        for number, (of_type, x, of_x) in enumerate(zip(writing, read, leaves, strict=True)):
+            if of_type is not None and x is not None:
+                of_own, *of_copies = [next(found) for _ in of_x]
+                if of_own is not None:
+                    of_type.put(ranges[number][0], of_own)
+                debts.keep_of_copies(number, x, of_copies)
+                debts.keep(x.owed, [(slice(*ranges[to]), slice(*at)) for _, to, at in _edges(view, ranges)])
+        for number, some in enumerate(found):
+            known = of_weights[number]
+            of_weights[number] = some if known is None or some is None else known + some
+    _end(writing)
+    return of_weights
 
 
 def _needs(layer: _InBlocks, view: Any, inputs: RowsOfTypes) -> _Needs:
@@ -268,19 +285,27 @@ def _may_make_messages(block: Block) -> bool:
     return "edge_index" in block.__dict__ or not matrices or any(matrix.is_read for matrix in matrices)
 
 
-def _gradients(
-    rows: RowsOfTypes, gradients: Sequence[Tensor | None], ranges: Ranges, wanted: list[Tensor]
-) -> Iterator[Tensor | None]:
-    """The gradients of what a block's rows were made of, given those of the rows of all nodes."""
+def _gradients(rows: RowsOfTypes, given: Sequence[Tensor | None], wanted: list[Tensor]) -> Iterator[Tensor | None]:
+    """The gradients of what a block's rows were made of, given those of the rows."""
     of_rows = [
-        (some, of_all[start:stop].to(some.dtype))
-        for some, of_all, (start, stop) in zip(rows, gradients, ranges, strict=True)
-        if some is not None and of_all is not None and some.requires_grad
+        (some, gradient.to(some.dtype))
+        for some, gradient in zip(rows, given, strict=True)
+        if some is not None and gradient is not None and some.requires_grad
     ]
     if not of_rows or not wanted:
         return iter([None] * len(wanted))
-    made, given = zip(*of_rows, strict=True)
-    return iter(torch.autograd.grad(made, wanted, given, allow_unused=True))
+    made, of_made = zip(*of_rows, strict=True)
+    return iter(torch.autograd.grad(made, wanted, of_made, allow_unused=True))
+
+
+def _in_ram(inputs: Sequence[Tensor | None]) -> RowsOfTypes:
+    return [None if rows is None else in_ram(rows) for rows in inputs]
+
+
+def _end(writing: Sequence[WriteInOrder | None]) -> None:
+    for each in writing:
+        if each is not None:
+            each.end()
 
 
 class _Random:
@@ -300,12 +325,6 @@ class _Random:
 def _autocast(device: torch.device) -> dict[str, Any]:
     kind = device.type
     return {"device_type": kind, "dtype": torch.get_autocast_dtype(kind), "enabled": torch.is_autocast_enabled(kind)}
-
-
-def _read_soon(tables: Sequence[Tensor | None], ranges: Ranges) -> None:
-    for table, (start, stop) in zip(tables, ranges, strict=True):
-        if table is not None:
-            advise(table[start:stop], READ_SOON)
 
 
 def _all_nodes(view: Any) -> Ranges:

@@ -10,13 +10,14 @@ So neither rows of senders nor their gradients are copied, however often blocks 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.graph.storage.mapped import READ_SOON, advise
+from lightning_gnn_dist.graph.storage.rows_in_order import ReadInOrder, WriteInOrder, in_ram
 from lightning_gnn_dist.sampling.block import PRODUCTS, Adjacency, Block
 
 _TOLD = {
@@ -168,20 +169,24 @@ class _Product(torch.autograd.Function):
 
 
 class Debts:
-    """What the blocks of a layer owe senders whose rows they have summed in place, until each sender gets it at once.
+    """What the blocks of a layer owe senders whose rows they have read, until each sender gets it at once.
 
     Args:
         blocks: All edges that the layer computes on, for each edge type.
+        senders: The node type that sends them.
         table: Makes a table, of rows like some, with so many.
         num_bytes: Bytes that may be taken at a time.
     """
 
-    def __init__(self, blocks: Sequence[Block], table: Callable[[Tensor, int], Tensor], num_bytes: int) -> None:
-        self._blocks, self._table, self._num_bytes = blocks, table, num_bytes
-        self._kept = dict[tuple[int, int], tuple[Tensor, Tensor]]()  # by number and call
+    def __init__(
+        self, blocks: Sequence[Block], senders: Sequence[int], table: Callable[[Tensor, int], Tensor], num_bytes: int
+    ) -> None:
+        self._blocks, self._senders, self._table, self._num_bytes = blocks, senders, table, num_bytes
+        self._kept = dict[tuple[int, int], tuple[Tensor, WriteInOrder, Tensor]]()  # by number and call
+        self._of_copies = dict[int, Tensor]()
 
     def keep(self, owed: Iterable[Owed], places: Sequence[tuple[slice, slice]]) -> None:
-        """Keep what a block owes.
+        """Keep what a block owes for sums.
 
         Args:
             owed: By its rows of a type.
@@ -190,20 +195,45 @@ class Debts:
         for number, call, gradients, values in owed:
             if (number, call) not in self._kept:
                 block = self._blocks[number]
-                made = self._table(gradients, block.num_dst), values.new_zeros(block.num_edges)
-                self._kept[number, call] = made
-            of_receivers, of_edges = self._kept[number, call]
+                table = self._table(gradients, block.num_dst)
+                self._kept[number, call] = table, WriteInOrder(table), values.new_zeros(block.num_edges)
+            _, of_receivers, of_edges = self._kept[number, call]
             receivers, edges = places[number]
-            of_receivers[receivers], of_edges[edges] = gradients, values
+            of_receivers.put(receivers.start, gradients)
+            of_edges[edges] = values
 
-    def pay(self, of_senders: Sequence[Tensor | None]) -> None:
-        """Add it to the gradients of senders, which are given for each edge type."""
-        for (number, _), (gradients, values) in self._kept.items():
-            most_rows = max(1, self._num_bytes // max(1, 2 * bytes_of_row(gradients)))
-            if (total := of_senders[number]) is not None:
-                for start, stop, matrix in _turned_round(self._blocks[number], values, most_rows):
-                    advise(total[start:stop], READ_SOON)
-                    total[start:stop] += _product(matrix, gradients)
+    def keep_of_copies(self, number: int, rows: RowsInPlace, gradients: Iterable[Tensor | None]) -> None:
+        """Keep the gradients of copies of the rows of a type."""
+        for some in gradients:
+            if some is not None:
+                if number not in self._of_copies:
+                    self._of_copies[number] = self._table(rows.table, len(rows.table))
+                self._of_copies[number].index_add_(0, rows.at, some)
+
+    def pay(self, totals: Sequence[Tensor | None]) -> None:
+        """Add it to the gradients of the nodes of each type."""
+        while self._kept:
+            (number, _), (table, of_receivers, values) = self._kept.popitem()
+            of_receivers.end()
+            if (total := totals[self._senders[number]]) is not None:
+                turned = _TurnedRound(self._blocks[number], values)
+                gradients, matrices = in_ram(table), turned.some(self._most_rows(table))
+                _add(total, ((start, stop, _product(matrix, gradients)) for start, stop, matrix in matrices))
+        for number, of_copies in self._of_copies.items():
+            if (total := totals[number]) is not None:
+                cuts = [*range(0, len(total), self._most_rows(total)), len(total)]
+                _add(total, ((start, stop, of_copies[start:stop]) for start, stop in pairwise(cuts)))
+
+    def _most_rows(self, like: Tensor) -> int:
+        return max(1, self._num_bytes // max(1, 2 * bytes_of_row(like)))
+
+
+def _add(total: Tensor, pieces: Iterable[tuple[int, int, Tensor]]) -> None:
+    """Add pieces to a table, which are in its order."""
+    reading, writing = ReadInOrder(total), WriteInOrder(total)
+    for start, stop, piece in pieces:
+        writing.put(start, reading.rows(start, stop).add_(piece))
+    writing.end()
 
 
 def bytes_of_row(rows: Tensor | None) -> int:
@@ -218,23 +248,28 @@ def _product(matrix: Tensor, rows: Tensor, how: str | None = None) -> Tensor:
     return found
 
 
-def _turned_round(block: Block, values: Tensor, most_rows: int) -> Iterator[tuple[int, int, Tensor]]:
-    """Yield matrices from a block's nodes to their senders, for some senders after the other, and which these are.
+class _TurnedRound:
+    """Matrices from a block's nodes to their senders.
 
     Args:
         block: All edges.
         values: Their values.
-        most_rows: Senders of a matrix.
     """
-    senders, order = block.indices.sort(stable=True)
-    rows = torch.arange(block.num_dst, dtype=senders.dtype, device=senders.device)
-    receivers = rows.repeat_interleave(block.indptr.diff(), output_size=len(senders))[order]
-    values = values[order]
-    del order
-    ends = torch.arange(block.num_src + 1, dtype=senders.dtype, device=senders.device)
-    indptr = torch.searchsorted(senders, ends, out_int32=senders.dtype == torch.int32)
-    for start in range(0, block.num_src, most_rows):
-        stop = min(start + most_rows, block.num_src)
-        first, last = int(indptr[start]), int(indptr[stop])
-        csr = indptr[start : stop + 1] - first, receivers[first:last], values[first:last]
-        yield start, stop, Block(stop - start, block.num_dst, *csr).weighted_adj
+
+    def __init__(self, block: Block, values: Tensor) -> None:
+        senders, order = block.indices.sort(stable=True)
+        ends = torch.arange(block.num_src + 1, dtype=senders.dtype, device=senders.device)
+        self._indptr = torch.searchsorted(senders, ends, out_int32=senders.dtype == torch.int32)
+        del senders, ends  # all edges take much memory
+        rows = torch.arange(block.num_dst, dtype=block.indices.dtype, device=order.device)
+        self._receivers = rows.repeat_interleave(block.indptr.diff(), output_size=len(order))[order]
+        self._values, self._num_dst = values[order], block.num_dst
+
+    def some(self, most_rows: int) -> Iterator[tuple[int, int, Tensor]]:
+        """Yield matrices for some senders after the other, and which these are."""
+        num_src = len(self._indptr) - 1
+        for start in range(0, num_src, most_rows):
+            stop = min(start + most_rows, num_src)
+            first, last = int(self._indptr[start]), int(self._indptr[stop])
+            csr = self._indptr[start : stop + 1] - first, self._receivers[first:last], self._values[first:last]
+            yield start, stop, Block(stop - start, self._num_dst, *csr).weighted_adj

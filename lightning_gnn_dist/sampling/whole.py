@@ -33,8 +33,9 @@ class WholePartSampler:
         bytes: Bytes that the rows of layers may take in RAM in a step, beside the batch. Default: no limit. With one,
             ``through_layers`` computes each layer block by block, and again in the backward pass, with the same random
             numbers (SAR). Half of the bytes are for a block, half for rows between layers; what does not fit is in
-            temporary files. It is for a module with ``layers()`` whose rows do not depend on each other, as they
-            would with ``BatchNorm``. A device holds what is between layers itself.
+            temporary files, but for the rows that the running layer reads, which are in RAM all the same. It is for a
+            module with ``layers()`` whose rows do not depend on each other, as they would with ``BatchNorm``. A device
+            holds what is between layers itself.
     """
 
     num_hops: Layers

@@ -32,8 +32,6 @@ ROWS_A_LOOK = 4  # with so many wanted rows per access or more, a map is faster 
 # Linux's MAP_NORESERVE, which Python's mmap module does not name.
 NO_RESERVE = 0x4000 if sys.platform == "linux" and platform.machine() in {"x86_64", "aarch64"} else 0
 DO_NOT_NEED = 4  # MADV_DONTNEED: a page is read again at the next access
-READ_ALONE, READ_SOON = 1, 3  # MADV_RANDOM: a page is read without those around it; MADV_WILLNEED
-BYTES_READ_SOON = 1 << 22  # at one word; of more the system may read the first ones alone
 MAPS = Path("/proc/self/smaps")
 _RANGE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) \S+ (\d+) *(.*)$", re.MULTILINE)
 _BYTES = re.compile(r"^(\w+): +(\d+) kB$", re.MULTILINE)
@@ -158,14 +156,6 @@ class MappedRows:
 def _let_go(start: int, end: int) -> None:
     start -= start % mmap.PAGESIZE
     libc().madvise(start, end - start, DO_NOT_NEED)
-
-
-def advise(array: Tensor, advice: int) -> None:
-    """Tell the system how an array will be read that may be mapped from a file. Elsewhere that changes nothing."""
-    if array.device.type == "cpu" and array.is_contiguous():
-        start, end = array.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE, array.data_ptr() + array.nbytes
-        for first in range(start, end, BYTES_READ_SOON):
-            libc().madvise(first, min(BYTES_READ_SOON, end - first), advice)
 
 
 def file_of(array: Tensor, maps: list[Map] | None) -> Map | None:
