@@ -18,7 +18,6 @@ from torch import Tensor
 from lightning_gnn_dist.batches.loading import type_of_model
 from lightning_gnn_dist.data.best_links import check_ranks, links_of
 from lightning_gnn_dist.data.datamodule import shards_are_not_served
-from lightning_gnn_dist.data.edges.best import Best
 from lightning_gnn_dist.data.edges.known import KnownBySender, LeftOut
 from lightning_gnn_dist.data.edges.ranking import Nodes
 from lightning_gnn_dist.data.edges.scoring import Score
@@ -33,6 +32,7 @@ from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.serving.limits import Limits
 from lightning_gnn_dist.serving.question import Form, Question
 from lightning_gnn_dist.serving.rows import NODES_AT_ONCE, NodeRows, check_norms, computing, limited
+from lightning_gnn_dist.tables.best import Best
 from lightning_gnn_dist.wire.channel import open_channel
 
 MOST_LINKS = 10  # of a node, where a request does not say
