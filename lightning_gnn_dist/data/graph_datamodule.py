@@ -370,7 +370,7 @@ class GraphDataModule(LightningDataModule):
 
     def _num_batches(self) -> int:
         """Return the number of batches of a pass over a part, the same for all ranks and parts."""
-        return self._home.batches_of_pass(self._task.most())
+        return self._home.batches_of_pass(self._task.most)
 
     def _local_batches(self, part: Graph, num_batches: int, learners: Learners) -> PassLoader:
         if self._home.exchanges:

@@ -21,9 +21,10 @@ from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.homes.costs import ShardCosts, WholeCosts
-from lightning_gnn_dist.homes.holders import Holder, Per
 from lightning_gnn_dist.homes.learners import Learners
+from lightning_gnn_dist.homes.residency import Per
 from lightning_gnn_dist.homes.running import ForgetsRun, Running
+from lightning_gnn_dist.homes.shared_parts import Holder
 from lightning_gnn_dist.joint import WeighsRanks
 from lightning_gnn_dist.layers.through_layers import Layer, layers_in
 from lightning_gnn_dist.partition.base import Partition
@@ -143,10 +144,10 @@ class Home(ForgetsRun, ABC):
         """How many parts of the graph are trained on at a time."""
         return self._holder.num_parts
 
-    def batches_of_pass(self, most: int) -> int:
-        """Return the batches of a pass, the same for all ranks, if on no part there is more than ``most`` to learn."""
+    def batches_of_pass(self, most: Callable[[], int]) -> int:
+        """Return the batches of a pass, the same for all ranks, if no part has more than ``most()`` to learn."""
         at_once = self.running.settings.batch_size * self._holder.num_members
-        return 1 if self.exchanges else -(-most // at_once)
+        return 1 if self.exchanges else -(-most() // at_once)
 
     @property
     def is_cut(self) -> bool:

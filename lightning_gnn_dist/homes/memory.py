@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from lightning_gnn_dist.batches.placing.expected_reads import per_hop
 from lightning_gnn_dist.batches.placing.memory_plan import wide_arrays
 from lightning_gnn_dist.checks import in_bytes
@@ -125,7 +127,7 @@ def _ways_out(graph: Graph, host: Host, settings: BatchSettings, needs: Needs, *
     room = (host.free - graph.num_bytes + rows) // host.ranks - beside
     if needs.mapped and rows and loading.cache_bytes is None and not have_names(graph.types) and room > 0:
         yield f"read features from files, Loading(cache_bytes={room}, bulk_size=1)"
-    if any(array.is_floating_point() and array.element_size() > 2 for array in wide_arrays(graph.node_arrays).values()):
+    if any(rows.is_floating_point() and rows.element_size() > 2 for rows in _wide_rows(graph)):
         yield "save features as float16"
     if host.ranks > 1:
         yield "start fewer ranks on a host"
@@ -134,7 +136,12 @@ def _ways_out(graph: Graph, host: Host, settings: BatchSettings, needs: Needs, *
 
 def _bytes_of_rows(graph: Graph) -> int:
     """Return the bytes of rows that a cache may hold in place of all."""
-    return sum(array.nbytes for array in wide_arrays(graph.node_arrays).values())
+    return sum(rows.nbytes for rows in _wide_rows(graph))
+
+
+def _wide_rows(graph: Graph) -> Iterator[Tensor]:
+    for arrays in graph.types.node_arrays.values():
+        yield from wide_arrays(arrays).values()
 
 
 def _bytes_of_batches(graph: Graph, share: float, settings: BatchSettings) -> int:

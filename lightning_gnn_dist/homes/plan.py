@@ -20,11 +20,11 @@ from lightning_gnn_dist.graph.digest import sampled_digest, sketches
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.chunk_reading import ChunkReader
-from lightning_gnn_dist.homes.holders import Holder
 from lightning_gnn_dist.homes.learners import Learners
 from lightning_gnn_dist.homes.parts import PartReader
 from lightning_gnn_dist.homes.residency import AsRanks, Fixed, Holding, Residency, held_by_all
 from lightning_gnn_dist.homes.running import Running
+from lightning_gnn_dist.homes.shared_parts import Holder
 from lightning_gnn_dist.layers.budget import memory_bytes
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition

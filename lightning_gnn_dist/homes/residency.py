@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,12 +22,12 @@ from lightning_gnn_dist.checks import (
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import bytes_per_node
-from lightning_gnn_dist.homes.holders import Per
 from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.random import deal
 from lightning_gnn_dist.rules import Count, Fraction, check_fields
 
+Per = Literal["rank", "host"]
 CHUNKS = 512  # small clusters of a sweep: benchmarks/larger_than_memory.md
 _BYTES_BESIDE = 22  # of a node that is held, beside its arrays: its id, where its row starts, masks and coverage
 

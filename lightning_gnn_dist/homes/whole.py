@@ -157,7 +157,7 @@ class WholeHome(Home):
 
     def begin_nodes(self, *, is_fit: bool) -> None:
         if is_fit and self.is_cut:
-            num_batches = 1 if self.exchanges else self.batches_of_pass(self.most_seeds())
+            num_batches = self.batches_of_pass(self.most_seeds)
             super_epochs = self.running.num_super_epochs(num_batches, self.every(), self.turns())
             self.cut.check_run(self._holder.num_parts, super_epochs)
 

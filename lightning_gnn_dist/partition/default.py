@@ -15,7 +15,7 @@ from lightning_gnn_dist.partition.metis import WAY_TO_METIS, MetisPartitioner
 from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 
-MOST_EDGES = 20_000_000  # for METIS, where KaMinPar is installed, which cuts as few in a third of the time
+MOST_EDGES = 20_000_000  # for METIS, where KaMinPar is installed, which cuts as few in half the time
 Cut = Partitioner | Partition | Literal["auto"] | None
 _log = logging.getLogger(__name__)
 

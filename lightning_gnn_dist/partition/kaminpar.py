@@ -39,7 +39,7 @@ _WITHOUT_WEIGHTS_OF_EDGES, _OF_NODES, _IDS_OF_32_BITS = 1, 2, 8  # bits of a Par
 
 @dataclass(frozen=True)
 class KaMinParPartitioner:
-    r"""Few cut edges, for graphs too large for METIS: as few as it, in a third of the time and a fifth of the memory.
+    r"""Few cut edges, for graphs too large for METIS: as few as it, in half the time and a quarter of the memory.
 
     KaMinPar sees the graph without directions, self loops and duplicate edges. It reads it from a file of 4 bytes
     for each direction of an edge, which is written beside a saved graph, or in the system's folder of temporary files,

@@ -32,7 +32,7 @@ from lightning_gnn_dist import (
     communities,
     split_edges,
 )
-from lightning_gnn_dist.homes.holders import Holder
+from lightning_gnn_dist.homes.shared_parts import Holder
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, every_strategy
