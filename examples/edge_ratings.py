@@ -76,7 +76,7 @@ if __name__ == "__main__":
     graph = Graph.from_pyg(ratings())
     split = split_edges(graph, val=0.05, test=0.1, edge_type=RATES, labels="rating")  # "rev_rates" goes with them
     data = LinkDataModule(split, sampler=NeighborSampler([10, 10]), batch_size=512)
-    trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=GrappaStrategy(), max_epochs=5, logger=False)
+    trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=GrappaStrategy(), max_epochs=3, logger=False)
     model = Rater()
     trainer.fit(model, data)
     trainer.test(model, data)  # exact: every test rating once

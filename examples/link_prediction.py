@@ -84,7 +84,7 @@ if __name__ == "__main__":
         accelerator="cpu",
         devices=NUM_RANKS,
         strategy=TMAStrategy(EverySeconds(2)),
-        max_epochs=8,
+        max_epochs=4,
         enable_checkpointing=False,
         logger=False,
     )

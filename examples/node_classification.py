@@ -54,7 +54,7 @@ if __name__ == "__main__":
     data = PartitionedDataModule(
         graph, partitioner=MetisPartitioner(), boundary=Halo(), sampler=NeighborSampler([10, 10]), batch_size=256
     )
-    trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=GrappaStrategy(), max_epochs=20, logger=False)
+    trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=GrappaStrategy(), max_epochs=8, logger=False)
     model = SAGE(num_features=64, num_classes=8)
     trainer.fit(model, data)
     trainer.test(model, data)  # exact: the whole graph, every test node once

@@ -66,7 +66,7 @@ if __name__ == "__main__":
     graph = Graph(made.indptr, made.indices, node_arrays=arrays)
     data = PartitionedDataModule(graph, sampler=NeighborSampler([10, 10]), batch_size=256)
     strategy = LLCGStrategy(EverySteps(16))
-    trainer = pl.Trainer(accelerator="cpu", devices=3, strategy=strategy, max_epochs=30, logger=False)
+    trainer = pl.Trainer(accelerator="cpu", devices=3, strategy=strategy, max_epochs=15, logger=False)
     model = RowsSAGE(graph.num_nodes, num_classes=8, owned=owned)
     trainer.fit(model, data)
     trainer.test(model, data)  # exact: all neighbours, every test node once

@@ -80,7 +80,7 @@ if __name__ == "__main__":
     # The six films watched last before the evening in question. Nobody asks who else has watched a film.
     sampler = TemporalSampler({BACK: [6], WATCHES: [0]}, time="day", pick="latest")
     data = LinkDataModule(split, sampler=sampler, batch_size=512)
-    trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=GrappaStrategy(), max_epochs=8, logger=False)
+    trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=GrappaStrategy(), max_epochs=4, logger=False)
     model = Recommender(graph.types.num_nodes["film"])
     trainer.fit(model, data)
     trainer.test(model, data)  # exact: every test event once, ranked among 50 films

@@ -81,6 +81,6 @@ if __name__ == "__main__":
     model = RGAT(widths, graph.types.edge_types, num_classes=6)
     # Local steps, and at each meeting one step along the gradient of the whole graph.
     strategy = LLCGStrategy(EverySteps(8))
-    trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_epochs=8, logger=False)
+    trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_epochs=4, logger=False)
     trainer.fit(model, data)
     trainer.test(model, data)  # exact: the whole graph, every test paper once

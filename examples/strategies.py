@@ -54,13 +54,13 @@ def tma(elastic=False):
 
 def history():
     parts = {"partitioner": RandomPartitioner(), "boundary": History()}  # cuts most edges; its parts look alike
-    fit(parts, strategy=LocalSGDStrategy(EverySteps(16)), max_epochs=20)
+    fit(parts, strategy=LocalSGDStrategy(EverySteps(16)), max_epochs=10)
 
 
 def grappa():
     # A base chunk for good, and one that changes: all edges are seen in turn.
     parts = {"partitioner": RandomPartitioner(), "holding": Holding(Rotate())}
-    fit(parts, WeighedSAGE, devices=3, strategy=GrappaStrategy(), max_epochs=40, check_val_every_n_epoch=10)
+    fit(parts, WeighedSAGE, devices=3, strategy=GrappaStrategy(), max_epochs=20, check_val_every_n_epoch=10)
 
 
 class WeighedSAGE(SAGE):

@@ -63,7 +63,7 @@ if __name__ == "__main__":
     graph = split_by_time(Graph.from_pyg(payments()))  # the first accounts to learn from, the last to test
     sampler = TemporalSampler([10, 5], time="edge_time", seed_time="time")
     data = PartitionedDataModule(graph, boundary=Halo(), sampler=sampler, batch_size=256)
-    trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=GrappaStrategy(), max_epochs=5, logger=False)
+    trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=GrappaStrategy(), max_epochs=3, logger=False)
     model = SAGE()
     trainer.fit(model, data)
     trainer.test(model, data)  # each account by what had happened before the day on which it is judged

@@ -72,6 +72,6 @@ if __name__ == "__main__":
     data = LinkDataModule(split, sampler=NeighborSampler([5, 5]), batch_size=256)
     widths = {kind: arrays["x"].shape[1] if "x" in arrays else 0 for kind, arrays in graph.types.node_arrays.items()}
     model = Recommender(widths, graph.types.edge_types)
-    trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=GrappaStrategy(), max_epochs=12, logger=False)
+    trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=GrappaStrategy(), max_epochs=6, logger=False)
     trainer.fit(model, data)
     trainer.test(model, data)  # exact: every test link once, among the papers it was drawn with

@@ -42,7 +42,7 @@ if __name__ == "__main__":
         accelerator="cpu",
         devices=NUM_RANKS,
         strategy=GrappaStrategy(),
-        max_epochs=100,  # steps: each sees all training nodes and all their neighbours
+        max_epochs=50,  # steps: each sees all training nodes and all their neighbours
         check_val_every_n_epoch=20,
         log_every_n_steps=1,
         logger=False,

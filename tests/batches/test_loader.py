@@ -172,10 +172,10 @@ def test_there_are_no_more_buffers_than_promised(monkeypatch):
 
 
 def growth(rank: int, world_size: int) -> int:
-    """Bytes that forty more batches add."""
+    """Bytes that four more epochs of some thirty megabytes of rows each add."""
     give_back_at_once()
     graph = Graph.from_edge_index(torch.randint(20_000, (2, 200_000)), 20_000, {"x": torch.randn(20_000, 64)})
-    one = loader(10, graph=graph, seeds=torch.arange(20_000), sampler=NeighborSampler([-1]))
+    one = loader(100, graph=graph, seeds=torch.arange(20_000), sampler=NeighborSampler([-1]))
 
     def resident() -> int:
         for _ in range(4):
