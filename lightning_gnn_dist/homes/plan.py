@@ -137,21 +137,21 @@ class PartPlan:
         assert isinstance(sampler, NeighborSampler), sampler
         return KeyedByName(sampler, part.node_arrays["n_id"])
 
-    def suited(self, *, to_averages: bool) -> PartPlan:
+    def suited(self, *, to_averages: bool, is_told: bool) -> PartPlan:
         """Return the plan with a partitioner, also where none was named.
 
         Args:
             to_averages: Whether models that learn from different parts are averaged. Parts for good are then cut so
                 that they look alike.
+            is_told: Whether the log says why, if it is not METIS.
         """
         if self.partitioner is not None:
             return self
         if self.residency.turns(1) > 1 and self._is_saved_so:
             return replace(self, partitioner=SavedChunks())
         look_alike = to_averages and isinstance(self.residency, Fixed)
-        return replace(
-            self, partitioner=default_partitioner(self.graph.num_edges, memory_bytes(), look_alike=look_alike)
-        )
+        how = {"look_alike": look_alike, "is_told": is_told}
+        return replace(self, partitioner=default_partitioner(self.graph.num_edges, memory_bytes(), **how))
 
     def partition(self, world_size: int) -> Partition:
         """Return the partition for ``world_size`` ranks, from the cache or computed and put there."""

@@ -72,7 +72,7 @@ class WholeHome(Home):
         self.whole, self.holding, self._per = plan.graph, plan.holding, plan.holding.per
         self._fingerprint, self._shown_edges = fingerprint, shown
         self._plan = plan
-        self._suited: dict[bool, PartPlan] = {}
+        self._suited: dict[tuple[bool, bool], PartPlan] = {}
         self._take(plan.boundary)
         self._parts: PartSwitcher | None = None
         self._disk_rows: DiskRows | None = None
@@ -122,9 +122,10 @@ class WholeHome(Home):
         """How the graph is cut in this run: where no partitioner was named, it depends on the strategy."""
         trainer = self.running.trainer
         to_averages = trainer is not None and isinstance(trainer.strategy, TrainsReplicasApart)
-        if to_averages not in self._suited:
-            self._suited[to_averages] = self._plan.suited(to_averages=to_averages)
-        return self._suited[to_averages]
+        run = to_averages, self._holder.num_parts > 1
+        if run not in self._suited:
+            self._suited[run] = self._plan.suited(to_averages=to_averages, is_told=run[1])
+        return self._suited[run]
 
     @property
     def partitioner(self) -> Partitioner | Partition | None:

@@ -20,27 +20,22 @@ Cut = Partitioner | Partition | Literal["auto"] | None
 _log = logging.getLogger(__name__)
 
 
-def default_partitioner(num_edges: int, memory: int, *, look_alike: bool = False) -> Partitioner:
+def default_partitioner(num_edges: int, memory: int, *, look_alike: bool = False, is_told: bool = True) -> Partitioner:
     """METIS or, where that is not installed, or the graph is too large for it, KaMinPar or streaming.
 
     Args:
         num_edges: The stored edges of the graph.
         memory: Bytes of a host, of which half may be taken.
         look_alike: Whether parts are to look alike rather than to cut few edges: small clusters are dealt at random.
+        is_told: Whether the log says why, if it is not METIS.
     """
     of_metis, of_kaminpar = num_edges * metis.BYTES_PER_EDGE, num_edges * kaminpar.BYTES_PER_EDGE
     fits, other_fits = of_metis <= memory // 2, kaminpar.is_available() and of_kaminpar <= memory // 2
     if metis.is_available() and fits and not (other_fits and num_edges > MOST_EDGES):
         return SuperNodePartitioner() if look_alike else MetisPartitioner()
-    if not metis.is_available():
-        why = "METIS is not installed", f" {WAY_TO_METIS}."
-    else:
-        why = f"METIS would take about {in_bytes(of_metis)} and long for {num_edges:,} edges", ""
-    if other_fits:
-        instead: Partitioner = _told(KaMinParPartitioner(), *why)
-    else:
-        hint = "" if kaminpar.is_available() else f" {WAY_TO_KAMINPAR} has one that cuts fewer."
-        instead = _told(StreamingPartitioner(), why[0], f", and more edges of them.{why[1]}{hint}")
+    instead: Partitioner = KaMinParPartitioner() if other_fits else StreamingPartitioner()
+    if is_told and os.environ.get("LOCAL_RANK", "0") == "0":
+        _tell(_why_not_metis(of_metis, num_edges), repr(instead), is_streaming=not other_fits)
     return SuperNodePartitioner(clusters=instead) if look_alike else instead
 
 
@@ -49,8 +44,15 @@ def unless_auto(partitioner: Cut) -> Partitioner | Partition | None:
     return None if isinstance(partitioner, str) and partitioner == "auto" else partitioner
 
 
+def _why_not_metis(num_bytes: int, num_edges: int) -> str:
+    if metis.is_available():
+        return f"METIS would take about {in_bytes(num_bytes)} and long for {num_edges:,} edges"
+    return f"METIS is not installed: {WAY_TO_METIS}"
+
+
 @cache  # so that it is said once
-def _told(instead: Partitioner, why: str, more: str) -> Partitioner:
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        _log.warning("%s: %r cuts graphs%s", why, instead, more)
-    return instead
+def _tell(why: str, instead: str, *, is_streaming: bool) -> None:
+    more, hint = ", and more edges of them" if is_streaming else "", ""
+    if is_streaming and not kaminpar.is_available():
+        hint = f" {WAY_TO_KAMINPAR} has one that cuts fewer."
+    _log.warning("%s. %s cuts graphs%s.%s", why, instead, more, hint)

@@ -102,7 +102,7 @@ def test_size_and_memory_decide(
 ) -> None:
     monkeypatch.setattr(metis, "pymetis", object())
     monkeypatch.setattr(kaminpar, "kaminpar", object() if installed else None)
-    default._told.cache_clear()
+    default._tell.cache_clear()
     assert type(default_partitioner(num_edges, memory)).__name__ == f"{expected}Partitioner"
     alike: Any = default_partitioner(num_edges, memory, look_alike=True)
     assert type(alike).__name__ == "SuperNodePartitioner"
