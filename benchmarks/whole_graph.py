@@ -21,6 +21,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Sequence
@@ -71,6 +72,14 @@ def generated(num_nodes: int) -> Graph:
         "train_mask": torch.ones(num_nodes, dtype=torch.bool),
     }
     return Graph(torch.arange(num_nodes + 1) * DEGREE, near.sort(1).values.view(-1), node_arrays=arrays)
+
+
+def opened(options: argparse.Namespace, folder: Path) -> Graph:
+    """The graph of a run; a generated one from files, whose pages the system may drop."""
+    if options.graphs:
+        return read(options.directory, options.graphs[0])
+    generated(options.nodes).save(folder / "graph")
+    return Graph.open(folder / "graph")
 
 
 class SAGE(LayeredSAGE):
@@ -147,8 +156,8 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     if options.what == "one":
-        (name,) = options.graphs or [None]
-        run_blocks(options, generated(options.nodes) if name is None else read(options.directory, name))
+        with tempfile.TemporaryDirectory() as folder:
+            run_blocks(options, opened(options, Path(folder)))
         return
     print(machine())
     for name in options.graphs or [None]:
