@@ -103,10 +103,18 @@ class TrainLoader:
         Of steps of several batches these are steps, for on another number of ranks they have others.
         """
         is_over = self._done >= min(len(self), self._num_used())
-        return {"batches_done": 0 if is_over else self._done // (self._of_step or 1)}
+        done = {"batches_done": 0 if is_over else self._done // (self._of_step or 1)}
+        return done if self._turns == 1 else done | {"num_ranks": self.num_ranks, "turns": self._turns}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin the next pass at the batch of a checkpoint."""
+        before, now = (state.get("num_ranks"), state.get("turns")), (self.num_ranks, self._turns)
+        if state["batches_done"] and before not in (now, (None, None)):
+            raise ValueError(
+                f"In the middle of the checkpoint's epoch {before[0]} ranks go through the chunks in {before[1]} turns, "
+                f"and {now[0]} ranks would in {now[1]}, in another order: resume with as many ranks and the same "
+                "holding, or from a checkpoint of the end of an epoch."
+            )
         self._skipped = self._done = int(state["batches_done"]) * (self._of_step or 1)
 
     def __iter__(self) -> Batches:

@@ -122,10 +122,12 @@ class Home(ForgetsRun, ABC):
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed fit keeps."""
-        return {}
+        return {**self.learners().state()}
 
-    def restore(self, state: dict[str, Any]) -> None:  # optional
+    def restore(self, state: dict[str, Any]) -> None:
         """Go on with what the fit of a checkpoint has kept."""
+        if self.running.fits:
+            self.learners().check_resumed(state)
 
     @property
     def figures(self) -> dict[str, float]:

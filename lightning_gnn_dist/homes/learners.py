@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from lightning.pytorch import Trainer
 from torch import Tensor
@@ -68,6 +70,20 @@ class Learners:
         ]
         fillers = [replace(deals[0], is_filler=True)] * (self.batches_of_step - len(deals))
         return deals + fillers
+
+    def state(self) -> dict[str, int]:
+        """Return what a resumed fit must have alike."""
+        return {} if self.batches_of_step is None else {"learners": int(self.count)}
+
+    def check_resumed(self, state: Mapping[str, Any]) -> None:
+        """Refuse to go on with what other learners have learned from. That there were none, a strategy refuses."""
+        before = state.get("learners", self.count)
+        if self.batches_of_step is not None and before != self.count:
+            raise ValueError(
+                f"The checkpoint is of a fit with AsRanks({before}), and AsRanks({self.count}) takes other steps: give "
+                f"AsRanks({before}), which any number of ranks may do, or begin a new fit with the weights alone, "
+                "Model.load_from_checkpoint(path)."
+            )
 
     def check_strategy(self, trainer: Trainer | None) -> None:
         """Refuse a strategy whose steps are not made of the batches of all learners."""

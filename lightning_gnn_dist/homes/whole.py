@@ -174,9 +174,10 @@ class WholeHome(Home):
     def state(self) -> dict[str, Any]:
         """Return what a resumed fit keeps: passes in a super-epoch, and what "auto" has chosen."""
         state: dict[str, Any] = {} if self.every() is None else {"repartition_every": self.every()}
-        return state | ({"boundary": short_name(self.boundary)} if self._has_chosen() else {})
+        return super().state() | state | ({"boundary": short_name(self.boundary)} if self._has_chosen() else {})
 
     def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
         if self.holding.every is None:
             self._period = state.get("repartition_every")
         name = state.get("boundary")

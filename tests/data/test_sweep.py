@@ -195,6 +195,17 @@ def test_a_fit_goes_on_in_the_middle_of_a_sweep(tmp_path: Path) -> None:
     assert all(steps == found[0][1] and weight.equal(found[0][0]) for weight, steps in found)
 
 
+def test_a_sweep_goes_on_in_its_own_order_alone(path: Path, tmp_path: Path) -> None:
+    trainer(1, callbacks=[Keeps(tmp_path)], max_epochs=1).fit(OneLayer(), data_of(path))
+    said = r"checkpoint's epoch 1 ranks go through the chunks in 4 turns, and 1 ranks would in 3, in another order"
+    with pytest.raises(ValueError, match=said):
+        trainer(1).fit(OneLayer(), data_of(path, chunks=3), ckpt_path=tmp_path / "5.ckpt")
+    loader = data_of(path).train_dataloader()
+    loader.load_state_dict({"batches_done": 0, "num_ranks": 2, "turns": 2})  # of the end of an epoch
+    with pytest.raises(ValueError, match="2 ranks go through the chunks in 2 turns, and 1 ranks would in 4"):
+        loader.load_state_dict({"batches_done": 5, "num_ranks": 2, "turns": 2})
+
+
 def test_a_typed_graph_is_gone_through(tmp_path: Path) -> None:
     graph = typed_graph_of_widths()
     reorder_graph(graph, uneven_partition(graph, 4), tmp_path / "graph")

@@ -192,6 +192,13 @@ def test_a_checkpoint_in_mid_pass_goes_on_with_other_ranks(ranks: tuple[int, int
         assert differs(state, whole) < TOLERANCE
 
 
+def test_a_checkpoint_of_other_learners_is_refused(tmp_path: Path) -> None:
+    trained(Fetch(), 1, callbacks=[SavesOnce(tmp_path / "four.ckpt")], max_epochs=1)
+    others = data_of(Fetch(), holding=Holding(AsRanks(2)), partitioner=RandomPartitioner())
+    with pytest.raises(ValueError, match=r"is of a fit with AsRanks\(4\), and AsRanks\(2\) takes other steps: give"):
+        trainer(1, grappa(), max_epochs=2).fit(Model(), others, ckpt_path=tmp_path / "four.ckpt")
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
