@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,9 @@ from lightning_gnn_dist.prepare.files.columns import SPLITS
 from lightning_gnn_dist.prepare.one_shard import OneShard
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation
 from lightning_gnn_dist.prepare.steps.describe import Prepared
+from lightning_gnn_dist.wire.channel import explain
+from lightning_gnn_dist.wire.collectives import rank, world_size
+from lightning_gnn_dist.wire.launching.joining import join_torchrun
 
 SENDERS_AT_ONCE = 1 << 22
 
@@ -32,8 +35,11 @@ def run(options: argparse.Namespace) -> None:
         if has_changes(options.source):
             _write_into_one(options)
             return
-        _check_shard(options)
-        preparation = _preparation(options)
+        shard = _shard(options)
+        preparation = _preparation(options, shard)
+        if shard is not None and shard.together:
+            _with_others(preparation, options)
+            return
         if preparation.target.exists() and not options.overwrite:
             raise FileExistsError(f"{preparation.target} exists already: choose another path, or add --overwrite.")
         _estimate(preparation)
@@ -62,8 +68,23 @@ def _write_into_one(options: argparse.Namespace) -> None:
     )
 
 
-def _preparation(options: argparse.Namespace) -> Preparation:
-    shard = None if options.shard is None else OneShard(options.shard, options.num_shards, options.assignment)
+def _with_others(preparation: Preparation, options: argparse.Namespace) -> None:
+    """Make the shard of this rank, while other ranks make theirs. The first one says how far it has come."""
+    is_first = preparation.reading.index == 0
+    if is_first:
+        _estimate(preparation)
+    try:
+        with _stages() if is_first else nullcontext(lambda stage, share: None) as on_progress:
+            prepared = preparation.run(on_progress, overwrite=options.overwrite)
+    except RuntimeError as error:
+        explain(error)
+        raise OSError(
+            f"{error} What is done is kept: start all ranks again with this command, and they go on."
+        ) from error
+    _summary(prepared, preparation)
+
+
+def _preparation(options: argparse.Namespace, shard: OneShard | None) -> Preparation:
     return Preparation(
         options.source,
         options.out,
@@ -87,11 +108,18 @@ def _compile(options: argparse.Namespace) -> None:
             compile_for(options.out)
 
 
-def _check_shard(options: argparse.Namespace) -> None:
-    if (options.shard is None) != (options.num_shards is None):
+def _shard(options: argparse.Namespace) -> OneShard | None:
+    """Which shard to make: under torchrun each rank makes the one of its number."""
+    is_told = options.shard is not None
+    if is_told != (options.num_shards is not None):
         raise ValueError("--shard and --num-shards belong together: which shard, and of how many.")
-    if options.assignment and options.shard is None:
+    if join_torchrun():
+        if is_told:
+            raise ValueError("Ranks of torchrun make the shards of their numbers: leave --shard and --num-shards out.")
+        return OneShard(rank(), world_size(), options.assignment, together=True)
+    if options.assignment and not is_told:
         raise ValueError("--assignment says whose nodes a shard has: add --shard and --num-shards.")
+    return OneShard(options.shard, options.num_shards, options.assignment) if is_told else None
 
 
 def _estimate(preparation: Preparation) -> None:
@@ -137,7 +165,10 @@ def _stages() -> Iterator[Callable[[str, float], None]]:
         yield progress
 
 
-def _summary(prepared: Prepared, preparation: Preparation) -> None:
+def _summary(prepared: Prepared | None, preparation: Preparation) -> None:
+    if prepared is None:
+        print(f"{preparation.target}: was written before, when the command was stopped.")
+        return
     order = sorted(prepared.splits, key=lambda name: [*SPLITS, name].index(name))
     splits = ", ".join(f"{prepared.splits[name]:,} {name}" for name in order)
     size = f"{prepared.num_nodes:,} nodes, {prepared.num_edges:,} edges, {in_bytes(prepared.num_bytes)}"

@@ -111,9 +111,9 @@ class TrainLoader:
         before, now = (state.get("num_ranks"), state.get("turns")), (self.num_ranks, self._turns)
         if state["batches_done"] and before not in (now, (None, None)):
             raise ValueError(
-                f"In the middle of the checkpoint's epoch {before[0]} ranks go through the chunks in {before[1]} turns, "
-                f"and {now[0]} ranks would in {now[1]}, in another order: resume with as many ranks and the same "
-                "holding, or from a checkpoint of the end of an epoch."
+                f"In the checkpoint's epoch {before[0]} ranks go through the chunks in {before[1]} turns, and "
+                f"{now[0]} ranks would in {now[1]}, in another order: resume with as many ranks and the same holding, "
+                "or from a checkpoint of the end of an epoch."
             )
         self._skipped = self._done = int(state["batches_done"]) * (self._of_step or 1)
 

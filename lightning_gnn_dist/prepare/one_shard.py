@@ -15,6 +15,7 @@ import numpy as np
 
 from lightning_gnn_dist.checks import check_below, check_file, check_path, shown
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
+from lightning_gnn_dist.prepare.reading import Reading, ReadsAll, ReadsShare
 from lightning_gnn_dist.rules import Count, check_fields
 
 NODES_AT_ONCE = 1 << 22
@@ -44,7 +45,7 @@ class Part:
         return cls(np.concatenate([[0], sizes.cumsum()]), index)
 
     @classmethod
-    def read(cls, file: Path, num_nodes: int, num_parts: int, index: int) -> Part:
+    def read(cls, file: Path, num_nodes: int, num_parts: int, index: int, reading: Reading) -> Part:
         """Read a ``.npy`` with the part of each node. Takes 8 to 12 bytes for every node of the graph."""
         found = NpyFile.of(file)
         if found.shape != (num_nodes,) or found.dtype.kind not in "iu":
@@ -52,16 +53,24 @@ class Part:
                 f"{file} holds {found.dtype} of shape {found.shape}, and the part of each of {num_nodes:,} nodes is "
                 "needed: whole numbers, one for every node."
             )
-        assignment, counts = np.empty(num_nodes, np.int32), np.zeros(num_parts, np.int64)
-        for first in range(0, num_nodes, NODES_AT_ONCE):
-            piece = found.read(first, min(NODES_AT_ONCE, num_nodes - first))
-            if int(piece.min()) < 0 or int(piece.max()) >= num_parts:
-                raise ValueError(
-                    f"{file} names parts {int(piece.min())} to {int(piece.max())}, but there are {num_parts} shards: "
-                    f"parts must lie in [0, {num_parts})."
-                )
-            assignment[first : first + len(piece)] = piece
-            counts += np.bincount(piece, minlength=num_parts)
+        share = reading.share(num_nodes)
+        own = np.empty(len(share), np.int32)
+        for first in range(0, own.size, NODES_AT_ONCE):
+            piece = found.read(share.start + first, min(NODES_AT_ONCE, own.size - first))
+            own[first : first + len(piece)] = piece.clip(-1, num_parts)  # all ranks then refuse what is beyond
+        assignment = reading.whole(own)
+        if num_nodes and not 0 <= int(assignment.min()) <= int(assignment.max()) < num_parts:
+            raise ValueError(
+                f"{file} names parts beyond the {num_parts} shards that there are: parts must lie in [0, {num_parts})."
+            )
+        return cls.of(assignment, num_parts, index)
+
+    @classmethod
+    def of(cls, assignment: Column, num_parts: int, index: int) -> Part:
+        """A part of a division that says the part of each node, as int32."""
+        counts = np.zeros(num_parts, np.int64)
+        for first in range(0, assignment.size, NODES_AT_ONCE):
+            counts += np.bincount(assignment[first : first + NODES_AT_ONCE], minlength=num_parts)
         starts = np.concatenate([[0], counts.cumsum()])
         return cls(starts, index, assignment, _number(assignment, starts))
 
@@ -89,13 +98,22 @@ class Part:
         places = np.flatnonzero(is_own)
         return places, self.renumbered(nodes[places]) - first
 
+    def split(self, nodes: Column) -> list[tuple[Column, Column]]:
+        """For each part the positions of its nodes in ``nodes``, and their numbers within it, from 0."""
+        parts = self._parts_of(nodes)
+        order = np.argsort(parts.astype(np.min_scalar_type(len(self.starts))), kind="stable")
+        ends = np.bincount(parts, minlength=len(self.starts) - 1).cumsum()
+        places = np.split(order, ends[:-1])
+        return [(at, self.renumbered(nodes[at]) - first) for at, first in zip(places, self.starts[:-1], strict=True)]
+
     def count(self, nodes: Column) -> Column:
         """How many of ``nodes`` are of each part."""
+        return np.bincount(self._parts_of(nodes), minlength=len(self.starts) - 1)
+
+    def _parts_of(self, nodes: Column) -> Column:
         if self.assignment is None:
-            parts = np.searchsorted(self.starts, nodes, side="right") - 1
-        else:
-            parts = self.assignment[nodes]
-        return np.bincount(parts, minlength=len(self.starts) - 1)
+            return np.searchsorted(self.starts, nodes, side="right") - 1
+        return self.assignment[nodes]
 
     def renumbered(self, nodes: Column) -> Column:
         """The new numbers of some nodes."""
@@ -132,17 +150,31 @@ class OneShard:
         assignment: A ``.npy`` with the shard of each node; of a graph with types a folder with a file for each node
             type, ``paper.npy``, with the shard of each of its nodes, in the order of their table. Default: consecutive
             nodes, of each type equally many in each shard.
+        together: Whether the ranks of this process's group make all shards now, each the one of its number. Then each
+            reads its share of the files and sends the others what is of their shards; otherwise every host reads all.
     """
 
     index: int
     num_shards: Count
     assignment: str | Path | None = None
+    together: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_below(self.num_shards, "shards", index=self.index)
+        here = ReadsShare()
+        if self.together and (here.index, here.num_readers) != (self.index, self.num_shards):
+            raise ValueError(
+                f"together=True makes shard {self.index} of {self.num_shards} on rank {self.index} of as many, and "
+                f"this process is rank {here.index} of {here.num_readers}: start a rank for each shard with torchrun."
+            )
         if self.assignment is not None:
             check_path("assignment", self.assignment)
+
+
+def reading_of(shard: OneShard | None) -> Reading:
+    """Who reads the files."""
+    return ReadsShare() if shard is not None and shard.together else ReadsAll()
 
 
 def part_of(shard: OneShard | None, kind: str, num_nodes: int) -> Part:
@@ -151,7 +183,8 @@ def part_of(shard: OneShard | None, kind: str, num_nodes: int) -> Part:
         return Part.ranges(num_nodes)
     if shard.assignment is None:
         return Part.ranges(num_nodes, shard.num_shards, shard.index)
-    return Part.read(Path(shard.assignment, f"{kind}.npy" if kind else ""), num_nodes, shard.num_shards, shard.index)
+    file = Path(shard.assignment, f"{kind}.npy" if kind else "")
+    return Part.read(file, num_nodes, shard.num_shards, shard.index, reading_of(shard))
 
 
 def check_assignment(shard: OneShard, kinds: Iterable[str]) -> None:
@@ -177,4 +210,5 @@ def inputs_of(shard: OneShard) -> dict[str, Any]:
     path = Path(shard.assignment or "")
     files = [] if shard.assignment is None else sorted(path.glob("*.npy")) if path.is_dir() else [path]
     times = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
-    return {"index": int(shard.index), "num_shards": int(shard.num_shards), "assignment": times}
+    of_all = {"num_shards": int(shard.num_shards), "together": shard.together}
+    return {"index": int(shard.index), "assignment": times, **of_all}

@@ -22,12 +22,14 @@ from lightning_gnn_dist.graph.storage.npy import FULL, save
 from lightning_gnn_dist.graph.typed.names import EdgeType, within
 from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.graph.user_ids import keep_ids
+from lightning_gnn_dist.prepare.agreement import RENAMED, WRITTEN, check_alike, needs_no_rank
 from lightning_gnn_dist.prepare.databases.manifest import is_database
 from lightning_gnn_dist.prepare.databases.source import inputs_of_database, tables_of
 from lightning_gnn_dist.prepare.files.chunked_graph import inputs_of_chunks, is_chunked
 from lightning_gnn_dist.prepare.files.inputs import EDGE, Inputs, check_carried, with_reverse
 from lightning_gnn_dist.prepare.files.partition_folder import inputs_of_partition, is_partitioned
-from lightning_gnn_dist.prepare.one_shard import OneShard, Part, check_assignment, inputs_of, part_of
+from lightning_gnn_dist.prepare.one_shard import OneShard, Part, check_assignment, inputs_of, part_of, reading_of
+from lightning_gnn_dist.prepare.reading import Reading
 from lightning_gnn_dist.prepare.steps.describe import Prepared, describe
 from lightning_gnn_dist.prepare.steps.edges import EdgeSorting, OnProgress, check_times
 from lightning_gnn_dist.prepare.steps.estimate import Estimate, estimate_of
@@ -43,7 +45,7 @@ from lightning_gnn_dist.prepare.steps.nodes import (
 )
 from lightning_gnn_dist.rules import Count, Seed, check_fields
 
-VERSION = 3  # of unfinished work: raise it when a new release cannot go on with it
+VERSION = 4  # of unfinished work: raise it when a new release cannot go on with it
 Nodes: TypeAlias = Mapping[str, NodesOfType]
 DEFAULT_MEMORY = 2_000_000_000
 
@@ -135,6 +137,7 @@ class Preparation:
         self._check_types()
         if self.shard is not None:
             check_assignment(self.shard, self.inputs.nodes)
+            self._check_tables(self.shard)
             if not self.inputs.have_names:
                 check_carried(self.inputs.edges[EDGE])
 
@@ -160,8 +163,13 @@ class Preparation:
         return Inputs.of(self.source, self.nodes, frozenset(self.drop), self.time)
 
     @cached_property
+    def reading(self) -> Reading:
+        """Who reads the files."""
+        return reading_of(self.shard)
+
+    @cached_property
     def _edges(self) -> EdgeSorting:
-        more = self.shard is not None, self.undirected, self.inputs.time, self.memory_bytes
+        more = self.shard is not None, self.undirected, self.inputs.time, self.memory_bytes, self.reading
         return EdgeSorting(self.inputs, self.folder, self._draft, *more)
 
     def _check_types(self) -> None:
@@ -181,23 +189,37 @@ class Preparation:
                 "--time and --reverse are of graphs with types: a HeteroData, or a folder with folders nodes and edges."
             )
 
+    def _check_tables(self, shard: OneShard) -> None:
+        """Refuse tables of nodes where ranks share the files: each needs all ids, and none would have read them."""
+        tables = [files.source for files in self.inputs.nodes.values() if files.table is not None]
+        if shard.together and tables:
+            raise ValueError(
+                f"{tables[0]} is a table of nodes, and ranks that read the files together take arrays of nodes: let "
+                f"each host read all files (--shard {shard.index} --num-shards {shard.num_shards}, without torchrun)."
+            )
+
     def estimate(self) -> Estimate:
         """Estimate disk space and time, from the headers of the files."""
         directions = 1 + (self.undirected or self.reverse)
-        return estimate_of(self.inputs, directions, None if self.shard is None else self.shard.num_shards)
+        num_shards = None if self.shard is None else self.shard.num_shards
+        return estimate_of(self.inputs, directions, num_shards, self.reading.num_readers)
 
-    def run(self, on_progress: OnProgress, *, overwrite: bool = False) -> Prepared:
-        """Do the work that is left, and rename the result to the target."""
+    def run(self, on_progress: OnProgress, *, overwrite: bool = False) -> Prepared | None:
+        """Do the work that is left, and rename the result to the target; return None if the renaming alone was left."""
         if self.shard is not None:
             from lightning_gnn_dist.prepare.shard_index import check_division  # a whole graph needs none of it
 
             check_division(self.shard, self.out)
+        check_alike(self.reading, self._inputs(), self.source)
+        is_written = needs_no_rank(self.reading, self._stage(), overwrite=overwrite)
+        if is_written and self.target.exists():
+            return None  # other ranks were stopped before they renamed theirs
         store.check_target(self.target, overwrite=overwrite)
-        self._check_room()
+        self.estimate().check_room(self.folder)
         try:
             with journal_of(self.folder, self._inputs()) as journal:
                 try:
-                    prepared = self._write(journal, on_progress)
+                    prepared = None if is_written else self._write(journal, on_progress)
                 except (ValueError, TypeError) as error:
                     if not isinstance(error, MemoryTooSmall):
                         shutil.rmtree(self.folder)  # nobody goes on with what was refused
@@ -220,20 +242,19 @@ class Preparation:
             ) from error
         return prepared
 
-    def _check_room(self) -> None:
-        """Refuse to begin if the disk has too little room."""
-        place = next(parent for parent in self.folder.parents if parent.exists())
-        there = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
-        missing, free = self.estimate().disk_bytes - there, shutil.disk_usage(place).free
-        if missing > free:
-            raise OSError(f"{place} has {free:,} bytes free, and about {missing:,} are needed: choose another disk.")
+    def _stage(self) -> int:
+        """How far this rank has come."""
+        if self.target.exists():
+            return RENAMED
+        is_written = self._draft.exists() and Journal(self.folder, self._inputs()).get("is_written")
+        return WRITTEN if is_written else 0
 
     def _write(self, journal: Journal, on_progress: OnProgress) -> Prepared:
         """Write all files of the saved graph into the draft."""
-        if not self._draft.exists():
+        if not all(self.reading.each(self._draft.exists())):  # what one rank has lost, all have sent it
             journal.clear()
-            for name in ("nodes", "edges"):
-                shutil.rmtree(self.folder / name, ignore_errors=True)
+            for place in (self.folder / "nodes", self.folder / "edges", self._draft):
+                shutil.rmtree(place, ignore_errors=True)
             self._draft.mkdir()
         nodes = {}
         for kind in self.inputs.nodes:
@@ -242,10 +263,11 @@ class Preparation:
         self._check_nodes(nodes)
         for kind, of_kind in nodes.items():
             target = self._draft / "nodes" / kind
-            if not target.exists():
+            if not all(self.reading.each(target.exists())):
                 with within(kind):
                     folder, progress = self._of_nodes(kind), partial(on_progress, f"copying {kind or 'arrays'}")
                     check_times(of_kind.files.arrays, self.inputs.time, "node")
+                    of_kind.times(self.inputs.time)
                     of_kind.copy(folder, target, Journal(folder, {}), progress)
         edge_types = self._edge_types()
         parts = {kind: of_kind.part for kind, of_kind in nodes.items()}
@@ -275,6 +297,8 @@ class Preparation:
                 save(self._of_nodes(kind) / "ids.npy", files.ids())
             if (files.table or files.ids) is not None and self.shard is None:
                 keep_ids(self._of_nodes(kind) / "ids.npy", self._draft, kind)
+        journal.record(is_written=True)
+        self.reading.each(0)  # what has been renamed serves no other rank any more
         return prepared
 
     def _read_nodes(self, kind: str, on_progress: OnProgress) -> NodesOfType:
@@ -295,6 +319,7 @@ class Preparation:
         return NodesOfType(
             files=files,
             part=self._part(kind, files.num_nodes or self._count(kind, on_progress)),
+            reading=self.reading,
             is_shard=self.shard is not None,
             split=self.split if "y" in files.arrays or not named else None,
             seed=self.seed,

@@ -35,8 +35,10 @@ def check_nodes(shard: OneShard, folder: Path, parts: Sequence[Part]) -> None:
     """Refuse a division that is not that of the shards in the folder, and a shard without nodes."""
     starts = np.sum([part.starts for part in parts], 0)
     check_division(shard, folder, starts.tolist())
-    if not any(part.size for part in parts):
-        raise ValueError(f"No node belongs to shard {shard.index} of {shard.num_shards}: every shard needs one.")
+    empty = np.flatnonzero(np.diff(starts) == 0)
+    if empty.size and (shard.together or shard.index in empty):
+        index = empty[0] if shard.together else shard.index
+        raise ValueError(f"No node belongs to shard {index} of {shard.num_shards}: every shard needs one.")
 
 
 def write_index(
@@ -58,7 +60,7 @@ def write_index(
         time: The array of times, if there is one.
     """
     starts = torch.stack([torch.from_numpy(of_kind.part.starts) for of_kind in nodes.values()])
-    told = {edge_type: journal.get("digest") for edge_type, journal in edges.items()}
+    told = {edge_type: str(journal.get("digest")) for edge_type, journal in edges.items()}
     digest = _digest(nodes, types, told, undirected, time)
     bounds = TypedBounds.of_one(starts.sum(0), starts[0, :0])  # nobody counts the edges of all
     if types is not None:
@@ -76,7 +78,7 @@ def write_index(
 def _digest(
     nodes: Mapping[str, NodesOfType],
     types: GraphTypes | None,
-    edges: Mapping[EdgeType, list[str]],
+    edges: Mapping[EdgeType, str],
     undirected: bool,
     time: str | None,
 ) -> str:
@@ -90,6 +92,6 @@ def _digest(
         digest = blake2b(repr(of_kind.files.num_nodes).encode(), digest_size=16)
         of_kind.tell(digest)
         of_nodes.append((kind, of_kind.part.digest, digest.hexdigest()))
-    of_edges = [(edge_type, told) for edge_type, (told,) in edges.items()]
+    of_edges = [*edges.items()]
     arrays = [(name, str(array.dtype), list(array.shape[1:])) for name, array in sorted(types.arrays.items())]
     return blake2b(repr((of_nodes, of_edges, arrays, time)).encode(), digest_size=16).hexdigest()

@@ -134,7 +134,7 @@ def test_ranks_are_told_whose_shard_is_of_another_graph(source: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("parts", "complaint"),
     [
-        (np.full(NUM_NODES, PARTS), r"names parts 3 to 3, but there are 3 shards"),
+        (np.full(NUM_NODES, PARTS), r"names parts beyond the 3 shards that there are"),
         (np.zeros(NUM_NODES - 1, np.int64), "the part of each of 300 nodes is needed"),
         (np.zeros(NUM_NODES), "holds float64"),
         (np.zeros(NUM_NODES, np.int64), "No node belongs to shard 1 of 3"),

@@ -132,6 +132,13 @@ def append(path: Path, array: Column) -> None:
         stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
+def write_at(path: Path, offset: int, array: Column) -> None:
+    """Write the bytes of an array into a file that is there, from a byte on."""
+    with path.open("r+b") as stream:
+        stream.seek(offset)
+        stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
 def save(path: Path, array: Column) -> None:
     """Write a whole array, with the bytes that ``np.save`` writes."""
     path.unlink(missing_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -12,7 +12,7 @@ import numpy as np
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
 from lightning_gnn_dist.prepare.files.arrays import Entry
 from lightning_gnn_dist.prepare.files.columns import Places
-from lightning_gnn_dist.prepare.files.parquet import is_parquet
+from lightning_gnn_dist.prepare.files.parquet import files_of, is_parquet
 from lightning_gnn_dist.prepare.files.row_files import Carried
 from lightning_gnn_dist.prepare.files.tables import count_rows, ends_first, is_table, is_text
 
@@ -56,6 +56,7 @@ class EdgeFiles:
         num_senders: The number of nodes of the source type; None if that is not known.
         num_receivers: The number of nodes of the destination type; likewise.
         flip: Whether each edge is read the other way round. The numbers are those of the flipped edges.
+        run: Which edges of an array to read, if not all.
     """
 
     files: tuple[NpyFile | Path | EdgeTable, ...]
@@ -65,6 +66,7 @@ class EdgeFiles:
     num_senders: int | None = None
     num_receivers: int | None = None
     flip: bool = False
+    run: range | None = None
 
     @classmethod
     def of(cls, place: Entry, drop: Collection[str] = ()) -> EdgeFiles:
@@ -103,14 +105,33 @@ class EdgeFiles:
         """Whether there are tables of text, which take long to read and whose lengths are estimates."""
         return any(map(is_text, self.tables))
 
+    def shared(self, index: int, num_readers: int) -> Iterator[tuple[int, EdgeFiles]]:
+        """Yield what one of several readers reads, file by file, and the number of its first edge among all.
+
+        Readers have runs of equally many edges. Tables are read from their beginning, so one that begins within a run
+        is read as a whole.
+        """
+        files = [one for file in self.files for one in _apart(file)]
+        counts = [_count(file) for file in files]
+        total, begin = max(sum(counts), 1), 0
+        of_reader = range(total * index // num_readers, total * (index + 1) // num_readers)
+        for file, count in zip(files, counts, strict=True):
+            run = range(max(of_reader.start - begin, 0), min(of_reader.stop - begin, count))
+            if isinstance(file, NpyFile) and run:
+                yield begin + run.start, replace(self, files=(file,), run=run)
+            elif not isinstance(file, NpyFile) and begin in of_reader:
+                yield begin, replace(self, files=(file,))
+            begin = min(begin + count, total - 1)
+
     def pieces(self, edges_at_once: int, *, skip: int = 0) -> Iterator[Piece]:
         """Yield the edges of arrays, in the same pieces every time. The first ``skip`` pieces are left out, unread."""
         for array in self.files:
             assert isinstance(array, NpyFile)
-            for first in range(0, total := _count(array), edges_at_once):
+            run = range(_count(array)) if self.run is None else self.run
+            for first in run[::edges_at_once]:
                 skip -= 1
                 if skip < 0:
-                    yield self.checked(Piece(*_read(array, first, min(edges_at_once, total - first)), array.path))
+                    yield self.checked(Piece(*_read(array, first, min(edges_at_once, run.stop - first)), array.path))
 
     def checked(self, piece: Piece) -> Piece:
         """Refuse ends that are no nodes, and turn the edges round if so said."""
@@ -146,6 +167,14 @@ def _columns(files: Collection[NpyFile | Path], drop: Collection[str]) -> tuple[
     return tuple(expected)
 
 
+def _apart(file: NpyFile | Path | EdgeTable) -> Sequence[NpyFile | Path | EdgeTable]:
+    """The files of a folder of Parquet, where each can be read by itself."""
+    if isinstance(file, Path) and file.is_dir():
+        inside, names = files_of(file), ends_first(file)
+        return inside if all(ends_first(each) == names for each in inside) else [file]
+    return [file]
+
+
 def _ends(file: Entry) -> NpyFile:
     array = file if isinstance(file, NpyFile) else NpyFile.of(file)
     if len(array.shape) != 2 or 2 not in array.shape or array.dtype.kind not in "iu":
@@ -153,9 +182,11 @@ def _ends(file: Entry) -> NpyFile:
     return array
 
 
-def _count(file: NpyFile | Path) -> int:
+def _count(file: NpyFile | Path | EdgeTable) -> int:
     if isinstance(file, Path):
         return count_rows(file)
+    if not isinstance(file, NpyFile):
+        return int(getattr(file, "num_edges", 1))
     return file.shape[1] if file.shape[0] == 2 else file.shape[0]
 
 

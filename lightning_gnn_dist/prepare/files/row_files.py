@@ -108,23 +108,20 @@ class RowFiles:
 
     def read(self, first: int, count: int) -> Column:
         """``count`` rows from row ``first`` on."""
-        found, missing = [], count
-        for piece in self.pieces(first, count * self.bytes_per_row) if count else ():
-            found.append(piece[:missing])
-            missing -= len(found[-1])
-            if missing == 0:
-                break
+        found = [*self.pieces(first, count * self.bytes_per_row, first + count)]
         return np.concatenate(found) if found else np.empty((0, *self.shape[1:]), self.files[0].dtype)
 
-    def pieces(self, first: int, bytes_at_once: int) -> Iterator[Column]:
-        """Yield the rows from ``first`` on in pieces of at most ``bytes_at_once`` bytes, or of one row."""
+    def pieces(self, first: int, bytes_at_once: int, end: int | None = None) -> Iterator[Column]:
+        """Yield the rows from ``first`` to ``end``, or the last, in pieces of ``bytes_at_once`` bytes or of one row."""
         at_once = max(1, bytes_at_once // max(self.bytes_per_row, 1))
         width = math.prod(self.shape[1:])
+        left = self.shape[0] if end is None else end
         for file in self.files:
-            for start in range(min(first, file.shape[0]), file.shape[0], at_once):
-                count = min(at_once, file.shape[0] - start)
+            stop = min(file.shape[0], left)
+            for start in range(min(first, stop), stop, at_once):
+                count = min(at_once, stop - start)
                 yield file.read(start * width, count * width).reshape(count, *self.shape[1:])
-            first = max(first - file.shape[0], 0)
+            first, left = max(first - file.shape[0], 0), max(left - file.shape[0], 0)
 
 
 @dataclass(frozen=True)
@@ -160,11 +157,12 @@ class GrowingArrays:
     Args:
         folder: The folder, which is made.
         source: Where the rows come from, for errors.
+        file: The name of each array's file in a folder of its own. Default: each is a file of the folder.
     """
 
-    def __init__(self, folder: Path, source: Path) -> None:
+    def __init__(self, folder: Path, source: Path, file: str | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._source = folder, source
+        self._folder, self._source, self._file = folder, source, file
         self._shapes: dict[str, tuple[np.dtype[np.generic], tuple[int, ...]]] = {}
         self._counts: dict[str, int] = {}
 
@@ -176,6 +174,7 @@ class GrowingArrays:
                 kinds = " and ".join(f"{dtype}{list(more) or ''}" for dtype, more in (known, shape))
                 raise ValueError(f"{self._source}: {name} holds {kinds}: files of one table must be alike.")
             if name not in self._counts:
+                self._path(name).parent.mkdir(exist_ok=True)
                 self._path(name).unlink(missing_ok=True)
                 write_header(self._path(name), array.dtype, (0, *array.shape[1:]))
             append(self._path(name), array)
@@ -188,4 +187,4 @@ class GrowingArrays:
         return [self._path(name) for name in self._shapes]
 
     def _path(self, name: str) -> Path:
-        return self._folder / f"{name}.npy"
+        return self._folder / f"{name}.npy" if self._file is None else self._folder / name / f"{self._file}.npy"

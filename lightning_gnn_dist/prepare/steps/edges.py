@@ -3,41 +3,31 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save
+from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
 from lightning_gnn_dist.prepare.files.arrays import entries
 from lightning_gnn_dist.prepare.files.columns import Places, carried_of, check_num_nodes, edge_columns, times_of
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles, Piece
 from lightning_gnn_dist.prepare.files.inputs import Inputs, edge_files
-from lightning_gnn_dist.prepare.files.row_files import GrowingArrays, RowFiles
+from lightning_gnn_dist.prepare.files.row_files import RowFiles
 from lightning_gnn_dist.prepare.files.tables import TablePieces, ends_first
-from lightning_gnn_dist.prepare.files.text_tables import Progress
 from lightning_gnn_dist.prepare.one_shard import Part
+from lightning_gnn_dist.prepare.reading import Reading
 from lightning_gnn_dist.prepare.steps.external_sort import ExternalSort, edges_at_once
+from lightning_gnn_dist.prepare.steps.gathering import Gathering, SomeEdges
 from lightning_gnn_dist.prepare.steps.journal import Journal
 from lightning_gnn_dist.prepare.steps.nodes import MAX_BYTES_AT_ONCE
 
 OnProgress = Callable[[str, float], None]
-
-
-class SomeEdges(NamedTuple):
-    """Some edges of a type, what they carry, and the share of all edges that was read with them."""
-
-    senders: Column
-    receivers: Column
-    carried: dict[str, Column]
-    share: float
 
 
 @dataclass(frozen=True)
@@ -50,6 +40,7 @@ class EdgeReader:
         nodes: For each type where its nodes are, and the file of their ids if that is a table.
         time: The column of times, if there is one.
         memory_bytes: Bytes that a piece may take, beside the ids.
+        reading: Who reads the files.
     """
 
     files: EdgeFiles
@@ -57,29 +48,34 @@ class EdgeReader:
     nodes: Mapping[str, tuple[Path, Path | None]]
     time: str | None
     memory_bytes: int
+    reading: Reading
 
     def __iter__(self) -> Iterator[SomeEdges]:
-        """Yield all edges in pieces, and at first none: that tells what is in arrays."""
-        none, first, rows_of = np.empty(0, np.int64), 0, self.files.carried.arrays
+        """Yield all edges that this reader reads in pieces, and at first none: that tells what is in arrays."""
+        none, rows_of = np.empty(0, np.int64), self.files.carried.arrays
         yield SomeEdges(none, none, {name: rows.read(0, 0) for name, rows in rows_of.items()}, 0.0)
-        for piece, columns in self._pieces():
+        own = [*self.files.shared(self.reading.index, self.reading.num_readers)]
+        first, num_own = own[0][0] if own else 0, max(self.files.num_edges // self.reading.num_readers, 1)
+        done = 0
+        for piece, columns in self._pieces([files for _, files in own]):
             count = piece.sender.size
             carried = columns | {name: rows.read(first, count) for name, rows in rows_of.items()}
             for name, array in carried.items():
                 tensor = rows_of[name].as_tensor(array) if name in rows_of else torch.from_numpy(array)
                 convert.check_finite(tensor, first, name=name, row="edge")
-            first += count
-            yield SomeEdges(piece.sender, piece.receiver, carried, min(first / max(self.files.num_edges, 1), 1.0))
+            first, done = first + count, done + count
+            yield SomeEdges(piece.sender, piece.receiver, carried, min(done / num_own, 1.0))
 
-    def _pieces(self) -> Iterator[tuple[Piece, dict[str, Column]]]:
+    def _pieces(self, own: Iterable[EdgeFiles]) -> Iterator[tuple[Piece, dict[str, Column]]]:
         at_once = edges_at_once(self.memory_bytes, self.files.carried.bytes_per_edge)
         places = {kind: Places(None if ids is None else np.load(ids), of) for kind, (of, ids) in self.nodes.items()}
         unpacked = {kind: ids.parent for kind, (_, ids) in self.nodes.items() if ids is not None}
-        for file in self.files.files:
+        for files in own:
+            (file,) = files.files
             if isinstance(file, Path):
                 yield from self._of_table(file, places)
             elif isinstance(file, NpyFile):
-                yield from ((piece, {}) for piece in replace(self.files, files=(file,)).pieces(at_once))
+                yield from ((piece, {}) for piece in files.pieces(at_once))
             else:
                 for sender, receiver, carried in file.edges(places, unpacked, self.memory_bytes):
                     yield self.files.checked(Piece(sender, receiver, file.path)), carried
@@ -110,48 +106,6 @@ def _check_largest(sender: Column, receiver: Column, first: int, path: Path) -> 
     check_num_nodes(int(highest[row]) + 1, who)
 
 
-def gather(
-    edges: Iterable[SomeEdges],
-    part: Part | None,
-    dtype: np.dtype[np.generic],
-    both_ways: bool,
-    folder: Path,
-    source: Path,
-    told: Sequence[Any],
-    progress: Progress,
-) -> list[int]:
-    """Write edges as arrays; with one hash, return how many lead into each part.
-
-    Args:
-        edges: All edges of a type.
-        part: Whose edges to write, if only those into some nodes. Receivers are numbered in it, senders as they are.
-        dtype: Of the ends that are written.
-        both_ways: Whether the reverse of every edge counts, too. Then edges carry nothing.
-        folder: Gets ``edge_index.npy`` and what the edges carry.
-        source: Where the edges come from, for errors.
-        told: Of a shard, a hash that is updated with the ends of all edges, or two, of all senders and all receivers.
-        progress: Called with the share of the edges that was read.
-    """
-    arrays = GrowingArrays(folder, source)
-    counts = np.zeros(0 if part is None else len(part.starts) - 1, np.int64)
-    for senders, receivers, carried, share in edges:
-        if part is not None and len(told) == 1:
-            told[0].update(np.stack([senders, receivers], 1).astype(np.int64).data)
-            counts += part.count(receivers)
-        elif told:
-            for digest, ends in zip(told, (senders, receivers), strict=True):
-                digest.update(ends.data)
-        for sender, receiver in [(senders, receivers), (receivers, senders)][: 1 + both_ways]:
-            at, rows = (slice(None), receiver) if part is None else part.rows(receiver)
-            ends = np.stack([sender[at], rows], 1).astype(dtype)
-            arrays.add({"edge_index": ends} | {name: array[at] for name, array in carried.items()})
-        progress(share)
-    (file,) = (file for file in arrays.finish() if file.stem == "edge_index")
-    if NpyFile.of(file).shape[0] == 2:  # or each row would be taken for one of the two ends
-        save(file, np.ascontiguousarray(np.load(file).T))
-    return [int(count) for count in counts]
-
-
 @dataclass(frozen=True)
 class EdgeSorting:
     """How the edges of a graph are sorted by receiver and sender.
@@ -164,6 +118,7 @@ class EdgeSorting:
         undirected: Add the reverse of every edge, and keep every edge once.
         time: The array of times, if there is one.
         memory_bytes: Bytes that reading and sorting may take.
+        reading: Who reads the files.
     """
 
     inputs: Inputs
@@ -173,6 +128,7 @@ class EdgeSorting:
     undirected: bool
     time: str | None
     memory_bytes: int
+    reading: Reading
 
     def count(self, on_progress: OnProgress) -> int:
         """Count the nodes that the edges of a graph without types name."""
@@ -184,6 +140,9 @@ class EdgeSorting:
     def sort(self, edge_type: EdgeType, as_read: EdgeType, parts: Mapping[str, Part], on_progress: OnProgress) -> None:
         """Sort the edges of one type, with what they carry. Those of ``as_read`` are read, turned round if another."""
         journal = self.journal(edge_type)
+        are_gathered = all(self.reading.each(bool(journal.get("is_gathered"))))
+        if not are_gathered and journal.get("is_gathered"):
+            journal.forget("is_gathered")  # another rank, whose share was lost, reads it again
         if journal.get("is_sorted"):
             return
         files = self._in_arrays(edge_type, as_read, parts, journal, on_progress)
@@ -262,19 +221,19 @@ class EdgeSorting:
         progress: Callable[[float], None],
     ) -> None:
         """Write the edges of a type, or those into the nodes of the shard, as arrays."""
-        folder = self._gathered(edge_type)
-        told = [blake2b(digest_size=16) for _ in range(1 if self.inputs.have_names else 2) if self.is_shard]
+        folder, reading = self._gathered(edge_type), self.reading
         nodes = {kind: self._ids_of(kind) for kind in as_read[::2]}
-        edges = EdgeReader(files, as_read, nodes, self.time, self.memory_bytes // 2)
+        at_once = self.memory_bytes // 2 // reading.num_readers
+        edges = EdgeReader(files, as_read, nodes, self.time, at_once, reading)
         most = None if files.num_senders is None else max(files.num_senders, files.num_receivers or 0)
         dtype = torch.empty(0, dtype=torch.int64 if most is None else convert.index_dtype(most)).numpy().dtype
         shutil.rmtree(folder, ignore_errors=True)
-        part = receiver if self.is_shard else None
-        source = files.source or folder
-        counts = gather(edges, part, dtype, self.undirected and self.is_shard, folder, source, told, progress)
-        digests = [digest.hexdigest() for digest in told]
-        written = sorted(folder.iterdir())
-        journal.record(written, is_gathered=True, is_carried_checked=True, counts=counts, digest=digests)
+        part, both_ways = (receiver, self.undirected) if self.is_shard else (None, False)
+        gather = Gathering(folder, files.source or folder, reading, part, dtype, both_ways, progress)
+        counts, digest = gather(edges)
+        written = sorted(file for file in folder.rglob("*") if not file.is_dir())
+        journal.record(written, is_gathered=True, is_carried_checked=True, counts=counts, digest=digest)
+        reading.each(0)  # all have recorded it before one goes on: what is gathered is removed once it is sorted
 
     def _ids_of(self, kind: str) -> tuple[Path, Path | None]:
         """Where the nodes of a type are, and the file of their ids if that is a table."""
@@ -297,13 +256,10 @@ class EdgeSorting:
 
 
 def check_times(arrays: Mapping[str, RowFiles], time: str | None, row: str) -> None:
-    """Refuse times that are not one number for each ``row``, a node or an edge, and those of nodes that are NaN."""
-    if time is None or time not in arrays:
-        return
-    rows = arrays[time]
-    convert.check_time({time: rows.as_tensor(rows.read(0, 1))}, time, row)
-    if row == "node":
-        convert.check_time({time: rows.as_tensor(rows.load())}, time, row)
+    """Refuse times that are not one number for each ``row``, a node or an edge."""
+    if time is not None and time in arrays:
+        rows = arrays[time]
+        convert.check_time({time: rows.as_tensor(rows.read(0, 1))}, time, row)
 
 
 def _words(edge_type: EdgeType) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,14 +38,23 @@ class Estimate:
     stored_bytes: int
     seconds: float
 
+    def check_room(self, folder: Path) -> None:
+        """Refuse to begin the work in a folder if its disk has too little room for what is not there yet."""
+        place = next(parent for parent in folder.parents if parent.exists())
+        there = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        missing, free = self.disk_bytes - there, shutil.disk_usage(place).free
+        if missing > free:
+            raise OSError(f"{place} has {free:,} bytes free, and about {missing:,} are needed: choose another disk.")
 
-def estimate_of(inputs: Inputs, directions: int, num_shards: int | None) -> Estimate:
+
+def estimate_of(inputs: Inputs, directions: int, num_shards: int | None, num_readers: int = 1) -> Estimate:
     """The estimate for the whole graph, or for one of so many shards, as if all were of one size.
 
     Args:
         inputs: The files.
         directions: 2 if each edge is added the other way round, otherwise 1.
         num_shards: The number of shards, or None for the whole graph.
+        num_readers: How many share the reading of all edges.
     """
     counts = [_nodes_of(files) for files in inputs.nodes.values()]
     num_nodes, of_tables, arrays = (sum(counted) for counted in zip(*counts, strict=True))
@@ -65,7 +75,7 @@ def estimate_of(inputs: Inputs, directions: int, num_shards: int | None) -> Esti
         num_edges=num_edges,
         disk_bytes=(nodes + 8 * num_nodes + disk) // share + of_tables,
         stored_bytes=(nodes + stored) // share,
-        seconds=seconds / share + SECONDS_PER_EDGE * num_edges * (num_shards is not None),
+        seconds=seconds / share + SECONDS_PER_EDGE * num_edges / num_readers * (num_shards is not None),
     )
 
 

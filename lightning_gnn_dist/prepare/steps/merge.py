@@ -92,8 +92,7 @@ def merge_types(
     """
     found, parts = {}, {kind: of_kind.part for kind, of_kind in nodes.items()}
     for edge_type, folder in folders.items():
-        times = nodes[edge_type[0]].files.arrays.get(time or "")
-        found[edge_type] = SortedEdges.of(folder, time, None if times is None else times.load())
+        found[edge_type] = SortedEdges.of(folder, time, nodes[edge_type[0]].times(time))
     merge(draft, found, parts, progress)
     about: dict[str, Any] = {"nodes": [[kind, part.size] for kind, part in parts.items()], "time": time}
     about["edges"] = [[*edge_type, edges.senders.size] for edge_type, edges in found.items()]

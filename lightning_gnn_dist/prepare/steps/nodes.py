@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isclose
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_between, check_seed, shown
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.storage.npy import Column, append, cut_back, save, write_header
+from lightning_gnn_dist.graph.storage.files import flush
+from lightning_gnn_dist.graph.storage.npy import Column, save, write_at, write_header
 from lightning_gnn_dist.graph.storage.store import as_numpy
 from lightning_gnn_dist.prepare.files.columns import SPLITS, id_of, node_columns, times_of
 from lightning_gnn_dist.prepare.files.inputs import PYG, NodeFiles
@@ -24,6 +25,7 @@ from lightning_gnn_dist.prepare.files.row_files import GrowingArrays, RowFiles
 from lightning_gnn_dist.prepare.files.tables import TablePieces, columns_of
 from lightning_gnn_dist.prepare.files.text_tables import Progress
 from lightning_gnn_dist.prepare.one_shard import Part
+from lightning_gnn_dist.prepare.reading import Read, Reading
 from lightning_gnn_dist.prepare.steps.journal import Journal
 
 MAX_BYTES_AT_ONCE = 1 << 26
@@ -77,10 +79,12 @@ class NodesOfType:
         seed: Decides the split.
         float_labels: Accept a floating point ``y`` with one value per node.
         memory_bytes: Bytes that copying may take, beside arrays of one number per node.
+        reading: Who reads the files.
     """
 
     files: NodeFiles
     part: Part
+    reading: Reading
     is_shard: bool
     split: Sequence[float] | None
     seed: int
@@ -100,6 +104,8 @@ class NodesOfType:
         Features out of a table were written to ``folder / "own"`` and are moved.
         """
         draft = folder / "graph"
+        if target.exists():  # another rank, which was stopped, has not copied all of its own
+            os.rename(target, draft)
         draft.mkdir(exist_ok=True)
         for name, tensor in self._small_of_own().items():
             save(draft / f"{name}.npy", as_numpy(tensor))
@@ -111,7 +117,15 @@ class NodesOfType:
         if (folder / "own" / "x.npy").exists():
             os.rename(folder / "own" / "x.npy", draft / "x.npy")
         target.parent.mkdir(exist_ok=True)
+        self.reading.each(0)  # all have copied theirs, for which they asked the others
         os.rename(draft, target)
+
+    def times(self, time: str | None) -> Column | None:
+        """The times of all nodes of the type, checked; None if they have none."""
+        if time is None or time not in self.files.arrays:
+            return None
+        convert.check_time({time: self._small[time]}, time, "node")
+        return as_numpy(self._small[time])
 
     def tell(self, digest: Any) -> None:
         """Update a hash with the content of small arrays of all nodes, and with types and shapes of others."""
@@ -124,7 +138,8 @@ class NodesOfType:
     @cached_property
     def _small(self) -> dict[str, Tensor]:
         """All arrays with one number per node, such as labels and masks, checked, of all nodes of the type."""
-        found = {n: rows.as_tensor(rows.load()) for n, rows in self.files.arrays.items() if _is_small(n, rows)}
+        small = {name: rows for name, rows in self.files.arrays.items() if _is_small(name, rows)}
+        found = {name: rows.as_tensor(self._all_of(rows)) for name, rows in small.items()}
         if "y" in found and found["y"].dim() == 2 and self.files.source.suffix not in PYG:
             found["y"] = found["y"][:, 0]  # OGB's labels have shape (N, 1)
         arrays = convert.with_masks(found, self.part.num_all)
@@ -149,29 +164,39 @@ class NodesOfType:
         if "y" in arrays:
             return convert.without_unlabelled(arrays, str(self.files.source))
         y = self.files.arrays["y"]
-        pieces = y.pieces(0, self._bytes_at_once)
-        without = torch.cat([convert.is_unlabelled(y.as_tensor(piece)) for piece in pieces])
+        own = [convert.is_unlabelled(y.as_tensor(piece)).numpy() for piece in self._pieces(y, 0)]
+        without = torch.from_numpy(self.reading.whole(np.concatenate([np.empty(0, np.bool_), *own])))
         return convert.without_nodes(arrays, without, str(self.files.source))
 
-    def _copy(self, name: str, rows: RowFiles, draft: Path, journal: Journal, progress: Progress) -> None:
-        """Read all rows of an array, and write the own ones."""
-        target, copied = draft / f"{name}.npy", journal.get("copied", {})
-        done, total = copied.get(name, 0), rows.shape[0]
-        start = write_header(target, rows.files[0].dtype, (self.part.size, *rows.shape[1:]))
-        cut_back(target, start + self._count_own(done) * rows.bytes_per_row)
-        for piece in rows.pieces(done, self._bytes_at_once):
-            if name == "x":
-                convert.check_finite(rows.as_tensor(piece), done)
-            first, last = self._count_own(done), self._count_own(done + len(piece))
-            append(target, piece[self._own[first:last] - done] if self.is_shard else piece)
-            done += len(piece)
-            progress(done / total)
-            if journal.is_due() or done == total:
-                journal.record([target], copied=copied | {name: done})
+    def _all_of(self, rows: RowFiles) -> Column:
+        share = self.reading.share(rows.shape[0])
+        return self.reading.whole(rows.read(share.start, len(share)))
 
-    def _count_own(self, end: int) -> int:
-        """How many of the first nodes are prepared."""
-        return int(np.searchsorted(self._own, end)) if self.is_shard else end
+    def _pieces(self, rows: RowFiles, done: int) -> Iterator[Column]:
+        """Yield the rows of this reader's share but for the first, in pieces."""
+        share = self.reading.share(rows.shape[0])
+        return rows.pieces(share.start + done, self._bytes_at_once, share.stop)
+
+    def _copy(self, name: str, rows: RowFiles, draft: Path, journal: Journal, progress: Progress) -> None:
+        """Read the rows of an array, and write the own ones to their places."""
+        target, copied, reading = draft / f"{name}.npy", journal.get("copied", {}), self.reading
+        done, share = copied.get(name, 0), reading.share(rows.shape[0])
+        start = write_header(target, rows.files[0].dtype, (self.part.size, *rows.shape[1:]))
+        read = Span(name, rows, share.start + done, self._pieces(rows, done))
+        for received in reading.dealt(read, self.part if self.is_shard else None):
+            for _, found, places in received:
+                if places.size:
+                    write_at(target, start + int(places[0]) * rows.bytes_per_row, found[name])
+            done = read.end - share.start
+            progress(done / max(len(share), 1))
+            if any(reading.each(journal.is_due())):
+                self._record(target, journal, copied | {name: done})
+        self._record(target, journal, copied | {name: len(share)})
+
+    def _record(self, target: Path, journal: Journal, copied: dict[str, int]) -> None:
+        flush(target)
+        self.reading.each(0)  # what this rank has read is on the disks of the others, too
+        journal.record(copied=copied)
 
     @cached_property
     def _own(self) -> Column:
@@ -179,7 +204,32 @@ class NodesOfType:
 
     @property
     def _bytes_at_once(self) -> int:
-        return min(self.memory_bytes // 4, MAX_BYTES_AT_ONCE)
+        return min(self.memory_bytes // 4, MAX_BYTES_AT_ONCE) // self.reading.num_readers
+
+
+@dataclass
+class Span:
+    """Rows of consecutive nodes, read in pieces, and how far.
+
+    Args:
+        name: The name of the array.
+        rows: The array.
+        end: The node behind those that were read.
+        pieces: What is left to read.
+    """
+
+    name: str
+    rows: RowFiles
+    end: int
+    pieces: Iterator[Column]
+
+    def __iter__(self) -> Iterator[Read]:
+        for piece in self.pieces:
+            if self.name == "x":
+                convert.check_finite(self.rows.as_tensor(piece), self.end)
+            nodes = np.arange(self.end, self.end + len(piece))
+            self.end += len(piece)
+            yield Read({self.name: piece}, nodes)
 
 
 def unpack_nodes(
