@@ -21,6 +21,7 @@ from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.prepare.one_shard import OneShard
 from lightning_gnn_dist.prepare.steps import journal
+from tests.graph.typed.graphs import save_arrays, small
 from tests.ranks import join, run_ranks, start_ranks
 
 NUM_NODES, NUM_EDGES = 211, 3000
@@ -90,6 +91,30 @@ def test_shards_are_those_of_hosts_that_read_all(source: Path, tmp_path: Path, n
     assert sum(of_ranks, Counter()) == {name: size for name, size in expected.items() if size}  # each is read once
 
 
+def typed(rank: int, world_size: int, source: Path, assignment: Path | None) -> None:
+    join(rank, world_size)
+    own = OneShard(rank, world_size, assignment, together=True)
+    prepare_graph(source, source.parent / "out", shard=own, time="time", reverse=True, memory_bytes=20_000)
+
+
+def test_types_and_what_edges_carry_are_dealt_too(tmp_path: Path) -> None:
+    """Also edges of a type in one text, of which two ranks read nothing, and equal edges that carry other numbers."""
+    source, assignment, generator = tmp_path / "source", tmp_path / "parts", np.random.default_rng(3)
+    data = small()
+    save_arrays(data, source)
+    assignment.mkdir()
+    for kind in data.node_types:
+        np.save(assignment / f"{kind}.npy", generator.integers(0, 3, data[kind].num_nodes))
+    rows = [f"{paper},{other},{weight / 8}" for weight, (paper, other) in enumerate(generator.integers(0, 5, (90, 2)))]
+    text = source / "edges" / "paper__like__paper.csv"
+    text.write_text("old,new,weight\n" + "\n".join(rows) + "\n")
+    run_ranks(typed, 3, source, assignment)
+    for index in range(3):
+        own = OneShard(index, 3, assignment)
+        prepare_graph(source, tmp_path / "expected", shard=own, time="time", reverse=True)
+    assert contents(tmp_path / "out") == contents(tmp_path / "expected")
+
+
 def killed(rank: int, world_size: int, source: Path, at: str) -> str:
     """Rank 1 is killed at a stage; return the error of the others."""
     join(rank, world_size)
@@ -116,7 +141,7 @@ def killed(rank: int, world_size: int, source: Path, at: str) -> str:
 
 def test_they_go_on_after_one_of_them_was_killed(source: Path, tmp_path: Path) -> None:
     """Also where the others have renamed theirs already."""
-    for at in ("copying arrays", "reading edges", "sorting edges", "taking the fingerprint", "renaming"):
+    for at in ("copying arrays", "reading edges", "sorting edges", "renaming"):
         with start_ranks(killed, 2, source, at) as ranks:
             others, _ = ranks.results(may_die={1})
         assert bool(others) == (at != "renaming")
