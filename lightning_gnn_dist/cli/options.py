@@ -86,7 +86,7 @@ def _add_prepare(commands: Commands) -> None:
     prepare.add_argument(
         "--split", type=float, nargs=3, metavar=("TRAIN", "VAL", "TEST"), help="deal labelled nodes: 0.6 0.2 0.2"
     )
-    prepare.add_argument("--seed", type=int, default=0, help="decides the split (default: 0)")
+    prepare.add_argument("--seed", type=int, default=0, help="decides the split, and random parts (default: 0)")
     prepare.add_argument("--time", metavar="NAME", help="of several types: the column of times, which orders edges")
     prepare.add_argument("--reverse", action="store_true", help="of several types: add rev_... for each type of edges")
     prepare.add_argument("--drop", nargs="+", default=[], metavar="NAME", help="arrays or columns to leave out")
@@ -114,6 +114,11 @@ def _add_prepare(commands: Commands) -> None:
         metavar="NPY",
         help="the shard of each node (default: ranges of equal length); of several types a folder with a file for each "
         "node type, paper.npy, ...",
+    )
+    prepare.add_argument(
+        "--partitioner",
+        choices=("random", "streaming", "metis"),
+        help="under torchrun: cut the graph so (default: ranges)",
     )
     prepare.add_argument("--overwrite", action="store_true", help="replace a saved graph")
     prepare.set_defaults(module="prepare")

@@ -18,6 +18,9 @@ from lightning_gnn_dist.graph.changing.log import has_changes
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.graph.storage.store import map_npy
+from lightning_gnn_dist.partition.metis import MetisPartitioner
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.prepare.files.columns import SPLITS
 from lightning_gnn_dist.prepare.one_shard import OneShard
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation
@@ -27,6 +30,7 @@ from lightning_gnn_dist.wire.collectives import rank, world_size
 from lightning_gnn_dist.wire.launching.joining import join_torchrun
 
 SENDERS_AT_ONCE = 1 << 22
+_PARTITIONERS = {"random": RandomPartitioner, "streaming": StreamingPartitioner, "metis": MetisPartitioner}
 
 
 def run(options: argparse.Namespace) -> None:
@@ -116,7 +120,15 @@ def _shard(options: argparse.Namespace) -> OneShard | None:
     if join_torchrun():
         if is_told:
             raise ValueError("Ranks of torchrun make the shards of their numbers: leave --shard and --num-shards out.")
-        return OneShard(rank(), world_size(), options.assignment, together=True)
+        if options.partitioner and options.assignment:
+            raise ValueError("--partitioner and --assignment both say whose nodes a shard has: leave one out.")
+        assignment = options.assignment if options.partitioner is None else _PARTITIONERS[options.partitioner]()
+        return OneShard(rank(), world_size(), assignment, together=True)
+    if options.partitioner:
+        raise ValueError(
+            "--partitioner cuts what ranks of torchrun read: leave it out, or cut the saved graph "
+            "(lightning-gnn-dist divide)."
+        )
     if options.assignment and not is_told:
         raise ValueError("--assignment says whose nodes a shard has: add --shard and --num-shards.")
     return OneShard(options.shard, options.num_shards, options.assignment) if is_told else None

@@ -70,19 +70,58 @@ class StreamingPartitioner:
 
     def __call__(self, graph: Graph, num_parts: int, seed: int) -> Partition:
         check_request(graph, num_parts, seed)
-        num_nodes = graph.num_nodes
-        capacity = part_capacity(num_nodes, num_parts, self.slack)
-        least = max(1, int((1 - self.slack) * num_nodes / num_parts))
-        alpha = sqrt(num_parts) * (graph.num_edges / 2) / num_nodes**1.5
         graph.check_edges()
-        csr = graph.indptr.numpy(), graph.indices.numpy()
-        order = self._order(num_nodes, seed)
-        assignment = np.full(num_nodes, -1, np.int32)
+        stream = self.begin(graph.num_nodes, graph.num_edges, num_parts)
+        order = self._order(graph.num_nodes, seed)
         for _ in range(self.passes):
-            size = np.zeros(num_parts, np.int64)
-            kernels.stream(*csr, order, assignment, size, capacity, least, self.method == "fennel", alpha)
-        return Partition(torch.from_numpy(assignment), num_parts)
+            stream.begin_pass()
+            stream.place(graph.indptr.numpy(), graph.indices.numpy(), order=order)
+        return Partition(torch.from_numpy(stream.assignment), num_parts)
+
+    def begin(self, num_nodes: int, num_edges: int, num_parts: int) -> Stream:
+        """Return what places the nodes of a graph whose rows come one after the other."""
+        least = max(1, int((1 - self.slack) * num_nodes / num_parts))
+        alpha = sqrt(num_parts) * (num_edges / 2) / num_nodes**1.5
+        capacity = part_capacity(num_nodes, num_parts, self.slack)
+        return Stream(np.full(num_nodes, -1, np.int32), num_parts, capacity, least, self.method == "fennel", alpha)
 
     def _order(self, num_nodes: int, seed: int) -> Array:
         """The order in which nodes are read; empty for 0, 1, 2, ..."""
         return generator(seed).permutation(num_nodes if self.order == "random" else 0)
+
+
+@dataclass
+class Stream:
+    """A partition that is made row by row.
+
+    Args:
+        assignment: The part of each node, -1 before it has come.
+        num_parts: How many parts there are.
+        capacity: How many nodes a part may hold.
+        least: How many it must hold.
+        fennel: Which of the two formulas scores parts.
+        alpha: Of Fennel's formula.
+    """
+
+    assignment: Array
+    num_parts: int
+    capacity: int
+    least: int
+    fennel: bool
+    alpha: float
+
+    def begin_pass(self) -> None:
+        """Empty all parts; nodes are still where they were, for their neighbours."""
+        self.sizes = np.zeros(self.num_parts, np.int64)
+
+    def place(self, indptr: Array, indices: Array, first: int = 0, order: Array | None = None) -> None:
+        """Give the nodes from ``first`` on, whose rows these are, to parts; in an order, or as they come."""
+        more = self.assignment.size - int(self.sizes.sum()) - (indptr.size - 1)
+        limits = self.capacity, self.least, self.fennel, self.alpha
+        order = np.empty(0, np.int64) if order is None else order
+        kernels.stream(indptr, indices, order, self.assignment, self.sizes, *limits, first, more)
+
+    def take(self, first: int, parts: Array) -> None:
+        """Take in where another has placed the nodes from ``first`` on."""
+        self.assignment[first : first + parts.size] = parts
+        self.sizes += np.bincount(parts, minlength=self.num_parts)

@@ -20,7 +20,7 @@ def check_alike(reading: Reading, inputs: Mapping[str, Any], source: Path) -> No
     """
     told: dict[str, Any] = {name: value for name, value in inputs.items() if name not in ("files", "shard")}
     shard = inputs["shard"] or {}
-    told["parts"] = [size for _, size, _ in shard.get("assignment", ())]
+    told["parts"] = [size for _, size, _ in shard.get("assignment", ())], shard.get("partitioner")
     told["files"] = sorted([_name(Path(path), source), size] for path, (size, _) in inputs["files"].items())
     digest = blake2b(json.dumps(told, sort_keys=True, default=str).encode(), digest_size=7).digest()
     found = reading.each(int.from_bytes(digest, "big"))

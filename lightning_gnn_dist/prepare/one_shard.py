@@ -15,6 +15,9 @@ import numpy as np
 
 from lightning_gnn_dist.checks import check_below, check_file, check_path, shown
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
+from lightning_gnn_dist.partition.base import Partitioner
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.prepare.reading import Reading, ReadsAll, ReadsShare
 from lightning_gnn_dist.rules import Count, check_fields
 
@@ -103,8 +106,9 @@ class Part:
         parts = self._parts_of(nodes)
         order = np.argsort(parts.astype(np.min_scalar_type(len(self.starts))), kind="stable")
         ends = np.bincount(parts, minlength=len(self.starts) - 1).cumsum()
-        places = np.split(order, ends[:-1])
-        return [(at, self.renumbered(nodes[at]) - first) for at, first in zip(places, self.starts[:-1], strict=True)]
+        numbers = self.renumbered(nodes).astype(_dtype(self.num_all))  # they travel
+        places = zip(np.split(order, ends[:-1]), self.starts[:-1].astype(numbers.dtype), strict=True)
+        return [(at, numbers[at] - first) for at, first in places]
 
     def count(self, nodes: Column) -> Column:
         """How many of ``nodes`` are of each part."""
@@ -128,9 +132,13 @@ class Part:
         return told.hexdigest()
 
 
+def _dtype(num_nodes: int) -> type[np.signedinteger[Any]]:
+    return np.int32 if num_nodes <= np.iinfo(np.int32).max else np.int64
+
+
 def _number(assignment: Column, starts: Column) -> Column:
     """The new number of each node, computed in pieces."""
-    number = np.empty(assignment.size, np.int32 if assignment.size <= np.iinfo(np.int32).max else np.int64)
+    number = np.empty(assignment.size, _dtype(assignment.size))
     free, num_parts = starts[:-1].copy(), len(starts) - 1
     for first in range(0, assignment.size, NODES_AT_ONCE):
         piece = assignment[first : first + NODES_AT_ONCE]
@@ -148,15 +156,17 @@ class OneShard:
         index: The number of the shard, from 0.
         num_shards: How many shards there are in all.
         assignment: A ``.npy`` with the shard of each node; of a graph with types a folder with a file for each node
-            type, ``paper.npy``, with the shard of each of its nodes, in the order of their table. Default: consecutive
-            nodes, of each type equally many in each shard.
+            type, ``paper.npy``, with the shard of each of its nodes, in the order of their table. With ``together`` and
+            without types also a ``RandomPartitioner()`` or ``StreamingPartitioner()``, which no rank needs the whole
+            graph for; the seed is that of the split. Default: consecutive nodes, of each type equally many in each
+            shard.
         together: Whether the ranks of this process's group make all shards now, each the one of its number. Then each
             reads its share of the files and sends the others what is of their shards; otherwise every host reads all.
     """
 
     index: int
     num_shards: Count
-    assignment: str | Path | None = None
+    assignment: str | Path | Partitioner | None = None
     together: bool = False
 
     def __post_init__(self) -> None:
@@ -168,8 +178,24 @@ class OneShard:
                 f"together=True makes shard {self.index} of {self.num_shards} on rank {self.index} of as many, and "
                 f"this process is rank {here.index} of {here.num_readers}: start a rank for each shard with torchrun."
             )
-        if self.assignment is not None:
+        if callable(self.assignment):
+            self._check_partitioner(self.assignment)
+        elif self.assignment is not None:
             check_path("assignment", self.assignment)
+
+    def _check_partitioner(self, partitioner: Partitioner) -> None:
+        is_ordered = isinstance(partitioner, StreamingPartitioner) and partitioner.order == "natural"
+        if not (is_ordered or isinstance(partitioner, RandomPartitioner)):
+            raise ValueError(
+                f"{partitioner} needs the whole graph, which no rank has: use RandomPartitioner() or "
+                "StreamingPartitioner(), or cut the graph on a host that can hold it, and give the parts of its nodes "
+                "as assignment, a .npy."
+            )
+        if not self.together:
+            raise ValueError(
+                f"{partitioner} cuts what ranks read together, and this host reads by itself: give together=True, or "
+                "the parts of nodes, a .npy."
+            )
 
 
 def reading_of(shard: OneShard | None) -> Reading:
@@ -178,10 +204,13 @@ def reading_of(shard: OneShard | None) -> Reading:
 
 
 def part_of(shard: OneShard | None, kind: str, num_nodes: int) -> Part:
-    """The nodes of a type that are prepared; the name of the type is empty if the graph has no types."""
+    """The nodes of a type that are prepared; the name of the type is empty if the graph has no types.
+
+    What a partitioner is to find are ranges before.
+    """
     if shard is None:
         return Part.ranges(num_nodes)
-    if shard.assignment is None:
+    if shard.assignment is None or callable(shard.assignment):
         return Part.ranges(num_nodes, shard.num_shards, shard.index)
     file = Path(shard.assignment, f"{kind}.npy" if kind else "")
     return Part.read(file, num_nodes, shard.num_shards, shard.index, reading_of(shard))
@@ -191,6 +220,13 @@ def check_assignment(shard: OneShard, kinds: Iterable[str]) -> None:
     """Refuse an assignment that does not fit the node types."""
     wanted = list(kinds)
     if shard.assignment is None:
+        return
+    if callable(shard.assignment):
+        if wanted != [""]:
+            raise ValueError(
+                f"{shard.assignment} cuts graphs without types here: give a folder with the shard of each node of "
+                f"{shown(wanted)}, or leave assignment out."
+            )
         return
     if wanted == [""]:
         check_file("assignment", shard.assignment)
@@ -207,8 +243,10 @@ def check_assignment(shard: OneShard, kinds: Iterable[str]) -> None:
 
 def inputs_of(shard: OneShard) -> dict[str, Any]:
     """What the shard depends on beside the files of the graph."""
+    of_all: dict[str, Any] = {"num_shards": int(shard.num_shards), "together": shard.together, "partitioner": None}
+    if callable(shard.assignment):
+        return {"index": int(shard.index), "assignment": [], **of_all, "partitioner": repr(shard.assignment)}
     path = Path(shard.assignment or "")
     files = [] if shard.assignment is None else sorted(path.glob("*.npy")) if path.is_dir() else [path]
     times = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
-    of_all = {"num_shards": int(shard.num_shards), "together": shard.together}
     return {"index": int(shard.index), "assignment": times, **of_all}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -22,6 +22,7 @@ from lightning_gnn_dist.graph.storage.npy import FULL, save
 from lightning_gnn_dist.graph.typed.names import EdgeType, within
 from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.graph.user_ids import keep_ids
+from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.prepare.agreement import RENAMED, WRITTEN, check_alike, needs_no_rank
 from lightning_gnn_dist.prepare.databases.manifest import is_database
 from lightning_gnn_dist.prepare.databases.source import inputs_of_database, tables_of
@@ -30,6 +31,7 @@ from lightning_gnn_dist.prepare.files.inputs import EDGE, Inputs, check_carried,
 from lightning_gnn_dist.prepare.files.partition_folder import inputs_of_partition, is_partitioned
 from lightning_gnn_dist.prepare.one_shard import OneShard, Part, check_assignment, inputs_of, part_of, reading_of
 from lightning_gnn_dist.prepare.reading import Reading
+from lightning_gnn_dist.prepare.refusals import check_tables, check_types
 from lightning_gnn_dist.prepare.steps.describe import Prepared, describe
 from lightning_gnn_dist.prepare.steps.edges import EdgeSorting, OnProgress, check_times
 from lightning_gnn_dist.prepare.steps.estimate import Estimate, estimate_of
@@ -134,10 +136,11 @@ class Preparation:
         check_split(self.split)
         if not self.source.exists():
             raise FileNotFoundError(f"{self.source} does not exist.")
-        self._check_types()
+        of_types = {"time": self.time is not None, "reverse": self.reverse, "split": self.split is not None}
+        check_types(self.inputs, self.source, self.nodes, undirected=self.undirected, **of_types)
         if self.shard is not None:
             check_assignment(self.shard, self.inputs.nodes)
-            self._check_tables(self.shard)
+            check_tables(self.shard, self.inputs)
             if not self.inputs.have_names:
                 check_carried(self.inputs.edges[EDGE])
 
@@ -169,34 +172,22 @@ class Preparation:
 
     @cached_property
     def _edges(self) -> EdgeSorting:
+        sorting = self._sorting(self.folder, self._draft)
+        return replace(sorting, ranges=self._ranges) if self._is_streamed else sorting
+
+    @cached_property
+    def _ranges(self) -> EdgeSorting:
+        """Sorts the edges into ranges of nodes, which are cut then."""
+        folder = self.folder / "ranges"
+        return self._sorting(folder, folder / "graph")
+
+    def _sorting(self, folder: Path, draft: Path) -> EdgeSorting:
         more = self.shard is not None, self.undirected, self.inputs.time, self.memory_bytes, self.reading
-        return EdgeSorting(self.inputs, self.folder, self._draft, *more)
+        return EdgeSorting(self.inputs, folder, draft, *more)
 
-    def _check_types(self) -> None:
-        """Refuse settings of graphs with several types for one without, and the other way round."""
-        if self.inputs.of_database and (self.undirected or self.nodes or self.time or self.reverse or self.split):
-            raise ValueError(
-                f"{self.source} says itself which columns are times and keys, and which questions are to train on: "
-                "leave --nodes, --undirected, --time, --reverse and --split out."
-            )
-        if self.inputs.have_names and (self.undirected or (self.nodes and not is_partitioned(self.source))):
-            raise ValueError(
-                f"{self.source} holds several types: their nodes are known (no --nodes), and the reverse of an edge is "
-                "of another type (--reverse, no --undirected)."
-            )
-        if not self.inputs.have_names and (self.time is not None or self.reverse):
-            raise ValueError(
-                "--time and --reverse are of graphs with types: a HeteroData, or a folder with folders nodes and edges."
-            )
-
-    def _check_tables(self, shard: OneShard) -> None:
-        """Refuse tables of nodes where ranks share the files: each needs all ids, and none would have read them."""
-        tables = [files.source for files in self.inputs.nodes.values() if files.table is not None]
-        if shard.together and tables:
-            raise ValueError(
-                f"{tables[0]} is a table of nodes, and ranks that read the files together take arrays of nodes: let "
-                f"each host read all files (--shard {shard.index} --num-shards {shard.num_shards}, without torchrun)."
-            )
+    @property
+    def _is_streamed(self) -> bool:
+        return self.shard is not None and isinstance(self.shard.assignment, StreamingPartitioner)
 
     def estimate(self) -> Estimate:
         """Estimate disk space and time, from the headers of the files."""
@@ -253,8 +244,8 @@ class Preparation:
         """Write all files of the saved graph into the draft."""
         if not all(self.reading.each(self._draft.exists())):  # what one rank has lost, all have sent it
             journal.clear()
-            for place in (self.folder / "nodes", self.folder / "edges", self._draft):
-                shutil.rmtree(place, ignore_errors=True)
+            for name in ("nodes", "edges", "ranges", "cut", self._draft.name):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
             self._draft.mkdir()
         nodes = {}
         for kind in self.inputs.nodes:
@@ -318,7 +309,7 @@ class Preparation:
         files, named = self.inputs.nodes[kind].unpacked(folder / "arrays"), self.inputs.have_names
         return NodesOfType(
             files=files,
-            part=self._part(kind, files.num_nodes or self._count(kind, on_progress)),
+            part=self._part(kind, files.num_nodes or self._count(kind, on_progress), on_progress),
             reading=self.reading,
             is_shard=self.shard is not None,
             split=self.split if "y" in files.arrays or not named else None,
@@ -334,10 +325,15 @@ class Preparation:
         facts = {kind: Journal(self._of_nodes(kind), {}).get("facts") for kind in self.inputs.nodes}
         return tables_of(self.source, facts, self.inputs.edges)
 
-    def _part(self, kind: str, num_nodes: int) -> Part:
+    def _part(self, kind: str, num_nodes: int, on_progress: OnProgress = lambda stage, share: None) -> Part:
         """Which nodes of a type are prepared."""
         if kind not in self._parts:
-            self._parts[kind] = part_of(self.shard, kind, num_nodes)
+            part = part_of(self.shard, kind, num_nodes)
+            if self.shard is not None and callable(partitioner := self.shard.assignment):
+                from lightning_gnn_dist.prepare.steps.cutting import cut  # other shards need none of it
+
+                part = cut(partitioner, part, self._ranges, self.seed, self.reading, self.folder, on_progress)
+            self._parts[kind] = part
         return self._parts[kind]
 
     @cached_property

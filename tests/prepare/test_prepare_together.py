@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from lightning_gnn_dist import prepare_graph
+from lightning_gnn_dist import Graph, MetisPartitioner, RandomPartitioner, StreamingPartitioner, prepare_graph
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.npy import NpyFile
@@ -204,3 +204,45 @@ def test_the_command_is_started_by_torchrun(source: Path, tmp_path: Path) -> Non
         prepare_graph(source, tmp_path / "expected", shard=own, undirected=True)
         assert f"out/share-0000{index}: " in said[index] and ("will take at most" in said[index]) == (index == 0)
     assert contents(tmp_path / "out") == contents(tmp_path / "expected")
+
+
+def cut(rank: int, world_size: int, source: Path, at: str) -> None:
+    """Rank 1 is killed at a stage."""
+    join(rank, world_size)
+
+    def on_progress(stage: str, share: float) -> None:
+        if rank == 1 and stage == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    for name, partitioner in (("random", RandomPartitioner()), ("stream", StreamingPartitioner(passes=2))):
+        own, out = OneShard(rank, world_size, partitioner, together=True), source.parent / name
+        with contextlib.suppress(RuntimeError, FileExistsError):
+            prepare_graph(source, out, shard=own, undirected=True, memory_bytes=12_000, on_progress=on_progress)
+
+
+def test_ranks_cut_as_one_host_does_that_has_the_graph(source: Path, tmp_path: Path) -> None:
+    prepare_graph(source, tmp_path / "whole", undirected=True)
+    graph = Graph.open(tmp_path / "whole")
+    for at in ("cutting", ""):
+        with start_ranks(cut, 3, source, at) as ranks:
+            ranks.results(may_die={1})
+    for name, partitioner in (("random", RandomPartitioner()), ("stream", StreamingPartitioner(passes=2))):
+        np.save(tmp_path / f"{name}.npy", partitioner(graph, 3, seed=0).assignment.numpy())
+        for index in range(3):
+            own = OneShard(index, 3, tmp_path / f"{name}.npy")
+            prepare_graph(source, tmp_path / f"{name} expected", shard=own, undirected=True)
+        assert contents(tmp_path / name) == contents(tmp_path / f"{name} expected")
+
+
+def test_partitioners_that_need_the_whole_graph_are_refused(source: Path, tmp_path: Path) -> None:
+    for partitioner in (MetisPartitioner(), StreamingPartitioner(order="random")):
+        with pytest.raises(ValueError, match="needs the whole graph, which no rank has: use RandomPartitioner"):
+            OneShard(0, 1, partitioner, together=True)
+    with pytest.raises(ValueError, match=r"cuts what ranks read together, .*: give together=True"):
+        OneShard(0, 1, RandomPartitioner())
+    save_arrays(small(), tmp_path / "typed")
+    own = OneShard(0, 1, RandomPartitioner(), together=True)
+    with pytest.raises(ValueError, match="cuts graphs without types here: give a folder with the shard of each node"):
+        prepare_graph(tmp_path / "typed", tmp_path / "out", shard=own)
+    with pytest.raises(SystemExit, match="--partitioner cuts what ranks of torchrun read: leave it out, or"):
+        main(["prepare", str(source), str(tmp_path / "out"), "--partitioner", "random"])

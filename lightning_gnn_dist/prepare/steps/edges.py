@@ -119,6 +119,7 @@ class EdgeSorting:
         time: The array of times, if there is one.
         memory_bytes: Bytes that reading and sorting may take.
         reading: Who reads the files.
+        ranges: Has sorted the edges before, those into each range of nodes, which are read in place of the files.
     """
 
     inputs: Inputs
@@ -129,6 +130,7 @@ class EdgeSorting:
     time: str | None
     memory_bytes: int
     reading: Reading
+    ranges: EdgeSorting | None = None
 
     def count(self, on_progress: OnProgress) -> int:
         """Count the nodes that the edges of a graph without types name."""
@@ -154,6 +156,18 @@ class EdgeSorting:
         sort.finish()
         journal.record(is_sorted=True)
         shutil.rmtree(self._gathered(edge_type), ignore_errors=True)
+
+    def rows(self, edge_type: EdgeType, num_nodes: int) -> Iterator[SomeEdges]:
+        """Yield the edges without types that were sorted for a range of nodes, and at first none."""
+        index = self.reading.index
+        first = Part.ranges(num_nodes, self.reading.num_readers, index).starts[index]
+        indptr = np.load(self.out(edge_type) / "indptr.npy")
+        senders, at_once = NpyFile.of(self.out(edge_type) / "indices.npy"), edges_at_once(self.memory_bytes // 2, 0)
+        total, step = senders.shape[0], max(at_once // self.reading.num_readers, 1)
+        for start in range(-step, total, step):
+            edges = np.arange(max(start, 0), min(start + step, total))
+            receivers = first + np.searchsorted(indptr, edges, side="right") - 1
+            yield SomeEdges(senders.read(max(start, 0), edges.size), receivers, {}, (start + step) / max(total, 1))
 
     def journal(self, edge_type: EdgeType) -> Journal:
         """What is done of a type: ``digest`` and ``counts`` tell of all edges, if only some were kept."""
@@ -224,16 +238,23 @@ class EdgeSorting:
         folder, reading = self._gathered(edge_type), self.reading
         nodes = {kind: self._ids_of(kind) for kind in as_read[::2]}
         at_once = self.memory_bytes // 2 // reading.num_readers
-        edges = EdgeReader(files, as_read, nodes, self.time, at_once, reading)
         most = None if files.num_senders is None else max(files.num_senders, files.num_receivers or 0)
         dtype = torch.empty(0, dtype=torch.int64 if most is None else convert.index_dtype(most)).numpy().dtype
         shutil.rmtree(folder, ignore_errors=True)
         part, both_ways = (receiver, self.undirected) if self.is_shard else (None, False)
-        gather = Gathering(folder, files.source or folder, reading, part, dtype, both_ways, progress)
-        counts, digest = gather(edges)
+        source = files.source or folder
+        if self.ranges is None or receiver is None:
+            edges = EdgeReader(files, as_read, nodes, self.time, at_once, reading)
+            counts, digest = Gathering(folder, source, reading, part, dtype, both_ways, progress)(edges)
+        else:  # both directions are there, and the hash is that of the edges in the files
+            rows = self.ranges.rows(edge_type, receiver.num_all)
+            counts, _ = Gathering(folder, source, reading, part, dtype, False, progress)(rows)
+            digest = self.ranges.journal(edge_type).get("digest")
         written = sorted(file for file in folder.rglob("*") if not file.is_dir())
         journal.record(written, is_gathered=True, is_carried_checked=True, counts=counts, digest=digest)
         reading.each(0)  # all have recorded it before one goes on: what is gathered is removed once it is sorted
+        if self.ranges is not None:
+            shutil.rmtree(self.ranges.folder)
 
     def _ids_of(self, kind: str) -> tuple[Path, Path | None]:
         """Where the nodes of a type are, and the file of their ids if that is a table."""

@@ -78,7 +78,7 @@ class Gathering:
         for senders, receivers, carried, share in edges:
             tally.add(senders, receivers)
             for sender, receiver in [(senders, receivers), (receivers, senders)][: 1 + self.both_ways]:
-                yield Read({SENDER: sender} | carried, receiver)
+                yield Read({SENDER: sender.astype(self.dtype, copy=False)} | carried, receiver)
             self.progress(share)
 
 

@@ -1,0 +1,39 @@
+"""Refuses settings that do not fit what the files hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lightning_gnn_dist.prepare.files.inputs import Inputs
+from lightning_gnn_dist.prepare.files.partition_folder import is_partitioned
+from lightning_gnn_dist.prepare.one_shard import OneShard
+
+
+def check_types(
+    inputs: Inputs, source: Path, nodes: Path | None, *, undirected: bool, time: bool, reverse: bool, split: bool
+) -> None:
+    """Refuse settings of graphs with several types for one without, and the other way round."""
+    if inputs.of_database and (undirected or nodes or time or reverse or split):
+        raise ValueError(
+            f"{source} says itself which columns are times and keys, and which questions are to train on: leave "
+            "--nodes, --undirected, --time, --reverse and --split out."
+        )
+    if inputs.have_names and (undirected or (nodes and not is_partitioned(source))):
+        raise ValueError(
+            f"{source} holds several types: their nodes are known (no --nodes), and the reverse of an edge is of "
+            "another type (--reverse, no --undirected)."
+        )
+    if not inputs.have_names and (time or reverse):
+        raise ValueError(
+            "--time and --reverse are of graphs with types: a HeteroData, or a folder with folders nodes and edges."
+        )
+
+
+def check_tables(shard: OneShard, inputs: Inputs) -> None:
+    """Refuse tables of nodes where ranks share the files: all need all ids, and none would have read them."""
+    tables = [files.source for files in inputs.nodes.values() if files.table is not None]
+    if shard.together and tables:
+        raise ValueError(
+            f"{tables[0]} is a table of nodes, and ranks that read the files together take arrays of nodes: let each "
+            f"host read all files (--shard {shard.index} --num-shards {shard.num_shards}, without torchrun)."
+        )
