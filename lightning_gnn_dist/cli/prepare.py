@@ -25,7 +25,7 @@ from lightning_gnn_dist.prepare.files.columns import SPLITS
 from lightning_gnn_dist.prepare.one_shard import OneShard
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation
 from lightning_gnn_dist.prepare.steps.describe import Prepared
-from lightning_gnn_dist.wire.channel import explain
+from lightning_gnn_dist.wire.channel import explain, is_of_lost_rank
 from lightning_gnn_dist.wire.collectives import rank, world_size
 from lightning_gnn_dist.wire.launching.joining import join_torchrun
 
@@ -81,6 +81,8 @@ def _with_others(preparation: Preparation, options: argparse.Namespace) -> None:
         with _stages() if is_first else nullcontext(lambda stage, share: None) as on_progress:
             prepared = preparation.run(on_progress, overwrite=options.overwrite)
     except RuntimeError as error:
+        if not is_of_lost_rank(error):
+            raise
         explain(error)
         raise OSError(
             f"{error} What is done is kept: start all ranks again with this command, and they go on."

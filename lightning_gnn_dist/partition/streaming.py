@@ -71,19 +71,12 @@ class StreamingPartitioner:
     def __call__(self, graph: Graph, num_parts: int, seed: int) -> Partition:
         check_request(graph, num_parts, seed)
         graph.check_edges()
-        stream = self.begin(graph.num_nodes, graph.num_edges, num_parts)
+        stream = Stream.of(self, graph.num_nodes, graph.num_edges, num_parts)
         order = self._order(graph.num_nodes, seed)
         for _ in range(self.passes):
             stream.begin_pass()
             stream.place(graph.indptr.numpy(), graph.indices.numpy(), order=order)
         return Partition(torch.from_numpy(stream.assignment), num_parts)
-
-    def begin(self, num_nodes: int, num_edges: int, num_parts: int) -> Stream:
-        """Return what places the nodes of a graph whose rows come one after the other."""
-        least = max(1, int((1 - self.slack) * num_nodes / num_parts))
-        alpha = sqrt(num_parts) * (num_edges / 2) / num_nodes**1.5
-        capacity = part_capacity(num_nodes, num_parts, self.slack)
-        return Stream(np.full(num_nodes, -1, np.int32), num_parts, capacity, least, self.method == "fennel", alpha)
 
     def _order(self, num_nodes: int, seed: int) -> Array:
         """The order in which nodes are read; empty for 0, 1, 2, ..."""
@@ -109,6 +102,14 @@ class Stream:
     least: int
     fennel: bool
     alpha: float
+
+    @classmethod
+    def of(cls, how: StreamingPartitioner, num_nodes: int, num_edges: int, num_parts: int) -> Stream:
+        """What a partitioner does with a graph of so many nodes and edges."""
+        capacity = part_capacity(num_nodes, num_parts, how.slack)
+        least = max(1, int((1 - how.slack) * num_nodes / num_parts))
+        alpha = sqrt(num_parts) * (num_edges / 2) / num_nodes**1.5
+        return cls(np.full(num_nodes, -1, np.int32), num_parts, capacity, least, how.method == "fennel", alpha)
 
     def begin_pass(self) -> None:
         """Empty all parts; nodes are still where they were, for their neighbours."""

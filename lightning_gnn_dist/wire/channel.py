@@ -314,10 +314,15 @@ def note_host() -> None:
         _store().set(f"host/{rank()}", socket.gethostname())
 
 
+def is_of_lost_rank(error: BaseException) -> bool:
+    """Whether an exchange of all ranks has failed by this error."""
+    is_told = isinstance(error, LostRankError | dist.DistError) or "gloo" in str(error)
+    return isinstance(error, RuntimeError) and is_told
+
+
 def explain(error: BaseException) -> None:
     """If an exchange of all ranks has failed by this error, name in it those that did not answer, in some seconds."""
-    is_lost = isinstance(error, LostRankError | dist.DistError) or "gloo" in str(error)
-    if world_size() > 1 and isinstance(error, RuntimeError) and is_lost:
+    if world_size() > 1 and is_of_lost_rank(error):
         gone = who_is_gone(range(world_size()))
         error.args = (f"{gone[0].upper()}{gone[1:]} did not answer. See what was said there. ({error})",)
 

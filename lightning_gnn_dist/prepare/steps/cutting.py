@@ -9,7 +9,7 @@ import numpy as np
 from lightning_gnn_dist.graph.storage.npy import Column, save
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.random import deal
-from lightning_gnn_dist.partition.streaming import StreamingPartitioner
+from lightning_gnn_dist.partition.streaming import Stream, StreamingPartitioner
 from lightning_gnn_dist.prepare.files.inputs import EDGE, NODE
 from lightning_gnn_dist.prepare.one_shard import Part
 from lightning_gnn_dist.prepare.reading import Reading
@@ -57,7 +57,7 @@ def _streamed(
     """The part of each node. One rank after the other places the nodes of its range, and tells the others where."""
     indptr, indices = np.load(rows / "indptr.npy"), np.load(rows / "indices.npy", mmap_mode="r")
     (num_edges,) = reading.sums([indices.size])
-    stream = partitioner.begin(ranges.num_all, num_edges, reading.num_readers)
+    stream = Stream.of(partitioner, ranges.num_all, num_edges, reading.num_readers)
     for number in range(partitioner.passes):
         stream.begin_pass()
         for reader, (first, end) in enumerate(zip(ranges.starts[:-1], ranges.starts[1:], strict=True)):
