@@ -9,12 +9,14 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import (
     AsRanks,
+    Correction,
     EverySteps,
     Exchange,
     Graph,
@@ -165,6 +167,23 @@ def local_sgd_by_hand(source: Graph, ranks: list[Seen], steps: int = 3) -> State
     return state_of(replicas[0].model)
 
 
+def llcg_by_hand(source: Graph, ranks: list[Seen], steps: int = 3) -> State:
+    """After each mean all go two steps along the mean loss of a batch of the whole graph, of which each has a slice."""
+    replicas, one = [ByHand(source) for _ in ranks], ByHand(source)
+    one.index = torch.stack([source.indices.long(), torch.arange(240).repeat_interleave(source.indptr.diff())])
+    for start in range(0, len(ranks[0]), steps + 2):
+        for replica, batches in zip(replicas, ranks, strict=True):
+            for seeds, _ in batches[start : start + steps]:
+                replica.go(replica.gradient(seeds))
+        states = [state_of(replica.model) for replica in replicas]
+        one.model.load_state_dict({name: torch.stack([each[name] for each in states]).mean(0) for name in states[0]})
+        for number in range(start + steps, start + steps + 2):
+            one.go(one.gradient(torch.cat([batches[number][0] for batches in ranks])))
+        for replica in replicas:
+            replica.model.load_state_dict(state_of(one.model))
+    return state_of(one.model)
+
+
 def passes(seen: Seen, count: int) -> Iterator[Tensor]:
     """The seeds of each pass that are learned from."""
     size = len(seen) // count
@@ -268,6 +287,36 @@ def test_a_run_whose_parts_change_goes_on_in_mid_pass(tmp_path: Path, monkeypatc
     for whole, resumed, num_nodes in run_ranks(stops_and_goes_on, 4, tmp_path / "mid.ckpt", timeout=90):
         assert differs(whole, resumed) == 0 and 0 < num_nodes < 240
     assert not [*tmp_path.glob("parts-*")]
+
+
+def corrected() -> LLCGStrategy:
+    correction = Correction(2, optimizer="sgd", lr="local")
+    off: dict[str, Any] = {"drift": None, "outer": None, "average_optimizer": False, "weights": "uniform"}
+    return LLCGStrategy(EverySteps(3), correction=correction, **off, **PATIENCE)
+
+
+def in_rounds(rank: int, world_size: int, folder: Path) -> list[tuple[State, Seen, State]]:
+    """Four rounds, and the last two of them again."""
+    place, found = (rank, world_size, HOSTS), []
+    for name, make in (("llcg", corrected), ("tma", lambda: TMAStrategy(EverySteps(3), **PATIENCE))):
+        fits = []
+        for path in (None, folder / f"{name}-epoch=1.ckpt"):
+            saver = ModelCheckpoint(folder, filename=name + "-{epoch}", save_top_k=-1, enable_version_counter=False)
+            how: dict[str, Any] = {"max_epochs": 4, "enable_checkpointing": True, "callbacks": [saver]}
+            fits.append(trained(place, make(), path, **how))
+        (whole, seen), (again, _) = fits
+        found.append((whole, seen, again))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+def test_rounds_on_hosts_are_those_by_hand_and_go_on(tmp_path: Path) -> None:
+    """One host has twice the nodes of the other, and four ranks one mean."""
+    found = run_ranks(in_rounds, 4, tmp_path, timeout=90)
+    for number, reference in enumerate((llcg_by_hand, local_sgd_by_hand)):
+        expected = reference(graph(), [of_rank[number][1] for of_rank in found])
+        for whole, _, again in (of_rank[number] for of_rank in found):
+            assert differs(whole, expected) < TOLERANCE and differs(whole, again) == 0
 
 
 def as_told(rank: int, world_size: int) -> None:
