@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import torch
 
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.rows import row_slices
-from lightning_gnn_dist.graph.storage.npy import Column, append, save, write_header
+from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, append, write_header
 from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
 from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.graph.typed.types import GraphTypes, edge_type_dtype, offsets_of
+from lightning_gnn_dist.prepare.files.row_files import RowFiles
 from lightning_gnn_dist.prepare.files.text_tables import Progress
 from lightning_gnn_dist.prepare.one_shard import Part
 from lightning_gnn_dist.prepare.steps.describe import map_arrays
@@ -43,11 +45,11 @@ class SortedEdges:
     times_of_senders: Column | None
 
     @classmethod
-    def of(cls, folder: Path, time: str | None, times_of_senders: Column | None) -> SortedEdges:
-        """Map what was sorted into a folder."""
+    def of(cls, folder: Path, time: str | None, times_of_senders: RowFiles | None) -> SortedEdges:
+        """Map what was sorted into a folder, and load where rows start, and the times of senders that are needed."""
         arrays = {file.stem: map_npy(file) for file in sorted((folder / "edges").glob("*.npy"))}
         times = None if time is None else arrays.get(time)
-        own = None if times is not None else times_of_senders
+        own = None if times is not None or times_of_senders is None else times_of_senders.load()
         return cls(np.load(folder / "indptr.npy"), map_npy(folder / "indices.npy"), arrays, times, own)
 
     def begin(self, target: Path) -> None:
@@ -90,12 +92,14 @@ def merge_types(
         tables: What became of the tables of a database.
         progress: Called with the share of the edges that is written.
     """
-    found, parts = {}, {kind: of_kind.part for kind, of_kind in nodes.items()}
+    opened, counts, parts = {}, {}, {kind: of_kind.part for kind, of_kind in nodes.items()}
     for edge_type, folder in folders.items():
-        found[edge_type] = SortedEdges.of(folder, time, nodes[edge_type[0]].times(time))
-    merge(draft, found, parts, progress)
+        times = nodes[edge_type[0]].times(time)
+        opened[edge_type] = partial(SortedEdges.of, folder, time, times)
+        (counts[edge_type],) = NpyFile.of(folder / "indices.npy").shape
+    merge(draft, opened, counts, parts, progress)
     about: dict[str, Any] = {"nodes": [[kind, part.size] for kind, part in parts.items()], "time": time}
-    about["edges"] = [[*edge_type, edges.senders.size] for edge_type, edges in found.items()]
+    about["edges"] = [[*edge_type, count] for edge_type, count in counts.items()]
     if is_shard:
         about["senders"] = list(offsets_of([part.num_all for part in parts.values()]))
     if tables is not None:
@@ -103,35 +107,43 @@ def merge_types(
     return GraphTypes.saved(about, map_arrays(draft, sorted(draft.rglob("*.npy"))))
 
 
-def merge(draft: Path, found: Mapping[EdgeType, SortedEdges], parts: Mapping[str, Part], progress: Progress) -> None:
+def merge(
+    draft: Path,
+    opened: Mapping[EdgeType, Callable[[], SortedEdges]],
+    counts: Mapping[EdgeType, int],
+    parts: Mapping[str, Part],
+    progress: Progress,
+) -> None:
     """Write ``indptr``, ``indices``, ``edge_type`` and what edges carry. What was there of it is removed.
+
+    It takes the memory of one node type: where its rows start, and the times of those that send to it.
 
     Args:
         draft: The directory of the graph.
-        found: The edges of each type.
+        opened: Return the edges of each type.
+        counts: How many they are.
         parts: The nodes of each type that are written.
         progress: Called with the share of the edges that is written.
     """
     shutil.rmtree(draft / "edges", ignore_errors=True)
-    offsets = offsets_of([part.num_all for part in parts.values()])
-    total, numbers = (
-        sum(edges.senders.size for edges in found.values()),
-        dict(zip(found, range(len(found)), strict=True)),
-    )
-    first = dict(zip(parts, offsets, strict=False))
-    dtypes = {"indices": index_dtype(offsets[-1]), "edge_type": edge_type_dtype(len(found))}
+    offsets, total = offsets_of([part.num_all for part in parts.values()]), sum(counts.values())
+    numbers, first = dict(zip(counts, range(len(counts)), strict=True)), dict(zip(parts, offsets, strict=False))
+    dtypes = {"indices": index_dtype(offsets[-1]), "edge_type": edge_type_dtype(len(counts))}
     kinds = {name: torch.empty(0, dtype=dtype).numpy().dtype for name, dtype in dtypes.items()}
-    for name, dtype in kinds.items():
+    lengths = {"indices": total, "edge_type": total, "indptr": sum(part.size for part in parts.values()) + 1}
+    for name, length in lengths.items():
         (draft / f"{name}.npy").unlink(missing_ok=True)
-        write_header(draft / f"{name}.npy", dtype, (total,))
-    for edge_type, edges in found.items():
-        edges.begin(draft / "edges" / folder_of(edge_type))
-    ends, done = [np.zeros(1, np.int64)], 0
+        write_header(draft / f"{name}.npy", kinds.get(name, np.dtype(np.int64)), (length,))
+    append(draft / "indptr.npy", np.zeros(1, np.int64))
+    done = 0
     for kind, part in parts.items():
-        into = [edge_type for edge_type in found if edge_type[2] == kind]
-        indptr = sum((found[edge_type].indptr for edge_type in into), np.zeros(part.size + 1, np.int64))
+        into = {edge_type: open_it() for edge_type, open_it in opened.items() if edge_type[2] == kind}
+        for edge_type, edges in into.items():
+            edges.begin(draft / "edges" / folder_of(edge_type))
+        indptr = sum((edges.indptr for edges in into.values()), np.zeros(part.size + 1, np.int64))
+        append(draft / "indptr.npy", indptr[1:] + done)
         for rows in row_slices(torch.from_numpy(indptr)):
-            pieces = [found[edge_type].rows(rows, draft / "edges" / folder_of(edge_type)) for edge_type in into]
+            pieces = [edges.rows(rows, draft / "edges" / folder_of(of)) for of, edges in into.items()]
             order = np.argsort(_joined([row for row, _ in pieces], np.dtype(np.int64)), kind="stable")
             senders = [
                 parts[of[0]].renumbered(ids) + np.int64(first[of[0]]) for (_, ids), of in zip(pieces, into, strict=True)
@@ -141,9 +153,7 @@ def merge(draft: Path, found: Mapping[EdgeType, SortedEdges], parts: Mapping[str
                 append(draft / f"{name}.npy", _joined(columns, kinds[name])[order])
             done += order.size
             progress(done / max(total, 1))
-        ends.append(indptr[1:] + ends[-1][-1])
-    save(draft / "indptr.npy", np.concatenate(ends))
-    if len(found) == 1:
+    if len(counts) == 1:
         (draft / "edge_type.npy").unlink()
 
 
