@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped]  # its stubs are another package
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 from lightning_gnn_dist.checks import shown
@@ -51,17 +51,17 @@ class ChoosingTrainer(Trainer):
         return choose(found.measured), found
 
 
-def write(config: Mapping[str, Any], decision: Decision, found: Probed, trainer: Trainer, out: Path) -> None:
+def write(text: str, decision: Decision, found: Probed, trainer: Trainer, out: Path) -> None:
     """Write the configuration of a fit with what was chosen.
 
     Args:
-        config: That of the fit as it was.
+        text: That of the fit as it was.
         decision: What was chosen.
         found: What the probe has found.
         trainer: The trainer of the fit as it was.
         out: The file.
     """
-    choice = decision.choice
+    config, choice = yaml.safe_load(text), decision.choice
     changed = {**config, "trainer": {**config["trainer"], **_of_trainer(config["trainer"], choice, found, trainer)}}
     parts = found.of_gradients if choice.steps is None else found.of_rounds
     changed["data"] = _with_parts(config["data"], parts)

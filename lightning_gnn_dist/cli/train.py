@@ -15,7 +15,6 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-import yaml
 from jsonargparse.typing import PositiveInt
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
@@ -27,7 +26,7 @@ from lightning_gnn_dist.callbacks.predictions import PredictionWriter
 from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
 from lightning_gnn_dist.callbacks.run_report import RunReport
 from lightning_gnn_dist.cli.choose import ChoosingTrainer, write
-from lightning_gnn_dist.cli.config_file import check_files
+from lightning_gnn_dist.cli.mistakes.config_file import check_files
 from lightning_gnn_dist.cli.mistakes.misspelt import PACKAGE, check_strategy, hint
 from lightning_gnn_dist.cli.mistakes.value_errors import check_values, in_one_line, with_path
 from lightning_gnn_dist.cli.options import CHOOSE, PROGRAM, PURPOSE, SERVE
@@ -46,10 +45,7 @@ from lightning_gnn_dist.prepare.shard import Bounds
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 
 SINCE = "since:"  # begins what names the nodes that are newer than a version
-TRAINERS: dict[str, type[Trainer]] = {
-    SERVE: ServingTrainer,
-    CHOOSE: ChoosingTrainer,
-}  # of commands that are no part of Lightning
+TRAINERS: dict[str, type[Trainer]] = {SERVE: ServingTrainer, CHOOSE: ChoosingTrainer}  # of commands of our own
 REFUSALS = (ValueError, TypeError, OSError)
 OF_FIT = {"report": True, "weights_only": None}  # options that other commands do not take, and their defaults
 
@@ -180,8 +176,7 @@ class TrainCLI(LightningCLI):
         options = self.config[CHOOSE].clone()
         out = Path(options.pop("out"))
         options.pop("overwrite")
-        config = yaml.safe_load(self._parser(CHOOSE).dump(options, skip_validation=True))
-        write(config, decision, found, self.trainer, out)
+        write(self._parser(CHOOSE).dump(options, skip_validation=True), decision, found, self.trainer, out)
         print(*decision.lines, f"{out} is the configuration of that fit.", sep="\n", flush=True)
 
     def before_fit(self) -> None:

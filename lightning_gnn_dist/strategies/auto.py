@@ -47,7 +47,8 @@ class AutoStrategy(GrappaStrategy):
 
     def __init__(self, *, launch: Launch = Launch()) -> None:
         super().__init__(launch=launch)
-        self._companion = KeptChoice()  # type: ignore[assignment]  # of Grappa's there are no steps
+        self._kept = KeptChoice()
+        self._companion: Any = self._kept  # Grappa's own is for its steps
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         checkpoint = self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=weights_only)
@@ -66,7 +67,7 @@ class AutoStrategy(GrappaStrategy):
     def _become(self, kept: Kept) -> PartitionedStrategy:
         """Let the fit go on with what was chosen. Collective."""
         trainer, strategy = self._module().trainer, kept.choice.strategy(self.launch)
-        self._companion.kept = kept  # type: ignore[attr-defined]
+        self._kept.kept = kept
         _count_rounds(trainer, kept)
         exchange_strategy(trainer, strategy)
         return strategy

@@ -158,17 +158,17 @@ class Watch(Callback):
         self.measured = Measured(self.steps, self.steps, *exchanges, _seconds_of_correction(trainer, strategy), against)
 
 
-def _exchanges(fit: Fit, pause: float) -> list[float]:
+def _exchanges(fit: Fit, pause: float) -> tuple[float, float, float]:
     """Return the seconds of an exchange of a few numbers, of the model, and of the model in 8 bits. Collective."""
     numbers, model = torch.zeros(4), [each.detach().clone() for each in fit.dense_parameters()]
     rounded = Means(8)
     rounded.begin()
     try:
-        return [
+        return (
             _seconds_of(lambda: collectives.sum_(numbers), pause),
             _seconds_of(lambda: collectives.average_(model), pause),
             _seconds_of(lambda: rounded.average_gradient_(model, 1.0), pause),
-        ]
+        )
     finally:
         rounded.close()
 
