@@ -187,7 +187,8 @@ def show(options: argparse.Namespace) -> None:
     steps, best = {}, {}
     for name in options.graphs:
         steps[name], best[name] = to_accuracy([row for row in rows if "curve" in row and row["graph"] == name])
-    print("| graph | wire | chosen | times the fastest | points from the best |", *CHOICES, sep=" | ", end=" |\n")
+    titles = ["graph", "wire", "chosen", "times the fastest", "points from the best", *CHOICES]
+    print(f"| {' | '.join(titles)} |")
     print("|---" * (5 + len(CHOICES)) + "|")
     for row in (row for row in rows if "wire" in row and row["graph"] in options.graphs):
         name, chosen = row["graph"], row["chosen"]
