@@ -15,11 +15,13 @@ from lightning_gnn_dist.cli.values import Commands, count, gigabits, gigabytes, 
 PROGRAM = "lightning-gnn-dist"
 PURPOSE = "Train graph neural networks on partitioned graphs."
 SERVE = "serve"
+CHOOSE = "choose"
 OF_LIGHTNING = {  # the commands that are listed here and parsed by Lightning
     "fit": "train as a configuration says",
     "validate": "evaluate on the validation nodes",
     "test": "evaluate on the test nodes",
     "predict": "write what a model says of every node",
+    CHOOSE: "probe a fit, and write it with the strategy that takes least time",
     SERVE: "answer requests by HTTP with what a model says of nodes, also of new ones",
 }
 HOW = "how (default: auto, metis or, for graphs too large for it, or without it, kaminpar, or streaming)"

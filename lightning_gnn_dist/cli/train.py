@@ -25,10 +25,11 @@ from torch import Tensor
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
 from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
 from lightning_gnn_dist.callbacks.run_report import RunReport
-from lightning_gnn_dist.cli.config_file import check_files
+from lightning_gnn_dist.cli.choose import ChoosingTrainer, write
+from lightning_gnn_dist.cli.mistakes.config_file import check_files
 from lightning_gnn_dist.cli.mistakes.misspelt import PACKAGE, check_strategy, hint
 from lightning_gnn_dist.cli.mistakes.value_errors import check_values, in_one_line, with_path
-from lightning_gnn_dist.cli.options import PROGRAM, PURPOSE, SERVE
+from lightning_gnn_dist.cli.options import CHOOSE, PROGRAM, PURPOSE, SERVE
 from lightning_gnn_dist.cli.serve import ServingTrainer, check_extra
 from lightning_gnn_dist.cli.values import nodes_named, words_in
 from lightning_gnn_dist.data.best_links import best_links
@@ -44,6 +45,7 @@ from lightning_gnn_dist.prepare.shard import Bounds
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 
 SINCE = "since:"  # begins what names the nodes that are newer than a version
+TRAINERS: dict[str, type[Trainer]] = {SERVE: ServingTrainer, CHOOSE: ChoosingTrainer}  # of commands of our own
 REFUSALS = (ValueError, TypeError, OSError)
 OF_FIT = {"report": True, "weights_only": None}  # options that other commands do not take, and their defaults
 
@@ -57,14 +59,14 @@ def run(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(f"{PROGRAM} {given[0]}: {error}") from error
     if os.getcwd() not in sys.path:  # where a user's own module lies; a console script does not look there
         sys.path.append(os.getcwd())  # at the end: a file there takes no library's place
-    if serves := given[:1] == [SERVE]:
+    if given[:1] == [SERVE]:
         check_extra()
     try:
         TrainCLI(
             given[:1],
             LightningModule,
             PartitionedDataModule,
-            trainer_class=ServingTrainer if serves else Trainer,
+            trainer_class=TRAINERS.get(given[0], Trainer) if given else Trainer,
             subclass_mode_model=True,
             subclass_mode_data=True,
             parser_class=Parser,
@@ -132,8 +134,9 @@ class TrainCLI(LightningCLI):
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         commands = LightningCLI.subcommands()
         commands["predict"].add("return_predictions")  # to whom? They need not fit into RAM
-        if issubclass(self.trainer_class, ServingTrainer):  # type: ignore[arg-type]
-            return {SERVE: {"model", "datamodule"}}
+        for name, kind in TRAINERS.items():
+            if self.trainer_class is kind:
+                return {name: {"model", "datamodule"}}
         return {name: skip for name, skip in commands.items() if name in self._given} or commands
 
     def instantiate_classes(self) -> None:
@@ -163,6 +166,18 @@ class TrainCLI(LightningCLI):
         """Called in place of ``trainer.serve``."""
         with self._refusals_in_one_line():
             self.trainer.serve(**kwargs)  # type: ignore[attr-defined]
+
+    def choose(self, **kwargs: Any) -> None:
+        """Called in place of ``trainer.choose``."""
+        with self._refusals_in_one_line():
+            decision, found = self.trainer.choose(**kwargs)  # type: ignore[attr-defined]
+        if not self.trainer.is_global_zero:
+            return
+        options = self.config[CHOOSE].clone()
+        out = Path(options.pop("out"))
+        options.pop("overwrite")
+        write(self._parser(CHOOSE).dump(options, skip_validation=True), decision, found, self.trainer, out)
+        print(*decision.lines, f"{out} is the configuration of that fit.", sep="\n", flush=True)
 
     def before_fit(self) -> None:
         """Called when the trainer is there: watch what the fit costs, and let a preempted one go on."""

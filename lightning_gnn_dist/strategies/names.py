@@ -23,6 +23,7 @@ _CLASSES = {  # by `strategy_name`; imported when a Trainer is made with one
     "llcg": ("llcg", "LLCGStrategy"),
     "tma": ("tma", "TMAStrategy"),
     "grappa": ("grappa", "GrappaStrategy"),
+    "choose": ("auto", "AutoStrategy"),
 }
 
 

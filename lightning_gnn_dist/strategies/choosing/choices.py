@@ -1,0 +1,68 @@
+"""Eight named ways to train, between which ``AutoStrategy`` and ``lightning-gnn-dist choose`` choose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, is_dataclass
+from typing import Any
+
+from lightning_gnn_dist.checks import brief
+from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.rounds.launching.launch import Launch
+from lightning_gnn_dist.rounds.partitioned_strategy import PartitionedStrategy
+from lightning_gnn_dist.strategies.correction import Correction
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+
+SHORT, LONG = 16, 64  # local steps of a round
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A strategy with its settings.
+
+    Args:
+        method: The strategy.
+        steps: Local steps of a round; None where ranks exchange gradients at every step.
+        settings: Its other arguments.
+        passes: How many passes it needs to be as accurate as Grappa after one (benchmarks/choosing.py).
+    """
+
+    method: type[PartitionedStrategy]
+    steps: int | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    passes: float = 1.0
+
+    def strategy(self, launch: Launch = Launch()) -> PartitionedStrategy:
+        """Return the strategy."""
+        clock = () if self.steps is None else (EverySteps(self.steps),)
+        return self.method(*clock, **self.settings, launch=launch)
+
+    @property
+    def corrects(self) -> bool:
+        """Whether gradients of the whole graph correct what averaging loses."""
+        return self.method is LLCGStrategy
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether meetings go on while ranks train."""
+        return bool(self.settings.get("overlap"))
+
+    def __str__(self) -> str:
+        clock = [] if self.steps is None else [f"EverySteps({self.steps})"]
+        settings = [f"{name}={brief(value) if is_dataclass(value) else value}" for name, value in self.settings.items()]
+        return f"{self.method.__name__}({', '.join([*clock, *settings])})"
+
+
+_LATE = {"overlap": True}
+_ONE_GRADIENT = {"correction": Correction(1, "anchor"), "overlap": True}  # all but the anchor travels in a round
+CHOICES = {  # those that lose least first
+    "Grappa": Choice(GrappaStrategy),
+    "Grappa, 8 bits": Choice(GrappaStrategy, settings={"bits": 8}),
+    "LLCG": Choice(LLCGStrategy, SHORT, passes=1.1),
+    "LLCG, overlap": Choice(LLCGStrategy, SHORT, _ONE_GRADIENT, passes=1.6),
+    "averaging": Choice(LocalSGDStrategy, SHORT, passes=1.5),
+    "averaging, overlap": Choice(LocalSGDStrategy, SHORT, _LATE, passes=2.4),
+    "LLCG, overlap, long rounds": Choice(LLCGStrategy, LONG, _ONE_GRADIENT, passes=5.0),
+    "averaging, overlap, long rounds": Choice(LocalSGDStrategy, LONG, _LATE, passes=6.0),
+}

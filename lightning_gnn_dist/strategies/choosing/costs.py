@@ -1,0 +1,183 @@
+r"""The cost model: what each named choice takes for a pass over the training nodes, and which takes least.
+
+With :math:`s` a local step, :math:`g` one that exchanges gradients, :math:`m` an exchange of a few numbers, :math:`x`
+of the model, :math:`r` of the model in 8 bits a number, and :math:`h` a gradient of a batch of the whole graph, all in
+seconds as a probe measures them on the slowest rank, a step of each choice takes, with rounds of :math:`K` steps,
+
+.. math::
+    \text{Grappa: } g \qquad
+    \text{in 8 bits: } \max(s,\, g - x + r) \qquad
+    \text{averaging: } s + \frac{3 m + x}{K} \qquad
+    \text{with overlap: } s + \frac{3 m + \max(0,\, x - K s)}{K}
+
+.. math::
+    \text{LLCG: } s + \frac{(4 + S) m + (2 + S) r + x + (S + A) h + A s}{K},\quad S = \lceil K / 10 \rceil \qquad
+    \text{with overlap: } s + \frac{4 m + r + \max(0,\, r + x - K s) + A (h + s)}{K}
+
+where :math:`A`, at most 4, are the batches of an anchor. These seconds are multiplied by the passes that a choice needs
+to be as accurate as Grappa after one, as measured on real graphs (``passes`` of a choice). Averaging alone counts where
+the parts are alike (:mod:`lightning_gnn_dist.partition.advice`). Of the choices that cost at most 1.2 times the least,
+the first is taken, in the order in which they lose accuracy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from lightning_gnn_dist.strategies.choosing.choices import CHOICES, Choice
+
+VOTES = 3  # exchanges of a few numbers at a meeting
+ANCHOR = 4  # batches of the gradient of Drift(), at most
+NEAR = 1.2  # a choice that loses less is taken if it costs no more than so many times as much
+
+
+class Steps(NamedTuple):
+    """Training steps of one kind.
+
+    Attributes:
+        seconds: Of a step on the slowest rank, with the wait for its batch.
+        in_pass: How many there are in a pass over the training nodes, on each rank.
+    """
+
+    seconds: float
+    in_pass: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a probe of a fit has found, in seconds.
+
+    Args:
+        gradients: Steps that exchange gradients, on the parts of ``GrappaStrategy``.
+        local: Steps without an exchange, on the parts of strategies of rounds.
+        message: An exchange of a few numbers.
+        exchange: An exchange of the model.
+        rounded: The same in 8 bits a number.
+        correction: A gradient of a batch of the whole graph; None where the fit has none.
+        against_averaging: Why averaging alone loses accuracy on these parts; None where it loses little.
+        against_rounds: Why the fit cannot be trained in rounds; None where it can.
+    """
+
+    gradients: Steps
+    local: Steps
+    message: float
+    exchange: float
+    rounded: float
+    correction: float | None
+    against_averaging: str | None = None
+    against_rounds: str | None = None
+
+    def seconds_of_step(self, choice: Choice) -> float:
+        """Return what a step takes, with its share of a meeting."""
+        if choice.steps is None:
+            as_they_are = self.gradients.seconds
+            if "bits" not in choice.settings:
+                return as_they_are
+            return max(self.local.seconds, as_they_are - self.exchange + self.rounded)
+        return self.local.seconds + self._seconds_of_meeting(choice, choice.steps) / choice.steps
+
+    def _seconds_of_meeting(self, choice: Choice, steps: int) -> float:
+        """Return what a meeting adds to the steps of a round."""
+        of_round, votes = steps * self.local.seconds, VOTES * self.message
+        if not choice.corrects:
+            late = self.exchange
+            return votes + (max(0.0, late - of_round) if choice.overlaps else late)
+        assert self.correction is not None
+        anchor = min(ANCHOR, self.local.in_pass)
+        gradients = anchor * (self.correction + self.local.seconds)
+        late = self.rounded + self.exchange  # the mean, and two moments in 16 bits
+        one = self.message + self.rounded
+        if choice.overlaps:
+            return votes + one + max(0.0, late - of_round) + gradients
+        corrections = math.ceil(steps / 10)
+        return votes + (1 + corrections) * one + late + gradients + corrections * self.correction
+
+    def seconds_of_pass(self, choice: Choice) -> float:
+        """Return what a pass over the training nodes takes."""
+        steps = self.gradients if choice.steps is None else self.local
+        return steps.in_pass * self.seconds_of_step(choice)
+
+    def why_not(self, choice: Choice) -> str | None:
+        """Return why a choice is out of the question, or None."""
+        if choice.steps is None:
+            return None
+        if self.against_rounds is not None:
+            return self.against_rounds
+        if choice.corrects:
+            return "there is no gradient of the whole graph to correct by" if self.correction is None else None
+        return self.against_averaging
+
+
+class Priced(NamedTuple):
+    """What a choice costs.
+
+    Attributes:
+        name: That of the choice.
+        seconds: Of a pass over the training nodes.
+        to_accuracy: Of as many passes as make it as accurate as Grappa after one.
+    """
+
+    name: str
+    seconds: float
+    to_accuracy: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is chosen, beside all that was possible.
+
+    Args:
+        name: Of the choice.
+        measured: What decided.
+        prices: Of all choices that are possible, in the order of their names.
+    """
+
+    name: str
+    measured: Measured
+    prices: tuple[Priced, ...]
+
+    @property
+    def choice(self) -> Choice:
+        return CHOICES[self.name]
+
+    @property
+    def lines(self) -> list[str]:
+        """What is chosen and why, what it costs, and what the runner-up would have cost."""
+        own = next(price for price in self.prices if price.name == self.name)
+        others = sorted((price for price in self.prices if price is not own), key=lambda price: price.to_accuracy)
+        return [
+            f"Chosen: {self.choice}. {self._reason()}",
+            f"A pass over the training nodes will take {_in_words(own.seconds)}.",
+            *map(_as_runner_up, others[:1]),
+        ]
+
+    def _reason(self) -> str:
+        found = self.measured
+        share = found.exchange / found.local.seconds
+        wire = f"An exchange of the model takes {_in_words(found.exchange)}, {share:.0%} of a local step"
+        against = found.against_rounds or found.against_averaging
+        return f"{wire}." if against is None else f"{wire}. {against}"
+
+
+def choose(measured: Measured) -> Decision:
+    """Return what takes least time to the same accuracy; of those near that, what loses least and is simplest."""
+    prices = [
+        Priced(name, seconds := measured.seconds_of_pass(choice), choice.passes * seconds)
+        for name, choice in CHOICES.items()
+        if measured.why_not(choice) is None
+    ]
+    least = min(price.to_accuracy for price in prices)
+    chosen = next(price for price in prices if price.to_accuracy <= NEAR * least)
+    return Decision(chosen.name, measured, tuple(prices))
+
+
+def _as_runner_up(price: Priced) -> str:
+    choice = CHOICES[price.name]
+    passes = "" if choice.passes == 1 else f", and needs {choice.passes:g} times as many passes as Grappa"
+    return f"The runner-up, {choice}, would take {_in_words(price.seconds)}{passes}."
+
+
+def _in_words(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"

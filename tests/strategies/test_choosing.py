@@ -1,0 +1,78 @@
+"""The cost model of choices, by hand, and what it chooses."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightning_gnn_dist.strategies.choosing.choices import CHOICES
+from lightning_gnn_dist.strategies.choosing.costs import Measured, Steps, choose
+
+# Steps of .1 s, and of .25 s with an exchange; .01 s for a few numbers, .2 s for the model and .06 s for it in 8 bits;
+# .3 s for a gradient of the whole graph. Ten steps a pass on Grappa's parts, twelve on the others.
+SLOW_WIRE = Measured(Steps(0.25, 10), Steps(0.1, 12), 0.01, 0.2, 0.06, 0.3)
+FAST_WIRE = Measured(Steps(0.11, 10), Steps(0.1, 10), 0.0001, 0.005, 0.004, 0.1)
+BY_HAND = {
+    "Grappa": 10 * 0.25,
+    "Grappa, 8 bits": 10 * (0.25 - 0.2 + 0.06),
+    # Three votes, and one each of two corrections and the anchor; these and the mean in 8 bits, two moments as a model;
+    # gradients: two of corrections, four of the anchor on the graph and four on the part.
+    "LLCG": 12 * (0.1 + (3 * 0.01 + 3 * 0.01 + 4 * 0.06 + 0.2 + 6 * 0.3 + 4 * 0.1) / 16),
+    "LLCG, overlap": 12 * (0.1 + (3 * 0.01 + 0.01 + 0.06 + 4 * (0.3 + 0.1)) / 16),
+    "averaging": 12 * (0.1 + (3 * 0.01 + 0.2) / 16),
+    "averaging, overlap": 12 * (0.1 + 3 * 0.01 / 16),
+    "LLCG, overlap, long rounds": 12 * (0.1 + (3 * 0.01 + 0.01 + 0.06 + 4 * (0.3 + 0.1)) / 64),
+    "averaging, overlap, long rounds": 12 * (0.1 + 3 * 0.01 / 64),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_seconds_of_a_pass_are_those_by_hand(name: str) -> None:
+    assert SLOW_WIRE.seconds_of_pass(CHOICES[name]) == pytest.approx(BY_HAND[name])
+
+
+def test_what_does_not_fit_behind_a_round_is_waited_for() -> None:
+    found = Measured(Steps(5.0, 10), Steps(0.1, 3), 0.01, exchange=4.0, rounded=1.5, correction=0.3)
+    # A round is of 1.6 s: 4 - 1.6 s of a model are left; of LLCG's mean and moments 5.5 - 1.6 s. A pass has 3 batches.
+    assert found.seconds_of_step(CHOICES["averaging, overlap"]) == pytest.approx(0.1 + (0.03 + 2.4) / 16)
+    expected = 0.1 + (0.03 + 0.01 + 1.5 + 3.9 + 3 * (0.3 + 0.1)) / 16
+    assert found.seconds_of_step(CHOICES["LLCG, overlap"]) == pytest.approx(expected)
+    # Gradients in 8 bits are no faster than steps without any exchange.
+    shorter = Measured(Steps(0.11, 10), Steps(0.1, 3), 0.01, exchange=0.2, rounded=0.05, correction=None)
+    assert shorter.seconds_of_step(CHOICES["Grappa, 8 bits"]) == pytest.approx(0.1)
+
+
+def test_a_wire_that_carries_gradients_is_for_them() -> None:
+    found = choose(FAST_WIRE)
+    assert found.name == "Grappa" and len(found.prices) == len(CHOICES)
+    chosen, cost, runner_up = found.lines
+    assert chosen == "Chosen: GrappaStrategy(). An exchange of the model takes 5 ms, 5% of a local step."
+    assert cost == "A pass over the training nodes will take 1.1 s."
+    assert runner_up == "The runner-up, GrappaStrategy(bits=8), would take 1.09 s."
+
+
+def test_a_slow_wire_is_for_rounds() -> None:
+    # In 8 bits a pass takes 1.1 s; averaging takes 1.37 s, and needs 1.5 passes for one.
+    assert choose(SLOW_WIRE).name == "Grappa, 8 bits"
+    # Here 4 s, and 1.5 times 1.61 s.
+    slower = choose(Measured(Steps(0.6, 10), Steps(0.1, 12), 0.05, 0.4, 0.2, 0.3))
+    assert slower.name == "averaging"
+    assert slower.lines[2] == (
+        "The runner-up, LocalSGDStrategy(EverySteps(16), overlap=True), would take 1.31 s, and needs 2.4 times as many "
+        "passes as Grappa."
+    )
+
+
+def test_averaging_alone_is_for_parts_that_are_alike() -> None:
+    differ = "The parts hold different labels: 0.40 of label skew beyond chance, in the mean."
+    found = choose(Measured(Steps(0.6, 10), Steps(0.1, 12), 0.05, 0.4, 0.2, 0.03, against_averaging=differ))
+    assert found.name == "LLCG" and found.lines[0].endswith(differ)
+    assert not any("averaging" in price.name for price in found.prices)
+
+
+def test_without_gradients_of_the_whole_graph_or_rounds_less_is_possible() -> None:
+    differ = "The parts differ."
+    left = choose(Measured(Steps(9.0, 10), Steps(0.1, 12), 0.05, 8.0, 7.0, None, against_averaging=differ))
+    assert [price.name for price in left.prices] == ["Grappa", "Grappa, 8 bits"]
+    refused = "max_steps=3 ends the fit inside a round: use max_epochs, which counts rounds."
+    left = choose(Measured(Steps(9.0, 10), Steps(0.1, 12), 0.05, 8.0, 1.0, 0.3, against_rounds=refused))
+    assert left.name == "Grappa, 8 bits" and left.lines[0].endswith(refused)
