@@ -5,7 +5,8 @@
 
 The first command runs what the file does not hold yet, and appends to it; it can be stopped and started again. The
 second prints the table and draws the picture. DIRECTORY holds real graphs, as ``accuracy.py`` reads them; without it
-there are generated ones only. Eight ranks, two layers of hidden size 64, Adam 0.01, fan-out 10 and 10,
+there are generated ones only. ``--whole`` takes each part as one batch, and ``--width 256`` turns wider features into
+256 numbers. Eight ranks, two layers of hidden size 64, Adam 0.01, fan-out 10 and 10,
 64 seeds in a rank's batch, 200 local steps; one process takes as many steps with batches eight times as large. Accuracy
 is that of test nodes at the best round for validation nodes; differences are taken seed by seed.
 """
@@ -38,6 +39,7 @@ from lightning_gnn_dist import (
     EverySteps,
     Graph,
     Halo,
+    History,
     Isolated,
     Launch,
     LLCGStrategy,
@@ -56,6 +58,8 @@ OUTER: dict[str, Any] = {"outer": Outer.diloco(bits=8), "average_optimizer": "va
 PAPER: dict[str, Any] = {"drift": None, "weights": "uniform"}
 EARLIER: dict[str, Any] = {"drift": Drift("global", decay=0.8), "correction": Correction(1)}
 FIXED: dict[str, Any] = {"outer": Outer(momentum=0.3, bits=8), **EARLIER}
+SHORT: dict[str, Any] = {"outer": Outer(lr=0.7, momentum=0.8, adaptive=True, bits=8)}
+OF_STEPS: dict[str, Any] = {"drift": Drift("global", anchor_steps=0)}
 EXACT: dict[str, Any] = {"outer": Outer(), "average_optimizer": True, **EARLIER}
 
 
@@ -100,6 +104,13 @@ SETTINGS: dict[str, Method] = {
     "LLCG, METIS, exact averages": Method(partial(llcg, EXACT), METIS, data=around()),
     "LLCG, as in the paper": Method(partial(llcg, PAPER), METIS, data=around(Isolated())),
     "LLCG, METIS, seeds of the halo": Method(partial(llcg, EARLIER), METIS, data=around(Halo(2, seed_hops=1))),
+    "LLCG, METIS, short outer steps": Method(partial(llcg, SHORT), METIS, data=around()),
+    "LLCG, METIS, anchors of steps": Method(partial(llcg, OF_STEPS), METIS, data=around()),
+    "LLCG, METIS, isolated": Method(partial(llcg, {}), METIS, data=around(Isolated())),
+    "LLCG, isolated": Method(partial(llcg, {}), SUPER, data=around(Isolated())),
+    "LLCG, METIS, two senders": Method(partial(llcg, {}), METIS, data=around(Halo(1, neighbors=2))),
+    "LLCG, METIS, one hop": Method(partial(llcg, {}), METIS, data=around(Halo(1))),
+    "LLCG, METIS, history": Method(partial(llcg, {}), METIS, data=around(History())),
     "averaging": Method(averaging, SUPER, data=around()),
     "averaging, METIS": Method(averaging, METIS, data=around()),
     "averaging, METIS, seeds of the halo": Method(averaging, METIS, data=around(Halo(2, seed_hops=1))),
@@ -131,13 +142,16 @@ GENERATED: dict[str, dict[str, Any]] = {
 }
 
 
-def graph_of(name: str, directory: Path | None, seed: int, model: str) -> Graph:
+def graph_of(name: str, directory: Path | None, seed: int, model: str, width: int | None = None) -> Graph:
     if name in GENERATED:
         options: dict[str, Any] = {"num_classes": 8, "num_features": 32, "mean_degree": 8.0} | GENERATED[name]
         graph = communities(4000, seed=seed, **options)
         return Graph.from_pyg(GCNNorm()(graph.to_pyg())) if model == "gcn" else graph
     assert directory is not None
     data = load(directory, name, seed)
+    if width is not None and data.x.size(1) > width:
+        drawn_at_random = torch.randn(data.x.size(1), width, generator=torch.Generator().manual_seed(0))
+        data.x = (data.x @ torch.linalg.qr(drawn_at_random)[0]).contiguous()
     return Graph.from_pyg(GCNNorm()(data) if model == "gcn" else data)
 
 
@@ -163,11 +177,11 @@ def measure(options: argparse.Namespace) -> None:
             model=what["model"],
             layers=2,
             dropout=0.0,
-            fanout=[10, 10],
-            batch_size=64,
+            fanout=None if options.whole else [10, 10],
+            batch_size=10**6 if options.whole else 64,
             scratch=str(options.file.with_suffix(f".{os.getpid()}.tmp")),
         )
-        graph = graph_of(what["graph"], options.directory, what["seed"], what["model"])
+        graph = graph_of(what["graph"], options.directory, what["seed"], what["model"], options.width)
         outcome = run(graph, SETTINGS[what["setting"]], settings, what["seed"], Enough())
         Path(settings.scratch).unlink()
         with options.file.open("a") as file:
@@ -190,8 +204,9 @@ def show(options: argparse.Namespace) -> None:
     rows = [row for row in rows if where(row) in whole and row["graph"] in sent]
     graphs = list(dict.fromkeys(row["graph"] for row in rows))
     rows.sort(key=lambda row: (list(SETTINGS).index(row["setting"]), row["steps"]))
-    print("| setting | bytes, Grappa is 1 | mean | standard error | worst | " + " | ".join(graphs) + " |")
-    print("|---" * (5 + len(graphs)) + "|")
+    heads = ["setting", "gradients of a rank", "bytes, Grappa is 1", "mean", "standard error", "worst", *graphs]
+    print("| " + " | ".join(heads) + " |")
+    print("|---" * len(heads) + "|")
     points = []
     for name in dict.fromkeys(map(name_of, rows)):
         own = [row for row in rows if name_of(row) == name]
@@ -203,7 +218,9 @@ def show(options: argparse.Namespace) -> None:
         mean, worst = statistics.mean(means.values()), min(means.values())
         error = statistics.stdev(means.values()) / math.sqrt(len(means)) if len(means) > 1 else 0.0
         cells = " | ".join(f"{means[graph]:+.1f}" if graph in means else "" for graph in graphs)
-        print(f"| {name} | {share:.3f} | {mean:+.1f} | {error:.1f} | {worst:+.1f} | {cells} |")
+        computed = [row["gradients"] for row in own if "gradients" in row]
+        gradients = f"{statistics.mean(computed):.0f}" if computed else ""
+        print(f"| {name} | {gradients} | {share:.3f} | {mean:+.1f} | {error:.1f} | {worst:+.1f} | {cells} |")
         if share > 0:
             points.append(Line(name, [(math.log10(share), mean)]))
     axes = "bytes sent, as a power of ten of what Grappa sends", "points from one process, mean over graphs"
@@ -221,6 +238,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--model", choices=["sage", "gcn"], default="sage")
     parser.add_argument("--steps", type=int, nargs="+", default=[10, 50, 200], help="local steps in a round")
+    parser.add_argument("--whole", action="store_true", help="take each part as one batch")
+    parser.add_argument("--width", type=int, help="turn wider features into as many numbers, by a random rotation")
     parser.add_argument("--graphs", nargs="+")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS)
     parser.add_argument("--show", type=Path, help="print the table, and draw the picture into this file")

@@ -21,6 +21,7 @@ from lightning_gnn_dist.layers.reach import Neighbourhoods
 from lightning_gnn_dist.rules import Count, Positive, check_fields
 from lightning_gnn_dist.wire.collectives import gather_numbers
 
+LOST = "Edges between parts are lost: strategies of rounds mostly lose least on SuperNodePartitioner() parts."
 LOOKED_AT = 4  # super-epochs whose parts are counted
 SMALL = 100_000  # work of a batch, in edges, some ms: less saves no time worth an edge
 
@@ -130,7 +131,8 @@ class Choice(NamedTuple):
         limits = f"{in_megabytes(allowed.bytes)}{limit} are allowed."
         if self.better is None:
             return f"{found} {limits}"
-        return f"{found} {short_name(self.better.boundary)} would take {self.better}. {limits}"
+        lost = f" {LOST}" if isinstance(self.boundary, Isolated) else ""
+        return f"{found} {short_name(self.better.boundary)} would take {self.better}. {limits}{lost}"
 
 
 def chosen(

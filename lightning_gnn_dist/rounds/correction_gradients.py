@@ -48,6 +48,7 @@ def mean_gradient(
             loss = _of_any_size(step, fit.batch_to_device(batch), module)
         if loss is None:
             continue
+        fit.round.gradients_beyond += 1
         gradients = _gradients(loss * scale, parameters, _name_of_step(module), tables)
         if scale != 1.0 and not finite.are_finite(gradient for gradient in gradients if gradient is not None):
             continue  # an overflow of half precision: as in training, the batch is skipped

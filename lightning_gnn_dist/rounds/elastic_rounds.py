@@ -163,7 +163,7 @@ class LivingPeers(Peers):
                 loader.loader = self._dealt(loader.loader)
         # A rank that was told to end leaves alone: the others can do without it.
         return [
-            Votes(row.batches, bool(row.stop), place == self._place and is_told_to_end, 0, row.global_step)
+            Votes(row.batches, row.batches, bool(row.stop), place == self._place and is_told_to_end, 0, row.global_step)
             for place, row in enumerate(rows)
         ]
 

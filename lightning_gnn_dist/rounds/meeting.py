@@ -24,9 +24,13 @@ from lightning_gnn_dist.wire.octets import checksum
 
 
 class Votes(NamedTuple):
-    """The numbers that a rank sends at a meeting: its batches, what it wants, a checksum of its replica."""
+    """The numbers that a rank sends at a meeting: its batches, what it wants, a checksum of its replica.
+
+    ``gradients`` are those that it has computed since the meeting before, of its batches and beyond them.
+    """
 
     batches: int
+    gradients: int
     stop: bool
     sigterm: bool
     checksum: int
@@ -106,15 +110,18 @@ class Meeting:
             votes = self._vote(batches, is_told_to_end)
         refusals.check_replicas([vote.checksum for vote in votes], state.round_idx)
         state.round_idx += 1
+        state.gradients_beyond = 0
         return votes
 
     def _vote(self, batches: int, is_told_to_end: bool) -> list[Votes]:
         """Return what each rank says at the end of a round. Collective."""
         equal = checksum(self.equal()) if collectives.world_size() > 1 else 0
         steps = self.fit.lightning_module.trainer.global_step
-        mine = Votes(batches, self.fit.round.stop_requested, is_told_to_end, equal, steps)
+        state = self.fit.round
+        mine = Votes(batches, batches + state.gradients_beyond, state.stop_requested, is_told_to_end, equal, steps)
         rows = collectives.gather_numbers(mine, self.fit.device)
-        return [Votes(number, bool(stops), bool(told), *others) for number, stops, told, *others in rows]
+        votes = map(Votes._make, rows)
+        return [vote._replace(stop=bool(vote.stop), sigterm=bool(vote.sigterm)) for vote in votes]
 
     def equal(self) -> list[Tensor]:
         """Return what all ranks have alike after a meeting."""
@@ -243,6 +250,7 @@ class MeetingCallback(Callback):
             {
                 "round/index": float(state.round_idx),
                 "round/batches": float(sum(vote.batches for vote in votes)),
+                "round/gradients": float(sum(vote.gradients for vote in votes)),
                 "round/seconds": state.seconds,
                 **({"round/distance": state.distance} if state.distance else {}),
             },

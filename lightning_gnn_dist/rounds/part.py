@@ -42,6 +42,7 @@ class RoundState:
     has_mean: bool = True  # whether the meeting has taken in a mean, from which further stages go on
     others_wait: bool = False  # for what this rank computes alone
     stop_requested: bool = False  # by this rank, since the last meeting
+    gradients_beyond: int = 0  # computed since the last meeting by anchors and corrections
     seconds: float = 0.0
     distance: float = 0.0  # of replicas from their mean, if it was measured
     batches_of_ranks: list[int] = field(default_factory=list)

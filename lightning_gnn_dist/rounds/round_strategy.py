@@ -313,6 +313,7 @@ class RoundStrategy(PartitionedStrategy):
         self.means.forget()
         self._running = None
         self.state.in_round = self.state.is_training = self.state.stop_requested = self._has_failed = False
+        self.state.gradients_beyond = 0
 
     def _fit(self) -> Fit:
         return Fit(

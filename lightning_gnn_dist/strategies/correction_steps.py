@@ -91,6 +91,8 @@ class CorrectionSteps(Part):
         for batch in self._batches(steps, sliced=True):
             gradient, seeds = mean_gradient(self.fit, [batch])
             average_gradient_(self.fit, gradient, seeds)  # that of the whole batch, whatever the slices' sizes
+            if self._drift is not None:
+                self._drift.corrected_along(self.fit.trained_parameters(), gradient)
             self._step(self.fit.trained_parameters(), gradient)
 
     def sizes(self) -> list[int]:

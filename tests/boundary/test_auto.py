@@ -157,6 +157,7 @@ def test_a_fit_does_not_multiply_the_work_unless_asked() -> None:
     assert 1.05 < one < 1.4 < two < 2
     assert found == [Halo(1), Isolated(), Halo(2), Halo(2)] and all(other[0] == found for other in others)
     assert f"and {one:.1f} times the work of one process" in lines[0] and f"and {two:.1f} times the work" in lines[0]
+    assert lines[1].endswith(auto.LOST) and "SuperNode" not in lines[0]
     assert lines[3].endswith("and 2 times are allowed.") and "times are" not in lines[2]
 
 
