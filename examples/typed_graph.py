@@ -100,6 +100,6 @@ if __name__ == "__main__":
     data = data_of(graph, parser.parse_args().shards)
     widths = {kind: arrays["x"].shape[1] if "x" in arrays else 0 for kind, arrays in graph.types.node_arrays.items()}
     model = RGCN(widths, graph.types.edge_types, num_classes=6)
-    trainer = pl.Trainer(accelerator="cpu", devices=NUM_RANKS, strategy=GrappaStrategy(), max_epochs=4, logger=False)
+    trainer = pl.Trainer(accelerator="cpu", devices=NUM_RANKS, strategy=GrappaStrategy(), max_epochs=8, logger=False)
     trainer.fit(model, data)
     trainer.test(model, data)  # exact: the whole graph, every test paper once

@@ -23,6 +23,7 @@ import pytest
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
+KERNELS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "lightning_gnn_dist", "kernels")
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -66,6 +67,8 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cache(caches: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of this test alone, so that no test finds the partitions of another."""
     folder = Path(mkdtemp(dir=caches))  # pytest's numbered folders are counted anew for each: thousands of them
+    Path(folder, KERNELS.parent.name).mkdir()
+    Path(folder, KERNELS.parent.name, KERNELS.name).symlink_to(KERNELS)  # else each command would compile them anew
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.python_server import fast_python
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LEAST = {
     "link_prediction": ("mrr", 0.4),
@@ -37,9 +39,11 @@ LINES = [
 @pytest.mark.parametrize("line", LINES)
 def test_an_example_trains_and_tests(line: str, tmp_path: Path) -> None:
     name, *options = line.split()
+    python = fast_python()
     if name == "ray_train":
         pytest.importorskip("ray", reason='Ray is not installed: pip install "ray[train]"')
-    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *options]
+        python = sys.executable  # whose processes Ray starts
+    command = [python, str(EXAMPLES / f"{name}.py"), *options]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stderr[-2000:]

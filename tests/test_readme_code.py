@@ -38,6 +38,7 @@ from lightning_gnn_dist.prepare.reorder import reorder_graph
 from lightning_gnn_dist.wire.elastic import LIGHTHOUSE, RANK, RANKS
 from tests.link_model import LinkSAGE
 from tests.pages import PAGES, ROOT, TUTORIALS, anchors, blocks, links
+from tests.python_server import fast_python
 from tests.ranks import run_ranks
 from tests.sage import SAGE
 from tests.test_readme import as_pyg, names
@@ -243,7 +244,7 @@ def test_the_elastic_block_runs_as_its_page_says(tmp_path: Path) -> None:
     (block,) = [block for block in blocks("python", "elastic") if "elastic=True)" in block.code]
     (tmp_path / "block.txt").write_text(block.code)
     (tmp_path / "train.py").write_text(TRAIN)
-    command = [sys.executable, "-m", "lightning_gnn_dist", "elastic", "--ranks", "2", "--", sys.executable, "train.py"]
+    command = [sys.executable, "-m", "lightning_gnn_dist", "elastic", "--ranks", "2", "--", fast_python(), "train.py"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and "[elastic]" not in done.stdout, done.stderr
@@ -334,7 +335,7 @@ def test_the_quick_start_leads_to_predictions(tmp_path: Path) -> None:
     config = blocks("yaml", "quick-start")[0].code
     assert "max_epochs: 30" in config
     (tmp_path / "my.yaml").write_text(config.replace("max_epochs: 30", "max_epochs: 5"))
-    (tmp_path / "lightning-gnn-dist").write_text(f'#!/bin/bash\nexec {sys.executable} -m lightning_gnn_dist "$@"\n')
+    (tmp_path / "lightning-gnn-dist").write_text(f'#!/bin/bash\nexec {fast_python()} -m lightning_gnn_dist "$@"\n')
     (tmp_path / "lightning-gnn-dist").chmod(0o755)
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     lines = "".join(block.code for block in blocks("console", "quick-start")).splitlines()

@@ -30,6 +30,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.callbacks.preemption import FILE_NAME, PreemptionCheckpoint
 from tests.data_fitting import trainer
 from tests.every_strategy import every_strategy
+from tests.python_server import fast_python
 from tests.ranks import run_ranks
 from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
@@ -175,4 +176,10 @@ def test_the_command_stops_with_a_checkpoint_and_goes_on(launcher: str, name: st
     assert code in {"lightning": (143, -signal.SIGKILL), "torchrun": (1,)}[launcher]
     rest = [f"--ckpt_path={checkpoint}", f"--trainer.max_epochs={stopped['epoch'] + 2}"]
     environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1"}
-    subprocess.run([*LAUNCHERS[launcher], *fit_it, *rest], cwd=EXAMPLES, env=environment, check=True, timeout=600)
+    subprocess.run(
+        [fast_python(), *LAUNCHERS[launcher][1:], *fit_it, *rest],
+        cwd=EXAMPLES,
+        env=environment,
+        check=True,
+        timeout=600,
+    )

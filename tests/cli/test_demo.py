@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from lightning_gnn_dist.cli.main import main
+from tests.python_server import fast_python
 
 
 def run(*command: str, cwd: Path) -> str:
@@ -21,7 +21,7 @@ def run(*command: str, cwd: Path) -> str:
 @pytest.mark.slow
 def test_the_demo_prints_the_reports_and_the_table(tmp_path: Path) -> None:
     sizes = ("--nodes", "2000", "--rounds", "3", "--steps", "4")
-    output = run(sys.executable, "-m", "lightning_gnn_dist", "demo", *sizes, cwd=tmp_path)
+    output = run(fast_python(), "-m", "lightning_gnn_dist", "demo", *sizes, cwd=tmp_path)
     assert "2 parts:" in output and "worst label skew" in output
     rows = re.findall(
         r"^(one process|Grappa|local SGD|LLCG).*?(0\.\d{3})\s+([\d.]+) MB\s+([\d.]+)$", output, re.MULTILINE

@@ -19,6 +19,7 @@ import torch
 from lightning_gnn_dist import communities
 from lightning_gnn_dist.serving.server import listen
 from tests.pages import ROOT, blocks
+from tests.python_server import fast_python
 from tests.serving.served import Client
 
 PORT = 8000  # the page's
@@ -48,9 +49,11 @@ def test_the_page_leads_from_a_fit_to_the_same_rows_by_file_and_by_http(tmp_path
     (tmp_path / "my.yaml").write_text(config.replace("max_epochs: 30", "max_epochs: 5"))
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     how: dict[str, Any] = {"cwd": tmp_path, "env": environment}
-    program, port = f"{shlex.quote(sys.executable)} -m lightning_gnn_dist", free_port()
-    lines = [line.replace("lightning-gnn-dist", program).replace(str(PORT), str(port)) for line in command_lines()]
-    fit, predict, serve, curl = lines[:4]
+    port, pythons = free_port(), [fast_python(), fast_python(), sys.executable, ""]  # the server is sent a signal
+    fit, predict, serve, curl = (
+        line.replace("lightning-gnn-dist", f"{python} -m lightning_gnn_dist").replace(str(PORT), str(port))
+        for line, python in zip(command_lines(), pythons, strict=False)
+    )
     for line in (fit, predict):
         subprocess.run(["bash", "-c", line], check=True, timeout=600, **how)
     with subprocess.Popen(["bash", "-c", f"exec {serve}"], **how) as server:
