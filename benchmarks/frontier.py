@@ -200,11 +200,12 @@ def name_of(row: dict[str, Any]) -> str:
 def show(options: argparse.Namespace) -> None:
     rows = [row for row in rows_of(options.file) if row["model"] == options.model]
     whole = {where(row): row["test"] for row in rows if row["setting"] == "one process"}
-    sent = {row["graph"]: row["bytes"] for row in rows if row["setting"] == "Grappa"}  # the same for all seeds
+    sent = {row["graph"]: row["bytes"] for row in rows if row["setting"] == options.unit}  # the same for all seeds
     rows = [row for row in rows if where(row) in whole and row["graph"] in sent]
     graphs = list(dict.fromkeys(row["graph"] for row in rows))
     rows.sort(key=lambda row: (list(SETTINGS).index(row["setting"]), row["steps"]))
-    heads = ["setting", "gradients of a rank", "bytes, Grappa is 1", "mean", "standard error", "worst", *graphs]
+    costs = ["gradients of a rank", f"bytes, {options.unit} is 1"]
+    heads = ["setting", *costs, "mean", "standard error", "worst", *graphs]
     print("| " + " | ".join(heads) + " |")
     print("|---" * len(heads) + "|")
     points = []
@@ -223,7 +224,7 @@ def show(options: argparse.Namespace) -> None:
         print(f"| {name} | {gradients} | {share:.3f} | {mean:+.1f} | {error:.1f} | {worst:+.1f} | {cells} |")
         if share > 0:
             points.append(Line(name, [(math.log10(share), mean)]))
-    axes = "bytes sent, as a power of ten of what Grappa sends", "points from one process, mean over graphs"
+    axes = f"bytes sent, as a power of ten of what {options.unit} sends", "points from one process, mean over graphs"
     options.show.write_text(drawn(Lines("Test accuracy over bytes", *axes, points)))
 
 
@@ -242,6 +243,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, help="turn wider features into as many numbers, by a random rotation")
     parser.add_argument("--graphs", nargs="+")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS)
+    parser.add_argument("--unit", default="Grappa", choices=SETTINGS, help="the setting whose bytes are 1 in the table")
     parser.add_argument("--show", type=Path, help="print the table, and draw the picture into this file")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
