@@ -19,7 +19,6 @@ from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
 from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.graph.typed.types import GraphTypes, edge_type_dtype, offsets_of
-from lightning_gnn_dist.prepare.files.row_files import RowFiles
 from lightning_gnn_dist.prepare.files.text_tables import Progress
 from lightning_gnn_dist.prepare.one_shard import Part
 from lightning_gnn_dist.prepare.steps.describe import map_arrays
@@ -45,11 +44,11 @@ class SortedEdges:
     times_of_senders: Column | None
 
     @classmethod
-    def of(cls, folder: Path, time: str | None, times_of_senders: RowFiles | None) -> SortedEdges:
+    def of(cls, folder: Path, time: str | None, times_of_senders: Callable[[], Column | None]) -> SortedEdges:
         """Map what was sorted into a folder, and load where rows start, and the times of senders that are needed."""
         arrays = {file.stem: map_npy(file) for file in sorted((folder / "edges").glob("*.npy"))}
         times = None if time is None else arrays.get(time)
-        own = None if times is not None or times_of_senders is None else times_of_senders.load()
+        own = None if times is not None else times_of_senders()
         return cls(np.load(folder / "indptr.npy"), map_npy(folder / "indices.npy"), arrays, times, own)
 
     def begin(self, target: Path) -> None:
@@ -94,8 +93,7 @@ def merge_types(
     """
     opened, counts, parts = {}, {}, {kind: of_kind.part for kind, of_kind in nodes.items()}
     for edge_type, folder in folders.items():
-        times = nodes[edge_type[0]].times(time)
-        opened[edge_type] = partial(SortedEdges.of, folder, time, times)
+        opened[edge_type] = partial(SortedEdges.of, folder, time, partial(nodes[edge_type[0]].times, time))
         (counts[edge_type],) = NpyFile.of(folder / "indices.npy").shape
     merge(draft, opened, counts, parts, progress)
     about: dict[str, Any] = {"nodes": [[kind, part.size] for kind, part in parts.items()], "time": time}
