@@ -31,18 +31,15 @@ from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import (
     Coverage,
-    Fetch,
     Graph,
     GrappaStrategy,
     Holding,
     Isolated,
     Launch,
-    Loading,
     NeighborSampler,
     PartitionedDataModule,
     Rotate,
 )
-from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.wire.collectives import traffic
 
 FEATURES, HIDDEN, CLASSES, BATCH = 128, 256, 32, 1024
@@ -193,13 +190,13 @@ def host(options: argparse.Namespace) -> None:
 
 def remote_features(options: argparse.Namespace) -> float:
     """Bytes of the features that batches of an epoch would need from the other part, with neighbours of the graph."""
-    data = data_of(options, boundary=Fetch(), loading=Loading(num_threads=0))
-    assignment = data.partition(2).assignment
-    total = 0
+    graph, total = Graph.open(prepare(options)), 0
+    assignment = data_of(options).partition(2).assignment
     for rank in range(2):
-        data._running.__class__ = type("Placed", (Running,), {"rank": rank, "num_ranks": 2})
-        loader = data._batches_of(data.graph, -(-data._home.cut.most_seeds(2) // BATCH), 0, rank, 2)
-        total += sum(int((assignment[batch.n_id] != rank).sum()) for batch in loader)
+        seeds = {"train_mask": graph.node_arrays["train_mask"] & (assignment == rank)}
+        of_rank = Graph(graph.indptr, graph.indices, {**graph.node_arrays, **seeds})
+        data = PartitionedDataModule(of_rank, sampler=NeighborSampler([15, 10]), batch_size=BATCH)
+        total += sum(int((assignment[batch.n_id] != rank).sum()) for batch in data.train_dataloader())
     return float(total * FEATURES * 4)
 
 

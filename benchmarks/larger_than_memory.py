@@ -49,7 +49,8 @@ class Model(LayeredSAGE):
         self.started = time.perf_counter()
 
     def on_train_batch_end(self, *_: Any) -> None:
-        used, self.figures = resource.getrusage(resource.RUSAGE_SELF), self.trainer.datamodule.figures
+        used, data = resource.getrusage(resource.RUSAGE_SELF), self.trainer.datamodule  # type: ignore[attr-defined]
+        self.figures = data.figures
         waited = self.figures["data/waited_seconds"] + self.figures.get("data/switch_waited_seconds", 0.0)
         self.costs.append([time.perf_counter(), used.ru_utime + used.ru_stime, waited])
 

@@ -112,7 +112,7 @@ def train(options: argparse.Namespace) -> None:
                 self.before = data.figures
             self.after = data.figures
 
-    trainer.callbacks.append(figures := Figures())
+    trainer.callbacks.append(figures := Figures())  # type: ignore[attr-defined]
     trainer.fit(model, data)
     figure = {name: value - figures.before.get(name, 0.0) for name, value in figures.after.items()}
     print(

@@ -82,7 +82,7 @@ class Direction:
 def relay(hosts: list[str], addresses: list[str], options: argparse.Namespace) -> None:
     """Make the ends, and pass packets on until this process is ended."""
     ends = [tun(host, address) for host, address in zip(hosts, addresses, strict=True)]
-    directions = [Direction(*ends, options), Direction(*reversed(ends), options)]
+    directions = [Direction(a, b, options) for a, b in (ends, ends[::-1])]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     while True:
         wait = min(direction.give() for direction in directions)

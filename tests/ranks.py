@@ -38,6 +38,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,11 @@ PRELOAD += ["jsonargparse"]  # a warning filter names one of its classes
 PRELOAD += ["torch.distributed.algorithms.ddp_comm_hooks", "torch.utils.serialization.config"]
 PRELOAD += ["fsspec.implementations.chained", "tests.every_strategy", "tests.boundary.models"]
 PRELOAD += ["tests.ranks", "tests.warm"]
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(PRELOAD)
+# Importing torch_geometric can start CUDA's driver, and no fork of a process that has done so can use a GPU.
+HAS_GPU = torch.cuda.device_count() > 0 and find_spec("pretend") is None
+_CONTEXT: Any = multiprocessing.get_context("spawn" if HAS_GPU else "forkserver")
+if not HAS_GPU:
+    _CONTEXT.set_forkserver_preload(PRELOAD)
 
 
 class RankError(RuntimeError):

@@ -52,7 +52,7 @@ def bandwidth(scale: Scale) -> float:
 
 
 def of_sampler(rows: Rows, scale: Scale, graph: Graph, name: str, sampler: Sampler, limit: float) -> None:
-    resident, there = Placement(DEVICE, "device").of(graph, sampler)
+    resident, there, _ = Placement(DEVICE, "device").of(graph, sampler)
     sizes = (1, 4, 16, 64) if name == "[15, 10, 5]" else (16,)
     seeds = [permutation(graph.num_nodes, 1, i)[: scale.batch_size] for i in range(max(sizes))]
     keys = [BatchKey(0, 0, i) for i in range(max(sizes))]

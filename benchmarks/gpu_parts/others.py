@@ -61,7 +61,8 @@ class Corrections:
 
 
 def source_on(place: SampleOn, graph: Graph, sampler: Sampler, num_ids: int | None = None) -> GraphSource:
-    return GraphSource(*Placement(DEVICE, place).of(graph, sampler), num_ids=num_ids, stream=stream_to(DEVICE))
+    placement = Placement(DEVICE, place)
+    return GraphSource(graph, sampler, num_ids=num_ids, placement=placement, stream=stream_to(DEVICE))
 
 
 def tell(rows: Rows, scale: Scale, name: str, batches: Iterable[Any]) -> None:

@@ -28,8 +28,8 @@ class Launch:
         start_method: How ranks are started when no launcher (torchrun, SLURM) did. ``"popen"`` runs the script again
             for each. ``"forkserver"`` and ``"spawn"`` start fresh processes that get the model, the data module and the
             callbacks by value (the first imports the package once for all fits); ``"fork"`` copies this process.
-            Default: ``"popen"`` for a script, ``"forkserver"`` (on macOS ``"spawn"``) in a notebook, at a prompt, and
-            for ``python -c``.
+            Default: ``"popen"`` for a script; in a notebook, at a prompt, and for ``python -c`` ``"forkserver"``, but
+            on GPUs and on macOS ``"spawn"``. Ranks on GPUs are never forked.
     """
 
     timeout: timedelta = timedelta(minutes=30)

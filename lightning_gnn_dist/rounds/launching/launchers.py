@@ -19,7 +19,6 @@ from typing import Any
 
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment, find_free_network_port
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.strategies.launchers.multiprocessing import _check_bad_cuda_fork
 from lightning.fabric.strategies.launchers.subprocess_script import _basic_subprocess_cmd, _hydra_subprocess_cmd
 from lightning.pytorch import Callback
 from lightning.pytorch.strategies import DDPStrategy
@@ -143,8 +142,6 @@ class FunctionLauncher(_Launcher):
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
         if self._start == "fork":
-            if self._strategy.root_device.type == "cuda":  # on CPUs a process that was forked may fork again
-                _check_bad_cuda_fork()
             rank_zero_info("start_method='fork': torch computes with one thread in each rank; others have no limit.")
         work = RankWork(function, args, kwargs, trainer, self._start)
         self._ranks = ranks = RankProcesses(work, self._strategy.num_processes, self._start, self._environment())
@@ -240,7 +237,8 @@ def launcher_for(strategy: DDPStrategy, launch: Launch) -> ScriptLauncher | Func
     assert environment is not None
     if _is_interactive() and isinstance(environment, SLURMEnvironment):
         environment = strategy.cluster_environment = LightningEnvironment()  # a notebook is none of srun's tasks
-    method = start_method_here(launch, environment.creates_processes_externally)
+    is_on_gpus = strategy.root_device.type == "cuda"
+    method = start_method_here(launch, environment.creates_processes_externally, is_on_gpus)
     is_alone = launch.start_method is None and strategy.num_processes * strategy.num_nodes == 1
     if method == "popen" or is_alone:  # a rank that is alone is this process
         size = {"num_processes": strategy.num_processes, "num_nodes": strategy.num_nodes}
@@ -248,8 +246,12 @@ def launcher_for(strategy: DDPStrategy, launch: Launch) -> ScriptLauncher | Func
     return FunctionLauncher(strategy, method)
 
 
-def start_method_here(launch: Launch, has_started: bool) -> StartMethod:
-    """Return how ranks are started here. ``has_started`` says that torchrun or SLURM have done so."""
+def start_method_here(launch: Launch, has_started: bool, is_on_gpus: bool = False) -> StartMethod:
+    """Return how ranks are started here. ``has_started`` says that torchrun or SLURM have done so.
+
+    No rank on a GPU is forked: importing torch_geometric can start the driver of CUDA, and no fork of a process that
+    has done so can use a GPU, whatever ``torch.cuda.is_initialized`` says.
+    """
     is_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
     can_run_again = not _is_interactive() and (is_module or os.path.isfile(sys.argv[0]))
     if launch.start_method == "popen" and not has_started and not can_run_again:
@@ -257,7 +259,14 @@ def start_method_here(launch: Launch, has_started: bool) -> StartMethod:
             "start_method='popen' runs the script again for each rank, and here is none (a notebook, a prompt or "
             "python -c): leave start_method out."
         )
-    return launch.start_method or ("popen" if has_started or can_run_again else _FRESH)
+    if launch.start_method in ("fork", "forkserver") and is_on_gpus and not has_started:
+        raise ValueError(
+            f"start_method='{launch.start_method}' forks the ranks from a process that may have started CUDA's driver, "
+            "as an import of torch_geometric can, and such a rank cannot use a GPU: leave start_method out, or give "
+            "'spawn'."
+        )
+    fresh: Start = "spawn" if is_on_gpus else _FRESH
+    return launch.start_method or ("popen" if has_started or can_run_again else fresh)
 
 
 def _is_interactive() -> bool:

@@ -218,6 +218,11 @@ def test_ranks_are_started_as_the_place_allows(monkeypatch: pytest.MonkeyPatch, 
     assert start_method_here(Launch(start_method="fork"), has_started=False) == "fork"
     with pytest.raises(ValueError, match="start_method='popen' runs the script again for each rank, and here is none"):
         start_method_here(Launch(start_method="popen"), has_started=False)
+    assert start_method_here(Launch(), has_started=False, is_on_gpus=True) == "spawn"
+    for forks in ("fork", "forkserver"):  # a rank on a GPU whose driver its server has started computes nothing
+        assert start_method_here(Launch(start_method=forks), has_started=True, is_on_gpus=True) == forks  # not used
+        with pytest.raises(ValueError, match=f"start_method='{forks}' forks the ranks .*: leave start_method out"):
+            start_method_here(Launch(start_method=forks), has_started=False, is_on_gpus=True)
     monkeypatch.setattr(sys, "argv", [str(script)])
     monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
     assert start_method_here(Launch(), has_started=False) in ("forkserver", "spawn")
