@@ -301,6 +301,7 @@ def _of_samplers() -> Calls:
 def _of_classes(world: World) -> Calls:
     split = world.split
     return {
+        "LastStep": lambda: {"folder": world.folder / "last"},
         "EverySeconds": lambda: {"seconds": 1.0},
         "EverySteps": lambda: {"steps": 4},
         "LazyAdam": lambda: {"params": [torch.nn.Parameter(torch.ones(2))]},

@@ -69,9 +69,14 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def add_to_checkpoint(checkpoint: dict[str, Any], of_run: Mapping[str, Any], of_rank: Mapping[str, Any]) -> None:
-    """Add all ranks' states. They may hold only what ``torch.load(weights_only=True)`` reads. Collective."""
-    ranks = collectives.gather_objects({"random_state": random_state(), **of_rank})
+def add_to_checkpoint(
+    checkpoint: dict[str, Any], of_run: Mapping[str, Any], of_rank: Mapping[str, Any], *, everywhere: bool = False
+) -> None:
+    """Add all ranks' states, on rank 0 or ``everywhere``. Collective.
+
+    They may hold only what ``torch.load(weights_only=True)`` reads.
+    """
+    ranks = collectives.gather_objects({"random_state": random_state(), **of_rank}, everywhere=everywhere)
     checkpoint[KEY] = {"version": VERSION, "ranks": ranks, **of_run}
 
 

@@ -1,0 +1,198 @@
+"""A rank or a host that dies costs one step, and those that are left go on along the same curve."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from lightning_gnn_dist import Halo, Holding, LocalSGDStrategy, RandomPartitioner, TMAStrategy
+from lightning_gnn_dist.callbacks.last_step import LastStep
+from tests.data_fitting import trainer
+from tests.ranks import free_port, run_ranks
+from tests.strategies.fitting import State, differs, state_of
+from tests.strategies.test_as_ranks import STEPS, TOLERANCE, Model, data_of
+from tests.strategies.weighted_fitting import grappa
+
+STEPS_OF_PASS = STEPS // 3
+RUN = {"TORCHELASTIC_RUN_ID": "a run/7", "GROUP_WORLD_SIZE": "3", "LOCAL_RANK": "0"}
+
+
+class Copies(Callback):
+    """Keeps what a machine that dies behind a step would leave."""
+
+    def __init__(self, last: LastStep, to: Path, steps: set[int]) -> None:
+        self.last, self.to, self.steps = last, to, steps
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step in self.steps and not (self.to / f"{trainer.global_step}").exists():
+            trainer.strategy.barrier()
+            assert [path.name for path in self.last.folder.iterdir()] == [f"{trainer.global_step}.ckpt"]
+            if trainer.is_global_zero:
+                shutil.copytree(self.last.folder, self.to / f"{trainer.global_step}")
+            trainer.strategy.barrier()
+
+
+def fit(world_size: int, callbacks: list[Callback], path: Path | None = None) -> State:
+    module = Model()
+    runner = trainer(world_size, grappa(), max_epochs=3, callbacks=callbacks)
+    runner.fit(module, data_of(Halo(2)), ckpt_path=path)
+    assert runner.global_step == STEPS
+    return state_of(module)
+
+
+def stop_and_go_on(rank: int, world_size: int, folder: Path) -> list[State]:
+    """The weights of a whole run, and of those that went on behind some steps, in a pass and at its end."""
+    if world_size == 2:
+        last = LastStep(folder / "memory")
+        return [fit(2, [last, Copies(last, folder, {STEPS_OF_PASS + 4, 2 * STEPS_OF_PASS})])]
+    copies = [LastStep(path) for path in sorted(folder.glob("[0-9]*"))]
+    return [fit(world_size, [last], last.newest()) for last in copies]
+
+
+def test_any_number_of_ranks_goes_on_behind_any_step(tmp_path: Path) -> None:
+    ((whole,), _) = run_ranks(stop_and_go_on, 2, tmp_path)
+    (resumed,) = run_ranks(stop_and_go_on, 1, tmp_path)
+    assert len(resumed) == 2
+    for state in resumed:
+        assert differs(state, whole) < TOLERANCE
+
+
+def stop_behind_a_round(rank: int, world_size: int, folder: Path) -> tuple[State, State]:
+    """The weights of a run of rounds, and of one that was stopped behind its second round and went on."""
+    made = []
+    for callbacks, rounds in (([], 3), ([LastStep(folder)], 2), ([LastStep(folder)], 3)):
+        module = Model()
+        runner = trainer(world_size, LocalSGDStrategy(), max_epochs=rounds, callbacks=[*callbacks])
+        path = callbacks[0].newest() if callbacks else None
+        runner.fit(module, data_of(Halo(2), holding=Holding(), partitioner=RandomPartitioner()), ckpt_path=path)
+        made.append(state_of(module))
+        assert len([*folder.glob("*.ckpt")]) == len(callbacks)
+    return made[0], made[-1]
+
+
+def test_rounds_go_on_behind_the_last_one(tmp_path: Path) -> None:
+    for whole, resumed in run_ranks(stop_behind_a_round, 2, tmp_path):
+        assert differs(whole, resumed) == 0.0
+
+
+def bring(rank: int, world_size: int, folder: Path) -> bytes:
+    os.environ |= RUN
+    last = LastStep(folder / f"host{rank}")
+    assert last.newest() is None  # the first start
+    for step in (9, 10)[:rank]:  # host 0 is new, host 1 lacks a step
+        (last.folder / f"{step}.ckpt").write_bytes(bytes([step]) * 7)
+    (last.folder / "being-written").write_bytes(b"half")
+    found = last.newest()
+    assert found == last.folder / "10.ckpt" and not torch.distributed.is_initialized()
+    return found.read_bytes()
+
+
+def test_all_hosts_get_the_newest_state(tmp_path: Path) -> None:
+    assert run_ranks(bring, 3, tmp_path) == [bytes([10]) * 7] * 3
+
+
+def test_what_cannot_be_kept_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    with pytest.raises(ValueError, match=r"this run has none: name it, torchrun --rdzv-id=NAME"):
+        LastStep()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a run/7")
+    assert LastStep().folder.name == f"lightning-gnn-dist-{os.getuid()}-a_run_7"
+    with pytest.raises(ValueError, match="every_n_steps must be an integer of at least 1, got 0"):
+        LastStep(tmp_path, every_n_steps=0)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    with pytest.raises(ValueError, match=r"Others may write into .*: give another folder"):
+        LastStep(tmp_path / "open").newest()
+    for strategy, match in (("auto", "use GrappaStrategy"), (TMAStrategy(elastic=True), "bring each other up to date")):
+        with pytest.raises(ValueError, match=match):
+            LastStep(tmp_path / "own").on_fit_start(trainer(1, strategy), Model())
+
+
+SCRIPT = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from lightning_gnn_dist import Halo
+from lightning_gnn_dist.callbacks.last_step import LastStep
+from tests.callbacks.test_last_step import Dies
+from tests.data_fitting import trainer
+from tests.strategies.fitting import state_of
+from tests.strategies.test_as_ranks import Model, data_of
+from tests.strategies.weighted_fitting import grappa
+
+host, out = Path(sys.argv[1]), Path(sys.argv[2])
+last, module = LastStep(host), Model()
+hosts = int(os.environ["GROUP_WORLD_SIZE"])
+runner = trainer(1, grappa(), max_epochs=3, num_nodes=hosts, callbacks=[last, Dies(host, out)])
+runner.fit(module, data_of(Halo(2)), ckpt_path=last.newest())
+if runner.is_global_zero:
+    torch.save(state_of(module), out / "being-written")
+    (out / "being-written").replace(out / "state")
+last.clear()
+"""
+
+
+class Dies(Callback):
+    """Host b dies with all its processes at its step 11; what each start has trained is written down."""
+
+    def __init__(self, host: Path, out: Path) -> None:
+        self.host, self.out = host, out
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        with (self.out / f"{self.host.name}.steps").open("a") as file:
+            file.write(f"{trainer.world_size} {trainer.global_step}\n")
+        if self.host.name == "b" and trainer.global_step == 11 and not (self.out / "died").exists():
+            (self.out / "died").touch()
+            os.killpg(os.getppid(), signal.SIGKILL)  # the host's torchrun
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_host_that_is_killed_costs_a_step(tmp_path: Path) -> None:
+    """Two torchruns, each a host; the one that is left goes on alone, along the curve of one that never stopped."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    port, processes = free_port(), []
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3"]
+    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=run", "--local-addr=127.0.0.1"]
+    command += ["--rdzv-conf=join_timeout=60,last_call_timeout=8", "--monitor-interval=0.2"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    try:
+        for host in ("a", "b"):
+            given = [*command, str(tmp_path / "train.py"), str(tmp_path / host), str(tmp_path)]
+            with (tmp_path / f"{host}.said").open("wb") as said:
+                processes.append(
+                    subprocess.Popen(given, env=environment, stdout=said, stderr=said, start_new_session=True)
+                )
+            time.sleep(1.0)  # the first of them serves the meeting of hosts
+        code = processes[0].wait(240)
+        said_by_a = (tmp_path / "a.said").read_text()
+        assert code == 0, said_by_a[-4000:]
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    steps = [tuple(map(int, line.split())) for line in (tmp_path / "a.steps").read_text().splitlines()]
+    assert max(step for size, step in steps if size == 2) in (10, 11)
+    alone = [step for size, step in steps if size == 1]
+    assert alone[0] in (11, 12) and alone[-1] == STEPS and "Going on behind step 1" in said_by_a
+    state = torch.load(tmp_path / "state", weights_only=True)
+    assert differs(state, run_ranks(whole, 1)[0]) < TOLERANCE
+    assert not (tmp_path / "a").exists()
+
+
+def whole(rank: int, world_size: int) -> State:
+    return fit(world_size, [])
