@@ -34,7 +34,7 @@ from lightning_gnn_dist.cli.options import CHOOSE, PROGRAM, PURPOSE, SERVE
 from lightning_gnn_dist.cli.serve import ServingTrainer, check_extra
 from lightning_gnn_dist.cli.values import nodes_named, words_in
 from lightning_gnn_dist.data.best_links import best_links
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule, what_is_judged
 from lightning_gnn_dist.data.edges.known import LeftOut
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
@@ -193,17 +193,20 @@ class TrainCLI(LightningCLI):
 
     def predict(self, **kwargs: Any) -> None:
         """Called in place of ``trainer.predict``."""
+        with self._refusals_in_one_line():
+            if self.config_init.predict.best_links is not None:
+                self._best_links(**kwargs)
+            else:
+                self._predict_nodes(**kwargs)
+
+    def _predict_nodes(self, **kwargs: Any) -> None:
         options = self.config_init.predict
-        if options.best_links is not None:
-            self._best_links(**kwargs)
-            return
         if options.nodes is not None:
-            with self._refusals_in_one_line():
-                kwargs["datamodule"] = _only(self.datamodule, options)
-        graph = None if options.nodes is not None else _graph_of(self.datamodule)
+            kwargs["datamodule"] = _only(self.datamodule, options)
         leaves_out = getattr(getattr(self.datamodule, "sampler", None), "leaves_types_out", False)
-        if options.output is not None and has_layers(self.model) and graph is not None and not leaves_out:
-            self._predict_by_layer(graph, **kwargs)
+        by_layer = options.nodes is None and options.output is not None and has_layers(self.model) and not leaves_out
+        if by_layer and isinstance(self.datamodule, GraphDataModule):
+            self._predict_by_layer(what_is_judged(self.datamodule), **kwargs)
             return
         callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         if options.output is not None:
@@ -218,19 +221,18 @@ class TrainCLI(LightningCLI):
 
     def _best_links(self, model: LightningModule, datamodule: LightningDataModule, **kwargs: Any) -> None:
         options = self.config_init.predict
-        with self._refusals_in_one_line():
-            if not isinstance(datamodule, LinkDataModule):
-                raise TypeError(
-                    f"--best_links={options.best_links} is for LinkDataModule, not {type(datamodule).__name__}."
-                )
-            if options.output is None:
-                raise ValueError("--best_links would keep nothing: name a file for them, --output=links.npy.")
-            split = datamodule.split if datamodule.shards_path is None else datamodule.shards_path
-            assert split is not None
-            how = {"k": options.best_links, "score": options.score, "leave_out": options.leave_out}
-            how |= _how_to_write(options)
-            how["senders"] = None if options.nodes is None else nodes_asked(datamodule, options)
-            best_links(self.trainer, model, split, options.output, **how, **kwargs)
+        if not isinstance(datamodule, LinkDataModule):
+            raise TypeError(
+                f"--best_links={options.best_links} is for LinkDataModule, not {type(datamodule).__name__}."
+            )
+        if options.output is None:
+            raise ValueError("--best_links would keep nothing: name a file for them, --output=links.npy.")
+        split = datamodule.split if datamodule.shards_path is None else datamodule.shards_path
+        assert split is not None
+        how = {"k": options.best_links, "score": options.score, "leave_out": options.leave_out}
+        how |= _how_to_write(options)
+        how["senders"] = None if options.nodes is None else nodes_asked(datamodule, options)
+        best_links(self.trainer, model, split, options.output, **how, **kwargs)
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
@@ -283,39 +285,36 @@ def _only(datamodule: LightningDataModule, options: Any) -> PartitionedDataModul
     return datamodule.only(nodes_asked(datamodule, options))
 
 
-def newer_than(graph: Graph, text: str) -> list[int]:
+def newer_than(graph: Graph | Path, text: str) -> list[int]:
     """Ids of the nodes that are newer than a version of the graph."""
     version = text.removeprefix(SINCE)
     if not version.isdecimal():
         raise ValueError(f"nodes must be {SINCE} and a version of the graph, such as {SINCE}0, got {text!r:.40}.")
+    if isinstance(graph, Path):
+        raise ValueError(f"nodes: {text} is for a graph that changes, and {graph} holds shards: name nodes by ids.")
     found: list[int] = graph.nodes_since(int(version)).tolist()
+    if not found:
+        raise ValueError(f"nodes: of the graph, which is at version {graph.version}, no node is newer than {version}.")
     return found
 
 
 def nodes_asked(datamodule: GraphDataModule, options: Any) -> list[int] | Tensor:
     """The nodes that the command line names, by ids in the graph, or in the tables it was prepared from."""
+    graph, split = what_is_judged(datamodule), getattr(datamodule, "split", None)
     if options.nodes.startswith(SINCE):
-        return newer_than(datamodule.graph, options.nodes)
+        return newer_than(graph, options.nodes)
     if not options.by_user_id:
         return nodes_named(options.nodes)
-    shards, split = datamodule.shards_path, getattr(datamodule, "split", None)
-    bounds = None if shards is None else Bounds.read(shards)
-    links, types = (split, datamodule.graph.types) if bounds is None else (bounds.links, bounds.types)
-    node_type = types.seed_type() if links is None or links.edge_type is None else links.edge_type[0]  # which sends
-    folder = options.ids_of or (datamodule.graph.path if bounds is None else None)
+    holder, links = (graph, split) if isinstance(graph, Graph) else ((bounds := Bounds.read(graph)), bounds.links)
+    node_type = (
+        holder.types.seed_type() if links is None or links.edge_type is None else links.edge_type[0]
+    )  # which sends
+    folder = options.ids_of or (graph.path if isinstance(graph, Graph) else None)
     if folder is None:
         raise ValueError(
             "--by_user_id needs a prepared graph, which knows the ids of nodes: name it, --ids_of=my_graph."
         )
     return nodes_with_ids(folder, words_in(options.nodes), node_type)
-
-
-def _graph_of(datamodule: LightningDataModule) -> Graph | Path | None:
-    """What ``predict_by_layer`` computes on; None where nodes of another graph are predicted."""
-    if getattr(getattr(datamodule, "evaluation", None), "on", None) is not None:
-        return None
-    shards: Path | None = getattr(datamodule, "shards_path", None)
-    return getattr(datamodule, "graph", None) if shards is None else shards
 
 
 def _has(callbacks: Iterable[Callback], *kinds: type[Callback]) -> bool:

@@ -192,6 +192,15 @@ class PartitionedDataModule(GraphDataModule):
         return found
 
 
+def what_is_judged(data: GraphDataModule) -> Graph | Path:
+    """Return what is validated, tested and predicted: a graph, or the folder of this host's shards of one."""
+    home = data._judging.home
+    if isinstance(home, ShardHome):
+        return home.path
+    assert isinstance(home, WholeHome)
+    return home.graph
+
+
 def what_is_predicted(
     data: PartitionedDataModule, module: LightningModule, more_hops: int = 0
 ) -> tuple[Graph, Sampler]:
@@ -202,10 +211,10 @@ def what_is_predicted(
         module: The model.
         more_hops: How many hops more are drawn than the model has layers, where all neighbours are taken.
     """
-    home = data._judging.home
-    if not isinstance(home, WholeHome):
-        raise shards_are_not_served(data.shards_path, "graph")
-    return home.graph, data._running.sampler_of_evaluation(more_hops, module)
+    graph = what_is_judged(data)
+    if isinstance(graph, Path):
+        raise shards_are_not_served(graph, "graph")
+    return graph, data._running.sampler_of_evaluation(more_hops, module)
 
 
 def shards_are_not_served(shards: Path | None, argument: str) -> ValueError:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_path, shown
 from lightning_gnn_dist.graph.storage.files import flush
+from lightning_gnn_dist.graph.storage.mapped_ids import MappedIds
 from lightning_gnn_dist.graph.storage.parquet_rows import PARQUET
 from lightning_gnn_dist.graph.storage.store import CHANGES, IDS
 
@@ -23,7 +24,6 @@ _WITHOUT = (
     "has no such ids of nodes: `prepare` keeps them where it reads nodes from a table. Prepare the graph anew if an "
     "older release has made it; of a split or of shards, name the graph that these were made of."
 )
-_AT_ONCE = 1 << 20  # ids that are compared together
 
 
 def keep_ids(ids: Path, folder: Path, node_type: str) -> None:
@@ -34,22 +34,19 @@ def keep_ids(ids: Path, folder: Path, node_type: str) -> None:
     flush(file)
 
 
-def ids_beside(folder: Path | None, node_type: str) -> Ids | None:
-    """Return the users' ids of all nodes of a type; None where the graph was not prepared from a table.
-
-    They are mapped; those of a graph with new nodes in its log are read.
-    """
+def ids_beside(folder: Path | None, node_type: str) -> MappedIds | None:
+    """Return the users' ids of all nodes of a type; None where the graph was not prepared from a table."""
     if folder is None:
         return None
     files = [_file(each, node_type) for each in (folder, *sorted((folder / CHANGES).glob("[0-9]*")))]
-    found: list[Ids] = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files if file.exists()]
-    return None if not found else found[0] if len(found) == 1 else np.concatenate(found)
+    found = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files if file.exists()]
+    return MappedIds(found) if found else None
 
 
-def all_ids(folder: Path | None, counts: Mapping[str, int]) -> dict[str, Ids]:
+def all_ids(folder: Path | None, counts: Mapping[str, int]) -> dict[str, MappedIds]:
     """Return the users' ids of each type that has some, of so many nodes, by the names of their files."""
     found = {kind: ids_beside(folder, kind) for kind in counts}
-    return {kind or "nodes": ids[: counts[kind]] for kind, ids in found.items() if ids is not None}
+    return {kind or "nodes": ids.first(counts[kind]) for kind, ids in found.items() if ids is not None}
 
 
 def check_new_ids(folder: Path | None, counts: Mapping[str, int], more: Mapping[str, int], new: dict[str, Ids]) -> None:
@@ -64,7 +61,7 @@ def check_new_ids(folder: Path | None, counts: Mapping[str, int], more: Mapping[
     keeps = folder is not None and (folder / IDS).is_dir()
     for kind, count in more.items():
         known, given = ids_beside(folder, kind), new.get(kind)
-        known = None if known is None else known[: counts.get(kind, 0)]
+        known = None if known is None else known.first(counts.get(kind, 0))
         of_type = f" of type {kind!r}" if kind else ""
         have_ids = keeps and (0 if known is None else len(known)) == counts.get(kind, 0)
         if given is None and have_ids and known is not None:
@@ -75,15 +72,17 @@ def check_new_ids(folder: Path | None, counts: Mapping[str, int], more: Mapping[
             _check_ids(f"nodes: id{of_type}", given, count, known)
 
 
-def _check_ids(what: str, given: Ids, count: int, known: Ids | None) -> None:
+def _check_ids(what: str, given: Ids, count: int, known: MappedIds | None) -> None:
     said = shown(given.tolist())
     if given.shape != (count,) or given.dtype.kind not in "iuU" or len(np.unique(given)) < count:
         raise ValueError(f"{what} must be {count} different texts or integers, got {said}.")
     if known is None:
         return
     if (given.dtype.kind == "U") != (known.dtype.kind == "U"):
-        raise ValueError(f"{what} must be such as the others are, {shown(known[:2].tolist())}, got {said}.")
-    places = _places(known, given)
+        raise ValueError(
+            f"{what} must be such as the others are, {shown(known.first(2).whole().tolist())}, got {said}."
+        )
+    places = known.places(given)
     if (taken := places >= 0).any():
         raise ValueError(f"{what}: {shown(given[taken][0].item())} is that of node {int(places[taken][0])} already.")
 
@@ -97,7 +96,7 @@ class NodeColumns:
         nodes: The node of each row. Default: row ``v`` is that of node ``v``.
     """
 
-    ids: Ids | None = None
+    ids: MappedIds | None = None
     nodes: Ids | None = None
 
     def __call__(self, first: int, rows: Ids) -> dict[str, Ids]:
@@ -106,7 +105,7 @@ class NodeColumns:
         return {"node": named(nodes, self.ids), "row": rows}
 
 
-def named(nodes: Ids, ids: Ids | None) -> Ids:
+def named(nodes: Ids, ids: MappedIds | None) -> Ids:
     """Return the users' ids of some nodes, or the nodes where there are none."""
     return nodes if ids is None else ids[nodes]
 
@@ -125,7 +124,7 @@ def check_ids_of(path: Path | None, ids_of: object) -> Path | None:
 
 def ids_for(
     given: Path | None, graph: Path | None, node_type: str, num_nodes: int, some: Ids | None = None
-) -> Ids | None:
+) -> MappedIds | None:
     """Return the users' ids of the nodes that are predicted.
 
     Args:
@@ -135,10 +134,10 @@ def ids_for(
         num_nodes: How many nodes it has.
         some: Those that are predicted. Default: all.
     """
-    found = ids_beside(graph, node_type) if given is None else user_ids(given, node_type)
+    found = ids_beside(graph, node_type) if given is None else known_ids(given, node_type)
     if found is None:
         return None
-    found = found[:num_nodes] if given is None else found  # of an earlier version
+    found = found.first(num_nodes) if given is None else found  # of an earlier version
     most = num_nodes if some is None else int(some.max()) + 1
     if len(found) < most or len(found) > num_nodes:
         raise ValueError(
@@ -149,18 +148,24 @@ def ids_for(
     return found
 
 
+def known_ids(folder: Path, node_type: str) -> MappedIds:
+    """Return the users' ids of all nodes of a type; a graph that was not prepared from tables is refused."""
+    found = ids_beside(folder, node_type)
+    if found is None:
+        raise ValueError(f"path: {folder} {_WITHOUT}")
+    return found
+
+
 def user_ids(path: str | Path, node_type: str = "") -> Ids:
     """Return the ids of all nodes as the tables have them that a graph was prepared from: that of node ``v`` at ``v``.
+
+    They are mapped; those of a graph with new nodes in its log are copied into RAM.
 
     Args:
         path: A graph that :func:`prepare_graph` has made of tables.
         node_type: The type of the nodes, of a graph with types.
     """
-    folder = check_path("path", path)
-    found = ids_beside(folder, node_type)
-    if found is None:
-        raise ValueError(f"path: {folder} {_WITHOUT}")
-    return found
+    return known_ids(check_path("path", path), node_type).whole()
 
 
 def nodes_with_ids(path: str | Path, ids: Sequence[Any] | Ids, node_type: str = "") -> Tensor:
@@ -173,29 +178,17 @@ def nodes_with_ids(path: str | Path, ids: Sequence[Any] | Ids, node_type: str = 
         ids: The ids, texts or numbers as the table has them.
         node_type: The type of the nodes, of a graph with types.
     """
-    known, asked = user_ids(path, node_type), np.asarray(ids)
+    known, asked = known_ids(check_path("path", path), node_type), np.asarray(ids)
     if asked.ndim != 1 or asked.size == 0:
         raise ValueError(f"ids must be a list of ids as the tables have them, got {shown(ids)}.")
     try:
         asked = asked.astype(known.dtype) if known.dtype.kind in "iuf" else asked.astype(str)
     except ValueError as error:
         raise ValueError(f"ids must be numbers, as those of {path} are, got {shown(ids)}.") from error
-    found = _places(known, asked)
+    found = known.places(asked)
     if (missing := np.flatnonzero(found < 0)).size:
         raise ValueError(f"ids: no node of {path} has the id {shown(asked[missing[0]].item())}.")
     return torch.from_numpy(found)
-
-
-def _places(known: Ids, asked: Ids) -> NDArray[np.int64]:
-    """Return the node that has each id; -1 where none has it."""
-    order = asked.argsort(kind="stable")
-    found, in_order = np.full(len(asked), -1), asked[order]
-    for first in range(0, len(known), _AT_ONCE):
-        piece = known[first : first + _AT_ONCE]
-        start, end = np.searchsorted(in_order, piece, "left"), np.searchsorted(in_order, piece, "right")
-        for at in np.flatnonzero(end > start):
-            found[order[start[at] : end[at]]] = first + at
-    return found
 
 
 def _file(folder: Path, node_type: str) -> Path:

@@ -24,7 +24,7 @@ from lightning_gnn_dist.data.edges.scoring import Score
 from lightning_gnn_dist.data.edges.search import Links, LinkSearch, layers_that_rank
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.user_ids import named, user_ids
+from lightning_gnn_dist.graph.user_ids import known_ids, named
 from lightning_gnn_dist.layers.model_layers import let_answer
 from lightning_gnn_dist.layers.ready_made import needs_whole_graph
 from lightning_gnn_dist.layers.through_layers import Layer, through_layers
@@ -99,7 +99,7 @@ class LinkAnswerer:
         self.nodes_at_once, self._chunk = search.sizes(self._ranking, NODES_AT_ONCE)
         self.form = Form(self._graph, sending, limits, MOST_LINKS, ids_of)
         receiving = self._graph.types.node_types[self._links.kinds[1]]
-        self._ids = None if ids_of is None else user_ids(ids_of, receiving)
+        self._ids = None if ids_of is None else known_ids(ids_of, receiving)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class LinkAnswerer:
         for question, places in zip(asked, senders.places, strict=True):
             ids, scores = best.ids[places, : question.best_links], best.scores[places, : question.best_links]
             counts = (ids >= 0).sum(1).tolist()  # those that are there come first
-            rows = list(zip(named(ids.numpy(), self._ids).tolist(), scores.tolist(), counts, strict=True))
+            rows = list(zip(named(ids.clamp(min=0).numpy(), self._ids).tolist(), scores.tolist(), counts, strict=True))
             found.append({"receivers": [r[:n] for r, _, n in rows], "scores": [s[:n] for _, s, n in rows]})
         return found
 

@@ -21,8 +21,9 @@ from lightning_gnn_dist.batches.batch import LABELS
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import degrees_of
+from lightning_gnn_dist.graph.storage.mapped_ids import IdIndex
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of, have_names
-from lightning_gnn_dist.graph.user_ids import user_ids
+from lightning_gnn_dist.graph.user_ids import known_ids
 from lightning_gnn_dist.serving.limits import Limits
 
 Arrays = Mapping[str, Tensor]
@@ -84,8 +85,8 @@ class Form:
     def __init__(
         self, graph: Graph, seed_type: str, limits: Limits, best_links: int = 0, ids_of: Path | None = None
     ) -> None:
-        ids = {} if ids_of is None else {kind: user_ids(ids_of, kind) for kind in graph.types.node_types}
-        self._places = {kind: dict(zip(some.tolist(), range(len(some)), strict=True)) for kind, some in ids.items()}
+        self._ids = {} if ids_of is None else {kind: known_ids(ids_of, kind) for kind in graph.types.node_types}
+        self._places = {kind: IdIndex(ids) for kind, ids in self._ids.items()}
         self._graph, self._seed_type, self._limits, self._best_links = graph, seed_type, limits, best_links
         self._types = types = graph.types
         self._named = have_names(types)
@@ -106,8 +107,8 @@ class Form:
 
     def of_first(self) -> Question:
         """Return what asks for the first node."""
-        places = self._places.get(self._seed_type)
-        return self.read({"nodes": [0 if places is None else next(iter(places))]})
+        ids = self._ids.get(self._seed_type)
+        return self.read({"nodes": [0] if ids is None else ids[np.arange(1)].tolist()})
 
     def _asked(self, given: Mapping[str, Any], num_new: list[int]) -> Tensor:
         number = self._types.node_types.index(self._seed_type)
@@ -207,16 +208,13 @@ class _Known(NamedTuple):
     first: int
     stop: int
     new: Mapping[str, int]
-    places: Mapping[Any, int] | None = None
+    places: IdIndex | None = None
 
     def id_of(self, end: Any, where: str) -> int:
         """Return the id of the node that a request names."""
-        if (
-            self.places is not None
-            and type(end) in (int, str)
-            and self.places.get(end, self.stop) < self.stop - self.first
-        ):
-            return self.first + self.places[end]
+        place = None if self.places is None else self.places.find(end)
+        if place is not None and place < self.stop - self.first:
+            return self.first + place
         if self.places is None and type(end) is int and 0 <= end < self.stop - self.first:
             return self.first + end
         if type(end) is str and end in self.new:

@@ -29,9 +29,9 @@ from lightning_gnn_dist.graph.storage.files import (
     read_json,
     remove_left_behind,
 )
+from lightning_gnn_dist.graph.storage.mapped_ids import MappedIds
 from lightning_gnn_dist.graph.typed.names import EdgeType, below_edges, below_nodes
 from lightning_gnn_dist.graph.typed.types import arrays_below
-from lightning_gnn_dist.graph.user_ids import Ids
 
 FORMAT, VERSION = "lightning_gnn_dist change", 1
 _PARTITIONS, _META = "partitions", "meta.json"
@@ -97,7 +97,7 @@ def compact(
     fingerprint: str,
     types: Mapping[str, Any] | None,
     history: Sequence[Mapping[str, int]],
-    ids: Mapping[str, Ids],
+    ids: Mapping[str, MappedIds],
 ) -> None:
     """Write a graph with ``number`` changes in the place of the one that it was read from, and of its log.
 
@@ -132,7 +132,7 @@ def _write(draft: Path, change: Change, follows: str) -> None:
         "arrays": store.entries_of({name: (a.dtype, a.shape) for name, a in arrays.items()}, checksums),
     }
     if change.ids:
-        about["ids"] = store.write_ids(draft, {kind or "nodes": ids for kind, ids in change.ids.items()})
+        about["ids"] = store.write_ids(draft, {kind or "nodes": MappedIds([ids]) for kind, ids in change.ids.items()})
     (draft / _META).write_text(json.dumps(about, indent=1))
     flush(draft / _META)
 

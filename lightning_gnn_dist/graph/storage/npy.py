@@ -10,7 +10,9 @@ import io
 import math
 import os
 import tokenize
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -147,17 +149,23 @@ def save(path: Path, array: Column) -> None:
 
 
 def save_for_good(path: Path, array: Column) -> str:
-    """Write a new file, wait until it is on the disk, and return its checksum.
+    """Write a new file, wait until it is on the disk, and return its checksum."""
+    return save_pieces(path, array.dtype, array.shape, [array])
+
+
+def save_pieces(path: Path, dtype: np.dtype, shape: tuple[int, ...], pieces: Iterable[Column]) -> str:
+    """Write a new file of arrays that follow each other, wait until it is on the disk, and return its checksum.
 
     ``np.save`` would not notice that a limit or a full disk cut the file short.
     """
-    header, checksum = header_of(array.dtype, array.shape), Checksum()
-    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    header, checksum, wanted = header_of(dtype, shape), Checksum(), 0
     try:
         with path.open("xb") as stream:
-            for piece in (np.frombuffer(header, np.uint8), *_pieces(content)):
-                stream.write(piece.data)
-                checksum.update(piece)
+            for array in chain([np.frombuffer(header, np.uint8)], pieces):
+                for piece in _pieces(np.ascontiguousarray(array).reshape(-1).view(np.uint8)):
+                    stream.write(piece.data)
+                    checksum.update(piece)
+                    wanted += piece.size
         flush(path)
     except OSError as error:
         if error.errno not in FULL:
@@ -165,7 +173,7 @@ def save_for_good(path: Path, array: Column) -> str:
         raise OSError(
             error.errno, f"the disk of {path} is full, or a file may not grow ({error.strerror}): make room"
         ) from error
-    found, wanted = path.stat().st_size, len(header) + content.size
+    found = path.stat().st_size
     if found != wanted:
         raise OSError(f"{path} has {found:,} bytes after {wanted:,} were written: the disk is full, or fails.")
     return checksum.hexdigest()

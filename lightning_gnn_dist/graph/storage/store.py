@@ -33,7 +33,8 @@ from lightning_gnn_dist.graph.storage.files import (
     unused_name,
 )
 from lightning_gnn_dist.graph.storage.mapped import NO_RESERVE
-from lightning_gnn_dist.graph.storage.npy import NpyFile, save_for_good
+from lightning_gnn_dist.graph.storage.mapped_ids import MappedIds
+from lightning_gnn_dist.graph.storage.npy import NpyFile, save_for_good, save_pieces
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 SHARDS, SHARD = "shares.json", "share-"  # the file beside shards, and how the name of a shard begins
@@ -52,7 +53,7 @@ def write(
     overwrite: bool,
     types: Mapping[str, Any] | None = None,
     history: Sequence[Mapping[str, int]] = (),
-    ids: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
+    ids: Mapping[str, MappedIds] = MappingProxyType({}),
 ) -> None:
     """Save arrays under a temporary name beside ``path``, then rename: a reader sees all of them or nothing.
 
@@ -133,7 +134,7 @@ def write_into(
     fingerprint: str,
     types: Mapping[str, Any] | None,
     history: Sequence[Mapping[str, int]],
-    ids: Mapping[str, np.ndarray[Any, Any]],
+    ids: Mapping[str, MappedIds],
 ) -> None:
     """Write what :func:`write` says into a directory that is there."""
     write_ids(directory, ids)
@@ -142,10 +143,11 @@ def write_into(
     describe(directory, forms, fingerprint, checksums, types, history)
 
 
-def write_ids(directory: Path, ids: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, str]:
+def write_ids(directory: Path, ids: Mapping[str, MappedIds]) -> dict[str, str]:
     """Write the users' ids of nodes by the names of their files, and return their checksums."""
     (directory / IDS).mkdir(exist_ok=True) if ids else None
-    return {name: save_for_good(directory / IDS / f"{name}.npy", np.asarray(some)) for name, some in ids.items()}
+    files = {name: directory / IDS / f"{name}.npy" for name in ids}
+    return {name: save_pieces(files[name], some.dtype, (len(some),), some.pieces()) for name, some in ids.items()}
 
 
 def write_arrays(directory: Path, arrays: Mapping[str, Tensor]) -> dict[str, str]:
