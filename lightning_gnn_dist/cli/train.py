@@ -222,7 +222,11 @@ class TrainCLI(LightningCLI):
             if options.output is None:
                 raise ValueError("--best_links would keep nothing: name a file for them, --output=links.npy.")
             split = datamodule.split if datamodule.shards_path is None else datamodule.shards_path
-            assert split is not None
+            if split is None:
+                raise ValueError(
+                    f"--best_links={options.best_links} is for a split, and task {datamodule.task!r} recommends by "
+                    "itself: leave it out, and --output has the best receivers of each question."
+                )
             how = {"k": options.best_links, "score": options.score, "leave_out": options.leave_out}
             how |= _how_to_write(options)
             how["senders"] = None if options.nodes is None else nodes_asked(datamodule, options)
@@ -234,7 +238,9 @@ class TrainCLI(LightningCLI):
             about = "add RunReport: a table of what the fit cost, and report.json beside its logs"
             parser.add_argument("--report", type=bool, default=True, help=about)
         if subcommand == "predict":
-            parser.add_argument("--output", type=str | None, help="the .npy or .parquet to write, a row for each node")
+            parser.add_argument(
+                "--output", type=str | None, help="the .npy or .parquet to write, a row for each node or question"
+            )
             parser.add_argument("--overwrite", type=bool, default=False, help="replace a file that is there")
             about = "predict these alone: ids with commas, a file of ids (.npy, or a line each), or since:VERSION"
             parser.add_argument("--nodes", type=str | None, help=about)
@@ -272,9 +278,9 @@ def _how_to_write(options: Any) -> dict[str, Any]:
     return {"budget_bytes": budget, "overwrite": options.overwrite, "ids_of": options.ids_of}
 
 
-def _only(datamodule: LightningDataModule, options: Any) -> PartitionedDataModule:
+def _only(datamodule: LightningDataModule, options: Any) -> PartitionedDataModule | LinkDataModule:
     """Return a data module that predicts the nodes that the command line names."""
-    if not isinstance(datamodule, PartitionedDataModule):
+    if not isinstance(datamodule, PartitionedDataModule | LinkDataModule):
         raise TypeError(f"--nodes={options.nodes} names nodes, and {type(datamodule).__name__} has none: leave it out.")
     return datamodule.only(nodes_asked(datamodule, options))
 
@@ -309,6 +315,8 @@ def nodes_asked(datamodule: GraphDataModule, options: Any) -> list[int] | Tensor
 def _graph_of(datamodule: LightningDataModule) -> Graph | Path | None:
     """What ``predict_by_layer`` computes on; None where nodes of another graph are predicted."""
     if getattr(getattr(datamodule, "evaluation", None), "on", None) is not None:
+        return None
+    if isinstance(datamodule, LinkDataModule) and datamodule.task is not None:  # rows at times of questions are ranked
         return None
     shards: Path | None = getattr(datamodule, "shards_path", None)
     return getattr(datamodule, "graph", None) if shards is None else shards
