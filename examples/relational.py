@@ -78,7 +78,7 @@ class RelationalSAGE(pl.LightningModule):
         self._judge(batch, "test")
 
     def predict_step(self, batch):
-        return self.head.answer(self(batch))
+        return self.head.answer(self(batch), batch)
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), lr=self.lr)

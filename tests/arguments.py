@@ -28,11 +28,14 @@ from lightning_gnn_dist import (
     RandomPartitioner,
     citations,
     communities,
+    prepare_graph,
     split_edges,
 )
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.prepare.databases.shop import write_shop
 from lightning_gnn_dist.rounds.clock import RoundProgress
 from lightning_gnn_dist.rules import Rule
+from lightning_gnn_dist.tables.recommending import Recommended
 from tests.pages import public
 
 OF_PYG = {kind.__name__: kind for kind in (Data, FeatureStore, GraphStore, HeteroData)}  # loaded late
@@ -116,7 +119,7 @@ NO_CONSTRUCTORS = {
 NOT_FOR_USERS = {
     *("weigh", "weight_of_rows", "begin_state", "meet", "restore_extra_state", "stages", "steps_of_round"),
     *("importance", "scales", "check_fits", "around", "extra", "refresh_rows", "of_types", "check_graph"),
-    *("ask", "keep_apart", "node_columns", "of_graph"),
+    *("ask", "keep_apart", "node_columns", "of_graph", "places_of"),
 }
 
 
@@ -206,6 +209,8 @@ class World:
         for place, name, array in (("nodes/a", "num_nodes", 4), ("edges/a__to__a", "edge_index", [[0, 1], [1, 2]])):
             (folder / "typed" / place).mkdir(parents=True)
             np.save(folder / "typed" / place / name, np.array(array))
+        write_shop(folder / "shop", 24, 6)
+        prepare_graph(folder / "shop", folder / "shop_graph")
         quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
         self.trainer = pl.Trainer(accelerator="cpu", **quiet)
         torch.save({"state_dict": {"weight": torch.ones(3, 2)}}, folder / "some.ckpt")
@@ -270,6 +275,7 @@ def instances_of(world: World) -> dict[str, Callable[[], Any]]:
         "Partition": lambda: world.partition,
         "LinkSplit": lambda: world.split,
         "LinkDataModule": lambda: world.links,
+        "LinkDataModule.named": lambda: LinkDataModule(world.folder / "shop_graph", task="buys"),
     }
 
 
@@ -299,13 +305,14 @@ def _of_samplers() -> Calls:
 
 
 def _of_classes(world: World) -> Calls:
-    split = world.split
+    split, ids = world.split, torch.tensor([0])
     return {
         "LastStep": lambda: {"folder": world.folder / "last"},
         "EverySeconds": lambda: {"seconds": 1.0},
         "EverySteps": lambda: {"steps": 4},
         "LazyAdam": lambda: {"params": [torch.nn.Parameter(torch.ones(2))]},
         "LinkDataModule": lambda: {"split": split},
+        "LinkDataModule.named": lambda: {"found": Recommended(ids, ids[:, None], torch.ones(1, 1))},
         "LinkSplit": lambda: {"graph": split.graph, "edges": split.edges, "negatives": split.negatives},
         "OwnedEmbedding": lambda: {"num_embeddings": 6, "embedding_dim": 2},
         "OneShard": lambda: {"index": 0, "num_shards": 2},

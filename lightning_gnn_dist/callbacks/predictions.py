@@ -14,6 +14,7 @@ from lightning_gnn_dist.graph.storage.parquet_rows import PARQUET, check_rows_fi
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.graph.user_ids import NodeColumns, check_ids_of
 from lightning_gnn_dist.layers.shared_rows import SharedRows
+from lightning_gnn_dist.tables.recommending import Recommended
 
 
 class PredictionWriter(Callback):
@@ -29,6 +30,9 @@ class PredictionWriter(Callback):
     logits or embeddings; rows beyond the seeds are left out. Every rank writes its share of the nodes batch by batch,
     so it holds one batch at a time. The file appears under its name when it is complete. Ranks on several
     hosts need storage that they share.
+
+    Of a task that recommends, row ``q`` has ``k`` records ``receiver`` and ``score`` for question ``q``, as
+    :class:`Recommended` tells; a table has a row for each of them, with ``question``, ``sender`` and ``time``, too.
 
     Args:
         path: The file, with the suffix ``.npy``, or ``.parquet``, which needs pyarrow.
@@ -64,12 +68,16 @@ class PredictionWriter(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        rows, data = rows_of(outputs, batch.batch_size), _datamodule(trainer)
+        data, recommended = _datamodule(trainer), outputs if isinstance(outputs, Recommended) else None
+        rows = rows_of(outputs, batch.batch_size) if recommended is None else recommended.records
         some = getattr(data, "predicted", None)
         if self._rows is None:
             count = data.num_nodes if some is None else len(some)
             columns = data.node_columns(self.ids_of) if self.path.suffix == PARQUET else NodeColumns()
             self._rows = SharedRows(self.path, count, pl_module.device, columns=columns)
+        if recommended is not None:
+            self._rows.write(data.places_of(recommended.questions), rows)
+            return
         at = (batch.n_id[: batch.batch_size] if some is None else store_of_seeds(batch).input_id).cpu().numpy()
         is_asked = np.full(len(at), True) if some is None else at < len(some)  # of fewer nodes than ranks one is twice
         self._rows.write(at[is_asked], rows[is_asked])

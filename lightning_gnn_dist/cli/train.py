@@ -205,7 +205,8 @@ class TrainCLI(LightningCLI):
             kwargs["datamodule"] = _only(self.datamodule, options)
         leaves_out = getattr(getattr(self.datamodule, "sampler", None), "leaves_types_out", False)
         by_layer = options.nodes is None and options.output is not None and has_layers(self.model) and not leaves_out
-        if by_layer and isinstance(self.datamodule, GraphDataModule):
+        ranks_at_times = isinstance(self.datamodule, LinkDataModule) and self.datamodule.task is not None
+        if by_layer and not ranks_at_times and isinstance(self.datamodule, GraphDataModule):
             self._predict_by_layer(what_is_judged(self.datamodule), **kwargs)
             return
         callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
@@ -228,7 +229,11 @@ class TrainCLI(LightningCLI):
         if options.output is None:
             raise ValueError("--best_links would keep nothing: name a file for them, --output=links.npy.")
         split = datamodule.split if datamodule.shards_path is None else datamodule.shards_path
-        assert split is not None
+        if split is None:
+            raise ValueError(
+                f"--best_links={options.best_links} is for a split, and task {datamodule.task!r} recommends by itself: "
+                "leave it out, and --output has the best receivers of each question."
+            )
         how = {"k": options.best_links, "score": options.score, "leave_out": options.leave_out}
         how |= _how_to_write(options)
         how["senders"] = None if options.nodes is None else nodes_asked(datamodule, options)
@@ -240,7 +245,9 @@ class TrainCLI(LightningCLI):
             about = "add RunReport: a table of what the fit cost, and report.json beside its logs"
             parser.add_argument("--report", type=bool, default=True, help=about)
         if subcommand == "predict":
-            parser.add_argument("--output", type=str | None, help="the .npy or .parquet to write, a row for each node")
+            parser.add_argument(
+                "--output", type=str | None, help="the .npy or .parquet to write, a row for each node or question"
+            )
             parser.add_argument("--overwrite", type=bool, default=False, help="replace a file that is there")
             about = "predict these alone: ids with commas, a file of ids (.npy, or a line each), or since:VERSION"
             parser.add_argument("--nodes", type=str | None, help=about)
@@ -278,9 +285,9 @@ def _how_to_write(options: Any) -> dict[str, Any]:
     return {"budget_bytes": budget, "overwrite": options.overwrite, "ids_of": options.ids_of}
 
 
-def _only(datamodule: LightningDataModule, options: Any) -> PartitionedDataModule:
+def _only(datamodule: LightningDataModule, options: Any) -> PartitionedDataModule | LinkDataModule:
     """Return a data module that predicts the nodes that the command line names."""
-    if not isinstance(datamodule, PartitionedDataModule):
+    if not isinstance(datamodule, PartitionedDataModule | LinkDataModule):
         raise TypeError(f"--nodes={options.nodes} names nodes, and {type(datamodule).__name__} has none: leave it out.")
     return datamodule.only(nodes_asked(datamodule, options))
 

@@ -27,11 +27,11 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels, explain_tables, guard_plain_ddp
 from lightning_gnn_dist.data.inductive import joined
-from lightning_gnn_dist.data.task import Evaluating, Task, columns_of, predicted_nodes
+from lightning_gnn_dist.data.task import Evaluating, Task
 from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader, passes_left
 from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.user_ids import NodeColumns
+from lightning_gnn_dist.graph.storage.parquet_rows import Columns
 from lightning_gnn_dist.homes.learners import Learners
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.shards import ShardHome
@@ -234,14 +234,13 @@ class GraphDataModule(LightningDataModule):
 
     def predict_dataloader(self) -> BatchLoader:
         """Return a loader of this rank's share of the nodes in order; of shards, of all nodes nearly all its own."""
-        self._judging.check_prediction()
-        loader = self._kept(self._evaluating.loader(predicted_nodes(self._judging.home, self.predicted)))
+        loader = self._kept(self._evaluating.loader(self._judging.predicted(self.predicted)))
         loader.spare_memory()
         return loader
 
-    def node_columns(self, ids_of: Path | None) -> NodeColumns:
-        """Return how a table names the rows of the nodes that are predicted, by the ids of a prepared graph."""
-        return columns_of(self._judging.home, self.predicted, ids_of)
+    def node_columns(self, ids_of: Path | None) -> Columns:
+        """Return how a table names the rows of what is predicted, by the ids of a prepared graph."""
+        return self._judging.columns(self.predicted, ids_of)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed fit keeps: the seed, passes in a super-epoch, and what "auto" has chosen."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.boundary.auto import Auto, boundary_of
 from lightning_gnn_dist.boundary.boundary import Boundary
-from lightning_gnn_dist.checks import check_instance, check_path, shown
+from lightning_gnn_dist.checks import check_instance, check_path, distinct_ids, shown
 from lightning_gnn_dist.data.edges.answers import AnswerEdges, Answers
 from lightning_gnn_dist.data.edges.asked import AskedEdges, check_settings_of_edges
 from lightning_gnn_dist.data.edges.task import EdgeTask, ShardEdges, WholeEdges
@@ -19,6 +24,7 @@ from lightning_gnn_dist.data.explained_errors import knows_words_of_pyg
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.tables import TIME
 from lightning_gnn_dist.graph.value_check import ValueCheck
@@ -43,6 +49,7 @@ from lightning_gnn_dist.prepare.divide import first_held
 from lightning_gnn_dist.prepare.shard import Bounds
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.tables.recommending import Recommended
 
 
 class LinkDataModule(GraphDataModule):
@@ -142,6 +149,7 @@ class LinkDataModule(GraphDataModule):
                 "Evaluation(on=...) is for nodes: a split holds the edges that are judged. To judge those of another "
                 "graph, give its split to a data module of its own, trainer.test(model, LinkDataModule(other))."
             )
+        self.task = task
         running, values = Running(settings, self), ValueCheck(is_on=settings.loading.check_values)
         if not isinstance(known, Bounds):
             self.split: LinkSplit | None = known if isinstance(known, LinkSplit) else None
@@ -163,6 +171,39 @@ class LinkDataModule(GraphDataModule):
         _check_shards(settings, boundary)
         hidden = None if links.labels is None else asked.shown
         super().__init__(ShardEdges(ShardHome(shards, known, running, boundary, None, hidden), values, asked))
+
+    def only(self, nodes: Sequence[int] | Tensor) -> LinkDataModule:
+        """Return a data module that predicts these nodes, in their order, and does all else as this one.
+
+            found = trainer.predict(model, data.only([30, 31]))  # two questions of a task
+
+        Args:
+            nodes: Ids of questions of a task; without one, of nodes of the type that receives.
+        """
+        found, ids = copy(self), self._home.ids
+        found.predicted = distinct_ids("nodes", nodes, len(ids)) + ids.start
+        return found
+
+    def places_of(self, questions: Tensor) -> NDArray[np.int64]:
+        """Return where some questions stand among those that are predicted."""
+        some, ids = self.predicted, questions.cpu()
+        return (ids if some is None else Lookup(some - self._home.ids.start)(ids)[0]).numpy()
+
+    def named(self, found: Recommended, ids_of: str | Path | None = None) -> dict[str, NDArray[Any]]:
+        """Return what is recommended as columns of a table: question, sender, time, receiver and score.
+
+            pandas.DataFrame(data.named(trainer.predict(model, data)[-1]))  # the last batch has all of its rank
+
+        Args:
+            found: What a model recommends.
+            ids_of: The prepared graph whose ids nodes have. Default: the graph.
+        """
+        check_instance("found", found, Recommended, "what trainer.predict(...)[-1] returns of a task that recommends")
+        if self.task is None:
+            raise ValueError("named() is of what a task recommends, and a split has none: use best_links(...).")
+        folder = None if ids_of is None else check_path("ids_of", ids_of)
+        columns = self._task.columns(found.questions.cpu() + self._home.ids.start, folder)
+        return columns(0, found.records)
 
     @property
     def num_negatives(self) -> int:

@@ -18,6 +18,7 @@ from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.around import seeds_around
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.storage.parquet_rows import Columns
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.user_ids import NodeColumns, ids_for
 from lightning_gnn_dist.graph.value_check import ValueCheck
@@ -29,6 +30,7 @@ from lightning_gnn_dist.layers.evaluating.choice import Evaluated, is_limited
 from lightning_gnn_dist.layers.evaluating.layered_loader import EvaluationLoader, Targets
 from lightning_gnn_dist.layers.evaluating.probe import Exactness, Outlook
 from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.targets.sampler import RootSampler
 
 
 class Judged(NamedTuple):
@@ -83,8 +85,10 @@ class Evaluating:
         size = run.settings.evaluation.batch_size or run.settings.batch_size
         if run.settings.evaluation.batch_size is None and not is_limited(run.trainer):
             size = costs.batch_size(evaluated, sampler, model)
-        source = self._home.whole_source(sampler, judged.num_ids)
         rows, num_batches = costs.ready_rows(evaluated, size, model), evaluated.num_batches(size)
+        if isinstance(sampler, RootSampler):
+            sampler = replace(sampler, num_batches=num_batches)
+        source = self._home.whole_source(sampler, judged.num_ids)
         outlook = Outlook(
             evaluated,
             lambda more_hops: self._home.whole_source(judged.sampler(more_hops), judged.num_ids),
@@ -153,6 +157,27 @@ class Task(ForgetsRun, ABC):
     def check_prediction(self) -> None:  # optional
         """Refuse to predict rows of nodes where nodes have no rows of their own."""
 
+    def predicted(self, some: Tensor | None) -> Judged:
+        """Return what is predicted: some nodes of the whole graph, or all of the type that is learned from."""
+        self.check_prediction()
+        if some is not None:
+            lacking = max(0, self.home.running.num_ranks - len(some))  # ranks without a node of their own take the last
+            return judged_nodes(self.home, torch.cat([some, some[-1:].expand(lacking)]), "only() was given")
+        ids = self.home.ids
+        return judged_nodes(self.home, torch.arange(ids.start, ids.stop), "the graph has")
+
+    def columns(self, some: Tensor | None, ids_of: Path | None) -> Columns:
+        """Return how a table names the rows of what is predicted.
+
+        Args:
+            some: The nodes that are predicted; None is all.
+            ids_of: The prepared graph whose ids they have. Default: this one.
+        """
+        home = self.home
+        path = home.whole.path if isinstance(home, WholeHome) else None
+        nodes = None if some is None else (some - home.ids.start).numpy()
+        return NodeColumns(ids_for(ids_of, path, home.types.seed_type(), len(home.ids), nodes), nodes)
+
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"values": ValueCheck(is_on=self.values.is_on)}
 
@@ -203,28 +228,7 @@ class NodeTask(Task):
         return judged_nodes(self.home, nodes, f"{name}_mask marks")
 
 
-def columns_of(home: Home, some: Tensor | None, ids_of: Path | None) -> NodeColumns:
-    """Return how a table names the rows of nodes that are predicted: those of :func:`predicted_nodes`.
-
-    Args:
-        home: Where their graph lives.
-        some: Which of its nodes they are; None is all.
-        ids_of: The prepared graph whose ids they have. Default: this one.
-    """
-    path = home.whole.path if isinstance(home, WholeHome) else None
-    nodes = None if some is None else (some - home.ids.start).numpy()
-    return NodeColumns(ids_for(ids_of, path, home.types.seed_type(), len(home.ids), nodes), nodes)
-
-
 def judged_nodes(home: Home, nodes: Tensor, whose: str) -> Judged:
     """Return nodes as what is judged; ``whose`` begins a sentence about how many there are."""
     sampler: Callable[[int], Sampler] = home.running.sampler_of_evaluation
     return Judged(nodes, f"{whose} {nodes.numel()} nodes", sampler)
-
-
-def predicted_nodes(home: Home, some: Tensor | None) -> Judged:
-    """Return nodes to predict, of the whole graph, or all of the type that is learned from."""
-    if some is not None:
-        lacking = max(0, home.running.num_ranks - len(some))  # ranks without a node of their own take the last one
-        return judged_nodes(home, torch.cat([some, some[-1:].expand(lacking)]), "only() was given")
-    return judged_nodes(home, torch.arange(home.ids.start, home.ids.stop), "the graph has")

@@ -13,9 +13,11 @@ RelBench divides so, where ``RetrievalMAP`` of torchmetrics divides by the right
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.data import HeteroData
@@ -23,8 +25,11 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities import dim_zero_cat
 
 from lightning_gnn_dist.checks import check_at_least
+from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.graph.typed.tables import Tables
+from lightning_gnn_dist.layers.evaluating.choice import share_of
 from lightning_gnn_dist.tables.best import Best
+from lightning_gnn_dist.wire.collectives import rank, world_size
 
 _AT_ONCE = 1 << 24  # scores
 
@@ -41,6 +46,29 @@ class Said(NamedTuple):
     receivers: Tensor
 
 
+class Recommended(NamedTuple):
+    """What is recommended to questions.
+
+    Attributes:
+        questions: Their ids in the task, the rows of its table, increasing, shape ``(n,)``.
+        receivers: For each the ``k`` receivers with the highest scores, the best first, shape ``(n, k)``; -1 where
+            there are fewer.
+        scores: Their scores, minus infinity where there are fewer.
+    """
+
+    questions: Tensor
+    receivers: Tensor
+    scores: Tensor
+
+    @property
+    def records(self) -> NDArray[Any]:
+        """The receivers and their scores as records ``receiver`` and ``score``, shape ``(n, k)``."""
+        scores = rows_of(self.scores, len(self.scores))
+        found = np.empty(scores.shape, [("receiver", np.int64), ("score", scores.dtype)])
+        found["receiver"], found["score"] = self.receivers.cpu().numpy(), scores
+        return found
+
+
 class RecommendingHead(nn.Module):
     """Scores pairs of a question and a receiver by the product of their rows.
 
@@ -54,6 +82,8 @@ class RecommendingHead(nn.Module):
         super().__init__()
         self.task = tables.task(task)
         self.linear = nn.Linear(channels, channels, bias=False)
+        self.ranking = self._metric()  # of a prediction
+        self._left = 0
 
     def forward(self, rows: dict[str, Tensor], batch: HeteroData) -> Said:
         """What is said of the questions and receivers of a batch, by the rows of all its nodes, by type."""
@@ -75,15 +105,27 @@ class RecommendingHead(nn.Module):
         """Let the metrics see a batch."""
         metrics.update(said, batch)
 
-    def answer(self, said: Said) -> Said:
-        """The same."""
-        return said
+    def answer(self, said: Said, batch: HeteroData) -> Recommended:
+        """What is recommended to this rank's share of questions, after its last batch; to none before. Collective."""
+        left = int(batch[self.task.answers].edge_label_left)
+        if left + 1 != self._left:  # the first batch of a pass, or of one after a pass that was broken off
+            self.ranking.reset()
+        self._left = left
+        self.ranking.update(said, batch)
+        if left:
+            nobody = Best.none(0, self.task.k, said.receivers[:0])
+            return Recommended(batch[self.task.name].n_id[:0], *nobody)
+        found = self.ranking.own_share()
+        self.ranking.reset()
+        return found
 
     def metrics(self, prefix: str = "") -> MetricCollection:
         """The metric of the task, which is RelBench's."""
+        return MetricCollection({"map": self._metric()}, prefix=prefix, compute_groups=False)
+
+    def _metric(self) -> MeanAveragePrecision:
         assert self.task.answers is not None
-        metric = MeanAveragePrecision(self.task.answers, self.task.k)
-        return MetricCollection({"map": metric}, prefix=prefix, compute_groups=False)
+        return MeanAveragePrecision(self.task.answers, self.task.k)
 
 
 class MeanAveragePrecision(Metric):
@@ -141,6 +183,14 @@ class MeanAveragePrecision(Metric):
                 best.ids[some], best.scores[some] = found
         self.questions, self.best = asked.ids, best
         return average_precision(asked.ids, best.ids, self._all("right"))
+
+    def own_share(self) -> Recommended:
+        """Return what is recommended to this rank's share of the questions. Collective."""
+        self.compute()
+        assert self.questions is not None and self.best is not None
+        share = share_of(len(self.questions), world_size(), rank())
+        some = slice(share.start, share.stop)
+        return Recommended(self.questions[some], *self.best.of(some))
 
 
 class _Rows(NamedTuple):

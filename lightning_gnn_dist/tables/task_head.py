@@ -64,7 +64,7 @@ class TaskHead(nn.Module):
             return functional.binary_cross_entropy_with_logits(said, y.view_as(said).float())
         return functional.l1_loss(said.squeeze(1), (y - self.task.mean) / self.task.std)
 
-    def answer(self, said: Tensor) -> Tensor:
+    def answer(self, said: Tensor, batch: HeteroData) -> Tensor:
         """The same as probabilities, or as numbers of a regression: what metrics take and users read."""
         if self.task.task_type == CLASSES:
             return said.softmax(1)
@@ -74,7 +74,7 @@ class TaskHead(nn.Module):
 
     def judge(self, metrics: MetricCollection, said: Tensor, batch: HeteroData) -> None:
         """Let the metrics see what was said of a batch."""
-        metrics.update(self.answer(said), batch[self.task.name].y)
+        metrics.update(self.answer(said, batch), batch[self.task.name].y)
 
     def metrics(self, prefix: str = "") -> MetricCollection:
         """The metrics of the task, RelBench's first. Logged as objects they are exact over ranks."""

@@ -9,14 +9,28 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_gnn_dist import GrappaStrategy, LinkDataModule, PartitionedDataModule, TemporalSampler, prepare_graph
+from lightning_gnn_dist import (
+    GrappaStrategy,
+    LinkDataModule,
+    PartitionedDataModule,
+    PredictionWriter,
+    TemporalSampler,
+    prepare_graph,
+)
 from lightning_gnn_dist.prepare.databases.shop import write_shop
 from lightning_gnn_dist.tables.column_encoder import read_tables
-from lightning_gnn_dist.tables.recommending import MeanAveragePrecision, RecommendingHead, Said, average_precision
+from lightning_gnn_dist.tables.recommending import (
+    MeanAveragePrecision,
+    Recommended,
+    RecommendingHead,
+    Said,
+    average_precision,
+)
 from tests.ranks import run_ranks
 
 K, HOPS, ANSWERS = 3, 3, ("buys", "answer", "product")
@@ -172,6 +186,79 @@ def test_it_is_the_walk_by_hand(shop: Path) -> None:
         assert false and not false & train
 
 
+class Recommends(Sums):
+    """Says what it recommends, of sums of its own."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.head = RecommendingHead(read_tables(path), "buys", 2)
+
+    def predict_step(self, batch: Any) -> Recommended:
+        return self.head.answer(self.said(batch), batch)
+
+
+def predicted(
+    rank: int, world_size: int, path: str, out: str
+) -> tuple[list[tuple[int, list[int], list[float]]], dict[str, Any], list[int]]:
+    def trainer(*names: str) -> pl.Trainer:
+        strategy: Any = "auto" if world_size == 1 else GrappaStrategy()
+        writers: Any = [PredictionWriter(Path(out, name)) for name in names]
+        return pl.Trainer(accelerator="cpu", devices=world_size, strategy=strategy, callbacks=writers, **QUIET)  # type: ignore[arg-type]
+
+    sampler = TemporalSampler([-1] * HOPS, "time")
+    data, module = LinkDataModule(path, task="buys", sampler=sampler, batch_size=16), Recommends(path)
+    found: Any = trainer("all.npy", "all.parquet").predict(module, data)
+    assert all(len(each.questions) == 0 for each in found[:-1])
+    few: Any = trainer("some.npy").predict(module, data.only([40, 3, 17]))
+    rows = [(q, r, s) for q, r, s in zip(*(part.tolist() for part in found[-1]), strict=True)]
+    return rows, data.named(found[-1]), few[-1].questions.tolist()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_predictions_are_the_walk_by_hand(world_size: int, shop: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    tables = Tables(shop / "shop")
+    _, best = tables.judge("0", "9")
+    ranks = run_ranks(predicted, world_size, str(shop / "graph"), str(tmp_path))
+    found = {question: (ids, scores) for rows, *_ in ranks for question, ids, scores in rows}
+    assert len(found) == sum(len(rows) for rows, *_ in ranks) == len(best) > 50
+    assert {question: ids for question, (ids, _) in found.items()} == best
+    for question in (0, 40, len(best) - 1):
+        time = seconds(tables.questions[question]["at"])
+        asked = tables.row("buys", question, time, HOPS)
+        expected = [float(asked @ tables.row("product", r, time, HOPS)) for r in best[question]]
+        assert found[question][1] == pytest.approx(expected, rel=1e-5)
+    written = np.load(tmp_path / "all.npy")
+    assert written["receiver"].tolist() == [best[question] for question in range(len(best))]
+    assert written["score"].tolist() == [found[question][1] for question in range(len(best))]
+    keys = list(tables.products)
+    expected_rows = [
+        (at, int(row["customer_id"]), datetime.fromisoformat(row["at"]), keys[r], score)
+        for at, row in enumerate(tables.questions)
+        for r, score in zip(best[at], found[at][1], strict=True)
+    ]
+    table = parquet.read_table(tmp_path / "all.parquet").to_pydict()
+    assert list(table) == ["question", "sender", "time", "receiver", "score"]
+    assert list(zip(*table.values(), strict=True)) == expected_rows
+    named = [row for _, columns, _ in ranks for row in zip(*(each.tolist() for each in columns.values()), strict=True)]
+    assert named == expected_rows
+    assert np.load(tmp_path / "some.npy")["receiver"].tolist() == [best[question] for question in (40, 3, 17)]
+    assert sorted(question for *_, few in ranks for question in few) == [3, 17, 40]
+
+
+def test_a_prediction_that_was_broken_off_leaves_nothing(shop: Path) -> None:
+    path = str(shop / "graph")
+    data, module = LinkDataModule(path, task="buys", batch_size=16), Recommends(path)
+    batches = list(data.predict_dataloader())
+    with torch.no_grad():
+        fresh = [module.predict_step(batch) for batch in batches][-1]
+        for batch in batches[:2]:
+            module.predict_step(batch)
+        again = [module.predict_step(batch) for batch in batches][-1]
+    assert len(fresh.questions) > 50
+    assert all(one.equal(other) for one, other in zip(fresh, again, strict=True))
+
+
 def test_its_figure_by_hand() -> None:
     """More right answers than places, an answer given twice, and a question without any."""
     found = torch.tensor([[4, 1, 9], [2, 3, 4], [0, 1, 2], [7, -1, -1]])
@@ -204,5 +291,10 @@ def test_what_does_not_go_together_is_refused(shop: Path) -> None:
     with pytest.raises(ValueError, match=r"does not draw by these: take TemporalSampler"):
         LinkDataModule(path, task="buys", sampler=TemporalSampler([4], "edge_time"))
     data = LinkDataModule(path, task="buys")
-    with pytest.raises(ValueError, match=r"'buys' recommends: .*best"):
-        data.predict_dataloader()
+    with pytest.raises(ValueError, match=r"nodes must lie in \[0, "):
+        data.only([10**6])
+    with pytest.raises(TypeError, match=r"found must be what trainer.predict"):
+        data.named([torch.zeros(2)])  # type: ignore[arg-type]
+    trainer = pl.Trainer(accelerator="cpu", devices=1, limit_predict_batches=1, **QUIET)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="limit_predict_batches would leave out receivers"):
+        trainer.predict(Recommends(str(path)), data)

@@ -16,21 +16,26 @@ from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.data.edges.asked import AskedEdges, check_held_back
+from lightning_gnn_dist.data.edges.link_file import QuestionColumns
 from lightning_gnn_dist.data.edges.task import WholeEdges
 from lightning_gnn_dist.data.task import Judged
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.tables import ANSWERED, TIME, TableTask
+from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.graph.typed.tables import ANSWERED, ASKED, TIME, TableTask
+from lightning_gnn_dist.graph.user_ids import ids_for
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.graph.with_arrays import with_arrays_of_types
 from lightning_gnn_dist.homes.opening import graph_of
 from lightning_gnn_dist.homes.times import check_event_samplers
 from lightning_gnn_dist.homes.whole import WholeHome
+from lightning_gnn_dist.layers.evaluating.choice import is_limited
 from lightning_gnn_dist.layers.evaluating.layered_loader import Targets
 from lightning_gnn_dist.prepare.bounds import LinkBounds
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.links import edges_at
 from lightning_gnn_dist.sampling.targets.sampler import RootSampler
 from lightning_gnn_dist.sampling.temporal import TemporalSampler
+from lightning_gnn_dist.tables.best import NONE
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +46,13 @@ class Answers:
         graph: The graph, without masks.
         task: The task.
         masks: Which questions train, validate and test.
+        path: The folder of the graph, which knows the users' ids.
     """
 
     graph: Graph
     task: TableTask
     masks: dict[str, Tensor]
+    path: Path | None
 
     @classmethod
     def of(cls, given: Graph | Data | HeteroData | str | Path, name: str) -> Answers:
@@ -63,7 +70,7 @@ class Answers:
             kind: {array: rows for array, rows in of.items() if not array.endswith("_mask")}
             for kind, of in arrays.items()
         }
-        return cls(with_arrays_of_types(graph, seen), known[name], masks)
+        return cls(with_arrays_of_types(graph, seen), known[name], masks, graph.path)
 
     @property
     def times(self) -> Tensor:
@@ -84,12 +91,29 @@ class Answers:
 
     def pairs(self, mask: Tensor) -> Tensor:
         """The answers of some questions, by the ids in their types, in the order of questions, shape (2, n)."""
-        types, kind = self.graph.types, self.task.answers
-        assert kind is not None
-        ends = edges_at(self.graph, types.edges_of(kind))
-        ends -= torch.tensor([[types.nodes_of(kind[0]).start], [types.nodes_of(kind[2]).start]])
+        assert self.task.answers is not None
+        ends = self._ends(self.task.answers)
         ends = ends[:, mask[ends[0]]]
         return ends[:, ends[0].argsort(stable=True)]
+
+    def _ends(self, kind: EdgeType) -> Tensor:
+        """The ends of all edges of a type, by the ids in their types."""
+        types = self.graph.types
+        ends = edges_at(self.graph, types.edges_of(kind))
+        return ends - torch.tensor([[types.nodes_of(kind[0]).start], [types.nodes_of(kind[2]).start]])
+
+    def columns(self, questions: Tensor, ids_of: Path | None) -> QuestionColumns:
+        """Return how a table names what is recommended to some questions, by the ids of a prepared graph."""
+        task, types = self.task, self.graph.types
+        assert task.receiver is not None
+        senders = torch.full((len(self.times),), NONE)
+        about, of = self._ends((task.entity, ASKED, task.name))
+        senders[of] = about
+        counts = ((kind, len(types.nodes_of(kind))) for kind in (task.entity, task.receiver))
+        ids = [ids_for(ids_of, self.path, kind, count) for kind, count in counts]
+        times = self.times[questions].numpy()
+        times = times.astype("datetime64[s]") if task.are_dates else times
+        return QuestionColumns(questions.numpy(), senders[questions].numpy(), times, *ids)
 
     def roots(self, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Some questions at their times, and all receivers at each of these, as nodes and times, evenly mixed."""
@@ -124,16 +148,30 @@ class AnswerEdges(WholeEdges):
     def check(self, rows: Graph) -> None:
         check_event_samplers(rows, self.home.running.settings, TIME, None)
 
-    def check_prediction(self) -> None:
-        raise ValueError(
-            f"Task {self._answers.task.name!r} recommends: what it finds for each question of a split is what "
-            "trainer.test(...) leaves in the metric, metrics['map'].best."
-        )
+    def predicted(self, some: Tensor | None) -> Judged:
+        """Return questions and all receivers at their times, which a model ranks when it has the rows of all."""
+        if is_limited(self.home.running.trainer):
+            raise ValueError(
+                "limit_predict_batches would leave out receivers, and all are ranked for each question: leave the "
+                "limit out, or ask less, data.only([0, 1])."
+            )
+        mask = torch.full_like(self._answers.masks["test"], some is None)
+        if some is not None:
+            mask[some - self.home.ids.start] = True
+        return self._judged("prediction", mask)
+
+    def columns(self, some: Tensor | None, ids_of: Path | None) -> QuestionColumns:
+        ids = self.home.ids
+        return self._answers.columns(torch.arange(len(ids)) if some is None else some - ids.start, ids_of)
 
     def judged(self, name: str) -> Judged:
-        asked, mask = self._answers, self._answers.masks[name]
+        asked = self._answers
         held = {split: of for split, of in asked.masks.items() if bool(of.any())}
         check_held_back(name, held, f"give the task {asked.task.name!r} questions to judge.")
+        return self._judged(name, asked.masks[name])
+
+    def _judged(self, name: str, mask: Tensor) -> Judged:
+        asked = self._answers
         nodes, times = asked.roots(mask)
         first = asked.graph.types.nodes_of(asked.task.name).start
         number = self.asked.ends.target_type

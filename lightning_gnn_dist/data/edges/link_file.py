@@ -33,6 +33,32 @@ class LinkColumns:
         return {"sender": ends[0], "receiver": ends[1], "score": rows["score"]}
 
 
+@dataclass(frozen=True)
+class QuestionColumns:
+    """The columns of a table of what is recommended: a row for each question about a row that is there, and receiver.
+
+    Attributes:
+        questions: The rows of the task's table, in the order of what is recommended.
+        senders: The node that each is about; -1 where its key names none.
+        times: The time of each.
+        of_senders: The users' ids of all nodes that may be asked about; None where nobody knows them.
+        of_receivers: Those of all that may be recommended.
+    """
+
+    questions: Ids
+    senders: Ids
+    times: Ids
+    of_senders: MappedIds | None = None
+    of_receivers: MappedIds | None = None
+
+    def __call__(self, first: int, rows: Ids) -> dict[str, Ids]:
+        at, place = np.nonzero((rows["receiver"] >= 0) & (self.senders[first : first + len(rows)] >= 0)[:, None])
+        found, at = rows[at, place], at + first
+        ends = named(self.senders[at], self.of_senders), named(found["receiver"], self.of_receivers)
+        of_questions = {"question": self.questions[at], "sender": ends[0], "time": self.times[at]}
+        return of_questions | {"receiver": ends[1], "score": found["score"]}
+
+
 class LinkFile:
     """Records ``sender``, ``receiver`` and ``score``: ``k`` rows for each sender, the best first.
 

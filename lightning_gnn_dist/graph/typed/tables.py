@@ -12,6 +12,7 @@ NUMBERS, CATEGORIES, MOMENTS = "x", "categories", "moments"  # node arrays; of a
 TIME = "time"  # the array of the time of each row, in whose order edges come
 NEVER = 2**62  # the time of a row without one: later than all seeds
 NO_MOMENT = -(2**62)  # stands for a missing moment
+ASKED = "asked"  # edges from what is asked about to questions
 ANSWER, ANSWERED = (
     "answer",
     "edge_time",
@@ -59,6 +60,7 @@ class TableTask:
         hidden: Table and column of what must not be seen.
         receiver: The table whose rows are recommended, if the task recommends.
         k: How many of them are judged.
+        are_dates: Whether times of questions are dates, kept as seconds since 1970.
     """
 
     name: str
@@ -70,6 +72,7 @@ class TableTask:
     hidden: tuple[tuple[str, str], ...] = ()
     receiver: str | None = None
     k: int = 10
+    are_dates: bool = False
 
     @property
     def answers(self) -> tuple[str, str, str] | None:

@@ -75,6 +75,7 @@ class Questions:
             arrays[TIME] = np.concatenate([each.times for each in asked if each.times is not None])
             self._check_order(arrays[TIME], splits, asked[0].are_dates)
             span.add(arrays[TIME], are_dates=asked[0].are_dates)
+            task = _with(task, are_dates=asked[0].are_dates)
         (folder / "arrays").mkdir(parents=True, exist_ok=True)
         for name, array in arrays.items():
             save(folder / "arrays" / f"{name}.npy", array)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph.typed.names import EdgeType, check_names
-from lightning_gnn_dist.graph.typed.tables import ANSWER, TIME, Feature, Tables, TableTask
+from lightning_gnn_dist.graph.typed.tables import ANSWER, ASKED, TIME, Feature, Tables, TableTask
 from lightning_gnn_dist.prepare.databases.keys import KeyColumn, LinkTable
 from lightning_gnn_dist.prepare.databases.manifest import PLAIN, RELBENCH, Manifest, TableSpec, TaskSpec
 from lightning_gnn_dist.prepare.databases.questions import Questions
@@ -22,7 +22,6 @@ from lightning_gnn_dist.prepare.files.inputs import Inputs, NodeFiles
 from lightning_gnn_dist.prepare.files.tables import columns_of, count_rows
 
 LAYOUTS = {RELBENCH: f"RelBench's layout ({RELBENCH}, db, tasks)", PLAIN: f"the tables that {PLAIN} describes"}
-ASKED = "asked"  # the name of the edges from what is asked about to questions
 
 
 def inputs_of_database(folder: Path, drop: frozenset[str]) -> Inputs:

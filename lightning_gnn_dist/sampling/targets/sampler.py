@@ -181,7 +181,7 @@ class LinkSampler:
         return found
 
 
-ANSWERS = "edge_label_answers"
+ANSWERS, LEFT = "edge_label_answers", "edge_label_left"
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,6 +195,7 @@ class RootSampler:
         answers: The right pairs by the ids in their types, in the order of the first ones, shape (2, n).
         first: The id in the graph of the first of these in its type.
         target_type: The number of the edge type that these pairs are of.
+        num_batches: How many batches a pass has. Each says how many are left after it.
     """
 
     sampler: TemporalSampler
@@ -203,6 +204,7 @@ class RootSampler:
     answers: Tensor
     first: int
     target_type: int
+    num_batches: int = 0
 
     @property
     def num_hops(self) -> int:
@@ -215,5 +217,6 @@ class RootSampler:
         ids = ids[self.nodes[ids].argsort(stable=True)]  # as batches have nodes of several types
         sample = sample_at(self.sampler, graph, self.nodes[ids], self.times[ids], batch_key)
         answers = self.answers[:, torch.isin(self.answers[0], self.nodes[ids] - self.first)]
-        extra = {**sample.extra, ANSWERS: answers}
+        left = torch.tensor([self.num_batches - 1 - batch_key.batch])
+        extra = {**sample.extra, ANSWERS: answers, LEFT: left}
         return sample._replace(extra=extra, is_constant=False, target_type=self.target_type)
