@@ -15,7 +15,7 @@ from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.rounds.clock import EverySteps, KnownSteps
 from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
-from lightning_gnn_dist.strategies.choosing.choices import Choice
+from lightning_gnn_dist.strategies.choosing.choices import Choice, options_of_ddp
 from lightning_gnn_dist.strategies.choosing.costs import Decision, choose
 from lightning_gnn_dist.strategies.choosing.probe import Parts, Probed, probe
 
@@ -75,6 +75,7 @@ def _of_trainer(given: Mapping[str, Any], choice: Choice, found: Probed, trainer
     kept = before.get("init_args", {}) if isinstance(before, Mapping) else {}
     strategy = {name: kept[name] for name in ("launch",) if name in kept}
     strategy |= {} if choice.steps is None else {"clock": described(EverySteps(choice.steps))}
+    strategy |= options_of_ddp(trainer.strategy) if choice.steps is None else {}
     strategy |= {name: described(value) for name, value in choice.settings.items()}
     settings: dict[str, Any] = {"strategy": {"class_path": _path_of(choice.method), "init_args": strategy}}
     of_epoch = found.measured.gradients.in_pass if choice.steps is None else choice.steps

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of, exchange_strategy
 from lightning_gnn_dist.rounds.partitioned_strategy import PartitionedStrategy
-from lightning_gnn_dist.strategies.choosing.choices import CHOICES, Choice
+from lightning_gnn_dist.strategies.choosing.choices import CHOICES, Choice, options_of_ddp
 from lightning_gnn_dist.strategies.choosing.costs import choose
 from lightning_gnn_dist.strategies.choosing.probe import probe
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
@@ -40,13 +40,15 @@ class AutoStrategy(GrappaStrategy):
     ``fork`` or ``spawn``, its own trainer does not hear of the choice, and a second fit makes it again.
 
     Args:
+        find_unused_parameters: That of :class:`GrappaStrategy`, in the probe and where gradients are chosen. Rounds
+            train all that a step uses in any case.
         launch: How ranks are started, and how long they wait for each other.
     """
 
     strategy_name = "choose"
 
-    def __init__(self, *, launch: Launch = Launch()) -> None:
-        super().__init__(launch=launch)
+    def __init__(self, *, find_unused_parameters: bool = False, launch: Launch = Launch()) -> None:
+        super().__init__(find_unused_parameters=find_unused_parameters, launch=launch)
         self._kept = KeptChoice()
         self._companion: Any = self._kept  # Grappa's own is for its steps
 
@@ -66,7 +68,7 @@ class AutoStrategy(GrappaStrategy):
 
     def _become(self, kept: Kept) -> PartitionedStrategy:
         """Let the fit go on with what was chosen. Collective."""
-        trainer, strategy = self._module().trainer, kept.choice.strategy(self.launch)
+        trainer, strategy = self._module().trainer, kept.choice.strategy(self.launch, options_of_ddp(self))
         self._kept.kept = kept
         _count_rounds(trainer, kept)
         exchange_strategy(trainer, strategy)
@@ -83,7 +85,12 @@ class AutoStrategy(GrappaStrategy):
         data.teardown("fit")
         if trainer.world_size == 1:
             return Kept("Grappa", 1)
-        measured = probe(trainer, self._module(), data, self.launch).measured
+        try:
+            measured = probe(trainer, self._module(), data, self.launch).measured
+        except RuntimeError as error:
+            if (way_out := "Strategy(find_unused_parameters=True)") in str(error):  # that of the probe's strategy
+                error.args = (str(error).replace(f"Grappa{way_out}", f"Auto{way_out}"),)
+            raise
         decision = choose(measured)
         for line in decision.lines:
             rank_zero_info(line)

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lightning_gnn_dist import GrappaStrategy
+from lightning_gnn_dist.cli.choose import write
 from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.strategies.choosing.costs import Decision, Measured, Priced, Steps
+from lightning_gnn_dist.strategies.choosing.probe import Parts, Probed
+from tests.data_fitting import trainer
 from tests.ranks import RankError, run_ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -42,3 +47,15 @@ def test_what_is_written_runs_as_it_stands(tmp_path: Path) -> None:
 def test_choices_are_for_several_ranks() -> None:
     with pytest.raises(RankError, match="devices=1 leaves nothing to choose"):
         run_ranks(command, 1, "choose", "--config=configs/grappa.yaml", *SMALL, "--trainer.devices=1", timeout=30)
+
+
+@pytest.mark.parametrize(("name", "kept"), [("Grappa", {"find_unused_parameters": True}), ("averaging", {})])
+def test_what_grappa_is_asked_for_stays_where_it_is_chosen(name: str, kept: dict[str, bool], tmp_path: Path) -> None:
+    out = tmp_path / "chosen.yaml"
+    asked = trainer(1, GrappaStrategy(find_unused_parameters=True))
+    measured = Measured(Steps(0.1, 4), Steps(0.1, 4), 0.01, 0.1, 0.1, None)
+    decision = Decision(name, measured, (Priced(name, 0.4, 0.4),))
+    write("{trainer: {}, data: {}}", decision, Probed(measured, Parts(None, None), Parts(None, None)), asked, out)
+    settings = yaml.safe_load(out.read_text())["trainer"]["strategy"]["init_args"]
+    settings.pop("clock", None)
+    assert settings == kept

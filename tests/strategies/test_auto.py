@@ -21,17 +21,19 @@ from tests.ranks import RankError, run_ranks
 class Told(AutoStrategy):
     """Chooses what it is told behind its probe."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(**PATIENCE)
+    def __init__(self, name: str, **options: Any) -> None:
+        super().__init__(**options, **PATIENCE)
         self.name = name
 
     def _chosen(self, trainer: Any) -> Kept:
         return super()._chosen(trainer)._replace(name=self.name)
 
 
-def weights(strategy: Any, world_size: int, path: str | None = None, **options: Any) -> tuple[torch.Tensor, Any]:
+def weights(
+    strategy: Any, world_size: int, path: str | None = None, module: Any = None, **options: Any
+) -> tuple[torch.Tensor, Any]:
     warnings.filterwarnings("ignore", "You defined a `validation_step`")
-    module = model(dropout=0.5)
+    module = module or model(dropout=0.5)
     data = PartitionedDataModule(small_graph(), sampler=NeighborSampler([4, 4]), loading=Loading(num_threads=0), seed=1)
     torch.manual_seed(7)
     running = trainer(world_size, strategy, limit_val_batches=0, **options)
@@ -101,3 +103,23 @@ def without_data_module(rank: int, world_size: int) -> None:
 def test_bare_loaders_are_refused() -> None:
     with pytest.raises(RankError, match="AutoStrategy needs a data module"):
         run_ranks(without_data_module, 2, timeout=60)
+
+
+def unused(rank: int, world_size: int, finds: bool) -> bool:
+    def module() -> Any:
+        made = model()
+        made.extra = torch.nn.Linear(2, 2)  # that no step uses
+        return made
+
+    asked = {"find_unused_parameters": finds}
+    found = []
+    for strategy in (Told("Grappa", **asked), Told("averaging", **asked), GrappaStrategy(**asked, **PATIENCE)):
+        found.append(weights(strategy, world_size, module=module())[0])
+    return found[0].equal(found[2]) and not found[0].equal(found[1])
+
+
+def test_parameters_that_no_step_uses_are_handled_as_by_grappa() -> None:
+    assert run_ranks(unused, 2, True, timeout=60) == [True, True]
+    way_out = r"extra\.weight, extra\.bias had no part .* use AutoStrategy\(find_unused_parameters=True\)"
+    with pytest.raises(RankError, match=way_out):
+        run_ranks(unused, 2, False, timeout=60)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
+
+from lightning.pytorch.strategies import Strategy
 
 from lightning_gnn_dist.checks import brief
 from lightning_gnn_dist.rounds.clock import EverySteps
@@ -33,10 +36,11 @@ class Choice:
     settings: dict[str, Any] = field(default_factory=dict)
     passes: float = 1.0
 
-    def strategy(self, launch: Launch = Launch()) -> PartitionedStrategy:
-        """Return the strategy."""
+    def strategy(self, launch: Launch = Launch(), of_ddp: Mapping[str, bool] = {}) -> PartitionedStrategy:
+        """Return the strategy, where it exchanges gradients with these :func:`options_of_ddp`."""
         clock = () if self.steps is None else (EverySteps(self.steps),)
-        return self.method(*clock, **self.settings, launch=launch)
+        options: dict[str, Any] = dict(of_ddp) if self.steps is None else {}
+        return self.method(*clock, **self.settings, **options, launch=launch)
 
     @property
     def corrects(self) -> bool:
@@ -66,3 +70,10 @@ CHOICES = {  # those that lose least first
     "LLCG, overlap, long rounds": Choice(LLCGStrategy, LONG, _ONE_GRADIENT, passes=5.0),
     "averaging, overlap, long rounds": Choice(LocalSGDStrategy, LONG, _LATE, passes=6.0),
 }
+
+
+def options_of_ddp(strategy: Strategy) -> dict[str, bool]:
+    """Return what a user asks of an exchange of gradients, as ``{"find_unused_parameters": True}``."""
+    given = getattr(strategy, "_ddp_kwargs", {})
+    names = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")
+    return {name: True for name in names if given.get(name)}

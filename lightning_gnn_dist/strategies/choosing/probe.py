@@ -26,8 +26,8 @@ from lightning_gnn_dist.rounds.means.means import Means
 from lightning_gnn_dist.rounds.part import Fit
 from lightning_gnn_dist.rounds.refusals import check_trainer, require_anchors, require_corrections, require_step
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
+from lightning_gnn_dist.strategies.choosing.choices import CHOICES, options_of_ddp
 from lightning_gnn_dist.strategies.choosing.costs import Measured, Steps
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.wire import collectives
 
@@ -68,15 +68,16 @@ def probe(trainer: Trainer, model: LightningModule, data: LightningDataModule, l
     """Return what a few steps and exchanges take. The model and random numbers stay as they are. Collective.
 
     Args:
-        trainer: Says how many ranks there are, on what, and how they take a step.
+        trainer: Says how many ranks there are, on what, how they take a step, and what DDP is asked for.
         model: What is trained; copies of it take the steps.
         data: Its data module, which is at rest, and is set up for two fits.
         launch: How ranks are started, unless they are there.
     """
+    of_ddp = options_of_ddp(trainer.strategy)
     exchanging, local = (
         _watched(strategy, model, data, {**length, **_as_in(trainer)})
         for strategy, length in (
-            (GrappaStrategy(launch=launch), {"max_epochs": -1, "max_steps": STEPS}),
+            (CHOICES["Grappa"].strategy(launch, of_ddp), {"max_epochs": -1, "max_steps": STEPS}),
             (LocalSGDStrategy(EverySteps(STEPS), launch=launch), {"max_epochs": 1}),
         )
     )
