@@ -91,7 +91,7 @@ class LinkAnswerer:
         let_answer(self._model.owner)
         with computing(trainer):
             self._ranking, *_ = search.ranking(self._model, open_channel(1, model.device))
-        self._known = KnownBySender(self._ranking.known, self._graph, self._links.edge_type)
+        self._known = KnownBySender(self._ranking.known, self._graph)
         sending, num_layers = self._graph.types.node_types[self._links.kinds[0]], len(self._model.layers)
         sampler = NeighborSampler([-1] * (num_layers + needs_whole_graph(self._model.layers)))
         of_graph = self._graph, sending, limited(sampler, neighbors), num_layers, data.loading, limits

@@ -56,6 +56,7 @@ class Ranking:
         scorer: Scores pairs.
         k: How many receivers to find for each sender.
         device: The device that computes.
+        in_place: Whether rows of receivers, which follow each other, are scored where they lie, and not copied.
     """
 
     channel: Channel
@@ -67,6 +68,7 @@ class Ranking:
     scorer: Scorer
     k: int
     device: torch.device
+    in_place: bool = False
 
     def none(self, num_senders: int) -> Best:
         """Return no receivers of so many senders."""
@@ -101,11 +103,12 @@ class Ranking:
     def ranked(self, senders: Nodes, rows: Tensor, chunk: int) -> Best:
         """Return the best of the own receivers for each sender."""
         best, lookup = self.none(len(rows)), Lookup(senders.nodes)
+        take = self.receivers.take_run if self.in_place else self.receivers.take
         ends = Ends(senders.ids.to(self.device), rows)
         for nodes, ids in zip(self.own.nodes.split(chunk), self.own.ids.to(self.device).split(chunk), strict=True):
             if not len(nodes):
                 break  # a rank without receivers
-            scores = self.scorer(ends, Ends(ids, self.receivers.take(nodes).to(self.device)))
+            scores = self.scorer(ends, Ends(ids, take(nodes).to(self.device)))
             scores = scores.detach().to(best.scores.dtype).contiguous()
             self.known.leave_out_(scores, lookup, nodes)
             best = best.or_better(ids, scores)

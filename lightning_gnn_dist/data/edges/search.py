@@ -142,15 +142,17 @@ class LinkSearch:
         own = [ids_of(nodes) for nodes in by_type(of_all.own, of_all.nodes.offsets)]
         senders, places = self._senders(of_all.nodes, own[sending], channel)
         asked = Asked(of_all.nodes.names_in_batches, self.links.types.node_types, self.links.edge_type)
+        receivers = _in_order(of_all.nodes.ids_in_type(receiving, own[receiving]), own[receiving])
         ranking = Ranking(
             channel,
             of_all.nodes.by_owner,
             *self._rows(model, channel, of_all, senders.nodes),
-            _in_order(of_all.nodes.ids_in_type(receiving, own[receiving]), own[receiving]),
+            receivers,
             self._known(of_all.nodes),
             scorer_of(self.score, self.module, model, asked),
             min(self.k, len(self.links.ends.receivers)),
             self.module.device,
+            in_place=isinstance(self.score, str) and bool((receivers.nodes.diff() == 1).all()),  # functions may write
         )
         return ranking, senders, places
 

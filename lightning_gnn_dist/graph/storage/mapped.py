@@ -127,16 +127,29 @@ class MappedRows:
         width = self._array[:1].numel() * found.element_size()
         if len(rows) * BYTES_OF_A_LOOK >= ROWS_A_LOOK * width * len(self._array):
             return self._look_at(rows, found, max(1, WINDOW_BYTES // width))
-        offset = self._array.data_ptr() - self._place.start + self._place.offset
-        done = _reader()(self._file, offset, width, rows.numpy(), found.data_ptr())
-        if done < len(rows):
-            raise OSError(f"Row {int(rows[done])} of {self._place.name} cannot be read: was the file changed?")
-        return found
+        return self._read(rows, found)
+
+    def take_run(self, first: int, count: int) -> Tensor:
+        """A copy of rows that follow each other, in RAM the rows themselves."""
+        if self._file is None:
+            return self._array[first : first + count]
+        found = torch.empty(count, *self._array.shape[1:], dtype=self._array.dtype)
+        return self._read(torch.arange(first, first + count), found)
 
     def release(self) -> None:
         """Release the pages of the map that were read. They stay in the system's cache."""
         if self._place is not None:
             _let_go(self._place.start, self._place.end)
+
+    def _read(self, rows: Tensor, found: Tensor) -> Tensor:
+        """Copy the rows to ``found`` by ``pread``."""
+        assert self._file is not None and self._place is not None
+        offset = self._array.data_ptr() - self._place.start + self._place.offset
+        width = self._array[:1].numel() * found.element_size()
+        done = _reader()(self._file, offset, width, rows.numpy(), found.data_ptr())
+        if done < len(rows):
+            raise OSError(f"Row {int(rows[done])} of {self._place.name} cannot be read: was the file changed?")
+        return found
 
     def _look_at(self, rows: Tensor, found: Tensor, rows_at_once: int) -> Tensor:
         """Copy the rows to ``found`` through the map, window by window."""
