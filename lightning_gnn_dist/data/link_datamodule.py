@@ -241,7 +241,10 @@ def _known(split: object, shards: Path | None, task: str | None) -> LinkSplit | 
     if task is None:
         return _as_split(split) if shards is None else _bounds_of_links(shards)
     if shards is not None:
-        raise ValueError(f"task={shown(task)} recommends, and {shards} holds shards: give every host the whole graph.")
+        raise ValueError(
+            f"LinkDataModule learns task={shown(task)} from the whole graph, and {shards} holds shards: give every "
+            "host what `lightning-gnn-dist prepare` writes without --shard."
+        )
     check_instance("split", split, Graph | str | Path, "with a task the path of a prepared database, or its graph")
     assert isinstance(split, Graph | str | Path)
     return Answers.of(split, task)

@@ -23,6 +23,7 @@ from lightning_gnn_dist import (
     prepare_graph,
 )
 from lightning_gnn_dist.prepare.databases.shop import write_shop
+from lightning_gnn_dist.prepare.one_shard import OneShard
 from lightning_gnn_dist.tables.column_encoder import read_tables
 from lightning_gnn_dist.tables.recommending import (
     MeanAveragePrecision,
@@ -290,6 +291,12 @@ def test_what_does_not_go_together_is_refused(shop: Path) -> None:
         PartitionedDataModule(path, task="by")
     with pytest.raises(ValueError, match=r"does not draw by these: take TemporalSampler"):
         LinkDataModule(path, task="buys", sampler=TemporalSampler([4], "edge_time"))
+    for index in range(2):
+        prepare_graph(shop / "shop", shop / "shards", shard=OneShard(index, 2))
+    with pytest.raises(ValueError, match=r"task='buys' from the whole graph, and .*shards holds shards: .*--shard"):
+        LinkDataModule(shop / "shards", task="buys")
+    with pytest.raises(ValueError, match=r"'buys' recommends, and has no labels: .*LinkDataModule"):
+        PartitionedDataModule(shop / "shards", task="buys")
     data = LinkDataModule(path, task="buys")
     with pytest.raises(ValueError, match=r"nodes must lie in \[0, "):
         data.only([10**6])
