@@ -292,8 +292,7 @@ def _of_samplers() -> Calls:
     return {
         "ClusterSampler": lambda: {"num_hops": 2},
         "DeviceSampler": lambda: {"sampler": sampler},
-        "FastGCNSampler": lambda: {"num_nodes": [8]},
-        "LadiesSampler": lambda: {"num_nodes": [8]},
+        **dict.fromkeys(("FastGCNSampler", "LadiesSampler"), lambda: {"num_nodes": [8]}),
         "MatrixSampler": lambda: {"sampler": sampler},
         "NeighborSampler": lambda: {"num_neighbors": [3, 2]},
         "PageRankSampler": lambda: {"num_neighbors": 3, "num_hops": 2},
