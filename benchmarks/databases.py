@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import csv
 import logging
+import math
 import os
 import sys
 import tempfile
@@ -34,7 +35,7 @@ from harness import Peak, machine
 from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist import (
-    EveryPass,
+    EverySteps,
     Graph,
     GrappaStrategy,
     LinkDataModule,
@@ -49,7 +50,7 @@ from lightning_gnn_dist.prepare.databases.shop import write_shop
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from relational import RelationalSAGE
 
-BATCH, PASSES, STEPS = 256, 10, 240
+BATCH, PASSES, STEPS, ROUND = 256, 10, 240, 8
 DROPPED = {
     "all columns": (),
     "without the maker": (("product", "maker"),),
@@ -66,7 +67,7 @@ def figures_of(
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     quiet |= {"enable_model_summary": False, "accelerator": "cpu", "num_sanity_val_steps": 0, "devices": ranks}
     if ranks > 1:
-        quiet["strategy"] = LLCGStrategy(EveryPass(1), launch=FORK) if llcg else GrappaStrategy(launch=FORK)
+        quiet["strategy"] = LLCGStrategy(EverySteps(ROUND), launch=FORK) if llcg else GrappaStrategy(launch=FORK)
     trainer = pl.Trainer(**quiet, **length)
     trainer.fit(module, data)
     return dict(trainer.test(module, data, verbose=False)[0])
@@ -119,16 +120,28 @@ def ranks(options: argparse.Namespace, folder: Path) -> None:
     modules: dict[str, Any] = {"stays": PartitionedDataModule, "buys": partial(LinkDataModule, num_negatives=16)}
     print("| task | ranks | test AUROC, or MAP@10 |\n| --- | --- | --- |")
     for task in options.tasks:
-        for num_ranks, llcg in ((1, False), (2, False), (4, False), (4, True)):
+        for num_ranks, llcg in ((n, way) for n in options.ranks for way in ((False, True) if n > 1 else (False,))):
             found = []
             for seed in range(options.seeds):
                 pl.seed_everything(seed, verbose=False)
                 data = modules[task](path, task=task, batch_size=BATCH // num_ranks)
                 module = RelationalSAGE(str(path), task)
-                figures = figures_of(module, data, num_ranks, llcg, max_epochs=PASSES)
+                steps = PASSES * math.ceil(answers_of(path, task) / BATCH)  # an epoch of LLCG is a round
+                figures = figures_of(
+                    module, data, num_ranks, llcg, max_epochs=math.ceil(steps / ROUND) if llcg else PASSES
+                )
                 found.append(figures["test_auroc" if task == "stays" else "test_map"])
             way = "LLCGStrategy" if llcg else "GrappaStrategy" if num_ranks > 1 else "one process"
             print(f"| {task} | {num_ranks}, {way} | {spread(found)} |", flush=True)
+
+
+def answers_of(path: Path, task: str) -> int:
+    """What a pass learns from: questions, or the right answers of those that recommend."""
+    graph = Graph.open(path)
+    mask, answers = graph.types.node_arrays[task]["train_mask"], graph.types.tables.task(task).answers
+    if answers is None:
+        return int(mask.sum())
+    return int(mask[graph.to_pyg()[answers].edge_index[0]].sum())
 
 
 def arrays_of(directory: Path, name: str) -> tuple[HeteroData, str]:
@@ -288,6 +301,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("what", choices=("encoders", "ranks", "typed", "cost", "scale"))
     parser.add_argument("--tasks", nargs="+", default=["stays", "buys"])
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--graphs", nargs="+", default=["acm", "openflights"])
     parser.add_argument("--seeds", type=int, default=3)

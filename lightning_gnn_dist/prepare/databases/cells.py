@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,15 +145,17 @@ def as_numbers(cells: Cells) -> Column | None:
 
 
 def as_dates(cells: Cells) -> Column | None:
-    """Cells as seconds since 1970, 0 where they are missing; None if some are no dates."""
+    """Cells as seconds since 1970 (of UTC, if zones are told), 0 where they are missing; None if some are no dates."""
     if cells.are_dates:
         return np.where(cells.missing, 0, cells.values.astype(np.int64))
     if not cells.are_words or not np.isin(cells.values[~cells.missing].astype("U1"), list("0123456789")).all():
         return None
-    try:
-        dates = np.where(cells.missing, "1970-01-01", cells.values).astype("datetime64[us]")
-    except ValueError:
-        return None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "no explicit representation of timezones")  # NumPy counts them in
+        try:
+            dates = np.where(cells.missing, "1970-01-01", cells.values).astype("datetime64[us]")
+        except ValueError:
+            return None
     return dates.astype(np.int64) // 1_000_000
 
 

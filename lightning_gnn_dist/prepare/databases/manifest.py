@@ -26,6 +26,7 @@ OF_DATABASE = {"val_timestamp", "test_timestamp", "tables", "text", "name", "des
 OF_TABLE = {"pkey", "time_col", "fkeys", "columns"}
 KINDS = ("number", "category", "time", "text", "ignore")
 RECOMMENDATION = "recommendation"
+AUTOCOMPLETE = "autocomplete"  # the kind of a task whose answers are a column, which is hidden
 TASK_TYPES = (
     "binary_classification",
     "multiclass_classification",
@@ -128,9 +129,7 @@ class Manifest:
         tables = {name: _table(folder, path, str(name), spec or {}) for name, spec in listed.items()}
         for table in tables.values():
             _check_keys(table, tables, path)
-        tasks = {
-            file.parent.name: _task(file, _read(file), tables) for file in sorted(folder.glob(f"tasks/*/{RELBENCH}"))
-        }
+        tasks = {file.parent.name: _task(file, _read(file), tables) for file in _manifests_of_tasks(folder)}
         if both := sorted(tables.keys() & tasks.keys()):
             raise ValueError(
                 f"{path}: {both[0]!r} is a table and a task, and each is a type of nodes: rename the task."
@@ -177,6 +176,17 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(said, dict):
         raise ValueError(f"{path} must hold names with values, as in tables: ..., got {shown(said)}.")
     return said
+
+
+def _manifests_of_tasks(folder: Path) -> list[Path]:
+    folders = [each for each in sorted(folder.glob("tasks/*")) if each.is_dir()]
+    for task in folders:
+        if not (task / RELBENCH).is_file() and any(is_table(file) for file in task.iterdir()):
+            raise ValueError(
+                f"{task} has tables and no {RELBENCH}, which says what is asked: write one, as in task_type: "
+                "regression, or take the folder away."
+            )
+    return [task / RELBENCH for task in folders if (task / RELBENCH).is_file()]
 
 
 def _check_words(said: Collection[Any], known: set[str], where: str) -> None:
@@ -273,12 +283,14 @@ def _task(file: Path, said: Mapping[str, Any], tables: Mapping[str, TableSpec]) 
     folder = file.parent
     _check_words_of_task(file, said)
     task_type, kind = said.get("task_type"), said.get("kind")
+    if kind != AUTOCOMPLETE and get_close_matches(str(kind).lower(), [AUTOCOMPLETE], cutoff=0.8):
+        raise ValueError(f"{file}: kind must be {AUTOCOMPLETE}, or a word that hides nothing, got {shown(kind)}.")
     if task_type not in TASK_TYPES:
         raise ValueError(f"{file}: task_type must be one of {shown(list(TASK_TYPES))}, got {shown(task_type)}.")
     words = _OF_PAIRS if task_type == RECOMMENDATION else {name: name for name in _OF_PAIRS}
     entity = _table_of_nodes(file, words["entity_table"], said, tables)
     column, time = said.get(words["entity_col"]), said.get("time_col")
-    if kind == "autocomplete":
+    if kind == AUTOCOMPLETE:
         column, time = column or tables[entity].pkey, time or tables[entity].time_col
     targets = said.get(words["target_col"])
     targets = tuple(targets) if isinstance(targets, list) else (targets,)
@@ -286,7 +298,7 @@ def _task(file: Path, said: Mapping[str, Any], tables: Mapping[str, TableSpec]) 
         missing = words["target_col" if isinstance(column, str) else "entity_col"]
         raise ValueError(f"{file} names no {missing}: the column of the task's tables that holds it.")
     hidden = {(str(of), str(name)) for of, name in said.get("remove_columns") or ()}
-    hidden |= {(entity, str(target)) for target in targets if kind == "autocomplete"}
+    hidden |= {(entity, str(target)) for target in targets if kind == AUTOCOMPLETE}
     for of, name in sorted(hidden):
         if of not in tables or name not in columns_of(tables[of].path):
             raise ValueError(f"{file} hides the column {of}.{name}, and there is none: correct remove_columns.")

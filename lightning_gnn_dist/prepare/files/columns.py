@@ -132,8 +132,10 @@ class Places:
         try:
             return ends.astype(np.int64)
         except ValueError as error:
+            word = next((each for each in ends.tolist() if not fits(each, np.int64)), ends[0])
             raise ValueError(
-                f"{where} holds words, and {whose}, which it names, whole numbers: give both one type ({error})."
+                f"{where} holds words, such as {word!r}, and {whose}, which it names, whole numbers: give both one "
+                "type."
             ) from error
 
     def check_heading(self, names: Sequence[str], edges: Path) -> None:

@@ -125,6 +125,12 @@ def about_heading(path: Path) -> str:
     return f"{path}: line {heading.num_lines} is taken as heading: {', '.join(heading.names)}."
 
 
+_SEVERAL_LINES = (
+    "a cell in quotes goes on in the next line, and a row of a text is one line: write the table as Parquet, as in "
+    'pandas.read_csv("a.csv").to_parquet("a.parquet"), or a space for each line break.'
+)
+
+
 class Heading(NamedTuple):
     """What the columns are called, what stands between them, and how many lines come before the first row."""
 
@@ -201,6 +207,9 @@ def _widened(
 def _wider_kinds(lines: Sequence[str], separator: str, kinds: Sequence[int], where: str) -> list[int]:
     """The kind that each column needs for these lines, and at least its present one."""
     rows = list(csv.reader(lines, **_csv(separator)))
+    if len(rows) < len(lines):
+        odd = next((at for at, line in enumerate(lines) if line.count('"') % 2), 0)
+        raise ValueError(f"{where.format(odd)}: {_SEVERAL_LINES}")
     ragged = next((at for at, row in enumerate(rows) if len(row) != len(kinds)), None)
     if ragged is not None:
         raise ValueError(
@@ -219,6 +228,8 @@ def _parse(lines: Sequence[str], separator: str, kinds: Sequence[int]) -> list[C
         return _parse_by_cell(lines, separator, kinds)
     dtype = np.dtype([(str(at), object if KINDS[kind] is np.str_ else KINDS[kind]) for at, kind in enumerate(kinds)])
     table = np.loadtxt(lines, dtype, **_format(separator), ndmin=1)
+    if len(table) < len(lines):
+        raise ValueError(_SEVERAL_LINES)
     columns = [table[str(at)] for at in range(len(kinds))]
     return [
         np.array([cell.strip() for cell in column.tolist()], np.str_) if column.dtype == object else column.copy()
