@@ -194,7 +194,10 @@ class TrainCLI(LightningCLI):
     def predict(self, **kwargs: Any) -> None:
         """Called in place of ``trainer.predict``."""
         with self._refusals_in_one_line():
-            if self.config_init.predict.best_links is not None:
+            options = self.config_init.predict
+            if options.output is not None and Path(options.output).exists() and not options.overwrite:
+                raise FileExistsError(f"{options.output} exists already. Name another --output, or --overwrite true.")
+            if options.best_links is not None:
                 self._best_links(**kwargs)
             else:
                 self._predict_nodes(**kwargs)

@@ -78,7 +78,8 @@ def nodes_named(text: str) -> list[int]:
         return [int(number) for number in words]
     if wrong := [word for word in words if not word.isdecimal()]:
         raise ValueError(
-            f"nodes must be ids with commas between them, or a file of ids, got {wrong[0]!r:.40} in {text}."
+            "nodes must be ids with commas between them, or a file of ids that is there, got "
+            f"{wrong[0]!r:.40} in {text}."
         )
     return [int(word) for word in words]
 

@@ -96,7 +96,11 @@ class Form:
     def read(self, body: Any) -> Question:
         """Return what a request asks; a malformed one is refused."""
         known = ["type", "nodes", "new", "edges", *(["best_links"] if self._best_links else [])]
+        if isinstance(body, dict) and "best_links" in body and not self._best_links:
+            raise RefusedError("best_links is for a model of links, and this server answers rows: leave it out.")
         given = _mapping("The request", body, known)
+        if "type" in given and not self._named:
+            raise RefusedError(f"type is for a graph with types, and this one has none, {_got(given['type'])}.")
         if given.get("type", self._seed_type) != self._seed_type:
             raise RefusedError(f"type must be {shown(self._seed_type)}, which is predicted, {_got(given['type'])}.")
         num_new, new = self._new_nodes(given.get("new", {}))
@@ -219,7 +223,8 @@ class _Known(NamedTuple):
             return self.first + end
         if type(end) is str and end in self.new:
             return self.new[end]
-        new = f', or "{NEW}0" to "{NEW}{len(self.new) - 1}"' if self.new else ""
+        to_last = f' to "{NEW}{len(self.new) - 1}"' if len(self.new) > 1 else ""
+        new = f', or "{NEW}0"{to_last}' if self.new else ""
         ids = f"an id from 0 to {self.stop - self.first - 1}" if self.places is None else "an id of the tables"
         raise RefusedError(f"{where} must name nodes{self.of_type} by {ids}{new}, {_got(end)}.")
 
@@ -274,7 +279,8 @@ def _like(where: str, given: Any, array: Tensor, count: int) -> Tensor:
     fits = found.dtype.kind in {"f": "fiu", "i": "i", "b": "b"}[wanted]
     shape = count, *array.shape[1:]
     if found.shape != shape or not fits:
-        raise RefusedError(f"{where} must be {_KINDS[wanted]} of shape {list(shape)}, {_got(given)}.")
+        of_shape = f" of shape {list(found.shape)}" if found.dtype.kind in "fiub" else ""
+        raise RefusedError(f"{where} must be {_KINDS[wanted]} of shape {list(shape)}, {_got(given)}{of_shape}.")
     rows = torch.from_numpy(found).to(array.dtype)
     is_kept = rows.isfinite().all() if wanted == "f" else (rows.to(torch.int64) == torch.from_numpy(found)).all()
     if not bool(is_kept):

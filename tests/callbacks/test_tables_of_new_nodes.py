@@ -171,7 +171,10 @@ def test_the_command_names_new_nodes_by_ids_of_the_user(
         (["--nodes=since:1"], "at version 1, no node is newer than 1"),
         (["--nodes=W99", "--by_user_id=true"], "has the id 'W99'"),
         (["--nodes=since:0", "--ids_of=old"], "old has ids of 41 nodes, and the graph that is predicted has 43"),
-        (["--nodes=0", "--output=all.parquet"], "all.parquet exists already. Choose another path"),
+        (
+            ["--nodes=0", "--output=all.parquet"],
+            "all.parquet exists already. Name another --output, or --overwrite true.",
+        ),
     ):
         command = ["lightning-gnn-dist", "predict", "--config=my.yaml", one, "--output=no.parquet", *options]
         monkeypatch.setattr(sys, "argv", command)

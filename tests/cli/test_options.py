@@ -77,7 +77,7 @@ def test_a_misspelt_key_of_a_file_meets_the_nearest_right_one(
 @pytest.mark.parametrize(
     ("option", "reason"),
     [
-        ("--data.graph=nowhere", "error: nowhere is not a saved graph: it has no meta.json."),
+        ("--data.graph=nowhere", "error: nowhere is not a saved graph: there is no such folder."),
         pytest.param(
             "--data.batch_size=0", "error: batch_size must be an integer of at least 1, got 0.", marks=pytest.mark.slow
         ),

@@ -50,7 +50,11 @@ MALFORMED = [
     ("[" * 1900, "The body is nested too deep"),
     ([1], "The request must be an object with ['type', 'nodes', 'new', 'edges'], got [1]."),
     ({"node": [1]}, "The request may have ['type', 'nodes', 'new', 'edges'], got 'node'."),
-    ({"type": "paper"}, "type must be '', which is predicted, got 'paper'."),
+    (
+        {"nodes": [3], "best_links": 9},
+        "best_links is for a model of links, and this server answers rows: leave it out.",
+    ),
+    ({"type": "paper"}, "type is for a graph with types, and this one has none, got 'paper'."),
     ({}, 'nodes must name a node at least, such as {"nodes": [0]}, got none.'),
     ({"nodes": 3}, "nodes must be a list, got 3."),
     ({"nodes": [60]}, "nodes must name nodes by an id from 0 to 59, got 60."),
@@ -63,7 +67,7 @@ MALFORMED = [
     ({"new": {"num_nodes": 1}}, "new must have 'x', as the graph has it: give a row for each."),
     ({"new": {"x": [X], "num_nodes": 2}}, "new must have as many rows of each array, got {'num_nodes': 2, 'x': 1}."),
     ({"new": {"x": [X] * 5}}, "new may have 4 nodes, got 5: ask several times."),
-    ({"new": {"x": [X[:3]]}}, "x of new must be finite numbers of shape [1, 4], got [[0.5, 1, -2]]."),
+    ({"new": {"x": [X[:3]]}}, "x of new must be finite numbers of shape [1, 4], got [[0.5, 1, -2]] of shape [1, 3]."),
     (
         {"new": {"x": [X, X[:3]]}},
         "x of new must be finite numbers of shape [2, 4], got [[0.5, 1, -2, 3], [0.5, 1, -2]].",
@@ -78,7 +82,7 @@ MALFORMED = [
     ),
     (
         {"new": {"x": [X]}, "edges": [[3, "new:1"]]},
-        'edges must name nodes by an id from 0 to 59, or "new:0" to "new:0", got \'new:1\'.',
+        "edges must name nodes by an id from 0 to 59, or \"new:0\", got 'new:1'.",
     ),
     ({"new": {"x": [X]}, "edges": [[3, "new:0"]] * 21}, "edges may have 20 entries, got 21: ask several times."),
     ({"new": {"x": [X]}, "edges": [["new:0", v] for v in range(9)]}, "edges may be 20 with those of the graph into"),

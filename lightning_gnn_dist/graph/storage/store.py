@@ -217,7 +217,8 @@ def read_meta(path: Path) -> dict[str, Any]:
                 f"{path} is not a saved graph: it holds shards of one. Train on them with PartitionedDataModule, or "
                 "where edges were split with LinkDataModule, or name the graph that was divided."
             )
-        raise FileNotFoundError(f"{path} is not a saved graph: it has no meta.json. Write one with graph.save(path).")
+        lacks = "it has no meta.json" if path.exists() else "there is no such folder"
+        raise FileNotFoundError(f"{path} is not a saved graph: {lacks}. Write one with graph.save(path).")
     meta = read_json(file, _WAY_OUT)
     if meta.get("format") != FORMAT:
         raise ValueError(f"{path} is not a graph saved by this package: its meta.json does not say {FORMAT!r}.")
