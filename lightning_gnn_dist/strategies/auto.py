@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, Trainer
@@ -36,8 +37,8 @@ class AutoStrategy(GrappaStrategy):
 
     A checkpoint names the choice. A fit that is resumed with ``AutoStrategy()`` keeps it, without a probe. With one
     rank, and in all but a fit, it is :class:`GrappaStrategy`. The data module is set up twice for the probe, and once
-    more for the strategy that was chosen; callbacks hear nothing of that. Where this process has started the ranks by
-    ``fork`` or ``spawn``, its own trainer does not hear of the choice, and a second fit makes it again.
+    more for the strategy that was chosen; callbacks hear nothing of that. Where ranks end with a fit (``start_method``
+    is not ``"popen"``), the choice ends with them, and each fit needs a Trainer of its own.
 
     Args:
         find_unused_parameters: That of :class:`GrappaStrategy`, in the probe and where gradients are chosen. Rounds
@@ -82,11 +83,17 @@ class AutoStrategy(GrappaStrategy):
                 "AutoStrategy needs a data module, which cuts the graph in more ways than one: use "
                 "trainer.fit(model, PartitionedDataModule(...)), or name a strategy."
             )
+        if trainer.current_epoch:
+            raise ValueError(
+                f"The {trainer.current_epoch} epochs of the last fit are those of a choice that ended with its ranks: "
+                "make another Trainer for the next fit, which then chooses anew."
+            )
         data.teardown("fit")
         if trainer.world_size == 1:
             return Kept("Grappa", 1)
         try:
-            measured = probe(trainer, self._module(), data, self.launch).measured
+            there = replace(self.launch, start_method=None)  # else the trainers of a probe would start ranks again
+            measured = probe(trainer, self._module(), data, there).measured
         except RuntimeError as error:
             if (way_out := "Strategy(find_unused_parameters=True)") in str(error):  # that of the probe's strategy
                 error.args = (str(error).replace(f"Grappa{way_out}", f"Auto{way_out}"),)
