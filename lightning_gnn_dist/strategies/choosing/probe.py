@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from copy import deepcopy
@@ -77,7 +78,7 @@ def probe(trainer: Trainer, model: LightningModule, data: LightningDataModule, l
     exchanging, local = (
         _watched(strategy, model, data, {**length, **_as_in(trainer)})
         for strategy, length in (
-            (CHOICES["Grappa"].strategy(launch, of_ddp), {"max_epochs": -1, "max_steps": STEPS}),
+            (CHOICES["Grappa"].strategy(launch, of_ddp), {"max_epochs": STEPS}),
             (LocalSGDStrategy(EverySteps(STEPS), launch=launch), {"max_epochs": 1}),
         )
     )
@@ -141,8 +142,14 @@ class Watch(Callback):
     def __init__(self) -> None:
         self._ends: list[float] = []
 
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for schedule in trainer.strategy.lr_scheduler_configs:
+            schedule.frequency = sys.maxsize  # never: what it monitors may come of a validation
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         self._ends.append(time.perf_counter())
+        if not isinstance(trainer.strategy, RoundStrategy):  # by hand a batch may take several steps
+            trainer.should_stop = len(self._ends) >= STEPS * trainer.accumulate_grad_batches
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         strategy, of_step, data = trainer.strategy, trainer.accumulate_grad_batches, datamodule_of(trainer)
