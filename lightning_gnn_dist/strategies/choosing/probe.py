@@ -156,14 +156,16 @@ class Watch(Callback):
         self.parts = Parts(getattr(data, "partitioner", None), getattr(data, "boundary", None))
         timed = self._ends[FIRST - 1 : -1]  # the last may have ended with a meeting
         seconds = of_step * statistics.median(end - start for start, end in pairwise(timed))
+        of_ranks = _of_ranks(seconds)
         if not isinstance(strategy, RoundStrategy):
-            self.steps = Steps(_slowest(seconds), math.ceil(trainer.num_training_batches / of_step))
+            self.steps = Steps(max(of_ranks), math.ceil(trainer.num_training_batches / of_step))
             return
-        self.steps = Steps(_slowest(seconds), strategy.pace.steps_per_pass())
+        self.steps = Steps(max(of_ranks), strategy.pace.steps_per_pass())
         exchanges = _exchanges(strategy.meeting.fit, pause=min(LONGEST, self.steps.seconds))
         own = data.against_averaging() if isinstance(data, JudgesParts) else None
         against = next(filter(None, collectives.gather_objects(own, everywhere=True) or []), None)
-        self.measured = Measured(self.steps, self.steps, *exchanges, _seconds_of_correction(trainer, strategy), against)
+        correction, by_time = _seconds_of_correction(trainer, strategy), statistics.harmonic_mean(of_ranks)
+        self.measured = Measured(self.steps, self.steps, *exchanges, correction, by_time, against)
 
 
 def _exchanges(fit: Fit, pause: float) -> tuple[float, float, float]:
@@ -203,9 +205,10 @@ def _seconds_of(work: Callable[[], object], pause: float) -> float:
         start = time.perf_counter()
         work()
         found.append(time.perf_counter() - start)
-    return _slowest(statistics.median(found[1:]))
+    return max(_of_ranks(statistics.median(found[1:])))
 
 
-def _slowest(seconds: float) -> float:
-    """Return the seconds of the rank that takes longest. Collective."""
-    return float(collectives.all_gather_rows(torch.tensor(seconds, dtype=torch.float64)).max())
+def _of_ranks(seconds: float) -> list[float]:
+    """Return the seconds of all ranks. Collective."""
+    found: list[float] = collectives.all_gather_rows(torch.tensor(seconds, dtype=torch.float64)).flatten().tolist()
+    return found
