@@ -163,3 +163,7 @@ def _count_rounds(trainer: Trainer, kept: Kept) -> None:
         for passes in (loop.max_epochs, loop.min_epochs, trainer.check_val_every_n_epoch)
     )
     loop.max_epochs = up_to_validation(loop.max_epochs, trainer.check_val_every_n_epoch, given)
+    if kept.choice.steps is not None and given[0] is not None and given[0] > 0:
+        rank_zero_info(
+            f"The {given[0]} passes that max_epochs asks for become {loop.max_epochs} rounds, one epoch each."
+        )

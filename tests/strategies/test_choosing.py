@@ -75,8 +75,10 @@ def test_a_slow_wire_is_for_rounds() -> None:
 
 def test_averaging_alone_is_for_parts_that_are_alike() -> None:
     differ = "The parts hold different labels: 0.40 of label skew beyond chance, in the mean."
-    found = choose(Measured(Steps(0.6, 10), Steps(0.1, 12), 0.05, 0.4, 0.2, 0.03, against_averaging=differ))
-    assert found.name == "LLCG" and found.lines[0].endswith(differ)
+    found = choose(
+        Measured(Steps(0.6, 10), Steps(0.1, 12), 0.05, 0.4, 0.2, 0.03, against_averaging=f"{differ} Do this.")
+    )
+    assert found.name == "LLCG" and found.lines[0].endswith(f"Averaging alone is not among the choices. {differ}")
     assert not any("averaging" in price.name for price in found.prices)
 
 
@@ -86,7 +88,7 @@ def test_without_gradients_of_the_whole_graph_or_rounds_less_is_possible() -> No
     assert [price.name for price in left.prices] == ["Grappa", "Grappa, 8 bits"]
     refused = "max_steps=3 ends the fit inside a round: use max_epochs, which counts rounds."
     left = choose(Measured(Steps(9.0, 10), Steps(0.1, 12), 0.05, 8.0, 1.0, 0.3, against_rounds=refused))
-    assert left.name == "Grappa, 8 bits" and left.lines[0].endswith(refused)
+    assert left.name == "Grappa, 8 bits" and left.lines[0].endswith(f"Rounds are not among the choices. {refused}")
 
 
 def test_rounds_by_time_are_named_where_ranks_wait_for_the_slowest() -> None:

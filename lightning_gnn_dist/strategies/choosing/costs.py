@@ -178,8 +178,12 @@ class Decision:
         found = self.measured
         share = found.exchange / found.local.seconds
         wire = f"An exchange of the model takes {_in_words(found.exchange)}, {share:.0%} of a local step"
-        against = found.against_rounds or found.against_averaging
-        return f"{wire}." if against is None else f"{wire}. {against}"
+        if found.against_rounds is not None:
+            return f"{wire}. Rounds are not among the choices. {found.against_rounds}"
+        if found.against_averaging is not None:
+            why, *_ = found.against_averaging.split(". ")  # the advice behind it is for who chooses by hand
+            return f"{wire}. Averaging alone is not among the choices. {why.removesuffix('.')}."
+        return f"{wire}."
 
 
 def choose(measured: Measured) -> Decision:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightning_gnn_dist.joint import JudgesParts
@@ -74,6 +75,7 @@ def probe(trainer: Trainer, model: LightningModule, data: LightningDataModule, l
         data: Its data module, which is at rest, and is set up for two fits.
         launch: How ranks are started, unless they are there.
     """
+    rank_zero_info(f"A probe cuts the graph for rounds and for gradients, and takes {STEPS} steps each way.")
     of_ddp = options_of_ddp(trainer.strategy)
     exchanging, local = (
         _watched(strategy, model, data, {**length, **_as_in(trainer)})
@@ -90,7 +92,7 @@ def _against_rounds(trainer: Trainer) -> str | None:
     """Return why a trainer cannot train in rounds, None if it can."""
     has_layer_sync = getattr(trainer.strategy, "_layer_sync", None) is not None
     try:
-        check_trainer("A strategy of rounds", trainer, has_layer_sync=has_layer_sync)
+        check_trainer("LLCG, like averaging,", trainer, has_layer_sync=has_layer_sync)
     except ValueError as error:
         return str(error)
     return None
