@@ -15,7 +15,7 @@ from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.rounds.clock import EverySteps, KnownSteps
 from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
-from lightning_gnn_dist.strategies.choosing.choices import Choice, options_of_ddp
+from lightning_gnn_dist.strategies.choosing.choices import Choice, options_of_ddp, up_to_validation
 from lightning_gnn_dist.strategies.choosing.costs import Decision, choose
 from lightning_gnn_dist.strategies.choosing.probe import Parts, Probed, probe
 
@@ -83,6 +83,10 @@ def _of_trainer(given: Mapping[str, Any], choice: Choice, found: Probed, trainer
         epochs = getattr(trainer, name)
         if epochs is not None and epochs > 0 and (steps := _steps(trainer, epochs, found)) is not None:
             settings[name] = math.ceil(steps / of_epoch)
+    if "max_epochs" in settings:
+        before = trainer.max_epochs, trainer.check_val_every_n_epoch
+        every = settings.get("check_val_every_n_epoch")
+        settings["max_epochs"] = up_to_validation(settings["max_epochs"], every, before)
     return settings
 
 

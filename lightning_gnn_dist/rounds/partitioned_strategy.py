@@ -217,6 +217,8 @@ class PartitionedStrategy(DDPStrategy):
         if self.is_alone:
             replica_state.mark_alone(checkpoint, self._of_run())
         elif "optimizer_states" in checkpoint:  # else there is nothing to resume
+            if isinstance(self._launcher, FunctionLauncher):
+                refusals.refuse_to_save()
             self._replica(weights=not self.processors_differ).check(self.root_device)
             of_run, of_rank, everywhere = self._of_run(), self._of_rank(checkpoint), self._saves_on_each_host
             replica_state.add_to_checkpoint(checkpoint, of_run, of_rank, everywhere=everywhere)

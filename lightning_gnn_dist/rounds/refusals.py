@@ -154,6 +154,15 @@ def refuse_exchange(strategy: str, what: str) -> None:
     )
 
 
+def refuse_to_save() -> NoReturn:
+    """Refuse a checkpoint by the process that has started the ranks of a fit by value."""
+    raise ValueError(
+        "The ranks that trained have ended, and their optimizers with them, so this process has nothing that a fit "
+        "could go on from: add ModelCheckpoint, which saves in the ranks, or keep the weights, "
+        "trainer.save_checkpoint(path, weights_only=True)."
+    )
+
+
 def check_ranks_of_loader(loader: CountsSeeds, world_size: int) -> None:
     """Refuse a loader made for another number of ranks, such as one that gives each rank the whole graph."""
     made_for = world_size

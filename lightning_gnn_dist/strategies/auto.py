@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of, exchange_strategy
 from lightning_gnn_dist.rounds.partitioned_strategy import PartitionedStrategy
-from lightning_gnn_dist.strategies.choosing.choices import CHOICES, Choice, options_of_ddp
+from lightning_gnn_dist.strategies.choosing.choices import CHOICES, Choice, options_of_ddp, up_to_validation
 from lightning_gnn_dist.strategies.choosing.costs import choose
 from lightning_gnn_dist.strategies.choosing.probe import probe
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
@@ -32,12 +33,14 @@ class AutoStrategy(GrappaStrategy):
     the strategy, and halos the memory. ``lightning-gnn-dist choose`` makes the same choice, and writes all of it down.
 
     ``max_epochs``, ``min_epochs`` and ``check_val_every_n_epoch`` count passes over the training nodes. Where rounds
-    are chosen, the trainer gets as many rounds as take that many passes, and epochs are rounds.
+    are chosen, the trainer gets as many rounds as take that many passes, and epochs are rounds, also for a schedule:
+    take its length from ``trainer.max_epochs`` or ``trainer.estimated_stepping_batches``. ``ReduceLROnPlateau`` steps
+    after validations.
 
     A checkpoint names the choice. A fit that is resumed with ``AutoStrategy()`` keeps it, without a probe. With one
     rank, and in all but a fit, it is :class:`GrappaStrategy`. The data module is set up twice for the probe, and once
-    more for the strategy that was chosen; callbacks hear nothing of that. Where this process has started the ranks by
-    ``fork`` or ``spawn``, its own trainer does not hear of the choice, and a second fit makes it again.
+    more for the strategy that was chosen; callbacks hear nothing of that. Where ranks end with a fit (``start_method``
+    is not ``"popen"``), the choice ends with them, and each fit needs a Trainer of its own.
 
     Args:
         find_unused_parameters: That of :class:`GrappaStrategy`, in the probe and where gradients are chosen. Rounds
@@ -82,11 +85,17 @@ class AutoStrategy(GrappaStrategy):
                 "AutoStrategy needs a data module, which cuts the graph in more ways than one: use "
                 "trainer.fit(model, PartitionedDataModule(...)), or name a strategy."
             )
+        if trainer.current_epoch:
+            raise ValueError(
+                f"The {trainer.current_epoch} epochs of the last fit are those of a choice that ended with its ranks: "
+                "make another Trainer for the next fit, which then chooses anew."
+            )
         data.teardown("fit")
         if trainer.world_size == 1:
             return Kept("Grappa", 1)
         try:
-            measured = probe(trainer, self._module(), data, self.launch).measured
+            there = replace(self.launch, start_method=None)  # else the trainers of a probe would start ranks again
+            measured = probe(trainer, self._module(), data, there).measured
         except RuntimeError as error:
             if (way_out := "Strategy(find_unused_parameters=True)") in str(error):  # that of the probe's strategy
                 error.args = (str(error).replace(f"Grappa{way_out}", f"Auto{way_out}"),)
@@ -112,11 +121,25 @@ class Kept(NamedTuple):
     def choice(self) -> Choice:
         return CHOICES[self.name]
 
+    def epochs(self, passes: int) -> int:
+        """Return how many epochs of the choice take so many passes."""
+        steps = self.choice.steps
+        return passes if steps is None or passes < 1 else math.ceil(passes * self.in_pass / steps)
+
 
 class KeptChoice(Callback):
     """Writes the choice into checkpoints."""
 
     kept: Kept | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let schedules by what a validation finds step when there is one: there may be fewer than rounds."""
+        every = trainer.check_val_every_n_epoch
+        if self.kept is None or self.kept.choice.steps is None or every is None:
+            return
+        for schedule in trainer.strategy.lr_scheduler_configs:
+            if schedule.reduce_on_plateau and schedule.interval == "epoch":
+                schedule.frequency = every
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.kept is None else self.kept._asdict()
@@ -134,12 +157,13 @@ def _of_checkpoint(checkpoint: dict[str, Any], path: object) -> Kept:
 
 def _count_rounds(trainer: Trainer, kept: Kept) -> None:
     """Let a trainer count in epochs of the choice what it counts in passes."""
-    if (steps := kept.choice.steps) is None:
-        return
-
-    def rounds(passes: int | None) -> int | None:
-        return passes if passes is None or passes < 1 else math.ceil(passes * kept.in_pass / steps)
-
-    loop = trainer.fit_loop
-    loop.max_epochs, loop.min_epochs = rounds(loop.max_epochs), rounds(loop.min_epochs)
-    trainer.check_val_every_n_epoch = rounds(trainer.check_val_every_n_epoch)
+    loop, given = trainer.fit_loop, (trainer.fit_loop.max_epochs, trainer.check_val_every_n_epoch)
+    loop.max_epochs, loop.min_epochs, trainer.check_val_every_n_epoch = (
+        None if passes is None else kept.epochs(passes)
+        for passes in (loop.max_epochs, loop.min_epochs, trainer.check_val_every_n_epoch)
+    )
+    loop.max_epochs = up_to_validation(loop.max_epochs, trainer.check_val_every_n_epoch, given)
+    if kept.choice.steps is not None and given[0] is not None and given[0] > 0:
+        rank_zero_info(
+            f"The {given[0]} passes that max_epochs asks for become {loop.max_epochs} rounds, one epoch each."
+        )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lightning_gnn_dist import AutoStrategy, GrappaStrategy, Loading, NeighborSampler, PartitionedDataModule
+from lightning_gnn_dist import AutoStrategy, GrappaStrategy, Launch, Loading, NeighborSampler, PartitionedDataModule
 from lightning_gnn_dist.strategies.auto import Kept
 from lightning_gnn_dist.strategies.choosing.choices import CHOICES
 from tests.data_fitting import model, small_graph, trainer
@@ -29,15 +29,18 @@ class Told(AutoStrategy):
         return super()._chosen(trainer)._replace(name=self.name)
 
 
+def data() -> PartitionedDataModule:
+    return PartitionedDataModule(small_graph(), sampler=NeighborSampler([4, 4]), loading=Loading(num_threads=0), seed=1)
+
+
 def weights(
     strategy: Any, world_size: int, path: str | None = None, module: Any = None, **options: Any
 ) -> tuple[torch.Tensor, Any]:
     warnings.filterwarnings("ignore", "You defined a `validation_step`")
     module = module or model(dropout=0.5)
-    data = PartitionedDataModule(small_graph(), sampler=NeighborSampler([4, 4]), loading=Loading(num_threads=0), seed=1)
     torch.manual_seed(7)
     running = trainer(world_size, strategy, limit_val_batches=0, **options)
-    running.fit(module, data, ckpt_path=path)
+    running.fit(module, data(), ckpt_path=path)
     return torch.nn.utils.parameters_to_vector(module.parameters()).detach(), running
 
 
@@ -123,3 +126,23 @@ def test_parameters_that_no_step_uses_are_handled_as_by_grappa() -> None:
     way_out = r"extra\.weight, extra\.bias had no part .* use AutoStrategy\(find_unused_parameters=True\)"
     with pytest.raises(RankError, match=way_out):
         run_ranks(unused, 2, False, timeout=60)
+
+
+def in_ranks_of_a_fit(rank: int, world_size: int, start: Any, folder: str) -> int:
+    strategy = AutoStrategy(launch=Launch(start_timeout=PATIENCE["launch"].start_timeout, start_method=start))
+    _, running = weights(strategy, 2, max_epochs=20)
+    steps = running.global_step
+    with pytest.raises(ValueError, match="The ranks that trained have ended"):
+        running.save_checkpoint(f"{folder}/whole.ckpt")
+    running.save_checkpoint(f"{folder}/weights.ckpt", weights_only=True)
+    with pytest.raises(ValueError, match="make another Trainer for the next fit"):
+        running.fit(model(), data())
+    return steps
+
+
+SLOWER = (pytest.param(each, marks=pytest.mark.slow) for each in ("spawn", "forkserver"))
+
+
+@pytest.mark.parametrize("start", ["fork", *SLOWER])
+def test_ranks_that_a_fit_has_started_choose(start: str, tmp_path: Path) -> None:
+    assert run_ranks(in_ranks_of_a_fit, 1, start, str(tmp_path), timeout=100)[0] >= 20

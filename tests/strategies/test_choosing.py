@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from lightning_gnn_dist import GrappaStrategy, NeighborSampler, PartitionedDataModule
+from lightning_gnn_dist.cli.choose import ChoosingTrainer
 from lightning_gnn_dist.strategies.choosing.choices import CHOICES
 from lightning_gnn_dist.strategies.choosing.costs import Measured, Steps, choose
+from tests.data_fitting import small_graph
+from tests.every_strategy import PATIENCE
+from tests.ranks import run_ranks
+from tests.sage import SAGE
 
 # Steps of .1 s, and of .25 s with an exchange; .01 s for a few numbers, .2 s for the model and .06 s for it in 8 bits;
 # .3 s for a gradient of the whole graph. Ten steps a pass on Grappa's parts, twelve on the others.
@@ -64,8 +75,10 @@ def test_a_slow_wire_is_for_rounds() -> None:
 
 def test_averaging_alone_is_for_parts_that_are_alike() -> None:
     differ = "The parts hold different labels: 0.40 of label skew beyond chance, in the mean."
-    found = choose(Measured(Steps(0.6, 10), Steps(0.1, 12), 0.05, 0.4, 0.2, 0.03, against_averaging=differ))
-    assert found.name == "LLCG" and found.lines[0].endswith(differ)
+    found = choose(
+        Measured(Steps(0.6, 10), Steps(0.1, 12), 0.05, 0.4, 0.2, 0.03, against_averaging=f"{differ} Do this.")
+    )
+    assert found.name == "LLCG" and found.lines[0].endswith(f"Averaging alone is not among the choices. {differ}")
     assert not any("averaging" in price.name for price in found.prices)
 
 
@@ -75,4 +88,40 @@ def test_without_gradients_of_the_whole_graph_or_rounds_less_is_possible() -> No
     assert [price.name for price in left.prices] == ["Grappa", "Grappa, 8 bits"]
     refused = "max_steps=3 ends the fit inside a round: use max_epochs, which counts rounds."
     left = choose(Measured(Steps(9.0, 10), Steps(0.1, 12), 0.05, 8.0, 1.0, 0.3, against_rounds=refused))
-    assert left.name == "Grappa, 8 bits" and left.lines[0].endswith(refused)
+    assert left.name == "Grappa, 8 bits" and left.lines[0].endswith(f"Rounds are not among the choices. {refused}")
+
+
+def test_rounds_by_time_are_named_where_ranks_wait_for_the_slowest() -> None:
+    # Steps of .1 s on one rank and of .4 s on the other: 2 / (10 + 2.5) s in the harmonic mean. Of five steps that the
+    # ranks could take in .4 s, they take two.
+    waits = Measured(Steps(0.41, 10), Steps(0.4, 10), 0.01, 0.02, 0.02, None, by_time=0.16)
+    found = choose(waits)
+    seconds = 10 * (0.16 + (3 * 0.01 + 0.02) / 16)  # 1.63; 1.5 times that, and 1.2 times again, is less than 4.1
+    assert found.name == "Grappa" and found.lines[1] == (
+        "A pass over the training nodes will take 4.1 s. Waiting for the slowest rank costs 60% of the steps: "
+        f"TMAStrategy(EverySeconds(2.6)), where no rank waits, would take {seconds:.3g} s, and needs 1.5 times as many "
+        "passes as Grappa."
+    )
+    # Not where they are alike, nor where less is spared than a choice that loses more must, nor where parts differ.
+    for by_time, against in ((0.4, None), (4.1 / 1.8 / 10, None), (0.16, "The parts differ.")):
+        assert "TMA" not in "".join(choose(replace(waits, by_time=by_time, against_averaging=against)).lines)
+
+
+class SlowOnRankOne(SAGE):
+    def training_step(self, batch: Any) -> Any:
+        time.sleep(0.1 * self.global_rank)
+        return super().training_step(batch)
+
+
+def of_unequal_ranks(rank: int, world_size: int, folder: str) -> tuple[float, float, str]:
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    choosing = ChoosingTrainer(accelerator="cpu", devices=2, strategy=GrappaStrategy(**PATIENCE), **options)
+    data = PartitionedDataModule(small_graph(), sampler=NeighborSampler([4, 4]))
+    decision, found = choosing.choose(SlowOnRankOne(12, 4), data, f"{folder}/chosen.yaml")
+    return found.measured.local.seconds, found.measured.by_time, decision.lines[1]
+
+
+def test_a_probe_finds_how_unequal_ranks_are(tmp_path: Path) -> None:
+    (slowest, by_time, line), other = run_ranks(of_unequal_ranks, 2, str(tmp_path), timeout=60)
+    assert slowest > 0.1 and 0 < by_time < slowest / 1.8 and "TMAStrategy(" in line
+    assert other == (slowest, by_time, line)

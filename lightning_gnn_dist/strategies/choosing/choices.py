@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
@@ -77,3 +78,12 @@ def options_of_ddp(strategy: Strategy) -> dict[str, bool]:
     given = getattr(strategy, "_ddp_kwargs", {})
     names = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")
     return {name: True for name in names if given.get(name)}
+
+
+def up_to_validation(epochs: int | None, every: int | None, before: tuple[int | None, int | None]) -> int | None:
+    """Return how many epochs end with a validation ``every`` so many, where both numbers of ``before`` did."""
+    known = epochs is not None and epochs > 0 and every is not None
+    if not known or before[0] is None or before[1] is None or before[0] % before[1]:
+        return epochs
+    assert epochs is not None and every is not None
+    return math.ceil(epochs / every) * every

@@ -18,15 +18,19 @@ where :math:`A`, at most 4, are the batches of an anchor. These seconds are mult
 to be as accurate as Grappa after one, as measured on real graphs (``passes`` of a choice). Averaging alone counts where
 the parts are alike (:mod:`lightning_gnn_dist.partition.advice`). Of the choices that cost at most 1.2 times the least,
 the first is taken, in the order in which they lose accuracy.
+
+Ranks of unequal speed wait for the slowest in all of these, and not in rounds by time (:class:`TMAStrategy`), whose
+average knows no :math:`K` that all ranks reach: it is named beside the choice where averaging, with the harmonic mean
+of all ranks' local steps for :math:`s`, would cost less than 1 / 1.2 of it.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from lightning_gnn_dist.strategies.choosing.choices import CHOICES, Choice
+from lightning_gnn_dist.strategies.choosing.choices import CHOICES, SHORT, Choice
 
 VOTES = 3  # exchanges of a few numbers at a meeting
 ANCHOR = 4  # batches of the gradient of Drift(), at most
@@ -56,6 +60,7 @@ class Measured:
         exchange: An exchange of the model.
         rounded: The same in 8 bits a number.
         correction: A gradient of a batch of the whole graph; None where the fit has none.
+        by_time: A local step if no rank waits for another: the harmonic mean over ranks. None: that of the slowest.
         against_averaging: Why averaging alone loses accuracy on these parts; None where it loses little.
         against_rounds: Why the fit cannot be trained in rounds; None where it can.
     """
@@ -66,6 +71,7 @@ class Measured:
     exchange: float
     rounded: float
     correction: float | None
+    by_time: float | None = None
     against_averaging: str | None = None
     against_rounds: str | None = None
 
@@ -149,16 +155,35 @@ class Decision:
         others = sorted((price for price in self.prices if price is not own), key=lambda price: price.to_accuracy)
         return [
             f"Chosen: {self.choice}. {self._reason()}",
-            f"A pass over the training nodes will take {_in_words(own.seconds)}.",
+            f"A pass over the training nodes will take {_in_words(own.seconds)}.{self._by_time(own)}",
             *map(_as_runner_up, others[:1]),
         ]
+
+    def _by_time(self, own: Priced) -> str:
+        """Return what rounds by time would spare, where ranks are unequal enough; else nothing."""
+        found, averaging = self.measured, CHOICES["averaging"]
+        if found.by_time is None or found.why_not(averaging) is not None:
+            return ""
+        unhindered = replace(found, local=found.local._replace(seconds=found.by_time))
+        seconds = unhindered.seconds_of_pass(averaging)
+        if NEAR * averaging.passes * seconds >= own.to_accuracy:
+            return ""
+        return (
+            f" Waiting for the slowest rank costs {1 - found.by_time / found.local.seconds:.0%} of the steps: "
+            f"TMAStrategy(EverySeconds({SHORT * found.by_time:.2g})), where no rank waits, would take "
+            f"{_in_words(seconds)}, and needs {averaging.passes:g} times as many passes as Grappa."
+        )
 
     def _reason(self) -> str:
         found = self.measured
         share = found.exchange / found.local.seconds
         wire = f"An exchange of the model takes {_in_words(found.exchange)}, {share:.0%} of a local step"
-        against = found.against_rounds or found.against_averaging
-        return f"{wire}." if against is None else f"{wire}. {against}"
+        if found.against_rounds is not None:
+            return f"{wire}. Rounds are not among the choices. {found.against_rounds}"
+        if found.against_averaging is not None:
+            why, *_ = found.against_averaging.split(". ")  # the advice behind it is for who chooses by hand
+            return f"{wire}. Averaging alone is not among the choices. {why.removesuffix('.')}."
+        return f"{wire}."
 
 
 def choose(measured: Measured) -> Decision:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from copy import deepcopy
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightning_gnn_dist.joint import JudgesParts
@@ -73,11 +75,12 @@ def probe(trainer: Trainer, model: LightningModule, data: LightningDataModule, l
         data: Its data module, which is at rest, and is set up for two fits.
         launch: How ranks are started, unless they are there.
     """
+    rank_zero_info(f"A probe cuts the graph for rounds and for gradients, and takes {STEPS} steps each way.")
     of_ddp = options_of_ddp(trainer.strategy)
     exchanging, local = (
         _watched(strategy, model, data, {**length, **_as_in(trainer)})
         for strategy, length in (
-            (CHOICES["Grappa"].strategy(launch, of_ddp), {"max_epochs": -1, "max_steps": STEPS}),
+            (CHOICES["Grappa"].strategy(launch, of_ddp), {"max_epochs": STEPS}),
             (LocalSGDStrategy(EverySteps(STEPS), launch=launch), {"max_epochs": 1}),
         )
     )
@@ -89,7 +92,7 @@ def _against_rounds(trainer: Trainer) -> str | None:
     """Return why a trainer cannot train in rounds, None if it can."""
     has_layer_sync = getattr(trainer.strategy, "_layer_sync", None) is not None
     try:
-        check_trainer("A strategy of rounds", trainer, has_layer_sync=has_layer_sync)
+        check_trainer("LLCG, like averaging,", trainer, has_layer_sync=has_layer_sync)
     except ValueError as error:
         return str(error)
     return None
@@ -141,22 +144,30 @@ class Watch(Callback):
     def __init__(self) -> None:
         self._ends: list[float] = []
 
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for schedule in trainer.strategy.lr_scheduler_configs:
+            schedule.frequency = sys.maxsize  # never: what it monitors may come of a validation
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         self._ends.append(time.perf_counter())
+        if not isinstance(trainer.strategy, RoundStrategy):  # by hand a batch may take several steps
+            trainer.should_stop = len(self._ends) >= STEPS * trainer.accumulate_grad_batches
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         strategy, of_step, data = trainer.strategy, trainer.accumulate_grad_batches, datamodule_of(trainer)
         self.parts = Parts(getattr(data, "partitioner", None), getattr(data, "boundary", None))
         timed = self._ends[FIRST - 1 : -1]  # the last may have ended with a meeting
         seconds = of_step * statistics.median(end - start for start, end in pairwise(timed))
+        of_ranks = _of_ranks(seconds)
         if not isinstance(strategy, RoundStrategy):
-            self.steps = Steps(_slowest(seconds), math.ceil(trainer.num_training_batches / of_step))
+            self.steps = Steps(max(of_ranks), math.ceil(trainer.num_training_batches / of_step))
             return
-        self.steps = Steps(_slowest(seconds), strategy.pace.steps_per_pass())
+        self.steps = Steps(max(of_ranks), strategy.pace.steps_per_pass())
         exchanges = _exchanges(strategy.meeting.fit, pause=min(LONGEST, self.steps.seconds))
         own = data.against_averaging() if isinstance(data, JudgesParts) else None
         against = next(filter(None, collectives.gather_objects(own, everywhere=True) or []), None)
-        self.measured = Measured(self.steps, self.steps, *exchanges, _seconds_of_correction(trainer, strategy), against)
+        correction, by_time = _seconds_of_correction(trainer, strategy), statistics.harmonic_mean(of_ranks)
+        self.measured = Measured(self.steps, self.steps, *exchanges, correction, by_time, against)
 
 
 def _exchanges(fit: Fit, pause: float) -> tuple[float, float, float]:
@@ -196,9 +207,10 @@ def _seconds_of(work: Callable[[], object], pause: float) -> float:
         start = time.perf_counter()
         work()
         found.append(time.perf_counter() - start)
-    return _slowest(statistics.median(found[1:]))
+    return max(_of_ranks(statistics.median(found[1:])))
 
 
-def _slowest(seconds: float) -> float:
-    """Return the seconds of the rank that takes longest. Collective."""
-    return float(collectives.all_gather_rows(torch.tensor(seconds, dtype=torch.float64)).max())
+def _of_ranks(seconds: float) -> list[float]:
+    """Return the seconds of all ranks. Collective."""
+    found: list[float] = collectives.all_gather_rows(torch.tensor(seconds, dtype=torch.float64)).flatten().tolist()
+    return found
