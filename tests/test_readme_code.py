@@ -47,6 +47,7 @@ QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", 
 # Run with what they need around them: by the launcher, below; in test_ray.py, test_readme.py, test_tools.py and
 # serving/test_page.py.
 ELSEWHERE = {
+    "GROUP_WORLD_SIZE": "elastic",
     "elastic=True)": "elastic",
     "RayDDPStrategy": "hosts",
     "g.edges()": "migration",
@@ -234,21 +235,31 @@ TRAIN = """
 import os
 from tests.test_readme_code import run_block
 
-run_block(0, 1, open("block.txt").read(), ".")
+run_block(0, int(os.environ.get("LOCAL_WORLD_SIZE", 1)), open("block.txt").read(), ".")
 """
+
+
+def run_elastic_block(sign: str, launcher: list[str], folder: Path) -> None:
+    (block,) = [block for block in blocks("python", "elastic") if sign in block.code]
+    (folder / "block.txt").write_text(block.code)
+    (folder / "train.py").write_text(TRAIN)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", *launcher, "train.py"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and "[elastic]" not in done.stdout, done.stderr
 
 
 @pytest.mark.slow
 def test_the_elastic_block_runs_as_its_page_says(tmp_path: Path) -> None:
     pytest.importorskip("torchft", reason="torchft is not installed: pip install lightning-gnn-dist[elastic]")
-    (block,) = [block for block in blocks("python", "elastic") if "elastic=True)" in block.code]
-    (tmp_path / "block.txt").write_text(block.code)
-    (tmp_path / "train.py").write_text(TRAIN)
-    command = [sys.executable, "-m", "lightning_gnn_dist", "elastic", "--ranks", "2", "--", fast_python(), "train.py"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0 and "[elastic]" not in done.stdout, done.stderr
+    run_elastic_block("elastic=True)", ["lightning_gnn_dist", "elastic", "--ranks", "2", "--", fast_python()], tmp_path)
     assert (tmp_path / "checkpoints" / "last.ckpt").is_file()
+
+
+@pytest.mark.slow
+def test_the_block_of_hosts_that_come_and_go_runs(tmp_path: Path) -> None:
+    Graph.from_pyg(as_pyg()).save(tmp_path / "my_graph")
+    run_elastic_block("LastStep()", ["torch.distributed.run", "--standalone", "--nproc-per-node=2"], tmp_path)
 
 
 def commands(*programs: str) -> list[Any]:

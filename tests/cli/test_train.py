@@ -54,7 +54,8 @@ from lightning_gnn_dist.cli.values import nodes_named, words_in
 from tests.ranks import run_ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-CONFIGS = sorted({path.name for path in (EXAMPLES / "configs").glob("*.yaml")} - {"relational.yaml"})  # of a database
+OF_DATABASES = {"relational.yaml", "recommending.yaml"}  # tests.cli.test_databases has them
+CONFIGS = sorted({path.name for path in (EXAMPLES / "configs").glob("*.yaml")} - OF_DATABASES)
 SMALL = [
     "--data.graph.init_args.num_nodes=2000",
     "--trainer.enable_progress_bar=false",
