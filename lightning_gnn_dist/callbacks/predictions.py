@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_gnn_dist.batches.hetero import store_of_seeds
 from lightning_gnn_dist.checks import check_true_or_false, is_limit
-from lightning_gnn_dist.graph.storage.parquet_rows import PARQUET, check_rows_file
+from lightning_gnn_dist.graph.storage.parquet_rows import PARQUET, check_no_file, check_rows_file
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.graph.user_ids import NodeColumns, check_ids_of
 from lightning_gnn_dist.layers.shared_rows import SharedRows
@@ -56,8 +56,7 @@ class PredictionWriter(Callback):
                 f"limit_predict_batches={trainer.limit_predict_batches!r} would leave rows without a prediction: "
                 "PredictionWriter writes all nodes. Leave the limit out."
             )
-        if self.path.exists() and not self.overwrite:
-            raise FileExistsError(f"{self.path} exists already. Choose another path, or overwrite=True.")
+        check_no_file(self.path, overwrite=self.overwrite)
 
     def on_predict_batch_end(
         self,

@@ -24,7 +24,7 @@ from lightning_gnn_dist.data.edges.known import LeftOut
 from lightning_gnn_dist.data.edges.scoring import Score, check_score
 from lightning_gnn_dist.data.edges.search import BestLinks, Links, LinkSearch
 from lightning_gnn_dist.data.links import LinkSplit
-from lightning_gnn_dist.graph.storage.parquet_rows import check_rows_file
+from lightning_gnn_dist.graph.storage.parquet_rows import check_no_file, check_rows_file
 from lightning_gnn_dist.graph.user_ids import check_ids_of
 from lightning_gnn_dist.layers.model_layers import layers_of_model
 from lightning_gnn_dist.layers.prediction import BUDGET_BYTES, check_budget, check_options, predict_once
@@ -84,8 +84,8 @@ def best_links(
     links = links_of(split, leave_out)
     file = None if path is None else check_rows_file("path", path)
     named_by = check_ids_of(file, ids_of)
-    if file is not None and file.exists() and not overwrite:
-        raise FileExistsError(f"{file} exists already. Choose another path, or overwrite=True.")
+    if file is not None:
+        check_no_file(file, overwrite=overwrite)
     budget = BUDGET_BYTES if budget_bytes is None else budget_bytes
     count = len(links.ends.senders)
     ids = torch.arange(count) if senders is None else distinct_ids("senders", senders, count)

@@ -32,7 +32,7 @@ from lightning_gnn_dist.checks import (
     shown,
 )
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.storage.parquet_rows import PARQUET, check_rows_file
+from lightning_gnn_dist.graph.storage.parquet_rows import PARQUET, check_no_file, check_rows_file
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.graph.user_ids import NodeColumns, check_ids_of, ids_for
@@ -342,5 +342,5 @@ def check_options(function: str, options: dict[str, Any]) -> None:
 def _check_path(path: Path | None, on_rows: OnRows | None, *, overwrite: bool) -> None:
     if path is None and on_rows is None:
         raise ValueError("path=None keeps nothing: name a file. Only with on_rows can it be left out.")
-    if path is not None and path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists already. Choose another path, or overwrite=True.")
+    if path is not None:
+        check_no_file(path, overwrite=overwrite)

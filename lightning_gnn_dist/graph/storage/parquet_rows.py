@@ -31,6 +31,12 @@ def check_rows_file(name: str, value: object) -> Path:
     return path
 
 
+def check_no_file(path: Path, *, overwrite: bool) -> None:
+    """Refuse a file that is there, unless it may be replaced."""
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists already. Choose another path, or overwrite=True.")
+
+
 def write_parquet(rows: Path, path: Path, columns: Columns) -> None:
     """Write rows as a table. No more than some megabytes are in memory.
 
