@@ -315,11 +315,10 @@ def nodes_asked(datamodule: GraphDataModule, options: Any) -> list[int] | Tensor
         return newer_than(graph, options.nodes)
     if not options.by_user_id:
         return nodes_named(options.nodes)
-    holder, links = (graph, split) if isinstance(graph, Graph) else ((bounds := Bounds.read(graph)), bounds.links)
-    node_type = (
-        holder.types.seed_type() if links is None or links.edge_type is None else links.edge_type[0]
-    )  # which sends
-    folder = options.ids_of or (graph.path if isinstance(graph, Graph) else None)
+    holder = graph if isinstance(graph, Graph) else Bounds.read(graph)
+    links, path = (split, holder.path) if isinstance(holder, Graph) else (holder.links, None)
+    node_type = holder.types.seed_type() if links is None or links.edge_type is None else links.edge_type[0]
+    folder = options.ids_of or path
     if folder is None:
         raise ValueError(
             "--by_user_id needs a prepared graph, which knows the ids of nodes: name it, --ids_of=my_graph."

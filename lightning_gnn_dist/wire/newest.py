@@ -30,7 +30,7 @@ def bring_newest(number: int | None, path_of: Callable[[int], Path], *, writes: 
     newest, num_bytes = max(of_ranks)
     if newest == _NONE:
         return None
-    if [newest, num_bytes] * len(of_ranks) != [each for row in of_ranks for each in row]:
+    if any(number != newest for number, _ in of_ranks):
         source = of_ranks.index([newest, num_bytes])
         _send(path_of(newest), num_bytes, source, writes=writes and own != newest)
         gather_numbers([newest], torch.device("cpu"))  # no rank reads what its host still writes
