@@ -12,7 +12,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_gnn_dist.checks import check_at_least, check_path
+from lightning_gnn_dist.checks import check_at_least, check_folder
 from lightning_gnn_dist.rounds.partitioned_strategy import PartitionedStrategy
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.wire.launching.joining import joined_by_torchrun
@@ -43,7 +43,7 @@ class LastStep(Callback):
 
     def __init__(self, folder: str | Path | None = None, every_n_steps: int = 1) -> None:
         check_at_least(1, every_n_steps=every_n_steps)
-        self.folder = _folder_of_run() if folder is None else check_path("folder", folder)
+        self.folder = _folder_of_run() if folder is None else check_folder("folder", folder)
         self.every_n_steps = every_n_steps
         self._kept = 0  # the step whose state was kept last
 
@@ -67,15 +67,15 @@ class LastStep(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         strategy = trainer.strategy
-        if not isinstance(strategy, PartitionedStrategy) or getattr(strategy, "elastic", None) is not None:
-            kind = type(strategy).__name__
+        if not isinstance(strategy, PartitionedStrategy):
             raise ValueError(
-                f"LastStep() keeps the state of ranks that step or meet together, got {kind}"
-                + (
-                    "(elastic=True), whose ranks bring each other up to date: leave one of the two out."
-                    if isinstance(strategy, PartitionedStrategy)
-                    else ": use GrappaStrategy(), also on one rank, or a strategy of rounds."
-                )
+                f"LastStep() keeps the state of ranks that step or meet together, got {type(strategy).__name__}: use "
+                "GrappaStrategy(), also on one rank, or a strategy of rounds."
+            )
+        if getattr(strategy, "elastic", None) is not None:
+            raise ValueError(
+                f"LastStep() keeps the state of ranks that meet together, and those of {type(strategy).__name__}"
+                "(elastic=True) bring each other up to date: leave one of the two out."
             )
         if strategy.tables is not None and strategy.num_nodes > 1:
             raise ValueError(

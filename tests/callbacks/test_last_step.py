@@ -19,6 +19,7 @@ from lightning.pytorch import Callback
 
 from lightning_gnn_dist import Halo, Holding, LocalSGDStrategy, RandomPartitioner, TMAStrategy
 from lightning_gnn_dist.callbacks.last_step import LastStep
+from tests.cli.test_train import SMALL, command
 from tests.data_fitting import trainer
 from tests.ranks import free_port, run_ranks
 from tests.strategies.fitting import State, differs, state_of
@@ -192,6 +193,42 @@ def test_a_host_that_is_killed_costs_a_step(tmp_path: Path) -> None:
     state = torch.load(tmp_path / "state", weights_only=True)
     assert differs(state, run_ranks(whole, 1)[0]) < TOLERANCE
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.slow
+def test_the_example_goes_on_when_a_rank_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
+    command += [str(Path(__file__).parents[2] / "examples" / "strategies.py"), "restarted"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    with (tmp_path / "said").open("wb") as said:
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=said, stderr=said)
+    try:
+        until = time.monotonic() + 200
+        while "Epoch 3" not in (tmp_path / "said").read_text():
+            assert process.poll() is None and time.monotonic() < until, (tmp_path / "said").read_text()[-2000:]
+            time.sleep(0.1)
+        ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
+        os.kill(int(ranks.stdout.split()[-1]), signal.SIGKILL)
+        assert process.wait(200) == 0
+    finally:
+        process.kill()
+        process.wait()
+    told = (tmp_path / "said").read_text()
+    assert "Going on behind step" in told and float(told.split("accuracy")[-1].split()[0]) > 0.6
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Checkpoint directory:UserWarning")  # it is that of the first start
+def test_the_command_goes_on_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "last.yaml").write_text(
+        f"class_path: {LastStep.__module__}.LastStep\ninit_args: {{folder: {tmp_path / 'memory'}}}\n"
+    )
+    own = ["fit", "--config=configs/grappa.yaml", *SMALL, "--trainer.max_steps=2", "--trainer.logger=false"]
+    own += [f"--trainer.callbacks+={tmp_path / 'last.yaml'}", f"--trainer.default_root_dir={tmp_path}"]
+    run_ranks(command, 2, *own)
+    kept = (tmp_path / "memory" / "2.ckpt").stat().st_mtime_ns
+    run_ranks(command, 2, *own)  # has nothing left to do
+    assert (tmp_path / "memory" / "2.ckpt").stat().st_mtime_ns == kept
 
 
 def whole(rank: int, world_size: int) -> State:
