@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -147,52 +149,70 @@ last.clear()
 
 
 class Dies(Callback):
-    """Host b dies with all its processes at its step 11; what each start has trained is written down."""
+    """Host b dies with all its processes at its step 11; a host that is alone waits at step 14 until another comes."""
 
     def __init__(self, host: Path, out: Path) -> None:
         self.host, self.out = host, out
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        with (self.out / f"{self.host.name}.steps").open("a") as file:
+        with (self.out / f"{self.host.name}.steps").open("a") as file:  # what each start has trained
             file.write(f"{trainer.world_size} {trainer.global_step}\n")
-        if self.host.name == "b" and trainer.global_step == 11 and not (self.out / "died").exists():
-            (self.out / "died").touch()
+        if self.host.name == "b" and trainer.global_step == 11:
             os.killpg(os.getppid(), signal.SIGKILL)  # the host's torchrun
             os.kill(os.getpid(), signal.SIGKILL)
+        if trainer.world_size == 1 and trainer.global_step == 14:
+            (self.out / "alone").touch()
+            until = time.monotonic() + 60
+            while not trainer.strategy.sigterm_received and time.monotonic() < until:  # torchrun's: another has come
+                time.sleep(0.05)
 
 
 @pytest.mark.slow
-def test_a_host_that_is_killed_costs_a_step(tmp_path: Path) -> None:
-    """Two torchruns, each a host; the one that is left goes on alone, along the curve of one that never stopped."""
+def test_hosts_die_and_come_for_a_step_each(tmp_path: Path) -> None:
+    """Of two hosts, a torchrun each, one is killed and a third comes: along the curve of one that never stopped."""
     (tmp_path / "train.py").write_text(SCRIPT)
-    port, processes = free_port(), []
+    processes: list[subprocess.Popen[bytes]] = []
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3"]
-    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=run", "--local-addr=127.0.0.1"]
-    command += ["--rdzv-conf=join_timeout=60,last_call_timeout=8", "--monitor-interval=0.2"]
+    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=run"]
+    command += ["--local-addr=127.0.0.1", "--rdzv-conf=join_timeout=60,last_call_timeout=8", "--monitor-interval=0.2"]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # as docs/elastic.md says
+
+    def start(host: str) -> None:
+        given = [*command, str(tmp_path / "train.py"), str(tmp_path / host), str(tmp_path)]
+        with (tmp_path / f"{host}.said").open("wb") as said:
+            processes.append(subprocess.Popen(given, env=environment, stdout=said, stderr=said, start_new_session=True))
+
     try:
-        for host in ("a", "b"):
-            given = [*command, str(tmp_path / "train.py"), str(tmp_path / host), str(tmp_path)]
-            with (tmp_path / f"{host}.said").open("wb") as said:
-                processes.append(
-                    subprocess.Popen(given, env=environment, stdout=said, stderr=said, start_new_session=True)
-                )
-            time.sleep(1.0)  # the first of them serves the meeting of hosts
-        code = processes[0].wait(240)
-        said_by_a = (tmp_path / "a.said").read_text()
-        assert code == 0, said_by_a[-4000:]
+        start("a")
+        time.sleep(1.0)  # it serves the meeting of hosts
+        start("b")
+        until = time.monotonic() + 240
+        while not (tmp_path / "alone").exists():
+            assert processes[0].poll() is None and time.monotonic() < until, (tmp_path / "a.said").read_text()[-4000:]
+            time.sleep(0.1)
+        start("c")
+        codes = [processes[at].wait(240) for at in (0, 2)]
+        assert codes == [0, 0], "".join((tmp_path / f"{host}.said").read_text()[-4000:] for host in "ac")
     finally:
         for process in processes:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    steps = [tuple(map(int, line.split())) for line in (tmp_path / "a.steps").read_text().splitlines()]
-    assert max(step for size, step in steps if size == 2) in (10, 11)
-    alone = [step for size, step in steps if size == 1]
-    assert alone[0] in (11, 12) and alone[-1] == STEPS and "Going on behind step 1" in said_by_a
+    starts = _starts((tmp_path / "a.steps").read_text())
+    assert [size for size, _ in starts] == [2, 1, 2] and starts[0][1][-1] in (10, 11)
+    assert starts[1][1][0] in (10, 11) and starts[1][1][-1] == 14 and starts[2][1] == [*range(14, STEPS + 1)]
+    assert _starts((tmp_path / "c.steps").read_text()) == starts[2:]
+    assert "Going on behind step 14" in (tmp_path / "a.said").read_text()
     state = torch.load(tmp_path / "state", weights_only=True)
     assert differs(state, run_ranks(whole, 1)[0]) < TOLERANCE
-    assert not (tmp_path / "a").exists()
+    assert not (tmp_path / "a").exists() and not (tmp_path / "c").exists()
+
+
+def _starts(lines: str) -> list[tuple[int, list[int]]]:
+    """The number of ranks of each start, and behind which steps its batches were: a step has several of a rank."""
+    steps = [tuple(map(int, line.split())) for line in dict.fromkeys(lines.splitlines())]
+    return [(size, [step for _, step in of_start]) for size, of_start in groupby(steps, key=itemgetter(0))]
 
 
 @pytest.mark.slow

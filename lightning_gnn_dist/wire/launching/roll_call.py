@@ -68,7 +68,8 @@ class Roll:
         """
         if self.num_ranks == 1:
             return dist.HashStore()  # type: ignore[attr-defined]
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        # Only a store of torchrun's own is left from the start before. Hosts that came later have counted fewer starts.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if _served_by_torchrun() else "0"
         open_to_all = dist.PrefixStore(f"lightning_gnn_dist/{attempt}/{next(_calls)}", self._store())  # type: ignore[attr-defined]
         store = dist.PrefixStore(_key(), open_to_all)  # type: ignore[attr-defined]
         if store.add(f"count/{self.rank}", 1) > 1:
@@ -83,7 +84,7 @@ class Roll:
         return dist.PrefixStore("group", store)  # type: ignore[attr-defined]
 
     def _store(self) -> Any:
-        by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        by_torchrun = _served_by_torchrun()
         if self.rank == 0 and not by_torchrun:
             return self._serve(addresses.HERE if self.on_one_host else addresses.own_address(self.address))
         address = addresses.HERE if self.on_one_host and not by_torchrun else self.address
@@ -147,6 +148,10 @@ class Roll:
             "Look into what was to start there, and whether its port can be reached; or give it longer by "
             "launch=Launch(start_timeout=...)."
         )
+
+
+def _served_by_torchrun() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _who_answers(address: str, port: int) -> str:
