@@ -28,6 +28,7 @@ from lightning_gnn_dist import (
     NeighborSampler,
     Partition,
     PartitionedDataModule,
+    RandomPartitioner,
     Redeal,
     TMAStrategy,
     WholePartSampler,
@@ -42,6 +43,7 @@ from tests.hosts import trainer_on_hosts
 from tests.ranks import join, run_ranks
 from tests.strategies.fitting import State, differs, state_of
 from tests.strategies.weighted_fitting import grappa
+from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
 
 HOSTS, RATE, TOLERANCE = 2, 0.3, 1e-12
 LONELY = 3  # a training node, the only one of host 1 in some fits
@@ -263,6 +265,25 @@ def test_all_strategies_take_it_also_with_whole_parts() -> None:
     for name in first:
         of_four, of_two = (sum(of_rank[name][1] for of_rank in ranks) for ranks in (found, alone))
         assert of_two > 3000 and of_four - of_two == numbers * (5 if name == "grappa" else 10)
+
+
+def typed(rank: int, world_size: int) -> State:
+    papers = typed_graph_of_papers().to_pyg()
+    for kind in papers.node_types:
+        papers[kind].x = papers[kind].x.double()
+    torch.manual_seed(0)
+    module = HeteroSAGE(papers.edge_types).double()
+    data = data_of(Graph.from_pyg(papers, time="time"), partitioner=RandomPartitioner(), task="paper", batch_size=999)
+    runner = trainer_on_hosts(rank, world_size, HOSTS, grappa(), max_epochs=3, limit_val_batches=0)
+    runner.fit(module, data)
+    assert runner.global_step == 3
+    return state_of(module)
+
+
+def test_ranks_of_a_host_share_a_part_with_types() -> None:
+    """A pass is one step here, so two ranks of a host learn what one does, but for the order of sums."""
+    of_two, of_four = (run_ranks(typed, num_ranks) for num_ranks in (HOSTS, 2 * HOSTS))
+    assert all(differs(state, of_two[0]) < TOLERANCE for state in of_four)
 
 
 class SavesOnce(pl.Callback):
