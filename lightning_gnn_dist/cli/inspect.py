@@ -31,6 +31,13 @@ from lightning_gnn_dist.prepare.shard import Bounds, Shard, holds_shards
 def run(options: argparse.Namespace) -> None:
     """Do what the options say."""
     try:
+        if (options.graph is None) == (options.plan is None):
+            raise ValueError(
+                "name the directory of a graph, or one that is not there yet, --plan nodes=1e9 edges=2e10."
+            )
+        if options.plan:
+            print(_drawing("plan").planned(options))
+            return
         if options.check:
             _check(options.graph)
             return

@@ -128,7 +128,17 @@ def _add_prepare(commands: Commands) -> None:
 
 def _add_inspect(commands: Commands) -> None:
     inspect = commands.add_parser("inspect", help="report on a saved graph and on partitions of it")
-    inspect.add_argument("graph", type=Path, help="the directory of the graph, of its shards, or of split links")
+    inspect.add_argument(
+        "graph", type=Path, nargs="?", help="the directory of the graph, of its shards, or of split links"
+    )
+    inspect.add_argument(
+        "--plan",
+        nargs="+",
+        metavar="NAME=NUMBER",
+        help="say what a graph would take that is not there yet, in place of a directory: nodes=1e9 edges=2e10 and, if "
+        "not as it says, features, bytes, train, cut, hosts, ranks, memory; with --batch-size, --fanout, --width and "
+        "--bandwidth",
+    )
     inspect.add_argument(
         "--check", action="store_true", help="only read every array, and compare it with the checksum it was saved with"
     )
