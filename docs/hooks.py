@@ -38,7 +38,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Let links lead to where the site has what they name."""
     here = posixpath.dirname(page.file.src_uri)
-    source = ROOT if page.file.src_uri == "index.md" else MEASUREMENTS if here else DOCS
+    source = ROOT if page.file.src_uri == "index.md" else MEASUREMENTS if here == MEASUREMENTS.name else DOCS / here
     return _LINK.sub(lambda match: f"({posixpath.relpath(_place(source / match[1]), here)}{match[2] or ''})", markdown)
 
 
@@ -89,7 +89,7 @@ def _place(path: Path) -> str:
 
 
 def _pages() -> list[Path]:
-    return [ROOT / "README.md", *DOCS.glob("*.md"), *MEASUREMENTS.glob("*.md")]
+    return [ROOT / "README.md", *DOCS.rglob("*.md"), *MEASUREMENTS.glob("*.md")]
 
 
 def _outside(page: Path) -> set[Path]:

@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TUTORIALS = sorted((ROOT / "docs").glob("*.ipynb"))
 _FENCE = re.compile(r"^ *```(\w*)$")
 

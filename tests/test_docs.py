@@ -48,7 +48,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_the_site_has_every_page_and_every_public_name(site: Path) -> None:
-    assert {f"{page.stem}.html" for page in PAGES[1:]} | {"index.html"} <= {path.name for path in site.glob("*.html")}
+    pages = {page.relative_to(ROOT / "docs").with_suffix(".html") for page in PAGES[1:]} | {Path("index.html")}
+    assert pages <= {path.relative_to(site) for path in site.rglob("*.html")}
     assert {f"{path.stem}{kind}" for path in TUTORIALS for kind in (".html", ".ipynb")} <= set(os.listdir(site))
     assert "<svg xmlns=" in (site / "parts-in-pictures.html").read_text()
     assert 'src="assets/accuracy-over-bytes.svg"' in (site / "index.html").read_text()
@@ -93,7 +94,7 @@ def test_files_that_pages_name_are_there(site: Path) -> None:
 
 @pytest.mark.slow
 def test_copied_commands_have_no_prompts(site: Path) -> None:
-    pages = "".join(path.read_text() for path in site.glob("*.html"))
+    pages = "".join(path.read_text() for path in site.rglob("*.html"))
     copied = [
         html.unescape(text) for text in re.findall(r'<div class="language-console highlight" data-copy="(.*?)">', pages)
     ]
@@ -112,7 +113,7 @@ def test_pages_from_a_disk_are_searched(site: Path) -> None:
 
 @pytest.mark.slow
 def test_a_reader_needs_no_network(site: Path) -> None:
-    for path in site.glob("*.html"):
+    for path in site.rglob("*.html"):
         assert not re.findall(r'<(?:script|img|iframe)[^>]*src="(?:https?:)?//', path.read_text()), path.name
         assert not re.findall(r'<link[^>]*rel="(?:stylesheet|preconnect)"[^>]*href="(?:https?:)?//', path.read_text())
 

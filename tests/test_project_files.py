@@ -75,7 +75,7 @@ def test_an_index_shows_no_link_that_leads_nowhere() -> None:
     readme = (ROOT / "README.md").read_text()
     alone = shown(readme, None, "1.2.3")
     assert not re.search(r"\]\((?!https?:|#)", alone) and "!" not in alone.split("```")[0]
-    assert "*Test accuracy over bytes sent, with eight ranks." in alone and "the\nquick start begins" in alone
+    assert "*Test accuracy over bytes sent, with eight ranks." in alone and "- Quick start: from your files" in alone
     linked = shown(readme, "https://host/us/it", "1.2.3")
     assert "](https://host/us/it/raw/v1.2.3/docs/assets/accuracy-over-bytes.svg)" in linked
     files = {path for path, _ in links(ROOT / "README.md") if path and not path.endswith(".svg")}

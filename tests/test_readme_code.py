@@ -213,6 +213,8 @@ def test_a_block_of_python_runs(code: str, tmp_path: Path) -> None:
     if "my_shares" in code:
         graph = Graph.from_pyg(as_pyg())
         save_shards(graph, RandomPartitioner()(graph, 2, seed=0), tmp_path / "my_shares")
+    if '"my_graph"' in code and "save(" not in code:
+        Graph.from_pyg(as_pyg()).save(tmp_path / "my_graph")
     if "my_chunks" in code:
         graph = Graph.from_pyg(as_pyg())
         reorder_graph(graph, RandomPartitioner()(graph, 4, seed=0), tmp_path / "my_chunks")
