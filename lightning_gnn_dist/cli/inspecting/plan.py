@@ -176,11 +176,13 @@ def _skeleton(plan: Plan) -> Graph:
     return Graph(torch.zeros(2).long(), torch.zeros(0).int(), arrays | masks)
 
 
-def host_bytes(plan: Plan, options: argparse.Namespace, *, hops: int = 0, per_host: bool = False) -> float:
-    """Return what all ranks of a host take in a fit."""
+def host_bytes(
+    plan: Plan, options: argparse.Namespace, *, hops: int = 0, per_host: bool = False, on_shards: bool = False
+) -> float:
+    """Return what all ranks of a host take in a fit. On shards nobody lists all nodes."""
     part = part_bytes(plan, plan.hosts if per_host else plan.parts, hops=hops)
     batches = 2 * Loading().bulk_size * batch_of(plan, options).nodes[-1] * bytes_per_node(_skeleton(plan))
-    of_rank = 4 * plan.nodes + batches + BESIDE + OF_LIBRARIES
+    of_rank = batches + BESIDE + OF_LIBRARIES + (0 if on_shards else 4 * plan.nodes)
     return (part if per_host else plan.ranks * part) + plan.ranks * of_rank
 
 
@@ -204,10 +206,17 @@ def _memory(plan: Plan, options: argparse.Namespace) -> Iterator[tuple[str, ...]
     )
     if plan.parts > 1:
         yield f"cut, {partitioner}()", "", in_bytes(cutting), _told(CUT[partitioner] * plan.edges)
-        yield "shards, on each host", in_bytes(saved_bytes(plan) / plan.hosts), "", ""
+        yield (
+            "prepare, all ranks together",
+            f"{in_bytes(saved_bytes(plan) / plan.hosts)} on each",
+            in_bytes(plan.ranks * BUFFERS + OF_PREPARING * plan.nodes / plan.hosts),
+            _told(PREPARE * plan.edges / plan.parts),
+        )
     yield "train", "", in_bytes(host_bytes(plan, options)), ""
     if plan.parts > 1:
         yield "train, with Halo(1)", "", f"at most {in_bytes(host_bytes(plan, options, hops=1))}", ""
+    if plan.hosts > 1:
+        yield "train, on shards", "", in_bytes(host_bytes(plan, options, on_shards=True)), ""
     if plan.ranks > 1:
         yield 'train, Holding(per="host")', "", in_bytes(host_bytes(plan, options, per_host=True)), ""
 
