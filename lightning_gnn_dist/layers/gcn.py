@@ -150,7 +150,7 @@ def _loops(block: Block, values: Tensor | None, loop: float, dtype: torch.dtype)
 def _sum(block: Block, h: Tensor, values: Tensor | None) -> Tensor:
     """The weighted sum over the senders of each row."""
     is_learned = values is not None and values.requires_grad
-    if not is_learned and not (values is None and block.is_corrected):
+    if not is_learned and not (values is None and block.is_corrected) and not h.is_cuda:  # where its backward waits
         matrix = block.adj if values is None else replace(block, weight=values.to(h.dtype)).weighted_adj
         product: Tensor = matrix @ h
         return product

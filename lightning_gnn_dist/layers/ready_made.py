@@ -147,7 +147,7 @@ class _Layer:
             return call(x, batch.edge_index, **options)[: block.num_dst]
         pair = x, x[: block.num_dst]
         adds_up = isinstance(conv, SAGEConv | GINConv) and conv.fuse and conv.aggr in ("add", "sum", "mean")
-        if adds_up and not block.is_corrected:
+        if adds_up and not block.is_corrected and not x.is_cuda:  # there the backward of a sparse product waits
             return call(pair, block.adj)
         return call(pair, batch.edge_index, **options)
 

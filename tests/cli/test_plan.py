@@ -66,7 +66,7 @@ def test_what_is_sent_is_what_rings_of_models_send() -> None:
     sent = {name: size for name, size, _, _ in planning._strategies(plan, options, 10, 0.1)}
     ring = 2 * 3 / 4 * 4 * weights
     assert sent["GrappaStrategy()"] == 10 * ring and sent["GrappaStrategy(bits=8)"] == pytest.approx(3 * ring)
-    assert sent["LLCGStrategy(EverySteps(16))"] == 7 / 4 * sent["LocalSGDStrategy(EverySteps(16))"] == 70 / 64 * ring
+    assert sent["LLCGStrategy(EverySteps(16))"] == 2 * sent["LocalSGDStrategy(EverySteps(16))"] == 10 / 8 * ring
     nodes = planning.batch_of(plan, options).nodes
     rows = 10 * 2 * 0.3 * (nodes[-1] - nodes[0]) * (128 * 4 + 8 + 3 + 9)
     assert sent["GrappaStrategy(), boundary=Fetch()"] == pytest.approx(10 * ring + rows)

@@ -37,7 +37,7 @@ MODELS = {  # sent in a step
     "GrappaStrategy()": 1.0,
     "GrappaStrategy(bits=8)": 0.3,
     f"LocalSGDStrategy(EverySteps({ROUND}))": 1 / ROUND,
-    f"LLCGStrategy(EverySteps({ROUND}))": 1.75 / ROUND,
+    f"LLCGStrategy(EverySteps({ROUND}))": 2 / ROUND,
 }
 FEW = 0.2  # of the computing, which the wire may take
 
