@@ -16,6 +16,7 @@ from tests.pages import ROOT
 RESULTS = ROOT / "benchmarks" / "results" / "peers.txt"
 PICTURE = ROOT / "docs" / "assets" / "peers.svg"
 PAGE = ROOT / "benchmarks" / "peers.md"
+SHOWN_IN = ROOT / "docs" / "install.md"
 PEERS = ROOT / "benchmarks" / "peers"
 
 
@@ -72,17 +73,17 @@ def test_the_picture_is_drawn_from_what_the_command_has_printed() -> None:
     printed = RESULTS.read_text()
     assert list(drawing.tables_of(printed)) == list(drawing.PARTS) == list(run.PARTS), "one run of all parts"
     assert PICTURE.read_text() == drawing.picture(printed)
-    assert f"]({PICTURE.relative_to(ROOT)})" in (ROOT / "README.md").read_text()
+    assert f"]({PICTURE.relative_to(ROOT / 'docs')})" in SHOWN_IN.read_text()
 
 
-def test_the_page_and_the_readme_say_what_was_measured() -> None:
+def test_the_pages_say_what_was_measured() -> None:
     printed, page = RESULTS.read_text(), PAGE.read_text()
     assert [line for line in printed.splitlines() if line.startswith("|") and line not in page] == []
     of_command = re.sub(r"\n## Exact sampling across shards\n.*?(?=\n## )", "", page, flags=re.DOTALL)  # another one's
     assert [line for line in of_command.splitlines() if line.startswith("|") and line not in printed] == []
     (versions,) = (line for line in printed.splitlines() if "torch==" in line)
     assert versions in page
-    ((said,),) = [re.findall(r"^!\[(.*)\]\(docs/assets/peers.svg\)", (ROOT / "README.md").read_text(), re.MULTILINE)]
+    ((said,),) = [re.findall(r"^!\[(.*)\]\(assets/peers.svg\)", SHOWN_IN.read_text(), re.MULTILINE)]
     tables = drawing.tables_of(printed)
     for part, column in (
         ("batches", "whole batch, ms"),
