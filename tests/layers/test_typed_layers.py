@@ -73,7 +73,10 @@ def predicted(rank: int, world_size: int, where: Any, folder: Path, budget_bytes
     predict_by_layer(run, model(3), graph, folder / f"{kind}.npy", seed_type=kind, **budget)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("num_ranks", "place"), [(1, "RAM"), (2, "files"), (4, "shards")])
+@pytest.mark.parametrize(
+    ("num_ranks", "place"),
+    [pytest.param(1, "RAM", marks=pytest.mark.slow), pytest.param(2, "files", marks=pytest.mark.slow), (4, "shards")],
+)
 def test_all_nodes_of_a_type_are_predicted(num_ranks: int, place: str, tmp_path: Path) -> None:
     where: Any = graph_of()
     if place != "RAM":

@@ -153,7 +153,7 @@ def test_each_end_sees_what_was_before_its_target_and_nothing_else(
 
 
 @KINDS
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_no_event_at_or_after_the_time_of_a_target_reaches_its_score(kind: EdgeType | None, seed: int) -> None:
     graph, name = events(kind, seed), "edge_time" if kind is None else "time"
     num_messages = 0
