@@ -287,6 +287,8 @@ class Graph(Changeable):
         if self.path is None:
             rows = changed(Rows(self.indptr, self.indices, self.types), [change], room_in_ram)
             return typed_graph(*rows)
+        as_saved = None if self.num_changes else self.fingerprint
+        log.check_as_opened(self.path, self.version - self.num_changes, as_saved)
         graph = open_rows(self.path, None, self.types.seeds, self.version, [change])  # refuses what does not fit
         log.append(self.path, self.num_changes, change)
         return graph
