@@ -298,7 +298,7 @@ class Graph(Changeable):
         if not self.num_changes:
             raise ValueError(f"The graph is read from {path} itself: save it to another path.")
         if not overwrite:
-            raise FileExistsError(f"The graph is read from {path}: to write its changes into it, pass overwrite=True.")
+            raise FileExistsError(f"The graph is read from {path}: pass overwrite=True (--overwrite) to replace it.")
         about = self.types.about if have_names(self.types) else None
         ids = all_ids(path, self.types.num_nodes)
         log.compact(path, self.num_changes, self.arrays, self.fingerprint, about, self.types.history, ids)
