@@ -59,6 +59,9 @@ class LinkPredictor(pl.LightningModule):
 
     test_step = validation_step
 
+    def predict_step(self, batch):  # rows of nodes; the best links are predict --best_links
+        return through_layers(self, batch)
+
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), lr=0.003)
 

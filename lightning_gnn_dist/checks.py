@@ -301,8 +301,9 @@ def distinct_ids(name: str, value: object, count: int) -> Tensor:
     assert isinstance(given, Tensor)
     if given.numel() == 0:
         raise ValueError(f"{name} is empty: name a node at least, or leave {name} out for all of them.")
-    if int(given.min()) < 0 or int(given.max()) >= count:
-        raise ValueError(f"{name} must lie in [0, {count}), got {int(given.min())} to {int(given.max())}.")
+    outside = given[(given < 0) | (given >= count)]
+    if outside.numel():
+        raise ValueError(f"{name} must lie in [0, {count}), got {int(outside[0])}.")
     distinct, counts = given.unique(return_counts=True)
     if distinct.numel() != given.numel():
         raise ValueError(f"{name} must be distinct, got {int(distinct[counts > 1][0])} more than once.")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
@@ -19,6 +18,7 @@ from jsonargparse.typing import PositiveInt
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
@@ -28,7 +28,8 @@ from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
 from lightning_gnn_dist.callbacks.run_report import RunReport
 from lightning_gnn_dist.cli.choose import ChoosingTrainer, write
 from lightning_gnn_dist.cli.mistakes.config_file import check_files
-from lightning_gnn_dist.cli.mistakes.misspelt import PACKAGE, check_strategy, hint
+from lightning_gnn_dist.cli.mistakes.misspelt import check_strategy, hint
+from lightning_gnn_dist.cli.mistakes.refusals import REFUSALS, own_refusal, reading_checkpoint
 from lightning_gnn_dist.cli.mistakes.value_errors import check_values, in_one_line, with_path
 from lightning_gnn_dist.cli.options import CHOOSE, PROGRAM, PURPOSE, SERVE
 from lightning_gnn_dist.cli.serve import ServingTrainer, check_extra
@@ -47,7 +48,7 @@ from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 
 SINCE = "since:"  # begins what names the nodes that are newer than a version
 TRAINERS: dict[str, type[Trainer]] = {SERVE: ServingTrainer, CHOOSE: ChoosingTrainer}  # of commands of our own
-REFUSALS = (ValueError, TypeError, OSError)
+FIT, OF_WEIGHTS = "fit", ("validate", "test", "predict")
 OF_FIT = {"report": True, "weights_only": None}  # options that other commands do not take, and their defaults
 
 
@@ -140,6 +141,14 @@ class TrainCLI(LightningCLI):
                 return {name: {"model", "datamodule"}}
         return {name: skip for name, skip in commands.items() if name in self._given} or commands
 
+    def _parse_ckpt_path(self) -> None:
+        """Called with the options, before there are objects."""
+        try:
+            with reading_checkpoint(self.config[self.config.subcommand].get("ckpt_path")):
+                super()._parse_ckpt_path()
+        except REFUSALS as error:
+            self.parser.error(str(error), error)
+
     def instantiate_classes(self) -> None:
         """Make the objects that the configuration names."""
         self.parser.add_instantiator(self._make, object)
@@ -159,19 +168,24 @@ class TrainCLI(LightningCLI):
         try:
             yield
         except REFUSALS as error:
-            if (reason := _own_refusal(error)) is None:
+            model = getattr(self, "model", None)
+            if (reason := own_refusal(error, None if model is None else type(model).__module__)) is None:
                 raise
             self.parser.error(with_path(reason, self.config[self.subcommand], given), error)
 
-    def serve(self, **kwargs: Any) -> None:
-        """Called in place of ``trainer.serve``."""
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Called when all objects are there. A fit that ends in its middle says where, by a traceback."""
+        if subcommand == FIT:
+            super()._run_subcommand(subcommand)
+            return
+        if subcommand in OF_WEIGHTS and self.config[subcommand].ckpt_path is None:
+            rank_zero_info(f"No --ckpt_path: {subcommand} computes with the weights that the model begins with.")
         with self._refusals_in_one_line():
-            self.trainer.serve(**kwargs)  # type: ignore[attr-defined]
+            super()._run_subcommand(subcommand)
 
     def choose(self, **kwargs: Any) -> None:
         """Called in place of ``trainer.choose``."""
-        with self._refusals_in_one_line():
-            decision, found = self.trainer.choose(**kwargs)  # type: ignore[attr-defined]
+        decision, found = self.trainer.choose(**kwargs)  # type: ignore[attr-defined]
         if not self.trainer.is_global_zero:
             return
         options = self.config[CHOOSE].clone()
@@ -193,14 +207,13 @@ class TrainCLI(LightningCLI):
 
     def predict(self, **kwargs: Any) -> None:
         """Called in place of ``trainer.predict``."""
-        with self._refusals_in_one_line():
-            options = self.config_init.predict
-            if options.output is not None and Path(options.output).exists() and not options.overwrite:
-                raise FileExistsError(f"{options.output} exists already. Name another --output, or --overwrite true.")
-            if options.best_links is not None:
-                self._best_links(**kwargs)
-            else:
-                self._predict_nodes(**kwargs)
+        options = self.config_init.predict
+        if options.output is not None and Path(options.output).exists() and not options.overwrite:
+            raise FileExistsError(f"{options.output} exists already. Name another --output, or --overwrite true.")
+        if options.best_links is not None:
+            self._best_links(**kwargs)
+        else:
+            self._predict_nodes(**kwargs)
 
     def _predict_nodes(self, **kwargs: Any) -> None:
         options = self.config_init.predict
@@ -270,16 +283,6 @@ class TrainCLI(LightningCLI):
             parser.add_argument("--budget_megabytes", type=PositiveInt | None, default=None, help=about)
         self.parser.names |= set(parser.get_defaults().keys())
         return parser
-
-
-def _own_refusal(error: BaseException | None) -> str | None:
-    """What this package said, if it raised the error or what led to it."""
-    while error is not None:
-        modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-        if isinstance(error, REFUSALS) and modules and modules[-1].startswith(f"{PACKAGE}."):
-            return str(error)
-        error = error.__cause__ or error.__context__
-    return None
 
 
 def _how_to_write(options: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from lightning_gnn_dist.checks import check_instance, check_path, distinct_ids, 
 from lightning_gnn_dist.data.edges.answers import AnswerEdges, Answers
 from lightning_gnn_dist.data.edges.asked import AskedEdges, check_settings_of_edges
 from lightning_gnn_dist.data.edges.task import EdgeTask, ShardEdges, WholeEdges
-from lightning_gnn_dist.data.explained_errors import knows_words_of_pyg
+from lightning_gnn_dist.data.explained_errors import explain_pairs, knows_words_of_pyg
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
@@ -183,6 +183,11 @@ class LinkDataModule(GraphDataModule):
         found, ids = copy(self), self._home.ids
         found.predicted = distinct_ids("nodes", nodes, len(ids)) + ids.start
         return found
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Explain the error and end what runs in the background."""
+        explain_pairs(exception)
+        super().on_exception(exception)
 
     def places_of(self, questions: Tensor) -> NDArray[np.int64]:
         """Return where some questions stand among those that are predicted."""

@@ -45,8 +45,8 @@ class Notice(event.Listener):
         self.is_given = False
 
     def on_start(self, event: event.Event) -> None:
-        of_package = event.data["dispatcher"].py_func.__module__.startswith("lightning_gnn_dist.")
-        if of_package and not self.is_given and os.environ.get("LOCAL_RANK", "0") == "0":
+        is_kernel = event.data["dispatcher"].py_func.__qualname__.endswith(_SOURCES)  # others take a moment
+        if is_kernel and not self.is_given and os.environ.get("LOCAL_RANK", "0") == "0":
             log.warning(
                 "Compiling the loops that make batches, once for this version on this machine: the first batch takes "
                 "10 to 60 s."

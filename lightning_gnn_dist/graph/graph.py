@@ -287,6 +287,8 @@ class Graph(Changeable):
         if self.path is None:
             rows = changed(Rows(self.indptr, self.indices, self.types), [change], room_in_ram)
             return typed_graph(*rows)
+        as_saved = None if self.num_changes else self.fingerprint
+        log.check_as_opened(self.path, self.version - self.num_changes, as_saved)
         graph = open_rows(self.path, None, self.types.seeds, self.version, [change])  # refuses what does not fit
         log.append(self.path, self.num_changes, change)
         return graph
@@ -296,7 +298,7 @@ class Graph(Changeable):
         if not self.num_changes:
             raise ValueError(f"The graph is read from {path} itself: save it to another path.")
         if not overwrite:
-            raise FileExistsError(f"The graph is read from {path}: to write its changes into it, pass overwrite=True.")
+            raise FileExistsError(f"The graph is read from {path}: pass overwrite=True (--overwrite) to replace it.")
         about = self.types.about if have_names(self.types) else None
         ids = all_ids(path, self.types.num_nodes)
         log.compact(path, self.num_changes, self.arrays, self.fingerprint, about, self.types.history, ids)

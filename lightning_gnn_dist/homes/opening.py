@@ -19,7 +19,7 @@ from lightning_gnn_dist.graph.typed.tables import TIME, Tables
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.settings import BatchSettings
-from lightning_gnn_dist.homes.times import check_units, spans_of
+from lightning_gnn_dist.homes.times import are_dates, check_units, spans_of
 from lightning_gnn_dist.prepare.bounds import TypedBounds
 from lightning_gnn_dist.prepare.shard import Bounds, holds_shards
 from lightning_gnn_dist.sampling.base import Sampler
@@ -162,7 +162,7 @@ def check_units_of_shards(rows: Graph, sampler: Sampler) -> None:
     floating = any(source.times.is_floating_point() for source in sources)
     of_ranks = all_gather_rows(torch.tensor(row, dtype=torch.float64 if floating else torch.int64))
     seeds, *events = (_span(ranks[ranks[:, 2] > 0]) for ranks in of_ranks.unbind(1))
-    check_units(sampler, seeds, dict(zip(of_types, events, strict=True)))
+    check_units(sampler, seeds, dict(zip(of_types, events, strict=True)), are_dates(rows))
 
 
 def _span(ranks: Tensor) -> tuple[float, float] | None:

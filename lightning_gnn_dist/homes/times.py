@@ -19,12 +19,14 @@ from lightning_gnn_dist.engine.temporal.times import (
 )
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
-from lightning_gnn_dist.graph.typed.tables import NEVER
+from lightning_gnn_dist.graph.typed.tables import ASKED, NEVER
 from lightning_gnn_dist.homes.settings import BatchSettings
+from lightning_gnn_dist.prepare.databases.times import as_told
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.temporal import TemporalSampler, check_event_graph
 
 log = logging.getLogger(__name__)
+_DIFFER = " If that cannot be, their units differ"
 
 
 def check_temporal(graph: Graph, settings: BatchSettings, boundary: Boundary) -> None:
@@ -40,7 +42,7 @@ def check_temporal(graph: Graph, settings: BatchSettings, boundary: Boundary) ->
         )
     _tell(graph, ours.time)
     if graph.num_senders == graph.num_nodes:  # a shard may have few of the events
-        check_units(ours, *spans_of(graph, ours))
+        check_units(ours, *spans_of(graph, ours), are_dates(graph))
 
 
 def sampler_of_events(sampler: Sampler | None, time: str | None) -> Sampler | None:
@@ -82,7 +84,7 @@ def check_event_samplers(graph: Graph, settings: BatchSettings, time: str | None
     ours, whole = settings.of_parts(), graph.num_senders == graph.num_nodes
     if isinstance(ours, TemporalSampler) and whole and edge_type is not None:
         events = _by_type(graph, time)
-        _tell_of_units(ours, events["__".join(edge_type)], events)
+        _tell_of_units(ours, events["__".join(edge_type)], events, are_dates(graph))
 
 
 def spans_of(graph: Graph, sampler: TemporalSampler) -> tuple[Span | None, dict[str, Span | None]]:
@@ -91,42 +93,56 @@ def spans_of(graph: Graph, sampler: TemporalSampler) -> tuple[Span | None, dict[
     return span_of(seeds), _by_type(graph, sampler.time)
 
 
-def check_units(sampler: TemporalSampler, seeds: Span | None, events: Mapping[str, Span | None]) -> None:
+def are_dates(graph: Graph) -> bool:
+    """Whether times are those of a database whose tables have dates, which are kept as seconds since 1970."""
+    return graph.types.tables is not None and any(task.are_dates for task in graph.types.tables.tasks.values())
+
+
+def check_units(
+    sampler: TemporalSampler, seeds: Span | None, events: Mapping[str, Span | None], dates: bool = False
+) -> None:
     """Refuse times of which no seed is later than any event; say if all seeds are later than all events, or types."""
     spans = [span for span in events.values() if span is not None]
     if seeds is None or not spans:
         return
     earliest, latest = seeds
     first, last = min(span[0] for span in spans), max(span[1] for span in spans)
+    told = {time: as_told(time, dates) for time in (earliest, latest, first, last)}
+    units = "Give both in one unit, such as seconds since 1970."
     if latest < first or (latest == first and not sampler.equal):
         raise ValueError(
-            f"No seed sees an event: the latest seed is at {latest} ({sampler.seed_time or sampler.time}), and the "
-            f"earliest event at {first} ({sampler.time}). Give both in one unit, such as seconds since 1970."
+            f"No seed sees an event: the latest seed is at {told[latest]} ({sampler.seed_time or sampler.time}), and "
+            f"the earliest event at {told[first]} ({sampler.time}). {'Ask later questions.' if dates else units}"
         )
     if earliest > last:
         rank_zero_info(
-            f"All seeds see all events: the earliest seed is at {earliest} ({sampler.seed_time or sampler.time}), and "
-            f"the last event at {last} ({sampler.time}). If that cannot be, their units differ."
+            f"All seeds see all events: the earliest seed is at {told[earliest]} ({sampler.seed_time or sampler.time}"
+            f"), and the last event at {told[last]} ({sampler.time}).{'' if dates else _DIFFER + '.'}"
         )
     else:
-        _tell_of_units(sampler, seeds, events)
+        _tell_of_units(sampler, seeds, events, dates)
 
 
-def _tell_of_units(sampler: TemporalSampler, seeds: Span | None, events: Mapping[str, Span | None]) -> None:
+def _tell_of_units(
+    sampler: TemporalSampler, seeds: Span | None, events: Mapping[str, Span | None], dates: bool
+) -> None:
     """Say of which edge types seeds see nothing, or all, beside others of which they see a part."""
     if seeds is None:
         return
     (earliest, latest) = seeds
     known = {kind: span for kind, span in events.items() if span is not None and span[0] < NEVER}
     never = {kind for kind, (first, _) in known.items() if latest < first or (latest == first and not sampler.equal)}
-    always = {kind for kind, (_, last) in known.items() if earliest > last}
+    always = {kind for kind, (_, last) in known.items() if earliest > last and f"__{ASKED}__" not in kind}
     for kinds, what in ((never, "No seed sees"), (always, "Every seed sees all")):
         if kinds:
-            spans = ", ".join(f"{kind} ({known[kind][0]} to {known[kind][1]})" for kind in sorted(kinds))
-            rank_zero_info(
-                f"{what} edges of these types, by their {sampler.time}: {spans}. Seeds are at {earliest} to {latest}. "
-                "If that cannot be, their units differ: give all times in one unit, such as seconds since 1970."
-            )
+            spans = ", ".join(f"{kind} ({_in_words(known[kind], dates)})" for kind in sorted(kinds))
+            unit = "" if dates else f"{_DIFFER}: give all times in one unit, such as seconds since 1970."
+            at = _in_words(seeds, dates)
+            rank_zero_info(f"{what} edges of these types, by their {sampler.time}: {spans}. Seeds are at {at}.{unit}")
+
+
+def _in_words(span: Span, dates: bool) -> str:
+    return " to ".join(as_told(time, dates) for time in span)
 
 
 def check_rows_of_nodes(graph: Graph, settings: BatchSettings, kind: str) -> None:
@@ -146,9 +162,11 @@ def _tell(graph: Graph, name: str) -> None:
     by_sender = [kind for kind, source in sources.items() if source and source.first_sender is not None]
     always = [kind for kind, source in sources.items() if source is None]
     if by_sender:
-        log.info("These have no %s, and are seen by that of the node that sends: %s.", name, shown(by_sender))
+        log.info("Edges of these types have no %s, and are seen by that of their sender: %s.", name, shown(by_sender))
     if always:
-        rank_zero_info(f"These have no {name}, nor have their senders, and are always seen: {shown(always)}.")
+        rank_zero_info(
+            f"Edges of these types are always seen, as neither they nor their senders have a {name}: {shown(always)}."
+        )
 
 
 def _by_type(graph: Graph, name: str) -> dict[str, Span | None]:

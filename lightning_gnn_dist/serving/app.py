@@ -14,10 +14,12 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, NoReturn, Protocol
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.serving.limits import Limits
 from lightning_gnn_dist.serving.metrics import Metrics
 from lightning_gnn_dist.serving.question import Form, Question, RefusedError
@@ -78,7 +80,8 @@ class Service:
             Route("/health", self._health),
             Route("/metrics", self._tell_metrics),
         ]
-        return Starlette(routes=routes, lifespan=self._lifespan)
+        refused = {HTTPException: _refuse_address}
+        return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=refused)
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -147,6 +150,14 @@ def _parsed(body: bytes) -> Any:
         raise RefusedError("The body is nested too deep: write lists of lists at most.") from None
     except ValueError as error:
         raise RefusedError(f"The body must be JSON: {error}.") from None
+
+
+async def _refuse_address(request: Request, error: Exception) -> Response:
+    """Say what is answered where a request has another path or method."""
+    assert isinstance(error, HTTPException)
+    asked = f"{request.method} {request.url.path}"
+    sentence = f"Ask by POST /predict, GET /health or GET /metrics, got {shown(asked)}."
+    return _refusal(error.status_code, sentence, error.headers)
 
 
 def _refuse_constant(name: str) -> NoReturn:

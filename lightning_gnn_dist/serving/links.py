@@ -79,6 +79,11 @@ class LinkAnswerer:
         how: Ranked,
         ids_of: Path | None = None,
     ) -> None:
+        if data.task is not None:
+            raise ValueError(
+                f"A server answers the best links of a split, and task {data.task!r} recommends at the time of each "
+                "question: write its answers by predict --output=best.parquet."
+            )
         check_ranks(model)
         check_norms(model)
         if data.split is None:

@@ -224,7 +224,8 @@ class _Known(NamedTuple):
         if type(end) is str and end in self.new:
             return self.new[end]
         to_last = f' to "{NEW}{len(self.new) - 1}"' if len(self.new) > 1 else ""
-        new = f', or "{NEW}0"{to_last}' if self.new else ""
+        none_new = ", as the request has no new ones" if type(end) is str and end.startswith(NEW) else ""
+        new = f', or "{NEW}0"{to_last}' if self.new else none_new
         ids = f"an id from 0 to {self.stop - self.first - 1}" if self.places is None else "an id of the tables"
         raise RefusedError(f"{where} must name nodes{self.of_type} by {ids}{new}, {_got(end)}.")
 

@@ -27,8 +27,9 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        raise ValueError(f"host {host!r} and port {port} cannot be had ({error.strerror}): choose others.") from error
+    except (OSError, OverflowError) as error:  # of a port above 65535
+        why = getattr(error, "strerror", None) or error
+        raise ValueError(f"host {host!r} and port {port} cannot be had ({why}): choose others.") from error
     # Those of its connections have it, too. Else the body of an answer waits 40 ms, until its head is acknowledged.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening

@@ -341,7 +341,7 @@ def test_nodes_are_named_by_ids_or_files(tmp_path: Path) -> None:
     ("nodes", "said"),
     [
         ("1,x", "must be ids with commas between them, or a file of ids that is there, got 'x' in 1,x"),
-        ("2000", r"nodes must lie in \[0, 2000\), got 2000 to 2000"),
+        ("2000", r"nodes must lie in \[0, 2000\), got 2000\."),
     ],
 )
 def test_nodes_that_are_none_are_refused(

@@ -305,7 +305,7 @@ def timed() -> LinkSplit:
     [
         (Silent, {}, "Silent has no method layers"),
         (Plain, {"split": timed}, r"of a split by time \(edge_time\) a node has rows at the times of its events"),
-        (Plain, {"senders": [101]}, r"senders must lie in \[0, 101\), got 101 to 101"),
+        (Plain, {"senders": [101]}, r"senders must lie in \[0, 101\), got 101\."),
         (Plain, {"senders": [3, 3]}, "senders must be distinct, got 3 more than once"),
         (Plain, {"score": "cosine"}, 'score must be "model", "dot" or a function'),
         (Plain, {"leave_out": ["train"]}, "leave_out must be one of"),

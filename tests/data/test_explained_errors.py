@@ -220,3 +220,15 @@ def test_a_table_with_too_few_rows_is_named_with_the_rows_that_are_asked_for() -
         IndexError, match=r"^rows has 40 rows, nn\.Embedding\(40, 4\), and rows \d to 5\d were asked for"
     ):
         trainer(1, limit_val_batches=0).fit(WithRows(), data)
+
+
+def test_a_prediction_that_reads_pairs_is_told_that_there_are_none() -> None:
+    class Ranks(pl.LightningModule):
+        def forward(self, batch: Any) -> Any:
+            return batch.x[batch.edge_label_index[0]]
+
+    data = LinkDataModule(split_edges(small_graph()))
+    with pytest.raises(
+        AttributeError, match=r"A prediction is of nodes, and its batches have no edge_label_index: def"
+    ):
+        trainer(1).predict(Ranks(), data)

@@ -24,6 +24,8 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.prepare.databases.shop import write_shop
 from lightning_gnn_dist.prepare.one_shard import OneShard
+from lightning_gnn_dist.serving.limits import Limits
+from lightning_gnn_dist.serving.links import LinkAnswerer, Ranked
 from lightning_gnn_dist.tables.column_encoder import read_tables
 from lightning_gnn_dist.tables.recommending import (
     MeanAveragePrecision,
@@ -305,3 +307,5 @@ def test_what_does_not_go_together_is_refused(shop: Path) -> None:
     trainer = pl.Trainer(accelerator="cpu", devices=1, limit_predict_batches=1, **QUIET)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="limit_predict_batches would leave out receivers"):
         trainer.predict(Recommends(str(path)), data)
+    with pytest.raises(ValueError, match=r"task 'buys' recommends at the time of each question: write its answers by"):
+        LinkAnswerer(trainer, Recommends(str(path)), data, Limits(), 10, Ranked("dot", ["edges"], 1 << 24))

@@ -218,11 +218,11 @@ def test_it_tells_once_which_edges_have_no_time_of_their_own(
     PartitionedDataModule(temporal_graph(), sampler=SAMPLER)
     of_paper = "['paper__cites__paper', 'paper__in__venue', 'paper__by__author']"
     assert [record.getMessage() for record in caplog.records] == [
-        f"These have no time, and are seen by that of the node that sends: {of_paper}.",
-        "These have no time, and are seen by that of the node that sends: ['all edges'].",
+        f"Edges of these types have no time, and are seen by that of their sender: {of_paper}.",
+        "Edges of these types have no time, and are seen by that of their sender: ['all edges'].",
     ]
     always = "['author__writes__paper', 'venue__of__paper']"
-    assert told == [f"These have no time, nor have their senders, and are always seen: {always}."]
+    assert told == [f"Edges of these types are always seen, as neither they nor their senders have a time: {always}."]
 
 
 PLAIN = NeighborSampler([4, 3])

@@ -59,7 +59,7 @@ MALFORMED = [
     ({"nodes": 3}, "nodes must be a list, got 3."),
     ({"nodes": [60]}, "nodes must name nodes by an id from 0 to 59, got 60."),
     ({"nodes": [True]}, "nodes must name nodes by an id from 0 to 59, got True."),
-    ({"nodes": ["new:0"]}, "nodes must name nodes by an id from 0 to 59, got 'new:0'."),
+    ({"nodes": ["new:0"]}, "nodes must name nodes by an id from 0 to 59, as the request has no new ones, got 'new:0'."),
     ({"nodes": [*range(9)]}, "nodes may have 8 entries, got 9: ask several times."),
     ({"new": {"y": [1]}}, "new may have ['x', 'num_nodes'], got 'y'."),
     ({"new": {"x": 7}}, "x of new must be a list with a row for each node, got 7."),
@@ -94,6 +94,14 @@ MALFORMED = [
 def test_a_malformed_request_is_refused_in_one_sentence(port: int, body: Any, sentence: str) -> None:
     status, said = Client(port).post(body.encode("latin-1") if isinstance(body, str) else body)
     assert (status, said["error"][: len(sentence)]) == (400, sentence)
+
+
+def test_what_is_asked_elsewhere_is_told_where_to_ask(port: int) -> None:
+    said = "Ask by POST /predict, GET /health or GET /metrics, got "
+    assert Client(port).post({"nodes": [3]}, "/rows") == (404, {"error": said + "'POST /rows'."})
+    client = Client(port)
+    assert client.get("/predict") == (405, {"error": said + "'GET /predict'."})
+    assert client.response.headers["Allow"] == "POST"
 
 
 def test_a_body_that_is_too_large_is_not_read(port: int) -> None:

@@ -146,6 +146,12 @@ def test_a_graph_of_other_files_has_no_tables(tmp_path: Path) -> None:
 def test_a_task_that_is_not_there_is_refused(path: Path) -> None:
     with pytest.raises(ValueError, match=r"task must be one of \['comes', 'stays'\], got 'goes'"):
         ColumnEncoder(read_tables(path), "goes", 4)
+    with pytest.raises(ValueError, match=r"got 'user-stays'\. Did you mean 'stays'\?"):
+        PartitionedDataModule(path, task="user-stays")
+    with pytest.raises(
+        ValueError, match=r"The node type 'order' has no train_mask: name a task, one of \['comes', 'stays'\]"
+    ):
+        PartitionedDataModule(path, task="order").train_dataloader()
     with pytest.raises(ValueError, match=r"must be one of .*'stays'.*, got 'goes'"):
         PartitionedDataModule(path, task="goes")
 

@@ -70,6 +70,19 @@ def read(path: Path, count: int) -> list[Change]:
     return found
 
 
+def check_as_opened(path: Path, base: int, fingerprint: str | None) -> None:
+    """Refuse a saved graph in whose place another lies since it was opened, or its own log in one.
+
+    Args:
+        path: The directory.
+        base: The version that was saved whole.
+        fingerprint: That of the graph as it was saved; None where it has changed since.
+    """
+    meta = store.read_meta(path)
+    if len(meta.get("history", ())) != base or fingerprint not in (None, meta["fingerprint"]):
+        raise _has_changed(path)
+
+
 def append(path: Path, number: int, change: Change) -> None:
     """Write a change behind ``number`` others, unless this very one is there: ranks may run one script.
 

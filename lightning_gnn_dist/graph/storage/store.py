@@ -218,7 +218,10 @@ def read_meta(path: Path) -> dict[str, Any]:
                 "where edges were split with LinkDataModule, or name the graph that was divided."
             )
         lacks = "it has no meta.json" if path.exists() else "there is no such folder"
-        raise FileNotFoundError(f"{path} is not a saved graph: {lacks}. Write one with graph.save(path).")
+        raise FileNotFoundError(
+            f"{path} is not a saved graph: {lacks}. Write one with graph.save(path), or of tables and other files with "
+            "lightning-gnn-dist prepare."
+        )
     meta = read_json(file, _WAY_OUT)
     if meta.get("format") != FORMAT:
         raise ValueError(f"{path} is not a graph saved by this package: its meta.json does not say {FORMAT!r}.")

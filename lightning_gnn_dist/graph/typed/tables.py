@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from lightning_gnn_dist.checks import shown
@@ -103,7 +104,9 @@ class Tables:
     def task(self, name: str) -> TableTask:
         """The task of this name."""
         if name not in self.tasks:
-            raise ValueError(f"task must be one of {shown(list(self.tasks))}, got {shown(name)}.")
+            near = get_close_matches(str(name), self.tasks, n=1)
+            meant = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"task must be one of {shown(list(self.tasks))}, got {shown(name)}.{meant}")
         return self.tasks[name]
 
     def seen_by(self, task: str | None) -> dict[str, tuple[Feature, ...]]:

@@ -173,6 +173,9 @@ class GraphTypes:
         """The ids in the graph of the nodes that the ``<name>_mask`` of their type marks, in increasing order."""
         if not (found := self.splits(name)):
             who = "No node type has a" if self.seeds is None else f"The node type {self.seeds!r} has no"
+            tasks = {} if self.tables is None else self.tables.tasks
+            if labelled := [task for task, each in tasks.items() if each.receiver is None]:
+                raise ValueError(f"{who} {name:.60}_mask: name a task, one of {shown(labelled)}.")
             raise ValueError(
                 f"{who} {name:.60}_mask: set data[{self.seeds or self.node_types[0]!r}].{name:.60}_mask, a boolean per "
                 "node, before Graph.from_pyg(data)."

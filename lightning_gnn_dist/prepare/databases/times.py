@@ -94,9 +94,9 @@ def span_of(manifest: Manifest, facts: Mapping[str, Mapping[str, Any]]) -> float
     return float(max((latest if cut is None else cut) - earliest, 1))
 
 
-def as_told(time: int, are_dates: bool) -> str:
+def as_told(time: float, are_dates: bool) -> str:
     """A time as errors tell it: a date where tables have dates."""
-    return str(np.datetime64(time, "s")).replace("T", " ") if are_dates else str(time)
+    return str(np.datetime64(int(time), "s")).replace("T", " ") if are_dates else str(time)
 
 
 def _unit(time: int) -> str:

@@ -139,6 +139,20 @@ def test_an_open_graph_whose_log_was_written_into_one_is_opened_again(path: Path
     assert Graph.open(path).version == 1
 
 
+def test_a_graph_in_whose_place_another_lies_is_not_changed(path: Path, tmp_path: Path) -> None:
+    first = Graph.open(path)
+    first.extended(_NEW).save(path, overwrite=True)
+    with pytest.raises(ValueError, match="graph has changed since it was opened: open it again"):
+        first.updated({"n_id": torch.tensor([3]), "x": torch.ones(1, 3, dtype=torch.float64)})
+    again = Graph.open(path)
+    Graph.open(path).removed(nodes=[7]).save(tmp_path / "other")
+    shutil.rmtree(path)
+    (tmp_path / "other").rename(path)
+    with pytest.raises(ValueError, match="has changed since it was opened"):
+        again.removed(nodes=[3])
+    assert not (path / "changes").exists()
+
+
 def test_what_a_killed_process_has_left_goes_with_the_next(path: Path) -> None:
     Graph.open(path).extended(_NEW)
     for stage in (2, 5):

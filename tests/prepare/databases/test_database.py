@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_gnn_dist import Graph, Partition, prepare_graph, save_shards
+from lightning_gnn_dist import Graph, Partition, PartitionedDataModule, prepare_graph, save_shards
 from lightning_gnn_dist.graph.typed.tables import NEVER, NO_MOMENT, Feature, Tables
 from lightning_gnn_dist.prepare.databases import text as text_module
 from lightning_gnn_dist.prepare.databases.text import hash_words
@@ -20,6 +20,8 @@ from lightning_gnn_dist.prepare.steps import journal as journal_module
 from lightning_gnn_dist.tables.column_encoder import ColumnEncoder
 from tests.prepare.databases.folders import FILES, MANIFEST, TASK, as_relbench, seconds, write
 from tests.prepare.test_prepare_typed_shard import check_equal
+
+_OF_ORDERS = [("before", "order"), ("customer", "customer"), ("rev_before", "order")]
 
 
 def prepared(folder: Path, files: dict[str, str | None] | None = None, **options: Any) -> Graph:
@@ -316,6 +318,20 @@ def test_a_row_without_a_time_is_never_seen(tmp_path: Path) -> None:
     graph = prepared(tmp_path, FILES | {"order.csv": order})
     assert graph.types.node_arrays["order"]["time"][1] == NEVER
     assert "1 rows of order have no time, and no question sees them." in tables_of(graph).notes
+
+
+def test_times_are_told_as_dates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("lightning_gnn_dist.homes.times.rank_zero_info", told.append)
+    early = "who,at,stays\na3,2020-02-01,1\nb7,2020-02-01,0\n"
+    PartitionedDataModule(prepared(tmp_path, FILES | {"tasks/stays/labels.csv": early}), task="stays")
+    of_orders = [f"order__{name}__{end} (2024-01-05 10:00:00 to 2024-04-20 10:00:00)" for name, end in _OF_ORDERS]
+    assert told == [
+        "Edges of these types are always seen, as neither they nor their senders have a time: "
+        "['customer__rev_customer__order'].",
+        f"No seed sees edges of these types, by their time: {', '.join(of_orders)}. "
+        "Seeds are at 2020-02-01 00:00:00 to 2020-02-01 00:00:00.",
+    ]
 
 
 @pytest.mark.parametrize("may_dangle", [False, True])
