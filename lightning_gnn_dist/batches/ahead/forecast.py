@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.row_cache import RowCache
+from lightning_gnn_dist.batches.ahead.row_cache import Caches, RowCache
 from lightning_gnn_dist.batches.ahead.source import MOST_KNOWN
 from lightning_gnn_dist.batches.deal import slice_of
 from lightning_gnn_dist.engine.rng import permutation
@@ -64,12 +64,18 @@ def forecast(
         bulks.append(nodes if is_near is None else nodes[~is_near[nodes]])
         drawn += len(samples)
     rows, num_batches = sum(map(len, bulks)), -(-len(seeds) // batch_size)
-    caches = [RowCache({}, room, count) for room in rooms]
-    for cache in caches:
-        for number, bulk in enumerate(bulks):
-            _, missing = cache.look_up(bulk, bulks[number + 1 : number + MOST_KNOWN])
-            cache.offer(missing, {})
-    return Forecast(drawn, num_batches, rows * num_batches / drawn, [cache.hit_rate for cache in caches])
+    held = [share_held(bulks, room, count) for room in rooms]
+    return Forecast(drawn, num_batches, rows * num_batches / drawn, held)
+
+
+def share_held(bulks: Sequence[Tensor], num_rows: int, count: Callable[[Tensor], Tensor]) -> float:
+    """Return which share of the rows of bulks a cache of so many rows holds when they are needed."""
+    cache = RowCache({}, num_rows, count)
+    alone = Caches([cache], num_rows)
+    for number, bulk in enumerate(bulks):
+        alone.settle([bulks[number : number + MOST_KNOWN]])
+        cache.offer(cache.look_up(bulk)[1], {})
+    return alone.hit_rate
 
 
 def drawn_bulks(

@@ -41,7 +41,7 @@ class MergedReads:
         maps: The result of ``all_maps()``, for callers with several arrays. Default: asked for here.
 
     Attributes:
-        bytes_read: The bytes that were asked of the file so far, gaps between rows too.
+        bytes_read: What was read of the file so far: whole blocks, as a disk has them, with gaps between rows.
     """
 
     def __init__(self, array: Tensor, maps: list[Map] | None = None) -> None:
@@ -62,7 +62,8 @@ class MergedReads:
         if not found.nbytes:
             return found
         starts = _requests(rows, self._width)  # and where the last one ends
-        self.bytes_read += int((rows[starts[1:] - 1] - rows[starts[:-1]] + 1).sum()) * self._width
+        begins, ends = (self._offset + row * self._width for row in (rows[starts[:-1]], rows[starts[1:] - 1] + 1))
+        self.bytes_read += int((-(-ends // BLOCK_BYTES) - begins // BLOCK_BYTES).sum()) * BLOCK_BYTES
         num_threads = min(IN_FLIGHT, len(starts) - 1)
         bounds = np.linspace(0, len(starts) - 1, num_threads + 1).astype(np.int64)
         read = partial(self._read, rows.numpy(), found.view(-1).view(torch.uint8).numpy())
