@@ -57,7 +57,7 @@ from lightning_gnn_dist import (
     communities,
     save_shards,
 )
-from lightning_gnn_dist.batches.ahead.forecast import share_held
+from lightning_gnn_dist.batches.ahead.forecast import Elsewhere, held_and_fetched
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.layers.prediction import Prediction
@@ -225,7 +225,8 @@ def compare_caches(graph: Graph, num_batches: int) -> None:
     print("| room | needed soonest | LRU | most edges |\n|---|---|---|---|")
     for share in (0.1, 0.25, 0.5):
         room = int(share * num_others)
-        soonest, asked = share_held(bulks, room, edges.__getitem__), sum(map(len, bulks))
+        soonest, _ = held_and_fetched([[bulk] for bulk in bulks], room, [Elsewhere(1, edges.__getitem__, len)])
+        asked = sum(map(len, bulks))
         others = of_latest(bulks, room), of_most(bulks, edges, room)
         latest, most = (f"{hits / asked:.0%}" for hits in others)
         print(f"| {share:.0%} | {soonest:.0%} | {latest} | {most} |")
