@@ -237,7 +237,7 @@ STAGES: dict[str, tuple[Stage, tuple[str, ...]]] = {  # and what it leaves no ne
 
 def stage(options: argparse.Namespace) -> None:
     """Do one stage, and append its figures."""
-    work, spent = STAGES[options.stage]
+    work, _ = STAGES[options.stage]
     out, start, peak, before = options.graph / options.stage, time.perf_counter(), Peak("RssAnon"), held("RssAnon")
     if out.is_dir():  # of files that are half written; the package itself leaves none
         shutil.rmtree(out)
@@ -247,9 +247,15 @@ def stage(options: argparse.Namespace) -> None:
     figures |= {"GB read": bytes_of_disk() / 1e9} | found
     figures["GB of files"] = sum(file.stat().st_size for file in options.graph.rglob("*") if file.is_file()) / 1e9
     keep(options.graph / "stages.jsonl", {"stage": options.stage} | figures)
-    for name in spent:
-        path = options.graph / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def in_group(limit: int, command: list[str]) -> None:
+    """Run a command in a control group of so many bytes."""
+    group = group_of(limit)
+    try:
+        subprocess.run(["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *command], check=True)
+    finally:
+        group.rmdir()
 
 
 def world(options: argparse.Namespace) -> None:
@@ -259,17 +265,13 @@ def world(options: argparse.Namespace) -> None:
         return
     options.graph.mkdir(exist_ok=True)
     file, command = options.graph / "stages.jsonl", [sys.executable, __file__, *sys.argv[1:]]
-    for name in STAGES:
-        done = [json.loads(line)["stage"] for line in file.read_text().splitlines()] if file.exists() else []
-        if name in done:
-            continue
-        let_go(options.graph)
-        group = group_of(round(options.limit))
-        try:
-            joins = f'echo $$ > {group}/cgroup.procs && exec "$@"'
-            subprocess.run(["sh", "-c", joins, "sh", *command, "--stage", name], check=True)
-        finally:
-            group.rmdir()
+    done = {json.loads(line)["stage"] for line in file.read_text().splitlines()} if file.exists() else set()
+    for name, (_, spent) in STAGES.items():
+        if name not in done:
+            let_go(options.graph)
+            in_group(round(options.limit), [*command, "--stage", name])
+        for path in (options.graph / each for each in spent):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     print(f"{machine()}\na share of 1/{options.share}, in {options.limit / 1e9:.2f} GB")
     for line in file.read_text().splitlines():
         print(
