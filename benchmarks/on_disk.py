@@ -1,6 +1,7 @@
 """Features four times as large as memory: rows of files asked for ahead, against all in memory; and what caches hold.
 
     python benchmarks/on_disk.py make big                       # 2 M nodes, 16 M edges, 512 features: 4.1 GB
+    python benchmarks/on_disk.py make typed --typed --num-nodes 3000000  # rows of 1,024, 2,048 and 512 bytes: 3.9 GB
     python benchmarks/on_disk.py run big                        # as root: it makes a control group for each process
     python benchmarks/on_disk.py caches big                     # hits and bytes of three rules
 
@@ -9,7 +10,12 @@ control group whose memory is a quarter of the features, which counts all that t
 caches of files for it. There rows are read through the map, or ahead (``Loading(cache_bytes=...)``); before, the system
 lets go of the files. The first steps are not counted. A GraphSAGE of two layers behind a layer of the nodes' own rows,
 of which ``--hidden`` says how long a step computes; one thread computes, another makes batches. "Computing" is the time
-of steps with their batch at hand, "waited" what training waited for batches. After each table stands the disk.
+of steps with their batch at hand, "waited" what training waited for batches. "Read" is what is logged of rows, and "by
+the disk" what the system counts, edges that were not in memory too. After each table stands the disk.
+
+With ``--typed`` six tenths of the nodes are papers with float16 features, three tenths authors with float32, and all
+others topics with int8, but for venues, one in a thousand, which learn their rows. Edges between two others than papers
+are left out.
 
 ``caches`` counts, with room for 10, 25 and 50 % of the rows, in bulks as ``run`` makes them: the rows that are held
 when a bulk needs them, and the megabytes that a bulk reads of the others: by Belady's rule with eight bulks known (as
@@ -24,6 +30,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,31 +44,29 @@ from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import Fetch, Graph, Loading, NeighborSampler, PartitionedDataModule
-from lightning_gnn_dist.batches.ahead.row_cache import RowCache
+from lightning_gnn_dist.batches.ahead.forecast import Elsewhere, held_and_fetched
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.graph.graph import typed_graph
+from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build
+from lightning_gnn_dist.graph.typed.names import have_names
 
 CLASSES = 32
-SAMPLER, BULK, KNOWN = NeighborSampler([10, 5]), 2, 8
+SAMPLER, BULK = NeighborSampler([10, 5]), 2
 GROUPS = Path("/sys/fs/cgroup")
 WAYS = ("memory", "map", "ahead")
 
 
-class Model(pl.LightningModule):
+class Timed(pl.LightningModule):
     """Notes the times of its steps."""
 
-    def __init__(self, num_features: int, hidden: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.first = torch.nn.Linear(num_features, hidden)
-        self.convs = torch.nn.ModuleList([SAGEConv(hidden, 256), SAGEConv(256, CLASSES)])
         self.began, self.steps, self.ends = 0.0, list[float](), list[float]()
 
     def training_step(self, batch: Any) -> Tensor:
         self.began = time.perf_counter()
-        first, last = batch.blocks
-        x = self.first(batch.x).relu()
-        x = self.convs[0]((x, x[: first.num_dst]), first.adj).relu()
-        out = self.convs[1]((x, x[: last.num_dst]), last.adj)
-        return functional.cross_entropy(out, batch.y)
+        loss: Tensor = self.loss(batch)
+        return loss
 
     def on_train_batch_end(self, *_: Any) -> None:
         self.ends.append(time.perf_counter())
@@ -71,21 +76,121 @@ class Model(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.01)
 
 
+class Model(Timed):
+    """Two layers behind a layer of the nodes' own rows."""
+
+    def __init__(self, graph: Graph, hidden: int) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(graph.node_arrays["x"].shape[1], hidden)
+        self.convs = torch.nn.ModuleList([SAGEConv(hidden, 256), SAGEConv(256, CLASSES)])
+
+    def loss(self, batch: Any) -> Tensor:
+        first, last = batch.blocks
+        x = self.first(batch.x).relu()
+        x = self.convs[0]((x, x[: first.num_dst]), first.adj).relu()
+        out = self.convs[1]((x, x[: last.num_dst]), last.adj)
+        return functional.cross_entropy(out, batch.y)
+
+
+class TypedModel(Timed):
+    """The same for each edge type; types without features have rows that are learned."""
+
+    def __init__(self, graph: Graph, hidden: int) -> None:
+        super().__init__()
+        counts, arrays = graph.types.num_nodes, graph.types.node_arrays
+        self.first = torch.nn.ModuleDict(
+            {
+                kind: torch.nn.Linear(of["x"].shape[1], hidden)
+                if "x" in of
+                else torch.nn.Embedding(counts[kind], hidden)
+                for kind, of in arrays.items()
+            }
+        )
+        ends = {kind: "__".join(kind) for kind in graph.types.edge_types}
+        self.convs = torch.nn.ModuleList(
+            torch.nn.ModuleDict({name: SAGEConv(*widths) for name in ends.values()})
+            for widths in ((hidden, 256), (256, CLASSES))
+        )
+
+    def loss(self, batch: Any) -> Tensor:
+        x = {kind: of(batch[kind].x if "x" in batch[kind] else batch[kind].n_id) for kind, of in self.first.items()}
+        for convs, blocks in zip(self.convs, batch.blocks, strict=True):
+            found: dict[str, list[Tensor]] = {}
+            for kind, block in blocks.items():
+                if kind[0] not in x:  # nobody sends to it, so the first layer gives it no row
+                    continue
+                ends = x[kind[0]].relu(), x[kind[2]][: block.num_dst].relu()
+                found.setdefault(kind[2], []).append(convs["__".join(kind)](ends, block.adj))
+            x = {kind: torch.stack(rows).sum(0) for kind, rows in found.items()}
+        return functional.cross_entropy(x["paper"], batch["paper"].y)
+
+
 def make(options: argparse.Namespace) -> None:
     """Write a graph whose degrees follow a power law; a tenth of the nodes are seeds."""
     graph = power_law_communities(options.num_nodes, options.num_edges, CLASSES)
-    shape, scratch = (graph.num_nodes, options.num_features), options.folder.with_suffix(".x.npy")
+    if options.typed:
+        graph = typed_graph_of(graph, options)
+    else:
+        x = features(options, "x", graph.num_nodes, np.float32)
+        graph = Graph(graph.indptr, graph.indices, {"x": x} | labels(graph.num_nodes))
+    graph.save(options.folder)
+    for scratch in options.folder.parent.glob(f"{options.folder.name}.*.npy"):
+        scratch.unlink()
+
+
+def features(options: argparse.Namespace, name: str, count: int, dtype: Any) -> Tensor:
+    """Write random numbers to a file, and return them mapped."""
     generator = np.random.default_rng(0)
-    x = np.lib.format.open_memmap(scratch, "w+", np.float32, shape)
-    for first in range(0, len(x), 10_000):
-        x[first : first + 10_000] = generator.standard_normal((len(x[first : first + 10_000]), shape[1]), np.float32)
-    arrays = {
-        "x": torch.from_numpy(x),
-        "y": torch.from_numpy(generator.integers(CLASSES, size=len(x))),
-        "train_mask": torch.from_numpy(generator.random(len(x)) < 0.1),
+    scratch = options.folder.with_suffix(f".{name}.npy")
+    x = np.lib.format.open_memmap(scratch, "w+", dtype, (count, options.num_features))
+    for first in range(0, count, 10_000):
+        some = generator.standard_normal(x[first : first + 10_000].shape, np.float32)
+        x[first : first + 10_000] = some if dtype != np.int8 else (some * 30).clip(-127, 127)
+    return torch.from_numpy(x)
+
+
+def labels(count: int) -> dict[str, Tensor]:
+    generator = np.random.default_rng(1)
+    y, mask = generator.integers(CLASSES, size=count), generator.random(count) < 0.1
+    return {"y": torch.from_numpy(y), "train_mask": torch.from_numpy(mask)}
+
+
+def typed_graph_of(graph: Graph, options: argparse.Namespace) -> Graph:
+    """The same nodes, whose ids say their types, and the edges of a paper at least."""
+    ends = torch.tensor([0, *(round(share * graph.num_nodes) for share in (0.6, 0.9, 0.999)), graph.num_nodes])
+    counts = dict(zip(("paper", "author", "topic", "venue"), ends.diff().tolist(), strict=True))
+    made = (("paper", np.float16), ("author", np.float32), ("topic", np.int8))
+    x: dict[str, dict[str, Tensor]] = {kind: {"x": features(options, kind, counts[kind], of)} for kind, of in made}
+    x["topic"]["x_scale"], x["venue"] = torch.full((counts["topic"], 1), 1 / 30), {}
+    x["paper"] |= labels(counts["paper"])
+    receivers = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
+    kinds = [torch.bucketize(ids, ends[1:], right=True) for ids in (graph.indices.long(), receivers)]
+    edges = {}
+    for sender, receiver in ((0, 0), (1, 0), (2, 0), (3, 0), (0, 1)):
+        at = (kinds[0] == sender) & (kinds[1] == receiver)
+        pairs = torch.stack([graph.indices[at].long() - ends[sender], receivers[at] - ends[receiver]])
+        edges[list(counts)[sender], "to", list(counts)[receiver]] = EdgeTable(pairs, {})
+    return typed_graph(*build({kind: NodeTable(counts[kind], arrays) for kind, arrays in x.items()}, edges))
+
+
+def in_memory(graph: Graph) -> Graph:
+    """A copy in RAM."""
+    nodes = {
+        kind: {name: array.clone() for name, array in arrays.items()}
+        for kind, arrays in graph.types.node_arrays.items()
     }
-    Graph(graph.indptr, graph.indices, arrays).save(options.folder)
-    scratch.unlink()
+    types = replace(graph.types, node_arrays=nodes, edge_type=graph.types.edge_type.clone())
+    return typed_graph(graph.indptr.clone(), graph.indices.clone(), types)
+
+
+def bytes_of_features(graph: Graph) -> int:
+    return sum(arrays["x"].nbytes for arrays in graph.types.node_arrays.values() if "x" in arrays)
+
+
+def bytes_of_disk() -> int:
+    """What the disk has read for this process so far."""
+    lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(lines["read_bytes"])
 
 
 def train(options: argparse.Namespace) -> None:
@@ -94,11 +199,10 @@ def train(options: argparse.Namespace) -> None:
     cache = options.cache if options.way == "ahead" else None
     graph = Graph.open(options.folder)
     if options.way == "memory":
-        arrays = {name: array.clone() for name, array in graph.node_arrays.items()}
-        graph = Graph(graph.indptr.clone(), graph.indices.clone(), arrays)
+        graph = in_memory(graph)
     loading = Loading(bulk_size=BULK, ahead_bytes=options.ahead, cache_bytes=cache, check_values=False)
     data = PartitionedDataModule(graph, sampler=SAMPLER, batch_size=128, loading=loading, boundary=Fetch())
-    model = Model(graph.node_arrays["x"].shape[1], options.hidden)
+    model = (TypedModel if have_names(graph.types) else Model)(graph, options.hidden)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl.Trainer(
         accelerator="cpu", devices=1, max_steps=options.steps, limit_val_batches=0, enable_checkpointing=False, **quiet
@@ -108,9 +212,9 @@ def train(options: argparse.Namespace) -> None:
         before, after = dict[str, float](), dict[str, float]()
 
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            self.after = data.figures | {"disk": bytes_of_disk()}
             if trainer.global_step == options.skipped:
-                self.before = data.figures
-            self.after = data.figures
+                self.before = self.after
 
     trainer.callbacks.append(figures := Figures())  # type: ignore[attr-defined]
     trainer.fit(model, data)
@@ -122,6 +226,7 @@ def train(options: argparse.Namespace) -> None:
                 "computing": sum(model.steps[options.skipped :]),
                 "waited": figure["data/waited_seconds"],
                 "read": figure.get("data/fetched_bytes", float("nan")),
+                "disk": figure["disk"],
                 "hits": figures.after.get("data/cache_hit_rate", float("nan")),
             }
         )
@@ -169,11 +274,11 @@ def figures_of(way: str, options: argparse.Namespace, limit: int) -> dict[str, f
 
 
 def run(options: argparse.Namespace) -> None:
-    x = Graph.open(options.folder).node_arrays["x"]
-    limit = x.nbytes // 4
-    print(f"{x.nbytes / 1e9:.2f} GB of features, limit {limit / 1e6:.0f} MB, cache {options.cache / 1e6:.0f} MB")
-    print("| rows | turn | seconds | of all in memory | computing | waited | MB read a step | in the cache |")
-    print("|---|---|---|---|---|---|---|---|")
+    total = bytes_of_features(Graph.open(options.folder))
+    limit = total // 4
+    print(f"{total / 1e9:.2f} GB of features, limit {limit / 1e6:.0f} MB, cache {options.cache / 1e6:.0f} MB")
+    print("| rows | turn | seconds | of all in memory | computing | waited | MB read a step | by the disk | held |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for turn in range(options.turns):
         base = 0.0  # seconds of the first way
         for way in options.ways:
@@ -181,8 +286,9 @@ def run(options: argparse.Namespace) -> None:
             base = base or found["seconds"]
             cells = [f"{found[name]:.1f}" for name in ("seconds", "computing", "waited")]
             cells.insert(1, f"{found['seconds'] / base:.2f}")
-            per_step = found["read"] / 1e6 / (options.steps - options.skipped)
-            print(f"| {way} | {turn} | {' | '.join(cells)} | {per_step:.1f} | {found['hits']:.0%} |", flush=True)
+            count = options.steps - options.skipped
+            cells += [f"{found[name] / 1e6 / count:.1f}" for name in ("read", "disk")]
+            print(f"| {way} | {turn} | {' | '.join(cells)} | {found['hits']:.0%} |", flush=True)
     print(f"\nDisk: {disk_of(options.folder)}")
 
 
@@ -211,11 +317,8 @@ def caches(options: argparse.Namespace) -> None:
     print("|---|---|---|---|---|---|---|")
     for share in (0.1, 0.25, 0.5):
         room = int(share * graph.num_nodes)
-        cache = RowCache({}, room, degrees.__getitem__)
-        for number, bulk in enumerate(bulks):
-            _, missing = cache.look_up(bulk, bulks[number + 1 : number + KNOWN])
-            cache.offer(missing, {})
-        found = cache.hits, of_latest(bulks, room), of_most(bulks, degrees, room)
+        held, _ = held_and_fetched([[bulk] for bulk in bulks], room, [Elsewhere(1, degrees.__getitem__, len)])
+        found = round(held * asked), of_latest(bulks, room), of_most(bulks, degrees, room)
         cells = [f"{hits / asked:.0%} | {(asked - hits) * width / len(bulks) / 1e6:.1f}" for hits in found]
         print(f"| {share:.0%} | {' | '.join(cells)} |", flush=True)
 
@@ -224,6 +327,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("what", choices=["make", "run", "train", "caches"])
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--typed", action="store_true")
     parser.add_argument("--num-nodes", type=int, default=2_000_000)
     parser.add_argument("--num-edges", type=int, default=16_000_000)
     parser.add_argument("--num-features", type=int, default=512)

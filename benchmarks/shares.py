@@ -57,7 +57,7 @@ from lightning_gnn_dist import (
     communities,
     save_shards,
 )
-from lightning_gnn_dist.batches.ahead.row_cache import RowCache
+from lightning_gnn_dist.batches.ahead.forecast import Elsewhere, held_and_fetched
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.layers.prediction import Prediction
@@ -225,13 +225,11 @@ def compare_caches(graph: Graph, num_batches: int) -> None:
     print("| room | needed soonest | LRU | most edges |\n|---|---|---|---|")
     for share in (0.1, 0.25, 0.5):
         room = int(share * num_others)
-        cache = RowCache({}, room, edges.__getitem__)
-        for number, bulk in enumerate(bulks):
-            _, missing = cache.look_up(bulk, bulks[number + 1 : number + 9])
-            cache.offer(missing, {})
+        soonest, _ = held_and_fetched([[bulk] for bulk in bulks], room, [Elsewhere(1, edges.__getitem__, len)])
+        asked = sum(map(len, bulks))
         others = of_latest(bulks, room), of_most(bulks, edges, room)
-        latest, most = (f"{hits / cache.asked:.0%}" for hits in others)
-        print(f"| {share:.0%} | {cache.hit_rate:.0%} | {latest} | {most} |")
+        latest, most = (f"{hits / asked:.0%}" for hits in others)
+        print(f"| {share:.0%} | {soonest:.0%} | {latest} | {most} |")
 
 
 def of_most(bulks: list[Tensor], edges: Tensor, room: int) -> int:

@@ -50,8 +50,6 @@ def run(options: argparse.Namespace) -> None:
             held = LinkSplit.open(options.graph).edges.items()
             counts = ", ".join(f"{edges.shape[1]:,} {name}" for name, edges in held)
             print(f"The edges are those to train on; held back beside them: {counts}")
-        if options.cache and have_names(graph.types):
-            raise ValueError(f"--cache is for graphs without types, and {options.graph} has types: leave it out.")
         if options.cache:
             print(_drawing("cache").fetched_from_files(graph, options))
         if options.sweep:

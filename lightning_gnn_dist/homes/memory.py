@@ -17,7 +17,6 @@ from lightning_gnn_dist.batches.placing.memory_plan import wide_arrays
 from lightning_gnn_dist.checks import in_bytes
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import bytes_per_node
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.plan import PartPlan
 from lightning_gnn_dist.homes.residency import CHUNKS, bytes_held, bytes_of_nodes
 from lightning_gnn_dist.homes.running import Running
@@ -125,7 +124,7 @@ def _ways_out(graph: Graph, host: Host, settings: BatchSettings, needs: Needs, *
     if sweeps and room > 2 * bytes_held(graph) // CHUNKS:
         yield f"hold some chunks at a time, Holding(Sweep(bytes={room})){few}"
     room = (host.free - graph.num_bytes + rows) // host.ranks - beside
-    if needs.mapped and rows and loading.cache_bytes is None and not have_names(graph.types) and room > 0:
+    if needs.mapped and rows and loading.cache_bytes is None and room > 0:
         yield f"read features from files, Loading(cache_bytes={room}, bulk_size=1)"
     if any(rows.is_floating_point() and rows.element_size() > 2 for rows in _wide_rows(graph)):
         yield "save features as float16"

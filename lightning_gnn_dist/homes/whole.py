@@ -360,7 +360,7 @@ class WholeHome(Home):
     def _rows_in_files(self, graph: Graph) -> DiskRows | None:
         """Return what reads a graph's rows from files, if ``cache_bytes`` says so and does not hold all of them."""
         cache_bytes = self.running.settings.loading.cache_bytes
-        if cache_bytes is None or have_names(graph.types):
+        if cache_bytes is None:
             return None
         self._disk_rows = self._disk_rows or DiskRows.of(self.graph, cache_bytes)
         return self._disk_rows if self._disk_rows is not None and self._disk_rows.are_rows_of(graph) else None

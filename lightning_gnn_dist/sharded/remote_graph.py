@@ -95,7 +95,7 @@ class ShardedGraph(Tables[TypedBounds]):
         self._owner = Owner(shard.rows, self.types, shard.index, pool, self.orders)
         self._asking = Asking(channel, partial(answer_of, self._owner), pool.take)
         self._splits: dict[str, Tensor] = {}
-        super().__init__(self.types, self._tables_of_nodes(cache_bytes), self._tables_of_edges())
+        super().__init__(self.types, self._tables_of_nodes(cache_bytes), self._tables_of_edges(), cache_bytes)
 
     @property
     def num_nodes(self) -> int:
@@ -262,14 +262,11 @@ class ShardedGraph(Tables[TypedBounds]):
         return self.types.to_whole(self.shard.index, rows)
 
     def _tables_of_nodes(self, cache_bytes: int) -> list[Table]:
-        """Each type's cache has the share of its rows in the bytes of all rows of others."""
         arrays = [dict(self.shard.rows.types.node_arrays[kind]) for kind in self.types.node_types]
-        others = self.types.nodes[:, -1] - self.types.nodes.diff()[:, self.shard.index]
-        sizes = [int(count) * bytes_per_row(own) for count, own in zip(others, arrays, strict=True)]
-        of_types = zip(arrays, self.types.nodes, self.types.offsets, sizes, strict=False)
+        of_types = zip(arrays, self.types.nodes, self.types.offsets, strict=False)
         return [
-            self._table(NODES, number, own, bounds, cache_bytes * size // max(1, sum(sizes)), offset)
-            for number, (own, bounds, offset, size) in enumerate(of_types)
+            self._table(NODES, number, own, bounds, cache_bytes, offset)
+            for number, (own, bounds, offset) in enumerate(of_types)
         ]
 
     def _tables_of_edges(self) -> dict[int, Table]:
@@ -285,7 +282,8 @@ class ShardedGraph(Tables[TypedBounds]):
         self, kind: int, number: int, own: Arrays, bounds: Tensor, cache_bytes: int = 0, first_node: int = 0
     ) -> Table:
         first, end = bounds[self.shard.index : self.shard.index + 2].tolist()
-        most = min(cache_bytes // max(1, bytes_per_row(own)), int(bounds[-1]) - (end - first))
+        width = bytes_per_row(own)
+        most = min(cache_bytes // width, int(bounds[-1]) - (end - first)) if width else 0
         cache = RowCache(own, most, lambda ids: self._count_edges_from(ids + first_node))
         of_type = torch.tensor([number])
         return Table(own, first, end - first, cache, lambda ids: self._fetched(kind, ids, bounds, own, of_type))

@@ -19,6 +19,7 @@ from lightning_gnn_dist import (
     Partition,
     PartitionedDataModule,
     Sweep,
+    citations,
 )
 from lightning_gnn_dist.homes.memory import BESIDE, Needs, check_memory
 from lightning_gnn_dist.layers import budget
@@ -126,6 +127,23 @@ def test_a_fit_that_would_be_killed_is_refused(path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(budget, "free_bytes", lambda: least - 1)
     with pytest.raises(ValueError, match=r"parts alone take .* it would be killed: save features as float16; or take"):
         fit(data_of(path, 3))
+
+
+def test_rows_of_all_types_may_be_read_from_files(tmp_path: Path, caplog: Any) -> None:
+    """By hand: 600 papers have 128 bytes of features, 300 authors 64 and 150 words 32."""
+    citations(600).save(tmp_path / "typed")
+    rows = 600 * 128 + 300 * 64 + 150 * 32
+    plain, cached = (
+        PartitionedDataModule(tmp_path / "typed", sampler=NeighborSampler([2, 2]), loading=loading)
+        for loading in (Loading(), Loading(cache_bytes=1000))
+    )
+    whole, some, run = needs(plain, 1, is_cut=False), needs(cached, 1, is_cut=False), plain._running
+    assert (some.held, some.mapped) == (1000, whole.mapped - rows)
+    run.hosts = [budget.Host(whole.of_host(1) - 1, 1)]
+    check_memory(plain._home.cut, 1, run, is_cut=False, sweeps=True)  # type: ignore[union-attr]
+    room = whole.of_host(1) - 1 - whole.mapped + rows - whole.batches // 4 - BESIDE
+    (said,) = caplog.messages
+    assert f"read features from files, Loading(cache_bytes={room}, bulk_size=1)" in said
 
 
 def test_the_host_that_has_least_counts(path: Path, caplog: Any) -> None:

@@ -147,7 +147,7 @@ def runs() -> Iterator[Run]:
     for name, loading in LOADINGS.items():
         for graph in ("plain", "typed"):
             if loading.cache_bytes and graph == "typed":
-                continue  # rows of graphs without types alone are held
+                continue  # its rows have less than 32 bytes
             store = "files" if loading.cache_bytes else "ram"
             yield Run(f"batches/{graph}/loading/{name}", partial(of_nodes, graph, store, {"loading": loading}))
     estimate = Evaluation(batch_size=20, sampler=NeighborSampler([6, 5]))

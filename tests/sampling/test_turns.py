@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import Loading
-from lightning_gnn_dist.batches.ahead.row_cache import RowCache
+from lightning_gnn_dist.batches.ahead.row_cache import Caches, RowCache
 from lightning_gnn_dist.batches.ahead.source import AheadSource
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
@@ -65,7 +65,8 @@ class Rows:
     """Asks for the rows of bulks, and knows what was known of the next ones then."""
 
     def __init__(self, num_rows: int) -> None:
-        self.cache, self.known = RowCache({"x": torch.empty(0, 1)}, num_rows), list[list[int]]()
+        self.known = list[list[int]]()
+        self.cache = Caches([RowCache({"x": torch.empty(0, 1)}, num_rows)], 4 * num_rows)
 
     def seek(self, samples: list[int]) -> Bulk:
         return Bulk(*samples)

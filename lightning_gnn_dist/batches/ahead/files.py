@@ -18,11 +18,11 @@ from lightning_gnn_dist.batches.ahead.tables import Table, Tables
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placing.device_stream import DeviceStream
 from lightning_gnn_dist.batches.placing.memory_plan import LEAST_WIDTH, wide_arrays
+from lightning_gnn_dist.engine.apart import Apart, places_of, take_apart
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import bytes_per_row, degrees_of
 from lightning_gnn_dist.graph.storage.mapped import Map, MappedRows, all_maps, file_of
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
 from lightning_gnn_dist.sampling.turns import Steps, at_once
@@ -33,37 +33,63 @@ class DiskRows(Tables[GraphTypes]):
 
     Args:
         graph: The graph. Its narrow arrays are read through the maps.
-        nodes: The arrays of nodes that are read, by name.
-        cache_bytes: Memory for rows of these arrays.
-        edges: The arrays of edges that are read, of which none is held.
+        nodes: For each node type the arrays that are read, by name.
+        cache_bytes: Memory for rows of these arrays, of all types together.
+        edges: For each edge type the arrays that are read, of which none is held.
     """
 
-    def __init__(self, graph: Graph, nodes: Arrays, cache_bytes: int, edges: Arrays) -> None:
-        maps = all_maps()
-        self._arrays, self._reads = nodes, list[MergedReads]()
-        num_rows = min(cache_bytes // max(1, bytes_per_row(nodes)), graph.num_nodes)
-        # In most graphs, who receives much sends much.
-        cache = RowCache(nodes, num_rows, lambda ids: degrees_of(graph.indptr, ids))
-        of_nodes = Table(graph.node_arrays, 0, 0, cache, self._reader(nodes, maps))
-        of_edges = Table(graph.edge_arrays, 0, 0, RowCache(edges, 0), self._reader(edges, maps))
-        super().__init__(graph.types, [of_nodes], {0: of_edges} if graph.edge_arrays else {})
+    def __init__(self, graph: Graph, nodes: Sequence[Arrays], cache_bytes: int, edges: Sequence[Arrays]) -> None:
+        types, maps = graph.types, all_maps()
+        self._graph, self._arrays, self._reads = graph, nodes, list[MergedReads]()
+
+        def table(arrays: Mapping[str, Tensor], wide: Arrays, length: int, cache: RowCache) -> Table:
+            return Table(dict(arrays), 0, 0 if wide else length, cache, self._reader(wide, maps))
+
+        of_nodes = [
+            table(arrays, wide, count, _cache_of(graph, wide, cache_bytes, range(first, first + count)))
+            for arrays, wide, first, count in zip(
+                types.node_arrays.values(), nodes, types.offsets, types.num_nodes.values(), strict=False
+            )
+        ]
+        of_edges = {
+            number: table(arrays, wide, count, RowCache(wide, 0))
+            for number, (arrays, wide, count) in enumerate(
+                zip(types.edge_arrays.values(), edges, types.num_edges, strict=True)
+            )
+            if arrays
+        }
+        super().__init__(types, of_nodes, of_edges, cache_bytes)
 
     @classmethod
     def of(cls, graph: Graph, cache_bytes: int) -> Self | None:
         """Return the rows that are read from the graph's files; None if the cache would hold all of them."""
-        maps = all_maps()
-        nodes, edges = (wide_arrays_in_files(arrays, maps) for arrays in (graph.node_arrays, graph.edge_arrays))
-        total = sum(array.nbytes for array in nodes.values())
+        maps, types = all_maps(), graph.types
+        nodes, edges = (
+            [wide_arrays_in_files(arrays, maps) for arrays in of_types.values()]
+            for of_types in (types.node_arrays, types.edge_arrays)
+        )
+        total = sum(array.nbytes for arrays in nodes for array in arrays.values())
         return None if total <= cache_bytes else cls(graph, nodes, cache_bytes, edges)
+
+    def take_apart(self, sample: Sample) -> Apart:
+        apart = take_apart(self._graph, sample, with_ids=bool(self.of_edges))
+        rows = [
+            of._replace(edge_ids=places_of(self._graph, number, of.edge_ids)) if number in self.of_edges else of
+            for number, of in enumerate(apart.rows)
+        ]
+        return apart._replace(rows=rows)
 
     @property
     def fetched_bytes(self) -> int:
-        """The bytes that were asked of files so far, gaps between rows too."""
+        """The bytes that were read of files so far: whole blocks, with gaps between rows."""
         return sum(reads.bytes_read for reads in self._reads)
 
     def are_rows_of(self, graph: Graph) -> bool:
         """Return whether these are rows of a graph's own arrays."""
-        return all(graph.node_arrays.get(name) is array for name, array in self._arrays.items())
+        of_types = zip(graph.types.node_arrays.values(), self._arrays, strict=False)
+        return graph.types.node_types == self.types.node_types and all(
+            arrays.get(name) is array for arrays, known in of_types for name, array in known.items()
+        )
 
     def close(self) -> None:
         """Close the files, once no bulk is being read. Nothing can be read any more."""
@@ -111,7 +137,8 @@ class FileSource(AheadSource):
         return sampler.order(self._graph, seeds, seed, epoch) if isinstance(sampler, OrdersSeeds) else None
 
     def spare_memory(self) -> None:
-        self._mapped = [MappedRows(self._graph.indptr), MappedRows(self._graph.indices)]
+        graph, maps = self._graph, all_maps()
+        self._mapped = [MappedRows(array, maps) for array in (graph.indptr, graph.indices, graph.types.edge_type)]
 
     def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[list[Sample]]:
         samples = self._sampler.sample_bulk(self._graph, seeds, keys)
@@ -129,14 +156,20 @@ def wide_arrays_in_files(arrays: Mapping[str, Tensor], maps: list[Map] | None = 
 
 def check_rows_in_files(graph: Graph, cache_bytes: int) -> None:
     """Refuse a cache for rows of files where no rows come from files."""
-    if have_names(graph.types):
-        raise ValueError(
-            f"Loading(cache_bytes={cache_bytes}) reads rows of graphs without types, and this one has types: leave "
-            "cache_bytes out, and the system reads its files."
-        )
-    if not wide_arrays_in_files(graph.node_arrays):
+    maps = all_maps()
+    if not any(wide_arrays_in_files(arrays, maps) for arrays in graph.types.node_arrays.values()):
         raise ValueError(
             f"Loading(cache_bytes={cache_bytes}) is for a graph in files, and of this one no array with at least "
             f"{LEAST_WIDTH} bytes a node, but labels, lies in a file: give the path of a saved graph, or leave "
             "cache_bytes out."
         )
+
+
+def _cache_of(graph: Graph, arrays: Arrays, num_bytes: int, nodes: range) -> RowCache:
+    """Return an empty cache for rows of nodes of a type, of which those stay first that receive much.
+
+    In most graphs, who receives much sends much.
+    """
+    width = bytes_per_row(arrays)
+    num_rows = min(num_bytes // width, len(nodes)) if width else 0
+    return RowCache(arrays, num_rows, lambda ids: degrees_of(graph.indptr, ids + nodes.start))

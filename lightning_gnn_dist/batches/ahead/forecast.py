@@ -8,13 +8,27 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.row_cache import RowCache
+from lightning_gnn_dist.batches.ahead.row_cache import Caches, RowCache
 from lightning_gnn_dist.batches.ahead.source import MOST_KNOWN
 from lightning_gnn_dist.batches.deal import slice_of
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import Sampler
+
+
+class Elsewhere(NamedTuple):
+    """Rows of a node type that lie elsewhere.
+
+    Attributes:
+        width: Bytes of a row in a cache. 0: the type has no rows there.
+        uses: Returns how likely each of some ids in the type is to be needed at all, for the cache.
+        cost: Returns how many bytes are fetched for some increasing ids in the type.
+    """
+
+    width: int
+    uses: Callable[[Tensor], Tensor]
+    cost: Callable[[Tensor], int]
 
 
 class Forecast(NamedTuple):
@@ -25,12 +39,14 @@ class Forecast(NamedTuple):
         batches: Batches of a pass.
         rows: Rows that lie elsewhere and that bulks need, each once a bulk, in a pass.
         held: Of these, the share that a cache of each size would hold.
+        num_bytes: What would be fetched in a pass with each of these caches.
     """
 
     drawn: int
     batches: int
     rows: float
     held: list[float]
+    num_bytes: list[float]
 
 
 def forecast(
@@ -39,7 +55,7 @@ def forecast(
     seeds: Tensor,
     is_near: Tensor | None,
     rooms: Sequence[int],
-    count: Callable[[Tensor], Tensor],
+    types: Sequence[Elsewhere],
     *,
     batch_size: int,
     bulk_size: int,
@@ -52,24 +68,48 @@ def forecast(
         sampler: Draws the batches.
         seeds: The seeds.
         is_near: Which nodes' rows need not be fetched. None: all are.
-        rooms: How many rows each cache may hold.
-        count: Returns how likely nodes are to be needed at all, for the cache.
+        rooms: How many bytes each cache may hold.
+        types: What is fetched of each node type.
         batch_size: Seeds of a batch, at most.
         bulk_size: Batches that are made together.
         most_batches: Batches to draw, at most; of several passes, if one has fewer.
     """
-    bulks, drawn = [], 0
+    bulks, drawn, offsets = list[list[Tensor]](), 0, torch.tensor(graph.types.offsets)
     for samples in drawn_bulks(graph, sampler, seeds, batch_size, bulk_size, most_batches):
         nodes = torch.cat([sample.nodes for sample in samples]).unique()
-        bulks.append(nodes if is_near is None else nodes[~is_near[nodes]])
+        nodes = nodes if is_near is None else nodes[~is_near[nodes]]
+        of_types = nodes.tensor_split(torch.searchsorted(nodes, offsets[1:-1]))
+        bulks.append([ids - first for ids, first in zip(of_types, offsets, strict=False)])
         drawn += len(samples)
-    rows, num_batches = sum(map(len, bulks)), -(-len(seeds) // batch_size)
-    caches = [RowCache({}, room, count) for room in rooms]
-    for cache in caches:
-        for number, bulk in enumerate(bulks):
-            _, missing = cache.look_up(bulk, bulks[number + 1 : number + MOST_KNOWN])
-            cache.offer(missing, {})
-    return Forecast(drawn, num_batches, rows * num_batches / drawn, [cache.hit_rate for cache in caches])
+    num_batches = -(-len(seeds) // batch_size)
+    share = num_batches / drawn
+    rows = sum(len(ids) for bulk in bulks for ids, of in zip(bulk, types, strict=True) if of.width)
+    found = [held_and_fetched(bulks, room, types) for room in rooms]
+    return Forecast(drawn, num_batches, rows * share, [held for held, _ in found], [share * read for _, read in found])
+
+
+def held_and_fetched(
+    bulks: Sequence[Sequence[Tensor]], num_bytes: int, types: Sequence[Elsewhere]
+) -> tuple[float, int]:
+    """Return which share of the rows of bulks a cache holds when they are needed, and what is fetched of the others.
+
+    Args:
+        bulks: For each bulk, the ids of each type that it needs, increasing.
+        num_bytes: What the rows of all types may take in the cache.
+        types: What is fetched of each type.
+    """
+    caches = [RowCache({}, num_bytes // of.width if of.width else 0, of.uses) for of in types]
+    for cache, of in zip(caches, types, strict=True):
+        cache.bytes_per_row = of.width
+    joint, fetched = Caches(caches, num_bytes), 0
+    for number, bulk in enumerate(bulks):
+        joint.settle(list(zip(*bulks[number : number + MOST_KNOWN], strict=True)))
+        for cache, of, ids in zip(caches, types, bulk, strict=True):
+            if of.width:
+                _, missing = cache.look_up(ids)
+                cache.offer(missing, {})
+                fetched += of.cost(missing)
+    return joint.hit_rate, fetched
 
 
 def drawn_bulks(

@@ -3,7 +3,7 @@
     next use of a row = the first of the coming bulks that has it      (draws are keyed: they are known ahead)
 
 L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 1966. Rows that no
-known bulk needs are kept by how many edges come from them.
+known bulk needs are kept by how many edges come from them. Rows of all types share the same bytes.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from torch import Tensor
 from lightning_gnn_dist.batches.pool import move_rows
 from lightning_gnn_dist.engine.row_kernels import find_places, merge_order
 from lightning_gnn_dist.graph.rows import bytes_per_row
+from lightning_gnn_dist.graph.storage.mapped import let_go_of_memory
 
 Arrays = dict[str, Tensor]
 _MOST = (1 << 32) - 1  # edges that are counted
 
 
 class RowCache:
-    """Holds rows of some nodes. It changes what is sent, never what is computed.
+    """Holds rows of some nodes of a type. It changes what is sent, never what is computed.
 
     Args:
         arrays: Arrays with rows like those to hold, by name.
-        num_rows: How many rows it may hold.
+        num_rows: How many rows it may hold at most. Their memory is taken as they come.
         count: Returns how likely each of some ids is to be needed at all, such as how many edges come from it.
 
     Attributes:
-        rows: What is held, by slot.
+        rows: What is held, by slot: the first ones are filled.
         asked: How many rows were looked up.
         hits: How many of these were held.
     """
@@ -46,37 +47,26 @@ class RowCache:
         self.rows = {name: array.new_empty((num_rows, *array.shape[1:])) for name, array in arrays.items()}
         nothing = torch.empty(0, dtype=torch.int64)
         self._ids, self._slots, self._counts = nothing, nothing, nothing
-        self._free = torch.arange(num_rows)
         self._last: tuple[Tensor, Tensor, Arrays] = nothing, nothing, {}
         self.bytes_per_row, self.asked, self.hits = bytes_per_row(arrays), 0, 0
-
-    @property
-    def hit_rate(self) -> float:
-        return self.hits / max(1, self.asked)
 
     @property
     def fetched_bytes(self) -> int:
         """Bytes of the rows that were looked up and not held."""
         return self.bytes_per_row * (self.asked - self.hits)
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the rows that it may hold."""
-        return self.num_rows * self.bytes_per_row
-
-    def look_up(self, ids: Tensor, coming: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def look_up(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return where the rows of some ids are, and which are to be fetched: these stand below the held ones.
 
-        What is held stays as it is until the next call. Before it, :meth:`offer` is given what was fetched.
+        What is held stays as it is until :meth:`Caches.settle` is called. Before it, :meth:`offer` is given what was
+        fetched.
 
         Args:
             ids: Distinct ids, increasing.
-            coming: The same for the bulks that will come next, as far as they are known.
         """
         if not self.num_rows:
             self.asked += len(ids)
             return torch.arange(len(ids)), ids
-        self._settle([ids, *coming])
         places = torch.full_like(ids, -1)
         find_places(ids.numpy(), self._ids.numpy(), places.numpy(), -1)
         is_held = places >= 0
@@ -87,34 +77,99 @@ class RowCache:
         return places, rest
 
     def offer(self, ids: Tensor, rows: Arrays) -> None:
-        """Take what was fetched, by name: the next call of :meth:`look_up` chooses what is held of it."""
+        """Take what was fetched, by name: :meth:`Caches.settle` chooses what is held of it."""
         if self.num_rows:
             self._last = ids, self._count(ids), rows
 
-    def _settle(self, coming: Sequence[Tensor]) -> None:
-        """Choose what to hold, of what is held and what was fetched last, now that the next uses of both are known."""
-        fetched, counts, rows = self._last
-        ids, counts = torch.cat([self._ids, fetched]), torch.cat([self._counts, counts])
-        is_kept = torch.ones_like(ids, dtype=torch.bool)
-        if len(ids) > self.num_rows:
-            is_kept[self._needed_last(fetched, coming, counts)] = False
-        old, new = is_kept.split([len(self._ids), len(fetched)])
-        free, admitted = torch.cat([self._free, self._slots[~old]]), new.nonzero().view(-1)
-        taken, self._free = free.split([len(admitted), len(free) - len(admitted)])
-        for name, table in self.rows.items() if rows else ():
-            move_rows(rows[name], admitted, table, taken)
-        order = torch.empty(int(is_kept.sum()), dtype=torch.int64)
-        merge_order(self._ids[old].numpy(), fetched[new].numpy(), order.numpy())
-        self._ids, self._counts = ids[is_kept][order], counts[is_kept][order]
-        self._slots = torch.cat([self._slots[old], taken])[order]
-        self._last = fetched[:0], counts[:0], {}
-
-    def _needed_last(self, fetched: Tensor, coming: Sequence[Tensor], counts: Tensor) -> Tensor:
-        """Return the places, among the held and the fetched, of those for which there is no room."""
+    def haste(self, coming: Sequence[Tensor]) -> Tensor:
+        """Return how soon each row is needed that is held, and that was fetched last: the sooner the more."""
+        fetched, new, _ = self._last
+        counts = torch.cat([self._counts, new])
         uses = torch.full_like(counts, len(coming))
         for number in range(len(coming) - 1, -1, -1):
             for ids, of in zip((self._ids, fetched), uses.split([len(self._ids), len(fetched)]), strict=True):
                 find_places(ids.numpy(), coming[number].numpy(), of.numpy(), number)
-        haste = counts.clamp(max=_MOST) - uses * (_MOST + 1)  # the sooner the more
-        surplus = len(counts) - self.num_rows
-        return torch.from_numpy(np.argpartition(haste.numpy(), surplus)[:surplus])
+        return counts.clamp(max=_MOST) - uses * (_MOST + 1)
+
+    def keep(self, is_kept: Tensor) -> None:
+        """Hold those rows alone, of what is held and was fetched last, that are marked."""
+        fetched, counts, rows = self._last
+        old, new = is_kept.split([len(self._ids), len(fetched)])
+        slots, admitted, before = self._slots[old], new.nonzero().view(-1), len(self._ids)
+        num_held = len(slots) + len(admitted)
+        is_free, is_beyond = torch.ones(num_held, dtype=torch.bool), slots >= num_held
+        is_free[slots[~is_beyond]] = False
+        nearer, taken = is_free.nonzero().view(-1).split([int(is_beyond.sum()), len(admitted)])
+        for name, table in self.rows.items():
+            move_rows(table, slots[is_beyond], table, nearer)
+            if rows:
+                move_rows(rows[name], admitted, table, taken)
+            let_go_of_memory(table[num_held:before])
+        slots[is_beyond] = nearer
+        order = torch.empty(num_held, dtype=torch.int64)
+        merge_order(self._ids[old].numpy(), fetched[new].numpy(), order.numpy())
+        self._ids = torch.cat([self._ids[old], fetched[new]])[order]
+        self._counts = torch.cat([self._counts[old], counts[new]])[order]
+        self._slots = torch.cat([slots, taken])[order]
+        self._last = fetched[:0], counts[:0], {}
+
+
+class Caches:
+    """The caches of all node types, whose rows share so many bytes: those that are needed soonest stay.
+
+    Args:
+        caches: One for each type.
+        num_bytes: What all rows may take; a row without arrays counts as a byte.
+    """
+
+    def __init__(self, caches: Sequence[RowCache], num_bytes: int) -> None:
+        self._caches, self.num_bytes = caches, num_bytes
+
+    @property
+    def has_room(self) -> bool:
+        return any(cache.num_rows for cache in self._caches)
+
+    @property
+    def asked(self) -> int:
+        return sum(cache.asked for cache in self._caches)
+
+    @property
+    def hits(self) -> int:
+        return sum(cache.hits for cache in self._caches)
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / max(1, self.asked)
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes of the rows that were looked up and not held."""
+        return sum(cache.fetched_bytes for cache in self._caches)
+
+    def settle(self, coming: Sequence[Sequence[Tensor]]) -> None:
+        """Choose what to hold, of what is held and was fetched last, now that the next uses of both are known.
+
+        Args:
+            coming: For each type the ids that the next bulk looks up, and those after it, as far as they are known.
+        """
+        if not self.has_room:
+            return
+        hastes = [cache.haste(ids) for cache, ids in zip(self._caches, coming, strict=True)]
+        lengths, haste = list(map(len, hastes)), torch.cat(hastes)
+        sizes = torch.tensor([max(1, cache.bytes_per_row) for cache in self._caches])
+        is_kept = torch.ones_like(haste, dtype=torch.bool)
+        is_kept[_needed_last(haste, sizes.repeat_interleave(torch.tensor(lengths)), self.num_bytes)] = False
+        for cache, of_type in zip(self._caches, is_kept.split(lengths), strict=True):
+            cache.keep(of_type)
+
+
+def _needed_last(haste: Tensor, sizes: Tensor, num_bytes: int) -> Tensor:
+    """Return the places of those rows for which so many bytes have no room; each row has a size."""
+    surplus = int(sizes.sum()) - num_bytes
+    if surplus <= 0:
+        return torch.empty(0, dtype=torch.int64)
+    most = min(-(-surplus // int(sizes.min())), len(haste))
+    last = torch.from_numpy(np.argpartition(haste.numpy(), min(most, len(haste) - 1))[:most])
+    last = last[haste[last].argsort(stable=True)]
+    freed = sizes[last].cumsum(0)
+    return last[: int(torch.searchsorted(freed, surplus)) + 1]

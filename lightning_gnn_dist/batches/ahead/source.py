@@ -88,7 +88,7 @@ class AheadSource(BatchSource):
         """
         line, beside = deque[Drawing](), 0
         for made in count(1):
-            known = min(made + beside, MOST_KNOWN) if self._tables.cache.num_rows else 1
+            known = min(made + beside, MOST_KNOWN) if self._tables.cache.has_room else 1
             self._admit(line, bulks, 3, known, beside)
             if not line:
                 return

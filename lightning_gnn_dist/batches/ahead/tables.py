@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.row_cache import Arrays, RowCache
+from lightning_gnn_dist.batches.ahead.row_cache import Arrays, Caches, RowCache
 from lightning_gnn_dist.batches.assembling import Content, Taken, made_of, pools_of_type
 from lightning_gnn_dist.batches.batch import LABELS, PoolOf, SampledData
 from lightning_gnn_dist.batches.pool import Widen, gather_joined, gather_rows
@@ -67,7 +67,6 @@ class Table:
     def rows_of_batches(
         self,
         wanted: WantedRows,
-        coming: Sequence[Tensor],
         ids: Sequence[Tensor],
         num_labels: Sequence[int | None],
         pool_of: PoolOf,
@@ -76,12 +75,11 @@ class Table:
 
         Args:
             wanted: What is known of the rows of all batches.
-            coming: The ``distinct`` of what is sought next.
             ids: The ids of the rows of each batch.
             num_labels: How many rows of labels each batch has. With None it has all.
             pool_of: Returns the pool that lends memory for the array of a name, or None.
         """
-        at, missing = self.cache.look_up(wanted.distinct, coming)
+        at, missing = self.cache.look_up(wanted.distinct)
         fetched = yield from self.fetch(missing)
         self.cache.offer(missing, fetched)
         wanted.places[wanted.is_other] = self._num_own + at[wanted.inverse]
@@ -123,39 +121,6 @@ class Bulk(NamedTuple):
     nodes: list[WantedRows]
 
 
-class Caches:
-    """The caches of all node types, as one."""
-
-    def __init__(self, caches: Sequence[RowCache]) -> None:
-        self._caches = caches
-
-    @property
-    def num_rows(self) -> int:
-        return sum(cache.num_rows for cache in self._caches)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the rows that they may hold."""
-        return sum(cache.num_bytes for cache in self._caches)
-
-    @property
-    def asked(self) -> int:
-        return sum(cache.asked for cache in self._caches)
-
-    @property
-    def hits(self) -> int:
-        return sum(cache.hits for cache in self._caches)
-
-    @property
-    def hit_rate(self) -> float:
-        return self.hits / max(1, self.asked)
-
-    @property
-    def fetched_bytes(self) -> int:
-        """Bytes of the rows that were looked up and not held."""
-        return sum(cache.fetched_bytes for cache in self._caches)
-
-
 class Tables(Generic[Types]):
     """The arrays of all types of a graph, some rows of which lie elsewhere.
 
@@ -163,15 +128,18 @@ class Tables(Generic[Types]):
         types: The types; a graph without types counts as one of one type.
         of_nodes: The arrays of each node type.
         of_edges: Those of each edge type that has some, by its number. None of their rows is held.
+        cache_bytes: What the caches of all node types may hold together.
 
     Attributes:
         cache: What is held of rows that are elsewhere.
         making: Held by the thread that makes a bulk from the cache.
     """
 
-    def __init__(self, types: Types, of_nodes: Sequence[Table], of_edges: dict[int, Table]) -> None:
+    def __init__(
+        self, types: Types, of_nodes: Sequence[Table], of_edges: dict[int, Table], cache_bytes: int = 0
+    ) -> None:
         self.types, self.of_nodes, self.of_edges = types, of_nodes, of_edges
-        self.cache, self.making = Caches([table.cache for table in of_nodes]), Lock()
+        self.cache, self.making = Caches([table.cache for table in of_nodes], cache_bytes), Lock()
 
     @property
     def fetched_bytes(self) -> int:
@@ -187,9 +155,13 @@ class Tables(Generic[Types]):
         cache = {"data/cache_asked": float(asked), "data/cache_hits": float(hits), "data/cache_hit_rate": hits / asked}
         return {"data/fetched_bytes": float(self.fetched_bytes)} | cache
 
+    def take_apart(self, sample: Sample) -> Apart:
+        """Return a batch by types, with the ids of edges in their types."""
+        return take_apart_of_shards(self.types, sample)
+
     def seek(self, samples: list[Sample]) -> Bulk:
         """Return what is to be known of the rows of a bulk. Nobody is asked."""
-        apart = [take_apart_of_shards(self.types, sample) for sample in samples]
+        apart = [self.take_apart(sample) for sample in samples]
         nodes = [
             table.seek(torch.cat([of_batch.nodes[number] for of_batch in apart]))
             for number, table in enumerate(self.of_nodes)
@@ -210,8 +182,10 @@ class Tables(Generic[Types]):
         The rows of all types are asked for at once.
         """
         with self.making:  # what the cache holds stays until the bulk has it
+            known = zip(*(each.nodes for each in (bulk, *coming)), strict=True)
+            self.cache.settle([[wanted.distinct for wanted in of_type] for of_type in known])
             nodes, edges = yield from together(
-                [together(self._nodes(bulk, coming, pool_of, all_labels)), together(self._edges(bulk, pool_of))]
+                [together(self._nodes(bulk, pool_of, all_labels)), together(self._edges(bulk, pool_of))]
             )
         of_edges = dict(zip(self.of_edges, edges, strict=True))
         made = []
@@ -221,12 +195,11 @@ class Tables(Generic[Types]):
             made.append(made_of(content, widen=widen, all_labels=all_labels))
         return made
 
-    def _nodes(self, bulk: Bulk, coming: Sequence[Bulk], pool_of: PoolOf, all_labels: bool) -> list[Steps[list[Taken]]]:
+    def _nodes(self, bulk: Bulk, pool_of: PoolOf, all_labels: bool) -> list[Steps[list[Taken]]]:
         """Fetch the rows of each node type."""
         return [
             table.rows_of_batches(
                 wanted,
-                [other.nodes[number].distinct for other in coming],
                 [apart.nodes[number] for apart in bulk.apart],
                 [None if all_labels else apart.num_sampled[number][0] for apart in bulk.apart],
                 pools_of_type(pool_of, self.types.node_types[number]),
@@ -240,7 +213,6 @@ class Tables(Generic[Types]):
         return [
             self.of_edges[number].rows_of_batches(
                 self.of_edges[number].seek(torch.cat(ids)),
-                [],
                 ids,
                 [None] * len(ids),
                 pools_of_type(pool_of, self.types.edge_types[number]),

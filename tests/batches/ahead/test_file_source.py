@@ -109,6 +109,6 @@ def test_what_fits_is_read_through_the_map(tmp_path: Path) -> None:
     wide = 500 * 4 * (32 + 15)
     assert DiskRows.of(graph, wide) is None
     rows = DiskRows.of(graph, wide - 1)
-    assert rows is not None and rows.cache.num_rows == 499
+    assert rows is not None and rows.of_nodes[0].cache.num_rows == 499
     assert rows.are_rows_of(graph) and not rows.are_rows_of(communities(500, 4))
     rows.close()

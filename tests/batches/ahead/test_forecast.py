@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
-from lightning_gnn_dist import Graph, Loading, NeighborSampler, communities
+from lightning_gnn_dist import Graph, Loading, NeighborSampler, citations, communities
 from lightning_gnn_dist.batches.ahead.files import DiskRows, FileSource
-from lightning_gnn_dist.batches.ahead.forecast import forecast
+from lightning_gnn_dist.batches.ahead.forecast import Elsewhere, forecast
 from lightning_gnn_dist.batches.loader import BatchLoader
 
 SAMPLER = NeighborSampler([4, 3])
@@ -25,18 +26,42 @@ def test_it_is_what_batches_fetch(tmp_path: Path) -> None:
     )
     for _ in loader.between(0, 150):
         pass
-    found = forecast(graph, SAMPLER, seeds, None, [0, 150, 500], graph.degrees().__getitem__, **SIZES)
+    (reads,) = rows._reads
+    types = [Elsewhere(64, graph.degrees().__getitem__, reads.bytes_of)]
+    found = forecast(graph, SAMPLER, seeds, None, [0, 150 * 64, 500 * 64], types, **SIZES)
     assert (found.drawn, found.batches) == (150, 13)
     assert found.rows * 150 / 13 == rows.cache.asked
     none, some, most = found.held
     assert none == 0 and abs(some - rows.cache.hit_rate) < 0.02 and most > 0.95  # at first, fewer bulks are known
+    assert found.num_bytes[1] * 150 / 13 == pytest.approx(rows.fetched_bytes, rel=0.02)
     rows.close()
 
 
 def test_near_rows_are_not_fetched() -> None:
     graph, seeds = communities(500, 4), torch.arange(0, 500, 2)
     is_near = torch.arange(500) < 300
-    edges = graph.degrees().__getitem__
-    found = forecast(graph, SAMPLER, seeds, is_near, [500], edges, **SIZES)
-    far, near = (forecast(graph, SAMPLER, seeds, near, [0], edges, **SIZES).rows for near in (~is_near, None))
-    assert found.rows + far == near
+    types = [Elsewhere(1, graph.degrees().__getitem__, len)]
+    found = forecast(graph, SAMPLER, seeds, is_near, [500], types, **SIZES)
+    far, near = (forecast(graph, SAMPLER, seeds, near, [0], types, **SIZES) for near in (~is_near, None))
+    assert found.rows + far.rows == near.rows == near.num_bytes[0]
+
+
+def test_types_without_rows_elsewhere_count_nothing(tmp_path: Path) -> None:
+    """Venues have no rows; with room for all others each is fetched once, and what is held is that of a fit."""
+    citations(600).save(tmp_path / "graph")
+    graph = Graph.open(tmp_path / "graph")
+    rows = DiskRows.of(graph, 9000)
+    assert rows is not None
+    source, seeds = FileSource(graph, rows, SAMPLER, Loading()), graph.split("train")
+    loader = BatchLoader.over(source, seeds, -(-len(seeds) // 20), seed=0, bulk_size=3, num_threads=0)
+    for _ in loader.between(0, 150):
+        pass
+    widths = [table.cache.bytes_per_row for table in rows.of_nodes]
+    types = [Elsewhere(width, torch.zeros_like, lambda ids, width=width: len(ids) * width) for width in widths]
+    assert sorted(widths) == [0, 32, 64, 128]
+    found = forecast(graph, SAMPLER, seeds, None, [0, 9000, 10**6], types, **SIZES)
+    assert found.rows * 150 / found.batches == rows.cache.asked
+    assert found.held[0] == 0 < found.held[1] and abs(found.held[1] - rows.cache.hit_rate) < 0.1
+    once = sum(width * count for width, count in zip(widths, graph.types.num_nodes.values(), strict=True))
+    assert found.num_bytes[2] * 150 / found.batches <= once < found.num_bytes[1] * 150 / found.batches
+    rows.close()

@@ -45,22 +45,26 @@ def test_rows_are_those_of_the_array(
 
 
 def test_rows_are_read_in_few_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By hand: rows of 100 bytes, gaps of at most 400, requests of at most 2000 beside the first row's offset."""
+    """By hand: rows of 100 bytes, gaps of at most 400, requests of at most 2000 beside the first row's offset.
+
+    The rows stand behind a header of 128 bytes, and blocks of 4096 are read.
+    """
     monkeypatch.setattr(merged_reads, "GAP_BYTES", 400)
     monkeypatch.setattr(merged_reads, "REQUEST_BYTES", 2000)
     array = mapped(tmp_path / "a.npy", torch.zeros(1000, 100, dtype=torch.uint8))
     reads = MergedReads(array)
-    for rows, expected in {
-        (3, 4, 5): 3,
-        (0, 5, 10): 11,  # four rows between them
-        (0, 6, 12): 3,  # five, which is too far
-        tuple(range(50)): 50,
-        (0, 19, 20, 21): 4,
-    }.items():
+    for rows, starts, blocks in (
+        ((3, 4, 5), [0, 3], 1),
+        ((0, 5, 10), [0, 3], 1),  # four rows between them
+        ((0, 6, 12), [0, 1, 2, 3], 3),  # five, which is too far
+        (tuple(range(50)), [0, 20, 40, 50], 1 + 2 + 1),  # bytes 128 to 2128, to 4128, to 5128
+        ((0, 19, 20, 21), [0, 1, 4], 1 + 1),
+        ((39,), [0, 1], 2),  # bytes 4028 to 4128
+    ):
         before = reads.bytes_read
         reads.take(torch.tensor(rows))
-        assert reads.bytes_read - before == 100 * expected
-    assert merged_reads._requests(torch.arange(50), 100).tolist() == [0, 20, 40, 50]
+        assert merged_reads._requests(torch.tensor(rows), 100).tolist() == starts
+        assert reads.bytes_read - before == 4096 * blocks
     reads.close()
 
 

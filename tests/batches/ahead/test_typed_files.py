@@ -1,0 +1,149 @@
+"""Batches of a typed graph whose rows are read from files are those of the graph in RAM, whatever is held."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import HeteroData
+
+from lightning_gnn_dist import Graph, Loading, NeighborSampler, PageRankSampler, TemporalSampler
+from lightning_gnn_dist.batches.ahead.files import DiskRows, FileSource
+from lightning_gnn_dist.batches.loader import BatchLoader
+from lightning_gnn_dist.batches.pool import Widen
+from lightning_gnn_dist.batches.source import BatchSource, GraphSource
+from lightning_gnn_dist.graph.convert import quantize_rows
+from lightning_gnn_dist.sampling.base import Sampler
+from tests.batch_contents import check_same, contents
+
+COUNTS = {"author": 150, "paper": 300, "venue": 9, "word": 80}
+CITES, WRITES, BACK = ("paper", "cites", "paper"), ("author", "writes", "paper"), ("paper", "rev_writes", "author")
+PRINTS, USES = ("venue", "prints", "paper"), ("word", "describes", "paper")
+OF_ROWS = {"author": 37, "paper": 2 * 40 + 4 * 15, "venue": 0, "word": 4 * 9}  # bytes that are read of a node
+WIDE = sum(OF_ROWS[kind] * count for kind, count in COUNTS.items())
+SEEDS = torch.arange(150, 450)  # the papers
+
+
+@cache
+def of_widths() -> Graph:
+    """Papers with two wide arrays, one float16, authors in int8 with scales, words with few numbers, venues without."""
+    draw, data = torch.Generator().manual_seed(4), HeteroData()
+    data["author"].x, data["author"].x_scale = quantize_rows(torch.randn(150, 37, generator=draw))
+    data["paper"].x = torch.randn(300, 40, generator=draw).half()
+    data["paper"].z = torch.randn(300, 3, 5, generator=draw)
+    data["paper"].y, data["paper"].time = torch.arange(300) % 4, torch.randint(30, (300,), generator=draw)
+    data["venue"].num_nodes = COUNTS["venue"]
+    data["word"].x = torch.randn(80, 9, generator=draw)
+    for kind, count in ((CITES, 900), (WRITES, 700), (BACK, 700), (PRINTS, 300), (USES, 600)):
+        ends = [torch.randint(COUNTS[end], (count,), generator=draw) for end in kind[::2]]
+        data[kind].edge_index = torch.stack([ends[0] ** 2 // COUNTS[kind[0]], ends[1]])
+        data[kind].time = torch.randint(30, (count,), generator=draw)
+    data[WRITES].edge_attr = torch.randn(700, 9, generator=draw)  # wide, so read from its file
+    data[USES].share = torch.rand(600, generator=draw)
+    return Graph.from_pyg(data, time="time")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("typed") / "graph"
+    of_widths().save(found)
+    return found
+
+
+def passes(source: BatchSource, num_threads: int, seeds: Tensor = SEEDS) -> list[dict[str, Any]]:
+    loader = BatchLoader.over(source, seeds, 20, seed=1, bulk_size=3, num_threads=num_threads, inputs=seeds + 7)
+    unfinished = iter(loader)
+    found = [*(next(unfinished) for _ in range(4)), *loader, *loader.between(7, 43)]
+    unfinished.close()
+    loader.close()
+    return [contents(batch) for batch in found]
+
+
+SAMPLERS: dict[str, Sampler] = {
+    "neighbors": NeighborSampler([4, 3]),
+    "all": NeighborSampler([-1, -1]),
+    "of types": NeighborSampler({CITES: [4, 0], WRITES: [3, 2], BACK: [0, 2], PRINTS: [1, 1], USES: [0, 3]}),
+    "in time": TemporalSampler([4, 3], "time"),
+    "latest": TemporalSampler([3, 2], "time", pick="latest"),
+    "pagerank": PageRankSampler(8, num_hops=2),
+}
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 3000, 40_000, WIDE - 1])
+@pytest.mark.parametrize("name", ["neighbors", "in time"])
+def test_batches_are_those_of_the_graph(folder: Path, name: str, cache_bytes: int) -> None:
+    graph, sampler = Graph.open(folder), SAMPLERS[name]
+    rows = DiskRows.of(graph, cache_bytes)
+    assert rows is not None
+    found = passes(FileSource(graph, rows, sampler, Loading()), num_threads=2)
+    check_same(found, passes(GraphSource(of_widths(), sampler, all_labels=False), 0))
+    assert (rows.cache.hits > 0) == (cache_bytes > 0) and rows.fetched_bytes > 0
+    held = {kind: len(table.cache._ids) for kind, table in zip(COUNTS, rows.of_nodes, strict=True)}
+    assert sum(held[kind] * OF_ROWS[kind] for kind in COUNTS) <= cache_bytes
+    assert held["venue"] == rows.of_nodes[2].cache.asked == 0
+    rows.close()
+
+
+@pytest.mark.parametrize("name", ["all", "of types", "latest", "pagerank"])
+def test_samplers_draw_what_they_draw_in_ram(folder: Path, name: str) -> None:
+    graph, sampler = Graph.open(folder), SAMPLERS[name]
+    rows = DiskRows.of(graph, 9000)
+    assert rows is not None
+    source = FileSource(graph, rows, sampler, Loading())
+    expected = passes(GraphSource(of_widths(), sampler, all_labels=False), 0)
+    check_same(passes(source, 1), expected)
+    source.spare_memory()
+    check_same(passes(source, 0), expected)
+    rows.close()
+
+
+@pytest.mark.parametrize(("widen", "all_labels"), [(False, True), (torch.float16, False), (True, True)])
+def test_all_forms_of_features_are_read(folder: Path, widen: Widen, all_labels: bool) -> None:
+    graph, sampler = Graph.open(folder), SAMPLERS["neighbors"]
+    rows = DiskRows.of(graph, 9000)
+    assert rows is not None
+    stays, said = (None, widen) if isinstance(widen, bool) else (widen, "auto")
+    loading = Loading(widen=said, all_labels=all_labels)
+    source = FileSource(graph, rows, sampler, loading, stays=stays)
+    seeds = torch.arange(400, 500)  # papers, venues and words
+    expected = passes(GraphSource(of_widths(), sampler, widen=widen, all_labels=all_labels), 0, seeds[:50])
+    check_same(passes(source, 1, seeds[:50]), expected)
+    rows.close()
+
+
+def read_by_hand(ids: Sequence[Tensor], of_bulk: int, path: Path, width: int) -> int:
+    """The bytes of the blocks that a disk reads for the rows of each bulk, where no row is held and no gap skipped."""
+    begin = path.stat().st_size - COUNTS["word"] * width
+    total = 0
+    for first in range(0, len(ids), of_bulk):
+        nodes = torch.cat(list(ids[first : first + of_bulk])).unique()
+        total += (begin + (int(nodes[-1]) + 1) * width - 1) // 4096 - (begin + int(nodes[0]) * width) // 4096 + 1
+    return 4096 * total
+
+
+def test_what_is_read_are_the_blocks_of_a_disk(folder: Path) -> None:
+    """Words have 36 bytes, and a file of less than a block: each bulk reads one for them, and others for others."""
+    graph = Graph.open(folder)
+    rows = DiskRows.of(graph, 0)
+    assert rows is not None
+    source = FileSource(graph, rows, SAMPLERS["neighbors"], Loading(ahead_bytes=0))
+    batches = list(BatchLoader.over(source, SEEDS, 20, seed=1, bulk_size=3, num_threads=0))
+    (file,) = [of for of in rows._reads if of._array is graph.types.node_arrays["word"]["x"]]
+    path = Path(file._name)
+    assert file.bytes_read == read_by_hand([batch["word"].n_id for batch in batches], 3, path, 36)
+    assert rows.fetched_bytes == sum(of.bytes_read for of in rows._reads) > 3 * file.bytes_read
+    rows.close()
+
+
+def test_rows_of_other_graphs_are_not_these(folder: Path) -> None:
+    graph = Graph.open(folder)
+    assert DiskRows.of(graph, WIDE) is None
+    rows = DiskRows.of(graph, WIDE - 1)
+    assert rows is not None and rows.are_rows_of(graph) and rows.are_rows_of(graph.with_seeds("paper"))
+    assert not rows.are_rows_of(of_widths()) and not rows.are_rows_of(Graph.open(folder))
+    rows.close()
