@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.nn import functional
 
 from lightning_gnn_dist import GrappaStrategy, NeighborSampler, PartitionedDataModule
 from lightning_gnn_dist.cli.choose import ChoosingTrainer
 from lightning_gnn_dist.strategies.choosing.choices import CHOICES
 from lightning_gnn_dist.strategies.choosing.costs import Measured, Steps, choose
-from tests.data_fitting import small_graph
+from lightning_gnn_dist.strategies.choosing.probe import probe
+from tests.data_fitting import small_graph, trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 from tests.sage import SAGE
@@ -125,3 +128,52 @@ def test_a_probe_finds_how_unequal_ranks_are(tmp_path: Path) -> None:
     (slowest, by_time, line), other = run_ranks(of_unequal_ranks, 2, str(tmp_path), timeout=60)
     assert slowest > 0.1 and 0 < by_time < slowest / 1.8 and "TMAStrategy(" in line
     assert other == (slowest, by_time, line)
+
+
+class Scheduled(SAGE):
+    """Schedules of a length of their own, and one as long as the fit."""
+
+    def configure_optimizers(self) -> Any:
+        optimizers = [torch.optim.Adam([each], lr=0.01) for each in self.convs[0].parameters()]
+        lengths = (20, self.trainer.max_epochs, 20)
+        schedules: list[Any] = [
+            torch.optim.lr_scheduler.CosineAnnealingLR(each, length)
+            for each, length in zip(optimizers, lengths, strict=True)
+        ]
+        schedules[2] = {"scheduler": schedules[2], "interval": "step"}
+        return optimizers, schedules
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Any) -> None:  # type: ignore[override]
+        loss = functional.cross_entropy(self(batch), batch.y[: batch.batch_size])
+        optimizers: Any = self.optimizers()
+        self.manual_backward(loss)
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+class AlsoByEpochs(Scheduled):
+    def configure_optimizers(self) -> Any:
+        optimizers, (own, of_fit, _) = super().configure_optimizers()
+        return optimizers, [torch.optim.lr_scheduler.ExponentialLR(optimizers[0], 0.9), of_fit, own]
+
+
+def schedules_of(rank: int, world_size: int) -> list[tuple[str, ...]]:
+    launch, found = PATIENCE["launch"], []
+    for module in (Scheduled(12, 4), AlsoByEpochs(12, 4)):
+        asked = trainer(world_size, GrappaStrategy(launch=launch, find_unused_parameters=True), max_epochs=20)
+        data = PartitionedDataModule(small_graph(), sampler=NeighborSampler([4, 4]))
+        found.append(probe(asked, module, data, launch).measured.schedules)
+    return found
+
+
+def test_schedules_that_count_other_epochs_are_told_of() -> None:
+    both = ("ExponentialLR", "CosineAnnealingLR")
+    assert run_ranks(schedules_of, 2, timeout=60) == [[("CosineAnnealingLR",), both]] * 2
+    slower = Measured(Steps(0.6, 10), Steps(0.1, 12), 0.05, 0.4, 0.2, 0.3, schedules=both[1:])
+    assert choose(slower).lines[3:] == [
+        "CosineAnnealingLR counts epochs, which now are rounds of 16 steps and no passes: take its length from "
+        "trainer.max_epochs, which it does not follow."
+    ]
+    assert len(choose(replace(FAST_WIRE, schedules=both)).lines) == 3  # an epoch is a pass

@@ -63,6 +63,7 @@ class Measured:
         by_time: A local step if no rank waits for another: the harmonic mean over ranks. None: that of the slowest.
         against_averaging: Why averaging alone loses accuracy on these parts; None where it loses little.
         against_rounds: Why the fit cannot be trained in rounds; None where it can.
+        schedules: Names of those of learning rates that count epochs, and are as long whatever ``max_epochs`` is.
     """
 
     gradients: Steps
@@ -74,6 +75,7 @@ class Measured:
     by_time: float | None = None
     against_averaging: str | None = None
     against_rounds: str | None = None
+    schedules: tuple[str, ...] = ()
 
     def seconds_of_step(self, choice: Choice) -> float:
         """Return what a step takes, with its share of a meeting."""
@@ -150,13 +152,24 @@ class Decision:
 
     @property
     def lines(self) -> list[str]:
-        """What is chosen and why, what it costs, and what the runner-up would have cost."""
+        """What is chosen and why, what it costs, what the runner-up would have cost, and what is left to do."""
         own = next(price for price in self.prices if price.name == self.name)
         others = sorted((price for price in self.prices if price is not own), key=lambda price: price.to_accuracy)
         return [
             f"Chosen: {self.choice}. {self._reason()}",
             f"A pass over the training nodes will take {_in_words(own.seconds)}.{self._by_time(own)}",
             *map(_as_runner_up, others[:1]),
+            *self._of_schedules(),
+        ]
+
+    def _of_schedules(self) -> list[str]:
+        """Return what becomes of schedules that know nothing of rounds."""
+        if self.choice.steps is None:
+            return []
+        return [
+            f"{name} counts epochs, which now are rounds of {self.choice.steps} steps and no passes: take its length "
+            "from trainer.max_epochs, which it does not follow."
+            for name in self.measured.schedules
         ]
 
     def _by_time(self, own: Priced) -> str:

@@ -84,7 +84,12 @@ def probe(trainer: Trainer, model: LightningModule, data: LightningDataModule, l
             (LocalSGDStrategy(EverySteps(STEPS), launch=launch), {"max_epochs": 1}),
         )
     )
-    measured = replace(local.measured, gradients=exchanging.steps, against_rounds=_against_rounds(trainer))
+    measured = replace(
+        local.measured,
+        gradients=exchanging.steps,
+        against_rounds=_against_rounds(trainer),
+        schedules=tuple(dict.fromkeys(name for name, how in exchanging.schedules if (name, how) in local.schedules)),
+    )
     return Probed(measured, exchanging.parts, local.parts)
 
 
@@ -123,6 +128,13 @@ def _watched(strategy: Strategy, model: LightningModule, data: LightningDataModu
         with isolate_rng():
             trainer = Trainer(strategy=strategy, callbacks=[watch], **options, **QUIET)
             trainer.fit(deepcopy(model), datamodule=data)
+    except (ValueError, TypeError) as error:
+        if type(strategy).__name__ in str(error):  # which nobody has named
+            error.args = (
+                "A probe trains with gradients exchanged and in rounds, and this fit is for one of the two: name its "
+                f"strategy. {error}",
+            )
+        raise
     finally:
         log.setLevel(level)
     return watch
@@ -135,6 +147,7 @@ class Watch(Callback):
         steps: What a step takes, when the fit is over.
         parts: How the graph is cut.
         measured: What was found of a fit without exchanges, as if its steps had none with them.
+        schedules: Those of learning rates that step once an epoch: the name and all settings of each.
     """
 
     steps: Steps
@@ -143,9 +156,12 @@ class Watch(Callback):
 
     def __init__(self) -> None:
         self._ends: list[float] = []
+        self.schedules: list[tuple[str, str]] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for schedule in trainer.strategy.lr_scheduler_configs:
+            if schedule.interval == "epoch" and not schedule.reduce_on_plateau:
+                self.schedules.append((type(schedule.scheduler).__name__, repr(schedule.scheduler.state_dict())))
             schedule.frequency = sys.maxsize  # never: what it monitors may come of a validation
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
