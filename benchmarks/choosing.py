@@ -47,6 +47,7 @@ from lightning_gnn_dist.strategies.choosing.costs import Measured, Priced, Steps
 from lightning_gnn_dist.strategies.choosing.probe import QUIET, probe
 
 ROOT = Path(__file__).resolve().parents[1]
+GRAPHS = ["citeseer", "minesweeper", "coauthor_cs", "dblp", "cora", "amazon_computers"]
 RANKS = 2
 ALONE = "one process"
 ARMS = [ALONE, *CHOICES]
@@ -369,7 +370,7 @@ def main() -> None:
     whats = {"curves": curves, "progress": progress, "count": count, "seconds": seconds, "show": show}
     whats |= {"rank": be_rank, "probe": be_probe}  # what others start
     parser.add_argument("what", choices=whats)
-    parser.add_argument("--graphs", nargs="+", default=["cora", "amazon_computers", "dblp"])
+    parser.add_argument("--graphs", nargs="+", default=GRAPHS)
     parser.add_argument("--wires", nargs="+", default=[*WIRES], choices=[*WIRES, *LOSSY])
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--arms", nargs="+", default=ARMS, choices=ARMS)
