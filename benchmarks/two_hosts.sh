@@ -6,7 +6,8 @@
 #       --trainer.num_nodes=2 --trainer.devices=1
 #
 # RATE=1gbit limits what each host sends; RANKS_PER_HOST=2 starts more than one rank on each. With ROUND_TRIP=20 (ms) the
-# cable is the wire of relay.py, and RATE a number of Mbit/s.
+# cable is the wire of relay.py, RATE a number of Mbit/s, and LOSS the share of packets that are lost. CONGESTION=reno
+# names how TCP answers to that, in place of the machine's way.
 set -euo pipefail
 
 network=10.77.$((RANDOM % 250)) name=gnn$$ pids=() relay=
@@ -19,6 +20,7 @@ trap cleanup EXIT
 for host in 1 2; do
     ip netns add "$name-$host"
     ip -n "$name-$host" link set lo up
+    [ -z "${CONGESTION:-}" ] || ip netns exec "$name-$host" sysctl -qw net.ipv4.tcp_congestion_control="$CONGESTION"
 done
 if [ -n "${ROUND_TRIP:-}" ]; then
     "${PYTHON:-python3}" "$(dirname "$0")/relay.py" "$name-1" "$name-2" --rate "${RATE:-100}" --loss "${LOSS:-0}" \

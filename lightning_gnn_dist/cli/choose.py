@@ -11,6 +11,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]  # its stubs are another package
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
+from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.rounds.clock import EverySteps, KnownSteps
 from lightning_gnn_dist.rounds.launching.launch import Launch
@@ -44,6 +45,10 @@ class ChoosingTrainer(Trainer):
             )
         if datamodule is None:
             raise ValueError("choose needs a data module, which cuts the graph for each strategy: give data.")
+        if any(isinstance(callback, DiscrepancyProbe) for callback in self.callbacks):  # type: ignore[attr-defined]
+            raise ValueError(
+                "DiscrepancyProbe measures at meetings, and not all that may be chosen has some: leave it out."
+            )
         if Path(out).exists() and not overwrite:
             raise FileExistsError(f"{shown(out)} exists: give --overwrite=true, or another --out.")
         launch = getattr(self.strategy, "launch", Launch())
@@ -51,8 +56,8 @@ class ChoosingTrainer(Trainer):
         return choose(found.measured), found
 
 
-def write(text: str, decision: Decision, found: Probed, trainer: Trainer, out: Path) -> None:
-    """Write the configuration of a fit with what was chosen.
+def write(text: str, decision: Decision, found: Probed, trainer: Trainer, out: Path) -> list[str]:
+    """Write the configuration of a fit with what was chosen, and return what to say of it.
 
     Args:
         text: That of the fit as it was.
@@ -65,8 +70,18 @@ def write(text: str, decision: Decision, found: Probed, trainer: Trainer, out: P
     changed = {**config, "trainer": {**config["trainer"], **_of_trainer(config["trainer"], choice, found, trainer)}}
     parts = found.of_gradients if choice.steps is None else found.of_rounds
     changed["data"] = _with_parts(config["data"], parts)
-    about = "".join(f"# {line}\n" for line in decision.lines)
+    lines = [*decision.lines, *_of_clock(trainer)]
+    about = "".join(f"# {line}\n" for line in lines)
     out.write_text(about + yaml.safe_dump(changed, sort_keys=False, allow_unicode=True))
+    return lines
+
+
+def _of_clock(trainer: Trainer) -> list[str]:
+    """Return what to say of epochs that cannot be counted in others."""
+    clock = getattr(trainer.strategy, "clock", None)
+    if clock is None or isinstance(clock, KnownSteps):
+        return []
+    return [f"max_epochs={trainer.max_epochs} stays, as rounds of {clock} have no known number of steps: give another."]
 
 
 def _of_trainer(given: Mapping[str, Any], choice: Choice, found: Probed, trainer: Trainer) -> dict[str, Any]:

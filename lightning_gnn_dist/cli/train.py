@@ -191,8 +191,8 @@ class TrainCLI(LightningCLI):
         options = self.config[CHOOSE].clone()
         out = Path(options.pop("out"))
         options.pop("overwrite")
-        write(self._parser(CHOOSE).dump(options, skip_validation=True), decision, found, self.trainer, out)
-        print(*decision.lines, f"{out} is the configuration of that fit.", sep="\n", flush=True)
+        lines = write(self._parser(CHOOSE).dump(options, skip_validation=True), decision, found, self.trainer, out)
+        print(*lines, f"{out} is the configuration of that fit.", sep="\n", flush=True)
 
     def before_fit(self) -> None:
         """Called when the trainer is there: watch what the fit costs, and let a preempted one go on."""

@@ -35,7 +35,7 @@ class AutoStrategy(GrappaStrategy):
     ``max_epochs``, ``min_epochs`` and ``check_val_every_n_epoch`` count passes over the training nodes. Where rounds
     are chosen, the trainer gets as many rounds as take that many passes, and epochs are rounds, also for a schedule:
     take its length from ``trainer.max_epochs`` or ``trainer.estimated_stepping_batches``. ``ReduceLROnPlateau`` steps
-    after validations.
+    after validations. The log names schedules whose length does not follow ``trainer.max_epochs``.
 
     A checkpoint names the choice. A fit that is resumed with ``AutoStrategy()`` keeps it, without a probe. With one
     rank, and in all but a fit, it is :class:`GrappaStrategy`. The data module is set up twice for the probe, and once

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from lightning_gnn_dist import (
     Graph,
+    GrappaStrategy,
     LinkDataModule,
     MetisPartitioner,
     NeighborSampler,
@@ -25,6 +26,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.strategies.auto import Kept
 from lightning_gnn_dist.strategies.choosing.choices import CHOICES, up_to_validation
+from lightning_gnn_dist.strategies.choosing.probe import probe
 from tests.data_fitting import small_graph, trainer
 from tests.every_strategy import PATIENCE
 from tests.link_model import LinkSAGE
@@ -152,6 +154,19 @@ def test_a_fit_of_any_kind_is_that_of_the_choice(case: str, tmp_path: Path) -> N
     if case == "shards":
         save_shards(small_graph(), MetisPartitioner()(small_graph(), 2, seed=0), tmp_path / "shards")
     assert run_ranks(fits, 2, case, str(tmp_path), timeout=100) == [(True, 0)] * 2
+
+
+def progress_of(rank: int, world_size: int, case: str, folder: str) -> float | None:
+    module, source, options = CASES[case](folder=folder)
+    strategy = GrappaStrategy(**PATIENCE)
+    return probe(trainer(world_size, strategy, **options), module, source, strategy.launch).measured.progress
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["links", "types", "types and times", "times", "accumulation", "by hand"])
+def test_progress_is_measured_on_any_kind_but_for_steps_by_hand(case: str, tmp_path: Path) -> None:
+    here, there = run_ranks(progress_of, 2, case, str(tmp_path), timeout=100)
+    assert here == there and (here is None if case == "by hand" else 0.5 < here < 1.1)
 
 
 def test_what_ended_with_a_validation_still_does() -> None:

@@ -19,6 +19,7 @@ from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 
 SHORT, LONG = 16, 64  # local steps of a round
+USUAL, SLOWEST = 0.65, 0.1  # progress of averaged steps where it is not known, and the least that is believed
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Choice:
         method: The strategy.
         steps: Local steps of a round; None where ranks exchange gradients at every step.
         settings: Its other arguments.
-        passes: How many passes it needs to be as accurate as Grappa after one (benchmarks/choosing.py).
+        passes: How many passes it needs to be as accurate as Grappa after one, the median over real graphs
+            (benchmarks/choosing.py): of averaging alone where averaged steps come as far as those of Grappa.
     """
 
     method: type[PartitionedStrategy]
@@ -42,6 +44,12 @@ class Choice:
         clock = () if self.steps is None else (EverySteps(self.steps),)
         options: dict[str, Any] = dict(of_ddp) if self.steps is None else {}
         return self.method(*clock, **self.settings, **options, launch=launch)
+
+    def passes_at(self, progress: float | None) -> float:
+        """Return how many passes it needs where averaged steps make so much progress; None where that is not known."""
+        if self.steps is None or self.corrects:
+            return self.passes
+        return self.passes / min(1.0, max(SLOWEST, USUAL if progress is None else progress))
 
     @property
     def corrects(self) -> bool:
@@ -66,10 +74,10 @@ CHOICES = {  # those that lose least first
     "Grappa, 8 bits": Choice(GrappaStrategy, settings={"bits": 8}),
     "LLCG": Choice(LLCGStrategy, SHORT, passes=1.1),
     "LLCG, overlap": Choice(LLCGStrategy, SHORT, _ONE_GRADIENT, passes=1.6),
-    "averaging": Choice(LocalSGDStrategy, SHORT, passes=1.5),
-    "averaging, overlap": Choice(LocalSGDStrategy, SHORT, _LATE, passes=2.4),
-    "LLCG, overlap, long rounds": Choice(LLCGStrategy, LONG, _ONE_GRADIENT, passes=5.0),
-    "averaging, overlap, long rounds": Choice(LocalSGDStrategy, LONG, _LATE, passes=6.0),
+    "averaging": Choice(LocalSGDStrategy, SHORT, passes=0.8),
+    "averaging, overlap": Choice(LocalSGDStrategy, SHORT, _LATE, passes=1.0),
+    "LLCG, overlap, long rounds": Choice(LLCGStrategy, LONG, _ONE_GRADIENT, passes=6.0),
+    "averaging, overlap, long rounds": Choice(LocalSGDStrategy, LONG, _LATE, passes=3.0),
 }
 
 

@@ -15,9 +15,15 @@ seconds as a probe measures them on the slowest rank, a step of each choice take
     \text{with overlap: } s + \frac{4 m + r + \max(0,\, r + x - K s) + A (h + s)}{K}
 
 where :math:`A`, at most 4, are the batches of an anchor. These seconds are multiplied by the passes that a choice needs
-to be as accurate as Grappa after one, as measured on real graphs (``passes`` of a choice). Averaging alone counts where
-the parts are alike (:mod:`lightning_gnn_dist.partition.advice`). Of the choices that cost at most 1.2 times the least,
-the first is taken, in the order in which they lose accuracy.
+to be as accurate as Grappa after one, as measured on real graphs (``passes`` of a choice). For averaging alone they
+follow what the probe has seen: with :math:`L_0` the training loss before its steps, :math:`L_g` behind those that
+exchange gradients and :math:`L_a` behind as many without, once averaged,
+
+.. math::
+    \text{passes of averaging} = \frac{L_0 - L_g}{L_0 - L_a} .
+
+It counts where the parts are alike (:mod:`lightning_gnn_dist.partition.advice`). Of the choices that cost at most 1.2
+times the least, the first is taken, in the order in which they lose accuracy.
 
 Ranks of unequal speed wait for the slowest in all of these, and not in rounds by time (:class:`TMAStrategy`), whose
 average knows no :math:`K` that all ranks reach: it is named beside the choice where averaging, with the harmonic mean
@@ -27,6 +33,7 @@ of all ranks' local steps for :math:`s`, would cost less than 1 / 1.2 of it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -63,6 +70,9 @@ class Measured:
         by_time: A local step if no rank waits for another: the harmonic mean over ranks. None: that of the slowest.
         against_averaging: Why averaging alone loses accuracy on these parts; None where it loses little.
         against_rounds: Why the fit cannot be trained in rounds; None where it can.
+        progress: How much training loss steps without an exchange have taken away, once averaged, for 1 of as many
+            that exchange gradients. None where it was not measured.
+        schedules: Names of those of learning rates that count epochs, and are as long whatever ``max_epochs`` is.
     """
 
     gradients: Steps
@@ -74,6 +84,8 @@ class Measured:
     by_time: float | None = None
     against_averaging: str | None = None
     against_rounds: str | None = None
+    progress: float | None = None
+    schedules: tuple[str, ...] = ()
 
     def seconds_of_step(self, choice: Choice) -> float:
         """Return what a step takes, with its share of a meeting."""
@@ -104,6 +116,10 @@ class Measured:
         """Return what a pass over the training nodes takes."""
         steps = self.gradients if choice.steps is None else self.local
         return steps.in_pass * self.seconds_of_step(choice)
+
+    def passes(self, choice: Choice) -> float:
+        """Return how many passes a choice needs to be as accurate as Grappa after one."""
+        return choice.passes_at(self.progress)
 
     def why_not(self, choice: Choice) -> str | None:
         """Return why a choice is out of the question, or None."""
@@ -150,13 +166,30 @@ class Decision:
 
     @property
     def lines(self) -> list[str]:
-        """What is chosen and why, what it costs, and what the runner-up would have cost."""
+        """What is chosen and why, what it costs, what the runner-up would have cost, and what is left to do."""
         own = next(price for price in self.prices if price.name == self.name)
         others = sorted((price for price in self.prices if price is not own), key=lambda price: price.to_accuracy)
         return [
             f"Chosen: {self.choice}. {self._reason()}",
             f"A pass over the training nodes will take {_in_words(own.seconds)}.{self._by_time(own)}",
-            *map(_as_runner_up, others[:1]),
+            *map(self._as_runner_up, others[:1]),
+            *self._of_schedules(),
+        ]
+
+    def _as_runner_up(self, price: Priced) -> str:
+        choice = CHOICES[price.name]
+        passes = self.measured.passes(choice)
+        needs = "" if passes == 1 else f", and needs {passes:.2g} times as many passes as Grappa"
+        return f"The runner-up, {choice}, would take {_in_words(price.seconds)}{needs}."
+
+    def _of_schedules(self) -> list[str]:
+        """Return what becomes of schedules that know nothing of rounds."""
+        if self.choice.steps is None:
+            return []
+        return [
+            f"{name} counts epochs, which now are rounds of {self.choice.steps} steps and no passes: take its length "
+            "from trainer.max_epochs, which it does not follow."
+            for name in self.measured.schedules
         ]
 
     def _by_time(self, own: Priced) -> str:
@@ -166,12 +199,13 @@ class Decision:
             return ""
         unhindered = replace(found, local=found.local._replace(seconds=found.by_time))
         seconds = unhindered.seconds_of_pass(averaging)
-        if NEAR * averaging.passes * seconds >= own.to_accuracy:
+        passes = found.passes(averaging)
+        if NEAR * passes * seconds >= own.to_accuracy:
             return ""
         return (
             f" Waiting for the slowest rank costs {1 - found.by_time / found.local.seconds:.0%} of the steps: "
             f"TMAStrategy(EverySeconds({SHORT * found.by_time:.2g})), where no rank waits, would take "
-            f"{_in_words(seconds)}, and needs {averaging.passes:g} times as many passes as Grappa."
+            f"{_in_words(seconds)}, and needs {passes:.2g} times as many passes as Grappa."
         )
 
     def _reason(self) -> str:
@@ -189,19 +223,17 @@ class Decision:
 def choose(measured: Measured) -> Decision:
     """Return what takes least time to the same accuracy; of those near that, what loses least and is simplest."""
     prices = [
-        Priced(name, seconds := measured.seconds_of_pass(choice), choice.passes * seconds)
+        Priced(name, seconds := measured.seconds_of_pass(choice), measured.passes(choice) * seconds)
         for name, choice in CHOICES.items()
         if measured.why_not(choice) is None
     ]
+    return Decision(taken(prices).name, measured, tuple(prices))
+
+
+def taken(prices: Sequence[Priced]) -> Priced:
+    """Return the first, in the order in which choices lose accuracy, that costs near the least."""
     least = min(price.to_accuracy for price in prices)
-    chosen = next(price for price in prices if price.to_accuracy <= NEAR * least)
-    return Decision(chosen.name, measured, tuple(prices))
-
-
-def _as_runner_up(price: Priced) -> str:
-    choice = CHOICES[price.name]
-    passes = "" if choice.passes == 1 else f", and needs {choice.passes:g} times as many passes as Grappa"
-    return f"The runner-up, {choice}, would take {_in_words(price.seconds)}{passes}."
+    return next(price for price in prices if price.to_accuracy <= NEAR * least)
 
 
 def _in_words(seconds: float) -> str:

@@ -7,7 +7,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
 from itertools import islice, pairwise
@@ -21,7 +21,13 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightning_gnn_dist.joint import JudgesParts
 from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.correction_gradients import mean_gradient, unrecorded, without_noise
+from lightning_gnn_dist.rounds.correction_gradients import (
+    mean_gradient,
+    num_targets,
+    step_of,
+    unrecorded,
+    without_noise,
+)
 from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
 from lightning_gnn_dist.rounds.means.means import Means
@@ -84,8 +90,23 @@ def probe(trainer: Trainer, model: LightningModule, data: LightningDataModule, l
             (LocalSGDStrategy(EverySteps(STEPS), launch=launch), {"max_epochs": 1}),
         )
     )
-    measured = replace(local.measured, gradients=exchanging.steps, against_rounds=_against_rounds(trainer))
+    measured = replace(
+        local.measured,
+        gradients=exchanging.steps,
+        against_rounds=_against_rounds(trainer),
+        progress=_progress(local.losses, exchanging.losses),
+        schedules=tuple(dict.fromkeys(name for name, how in exchanging.schedules if (name, how) in local.schedules)),
+    )
     return Probed(measured, exchanging.parts, local.parts)
+
+
+def _progress(averaged: list[float | None], exchanged: list[float | None]) -> float | None:
+    """Return what share of the way that steps with gradients exchanged come as many do whose end is averaged."""
+    (before, behind), (other_before, other_behind) = averaged, exchanged
+    if before is None or behind is None or other_before is None or other_behind is None:
+        return None
+    way = other_before - other_behind
+    return max(0.0, before - behind) / way if way > 0 else None
 
 
 def _against_rounds(trainer: Trainer) -> str | None:
@@ -123,6 +144,13 @@ def _watched(strategy: Strategy, model: LightningModule, data: LightningDataModu
         with isolate_rng():
             trainer = Trainer(strategy=strategy, callbacks=[watch], **options, **QUIET)
             trainer.fit(deepcopy(model), datamodule=data)
+    except (ValueError, TypeError) as error:
+        if type(strategy).__name__ in str(error):  # which nobody has named
+            error.args = (
+                "A probe trains with gradients exchanged and in rounds, and this fit is for one of the two: name its "
+                f"strategy. {error}",
+            )
+        raise
     finally:
         log.setLevel(level)
     return watch
@@ -135,6 +163,9 @@ class Watch(Callback):
         steps: What a step takes, when the fit is over.
         parts: How the graph is cut.
         measured: What was found of a fit without exchanges, as if its steps had none with them.
+        losses: The mean loss over some training nodes of the whole graph, before the steps and behind them, where ranks
+            that train apart have met. None where there is none.
+        schedules: Those of learning rates that step once an epoch: the name and all settings of each.
     """
 
     steps: Steps
@@ -143,9 +174,14 @@ class Watch(Callback):
 
     def __init__(self) -> None:
         self._ends: list[float] = []
+        self.schedules: list[tuple[str, str]] = []
+        self.losses: list[float | None] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.losses.append(_loss_on_graph(trainer))
         for schedule in trainer.strategy.lr_scheduler_configs:
+            if schedule.interval == "epoch" and not schedule.reduce_on_plateau:
+                self.schedules.append((type(schedule.scheduler).__name__, repr(schedule.scheduler.state_dict())))
             schedule.frequency = sys.maxsize  # never: what it monitors may come of a validation
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
@@ -158,6 +194,7 @@ class Watch(Callback):
         self.parts = Parts(getattr(data, "partitioner", None), getattr(data, "boundary", None))
         timed = self._ends[FIRST - 1 : -1]  # the last may have ended with a meeting
         seconds = of_step * statistics.median(end - start for start, end in pairwise(timed))
+        self.losses.append(_loss_on_graph(trainer))
         of_ranks = _of_ranks(seconds)
         if not isinstance(strategy, RoundStrategy):
             self.steps = Steps(max(of_ranks), math.ceil(trainer.num_training_batches / of_step))
@@ -188,14 +225,38 @@ def _exchanges(fit: Fit, pause: float) -> tuple[float, float, float]:
 def _seconds_of_correction(trainer: Trainer, strategy: RoundStrategy) -> float | None:
     """Return the seconds of a gradient of a batch of the whole graph; None where there is none. Collective."""
     module, fit = strategy.meeting.fit.lightning_module, strategy.meeting.fit
-    try:
-        require_step(module)
-        require_anchors(trainer, "LLCGStrategy")
-        batches = require_corrections(trainer, "LLCGStrategy").correction_batches(0, stop=1 + TIMES)
-    except (ValueError, TypeError):  # which LLCGStrategy would raise
+    if (batches := _batches_of_graph(trainer, 1 + TIMES)) is None:
         return None
     with unrecorded(module), without_noise(module):
         return _seconds_of(lambda: mean_gradient(fit, islice(batches, 1)), pause=0.0)
+
+
+def _loss_on_graph(trainer: Trainer) -> float | None:
+    """Return the mean loss over the seeds of some batches of the whole graph; None where it has none. Collective."""
+    strategy, module = trainer.strategy, trainer.lightning_module
+    if not module.automatic_optimization:  # it takes as many steps for a batch as it likes
+        return None
+    if (batches := _batches_of_graph(trainer, TIMES)) is None:
+        return None
+    total, step = torch.zeros(2, dtype=torch.float64), step_of(module)
+    with unrecorded(module), without_noise(module), torch.no_grad(), strategy.precision_plugin.train_step_context():
+        for batch in batches:
+            count = num_targets(batch)
+            loss = step(strategy.batch_to_device(batch)) if count else None
+            if loss is not None:
+                total += torch.tensor([count * float(loss), count], dtype=torch.float64)
+    collectives.sum_(total)
+    return float(total[0] / total[1]) if total[1] else None
+
+
+def _batches_of_graph(trainer: Trainer, count: int) -> Iterator[Any] | None:
+    """Return this rank's slices of so many batches of the whole graph; None where ``LLCGStrategy`` finds none."""
+    try:
+        require_step(trainer.lightning_module)
+        require_anchors(trainer, "LLCGStrategy")
+        return require_corrections(trainer, "LLCGStrategy").correction_batches(0, stop=count)
+    except (ValueError, TypeError):  # which LLCGStrategy would raise
+        return None
 
 
 def _seconds_of(work: Callable[[], object], pause: float) -> float:
