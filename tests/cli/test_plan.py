@@ -45,7 +45,7 @@ def test_disk_and_memory_are_those_of_a_graph_that_is_there(tmp_path: Path) -> N
     mean = float(bytes_per_part(made, report).double().mean())
     assert planning.part_bytes(plan, PARTS) == pytest.approx(mean, rel=0.02)
     assert planning.part_bytes(plan, 1) == pytest.approx(made.num_bytes, rel=0.1)
-    assert mean < planning.part_bytes(plan, PARTS, hops=1) <= planning.part_bytes(plan, 1)
+    assert mean < planning.part_bytes(plan, PARTS, halo=True) <= planning.part_bytes(plan, 1)
 
 
 def test_a_batch_reaches_as_many_nodes_as_those_that_are_drawn() -> None:
@@ -84,7 +84,7 @@ def test_it_says_what_fits_and_what_to_do(capsys: pytest.CaptureFixture[str]) ->
     assert "A host has 24.0 GB of memory for the" in several and "GrappaStrategy(): gradients at every step" in several
     main(["inspect", "--plan", *large, "hosts=4", "ranks=2", "memory=64", "--bandwidth", "1e-5"])
     slow = capsys.readouterr().out
-    assert 'Holding(per="host")' in slow and "meet rarely, LLCGStrategy(EverySteps(16))" in slow
+    assert 'Holding(per="host")' in slow and "meet rarely, LocalSGDStrategy(EverySteps(16)) on super-nodes" in slow
 
 
 @pytest.mark.parametrize(

@@ -159,12 +159,11 @@ def model_bytes(plan: Plan, options: argparse.Namespace) -> float:
     return float(8 * options.width * (plan.features + (len(options.fanout) - 1) * options.width))
 
 
-def part_bytes(plan: Plan, parts: float, *, hops: int = 0) -> float:
-    """Return the most that one of so many parts takes in RAM, with no halo or with so many hops of one."""
-    nodes, edges, cut = plan.nodes / parts, (1 - plan.cut) * plan.edges / parts, plan.cut * plan.edges / parts
-    cut = cut if parts > 1 else 0.0
-    edges = edges if parts > 1 else plan.edges
-    if hops:
+def part_bytes(plan: Plan, parts: float, *, halo: bool = False) -> float:
+    """Return what one of so many parts takes in RAM; with a halo of one hop, at most."""
+    share = plan.cut if parts > 1 else 0.0
+    nodes, edges, cut = plan.nodes / parts, (1 - share) * plan.edges / parts, share * plan.edges / parts
+    if halo:
         nodes, edges = min(plan.nodes, nodes + cut), edges + cut
     return float(bytes_of_part(_skeleton(plan), torch.tensor(nodes), torch.tensor(edges)))
 
@@ -177,10 +176,10 @@ def _skeleton(plan: Plan) -> Graph:
 
 
 def host_bytes(
-    plan: Plan, options: argparse.Namespace, *, hops: int = 0, per_host: bool = False, on_shards: bool = False
+    plan: Plan, options: argparse.Namespace, *, halo: bool = False, per_host: bool = False, on_shards: bool = False
 ) -> float:
     """Return what all ranks of a host take in a fit. On shards nobody lists all nodes."""
-    part = part_bytes(plan, plan.hosts if per_host else plan.parts, hops=hops)
+    part = part_bytes(plan, plan.hosts if per_host else plan.parts, halo=halo)
     batches = 2 * Loading().bulk_size * batch_of(plan, options).nodes[-1] * bytes_per_node(_skeleton(plan))
     of_rank = batches + BESIDE + OF_LIBRARIES + (0 if on_shards else 4 * plan.nodes)
     return (part if per_host else plan.ranks * part) + plan.ranks * of_rank
@@ -214,7 +213,7 @@ def _memory(plan: Plan, options: argparse.Namespace) -> Iterator[tuple[str, ...]
         )
     yield "train", "", in_bytes(host_bytes(plan, options)), ""
     if plan.parts > 1:
-        yield "train, with Halo(1)", "", f"at most {in_bytes(host_bytes(plan, options, hops=1))}", ""
+        yield "train, with Halo(1)", "", f"at most {in_bytes(host_bytes(plan, options, halo=True))}", ""
     if plan.hosts > 1:
         yield "train, on shards", "", in_bytes(host_bytes(plan, options, on_shards=True)), ""
     if plan.ranks > 1:
@@ -266,7 +265,7 @@ def _about_wire(plan: Plan, sent: Sequence[tuple[str, float, float, float]], com
             )
     return (
         f"Gradients at every step, in 8 bits, take {sent[1][2] / computing:.1f} times as long as the computing: meet "
-        f"rarely, {sent[3][0]}, or {sent[2][0]} on super-nodes."
+        f"rarely, {sent[2][0]} on super-nodes, or {sent[3][0]} where accuracy falls short."
     )
 
 
