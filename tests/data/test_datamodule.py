@@ -180,6 +180,7 @@ class Stopped(SAGE):
 
 
 def threads_after(rank: int, world_size: int, error: type[BaseException]) -> tuple[str, list[str]]:
+    before = threading.enumerate()  # of data modules that no test holds any more, and nobody has collected
     data = PartitionedDataModule(
         small_graph(),
         partitioner=RandomPartitioner(),
@@ -195,7 +196,8 @@ def threads_after(rank: int, world_size: int, error: type[BaseException]) -> tup
         trainer(world_size, strategy).fit(module, data)
     except BaseException as caught:
         raised = type(caught).__name__
-    return raised, [thread.name for thread in threading.enumerate() if thread.name.startswith(THREAD_NAME)]
+    left = [thread for thread in threading.enumerate() if thread not in before]
+    return raised, [thread.name for thread in left if thread.name.startswith(THREAD_NAME)]
 
 
 @pytest.mark.parametrize(("error", "name"), [(ValueError, "ValueError"), (KeyboardInterrupt, "SystemExit")])
