@@ -13,6 +13,7 @@ from lightning_gnn_dist.boundary.auto import SMALL, Auto, Cost, allowed_by, choo
 from lightning_gnn_dist.boundary.boundary import Halo
 from lightning_gnn_dist.boundary.prices import Price, prices, short_name
 from lightning_gnn_dist.checks import in_bytes
+from lightning_gnn_dist.cli.inspecting.columns import in_columns
 from lightning_gnn_dist.cli.partitioners import partitioner_of
 from lightning_gnn_dist.data.edges.held import holds_split
 from lightning_gnn_dist.data.links import LinkSplit
@@ -141,15 +142,13 @@ def _prices(graph: Graph, partition: Partition, report: PartitionReport, options
         sent += " a round" if price.bytes_sent and price.per == "round" else ""
         figures = f"{price.rows:,}", in_bytes(price.bytes_held), f"{price.times:.1f}", sent, f"{seconds:.2g}"
         rows.append((short_name(price.boundary), *figures, price.loses))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     layers = "1 layer" if options.layers == 1 else f"{options.layers} layers"
     model = f"{layers} of width {options.width} and {options.bandwidth:g} Gbit/s"
     title = (
         f"The edges between parts, for {model}, of the part that pays most; the work is that of whole parts with "
         "layers(), of all ranks together, in times of one process:"
     )
-    return "\n".join([title, *lines, _of_auto(found, options.parts)])
+    return "\n".join([title, *in_columns(rows), _of_auto(found, options.parts)])
 
 
 def _of_auto(found: Sequence[Price], num_parts: int) -> str:

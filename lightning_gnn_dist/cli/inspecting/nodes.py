@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from lightning_gnn_dist.checks import in_bytes
+from lightning_gnn_dist.cli.inspecting.columns import in_columns
 from lightning_gnn_dist.cli.values import nodes_named
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import numbers_per_node
@@ -83,8 +84,7 @@ def _table(some: Reach, every: Reach) -> list[str]:
     for number, (nodes, edges, all_nodes, all_edges) in enumerate(reversed(layers)):
         shares = f"{nodes / all_nodes:.1%}", f"{edges / max(1, all_edges):.1%}"
         rows.append((str(number + 1), f"{nodes:,}", shares[0], f"{edges:,}", shares[1]))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return in_columns(rows)
 
 
 def _verdict(some: Reach, count: int) -> str:

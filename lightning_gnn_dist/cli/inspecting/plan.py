@@ -16,21 +16,22 @@ import torch
 
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.checks import in_bytes
+from lightning_gnn_dist.cli.inspecting.columns import in_columns
 from lightning_gnn_dist.cli.inspecting.nodes import Speed
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import bytes_per_node
-from lightning_gnn_dist.homes.memory import BESIDE
+from lightning_gnn_dist.homes.memory import Needs
 from lightning_gnn_dist.layers.budget import free_bytes
 from lightning_gnn_dist.layers.reach import Reach
 from lightning_gnn_dist.partition import kaminpar, metis
 from lightning_gnn_dist.partition.advice import bytes_of_part
 from lightning_gnn_dist.partition.default import default_partitioner
+from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY
 
 # Of one core, from the measurements in benchmarks/: scale.md, partitioners.md, sampling.md.
 PREPARE, DRAW, COPY = 500e-9, 28e-9, 0.75e-9  # seconds: an edge that is prepared, one that is drawn, a number of a row
 CUT = {"MetisPartitioner": 1.7e-6, "KaMinParPartitioner": 0.8e-6, "StreamingPartitioner": 0.19e-6}  # an edge
 OF_STREAMING, OF_PREPARING, OF_LIBRARIES = 13, 24, 350_000_000  # bytes: a node, a node, a process
-BUFFERS = 2_000_000_000  # of prepare, if nothing is said
 OF_ASKING = 9  # bytes: a node that another host has, its number and how many neighbours it has
 ROUND, BACKWARD, SLICES = 16, 3, 1.5  # local steps; steps in forward passes; LLCG's calls for each local step
 MODELS = {  # sent in a step
@@ -127,10 +128,10 @@ def planned(options: argparse.Namespace) -> str:
     )
     sent = list(_strategies(plan, options, steps, seconds))
     rows = [(name, in_bytes(size), f"{wire:,.3g} s", _told(total)) for name, size, wire, total in sent]
-    strategies = _table([("", "sent by a host in a pass", "seconds of it", "a pass"), *rows])
+    strategies = in_columns([("", "sent by a host in a pass", "seconds of it", "a pass"), *rows], str.ljust)
     advice = [*_about_memory(plan, options), _about_wire(plan, sent, steps * seconds)]
     ends = [f"- {sentence}" for sentence in advice]
-    return "\n".join([title, "", *_table(list(_memory(plan, options))), speed, *strategies, "", *ends])
+    return "\n".join([title, "", *in_columns(list(_memory(plan, options)), str.ljust), speed, *strategies, "", *ends])
 
 
 def batch_of(plan: Plan, options: argparse.Namespace) -> Reach:
@@ -179,10 +180,11 @@ def host_bytes(
     plan: Plan, options: argparse.Namespace, *, halo: bool = False, per_host: bool = False, on_shards: bool = False
 ) -> float:
     """Return what all ranks of a host take in a fit. On shards nobody lists all nodes."""
-    part = part_bytes(plan, plan.hosts if per_host else plan.parts, halo=halo)
+    part = int(part_bytes(plan, plan.hosts if per_host else plan.parts, halo=halo))
     batches = 2 * Loading().bulk_size * batch_of(plan, options).nodes[-1] * bytes_per_node(_skeleton(plan))
-    of_rank = batches + BESIDE + OF_LIBRARIES + (0 if on_shards else 4 * plan.nodes)
-    return (part if per_host else plan.ranks * part) + plan.ranks * of_rank
+    lists, ranks = 0 if on_shards else 4 * int(plan.nodes), int(plan.ranks)
+    held, mapped = (lists, part) if per_host else (part + lists, 0)
+    return ranks * OF_LIBRARIES + Needs(held, held, batches, mapped).of_host(ranks)
 
 
 def saved_bytes(plan: Plan) -> float:
@@ -200,7 +202,7 @@ def _memory(plan: Plan, options: argparse.Namespace) -> Iterator[tuple[str, ...]
     yield (
         "prepare",
         f"{in_bytes(saved_bytes(plan))}, {in_bytes(8 * plan.edges)} more meanwhile",
-        in_bytes(BUFFERS + OF_PREPARING * plan.nodes),
+        in_bytes(DEFAULT_MEMORY + OF_PREPARING * plan.nodes),
         _told(PREPARE * plan.edges),
     )
     if plan.parts > 1:
@@ -208,7 +210,7 @@ def _memory(plan: Plan, options: argparse.Namespace) -> Iterator[tuple[str, ...]
         yield (
             "prepare, all ranks together",
             f"{in_bytes(saved_bytes(plan) / plan.hosts)} on each",
-            in_bytes(plan.ranks * BUFFERS + OF_PREPARING * plan.nodes / plan.hosts),
+            in_bytes(plan.ranks * DEFAULT_MEMORY + OF_PREPARING * plan.nodes / plan.hosts),
             _told(PREPARE * plan.edges / plan.parts),
         )
     yield "train", "", in_bytes(host_bytes(plan, options)), ""
@@ -225,16 +227,15 @@ def _strategies(
 ) -> Iterator[tuple[str, float, float, float]]:
     """Yield the name of each strategy, bytes that a host sends in a pass, their seconds, and those of the pass."""
     model = 2 * (plan.hosts - 1) / plan.hosts * model_bytes(plan, options)
-    for name, models in MODELS.items():
-        sent = steps * models * model
-        wire = sent * 8 / (options.bandwidth * 1e9)
-        yield name, sent, wire, wire + steps * seconds * (SLICES if name.startswith("LLCG") else 1)
+    in_a_step = {name: models * model for name, models in MODELS.items()}
     if plan.hosts > 1:
         batch, row = batch_of(plan, options), bytes_per_node(_skeleton(plan))
         rows = plan.ranks * plan.cut * (batch.nodes[-1] - batch.nodes[0]) * (row + OF_ASKING)
-        sent = steps * (model + rows)
+        in_a_step["GrappaStrategy(), boundary=Fetch()"] = model + rows
+    for name, size in in_a_step.items():
+        sent = steps * size
         wire = sent * 8 / (options.bandwidth * 1e9)
-        yield "GrappaStrategy(), boundary=Fetch()", sent, wire, wire + steps * seconds
+        yield name, sent, wire, wire + steps * seconds * (SLICES if name.startswith("LLCG") else 1)
 
 
 def _about_memory(plan: Plan, options: argparse.Namespace) -> Iterator[str]:
@@ -279,8 +280,3 @@ def _told(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:,.1f} {unit}"
     return f"{seconds:.2g} s"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

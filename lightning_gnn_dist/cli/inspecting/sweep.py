@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist.boundary.boundary import Isolated
 from lightning_gnn_dist.checks import brief, in_bytes
+from lightning_gnn_dist.cli.inspecting.columns import in_columns
 from lightning_gnn_dist.cli.inspecting.memory import settings_of
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
@@ -175,15 +175,14 @@ def _hosts(plan: PartPlan) -> list[int]:
     return found
 
 
-def _table(graph: Graph, plan: PartPlan, machine: Machine, options: argparse.Namespace) -> Iterator[str]:
+def _table(graph: Graph, plan: PartPlan, machine: Machine, options: argparse.Namespace) -> list[str]:
     rows: list[tuple[str, ...]] = [("hosts", "turns", "read by each", "steps", "reads", "a sweep")]
     for hosts in _hosts(plan):
         costs = _costs(graph, plan, machine, hosts, options)
         read = in_bytes(graph.num_bytes / hosts) if costs.reads else "nothing"
         seconds = (f"{each:,.1f} s" for each in (costs.steps, costs.reads, costs.seconds))
         rows.append((str(hosts), str(costs.turns), read, *seconds))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    yield from ("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return in_columns(rows)
 
 
 def _verdict(graph: Graph, plan: PartPlan, machine: Machine, options: argparse.Namespace) -> str:
