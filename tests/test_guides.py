@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lightning_gnn_dist import communities
-from tests.pages import ROOT, blocks
-from tests.python_server import fast_python
+from tests.first_run import run_commands, write_files
+from tests.pages import blocks
 
 # In the order in which one reads on: a graph is prepared, looked at, and asked for predictions.
 GUIDES = ("too-large", "choose", "plan", "gpu-training", "new-nodes")
@@ -33,20 +31,10 @@ def test_the_commands_of_the_guides_run(tmp_path: Path) -> None:
     (tmp_path / "big").mkdir()
     for name in ("edge_index", "x", "y", "train_mask", "val_mask", "test_mask"):
         np.save(tmp_path / "big" / f"{name}.npy", graph[name].numpy())
-    (module,) = [block.code for block in blocks("python", "quick-start") if "class SAGE" in block.code]
-    (tmp_path / "my_modules.py").write_text(module)
-    config = blocks("yaml", "quick-start")[0].code
-    (tmp_path / "my.yaml").write_text(config.replace("max_epochs: 30", "max_epochs: 5"))
+    write_files(tmp_path)
     lines = commands()
     asks = next(at for at, line in enumerate(lines) if " predict " in line)
     lines.insert(asks, "lightning-gnn-dist fit --config my.yaml")  # as the quick start has done
-    (tmp_path / "lightning-gnn-dist").write_text(f'#!/bin/bash\nexec {fast_python()} -m lightning_gnn_dist "$@"\n')
-    (tmp_path / "lightning-gnn-dist").chmod(0o755)
-    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    script = "\n".join(["set -e", *lines])
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
+    run_commands(lines, tmp_path)
     assert len(lines) > 12 and np.load(tmp_path / "some.npy").shape == (3, 8)
     assert np.load(tmp_path / "all.npy").shape == (2000, 8) and (tmp_path / "my_shares" / "share-00001").is_dir()

@@ -36,6 +36,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.cli import main as command_line
 from lightning_gnn_dist.prepare.reorder import reorder_graph
 from lightning_gnn_dist.wire.elastic import LIGHTHOUSE, RANK, RANKS
+from tests.first_run import run_commands, write_files
 from tests.link_model import LinkSAGE
 from tests.pages import PAGES, ROOT, TUTORIALS, anchors, blocks, links
 from tests.python_server import fast_python
@@ -346,19 +347,8 @@ def tables_of(data: Any, folder: Path) -> None:
 @pytest.mark.slow
 def test_the_quick_start_leads_to_predictions(tmp_path: Path) -> None:
     tables_of(as_pyg(num_nodes=2000, num_classes=8, num_features=64), tmp_path)
-    (module,) = [block.code for block in blocks("python", "quick-start") if "class SAGE" in block.code]
-    (tmp_path / "my_modules.py").write_text(module)
-    config = blocks("yaml", "quick-start")[0].code
-    assert "max_epochs: 30" in config
-    (tmp_path / "my.yaml").write_text(config.replace("max_epochs: 30", "max_epochs: 5"))
-    (tmp_path / "lightning-gnn-dist").write_text(f'#!/bin/bash\nexec {fast_python()} -m lightning_gnn_dist "$@"\n')
-    (tmp_path / "lightning-gnn-dist").chmod(0o755)
-    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    write_files(tmp_path)
     lines = "".join(block.code for block in blocks("console", "quick-start")).splitlines()
-    script = "\n".join(["set -e", *(line.removeprefix("$ ") for line in lines if line.startswith("$ "))])
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
+    said = run_commands([line.removeprefix("$ ") for line in lines if line.startswith("$ ")], tmp_path)
     assert numpy.load(tmp_path / "logits.npy").shape == (2000, 8)
-    assert (tmp_path / "report.html").is_file() and "Where the time went" in done.stdout + done.stderr
+    assert (tmp_path / "report.html").is_file() and "Where the time went" in said

@@ -18,6 +18,7 @@ import torch
 
 from lightning_gnn_dist import communities
 from lightning_gnn_dist.serving.server import listen
+from tests.first_run import write_files
 from tests.pages import ROOT, blocks
 from tests.python_server import fast_python
 from tests.serving.served import Client
@@ -43,10 +44,7 @@ def is_ready(port: int, server: subprocess.Popen[bytes]) -> bool:
 @pytest.mark.slow
 def test_the_page_leads_from_a_fit_to_the_same_rows_by_file_and_by_http(tmp_path: Path) -> None:
     communities(2000, 8, num_features=64).save(tmp_path / "my_graph")
-    (module,) = [block.code for block in blocks("python", "quick-start") if "class SAGE" in block.code]
-    (tmp_path / "my_modules.py").write_text(module)
-    config = blocks("yaml", "quick-start")[0].code
-    (tmp_path / "my.yaml").write_text(config.replace("max_epochs: 30", "max_epochs: 5"))
+    write_files(tmp_path)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     how: dict[str, Any] = {"cwd": tmp_path, "env": environment}
     port, pythons = free_port(), [fast_python(), fast_python(), sys.executable, ""]  # the server is sent a signal
