@@ -16,11 +16,11 @@ seconds as a probe measures them on the slowest rank, a step of each choice take
 
 where :math:`A`, at most 4, are the batches of an anchor. These seconds are multiplied by the passes that a choice needs
 to be as accurate as Grappa after one, as measured on real graphs (``passes`` of a choice). For averaging alone they
-follow what the probe has seen: with :math:`L_0` the training loss before its steps, :math:`L_g` behind those that
-exchange gradients and :math:`L_a` behind as many without, once averaged,
+follow what the probe has seen: with :math:`p` the passes of the choice, :math:`L_0` the training loss before the
+probe's steps, :math:`L_g` behind those that exchange gradients and :math:`L_a` behind as many without, once averaged,
 
 .. math::
-    \text{passes of averaging} = \frac{L_0 - L_g}{L_0 - L_a} .
+    \text{passes of averaging} = p \, \frac{L_0 - L_g}{L_0 - L_a} .
 
 It counts where the parts are alike (:mod:`lightning_gnn_dist.partition.advice`). Of the choices that cost at most 1.2
 times the least, the first is taken, in the order in which they lose accuracy.
