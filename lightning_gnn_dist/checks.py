@@ -32,7 +32,9 @@ _short.maxlevel, _short.maxlist, _short.maxtuple, _short.maxdict, _short.maxset 
 
 
 def shown(value: object) -> str:
-    """Return the text that a refusal shows for a value: one short line, however large the value is."""
+    """Return the text that a refusal shows for a value: one short line, however large the value is; a path, whole."""
+    if isinstance(value, Path):
+        return repr(str(value))
     if isinstance(value, Tensor | np.ndarray):
         kind = "tensor" if isinstance(value, Tensor) else "numpy array"
         return f"a {kind} of {value.dtype} and shape {tuple(value.shape)}"
@@ -187,7 +189,7 @@ def check_folder(name: str, value: object) -> Path:
     path = check_path(name, value)
     for place in (path, *path.parents):
         if place.exists() and not place.is_dir():
-            raise ValueError(f"{name} must be a folder, got {shown(str(path))}, and {shown(str(place))} is a file.")
+            raise ValueError(f"{name} must be a folder, got {shown(path)}, and {shown(place)} is a file.")
     return path
 
 
@@ -195,7 +197,7 @@ def check_file(name: str, value: object) -> Path:
     """Return the value as a ``Path``; refuse it if no such file exists."""
     path = check_path(name, value)
     if not path.is_file():
-        raise FileNotFoundError(f"{name} must be a file, and {shown(str(path))} is none.")
+        raise FileNotFoundError(f"{name} must be a file, and {shown(path)} is none.")
     return path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,12 @@ class Rude:
 )
 def test_a_value_is_shown_on_one_line(value: object, text: str) -> None:
     assert text in checks.shown(value)
+
+
+def test_a_path_is_shown_whole(tmp_path: Path) -> None:
+    path = tmp_path / ("a" * 100) / ("b" * 100) / "none.ckpt"
+    with pytest.raises(FileNotFoundError, match=re.escape(f"ckpt_path must be a file, and '{path}' is none.")):
+        checks.check_file("ckpt_path", path)
 
 
 def test_an_integer_too_long_for_its_digits_is_shown_by_its_bits() -> None:

@@ -11,7 +11,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 from lightning_gnn_dist.batches.placing.placement import device_of
-from lightning_gnn_dist.checks import check_file, check_path, shown
+from lightning_gnn_dist.checks import check_file, check_path
 from lightning_gnn_dist.data.edges.known import LeftOut
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.layers.prediction import BUDGET_BYTES
@@ -85,7 +85,7 @@ def load_weights(trainer: Trainer, model: LightningModule, path: str) -> None:
     """Give a model the weights of a checkpoint, of which nothing but tensors and plain values is read."""
     checkpoint = torch.load(check_file("ckpt_path", path), map_location="cpu", weights_only=True)
     if "state_dict" not in checkpoint:
-        raise ValueError(f"ckpt_path must be a checkpoint that a fit has kept, and {shown(path)} has no state_dict.")
+        raise ValueError(f"ckpt_path must be a checkpoint that a fit has kept, and {path!r} has no state_dict.")
     model.configure_model()
     model.on_load_checkpoint(checkpoint)
     model.load_state_dict(checkpoint["state_dict"], strict=model.strict_loading)

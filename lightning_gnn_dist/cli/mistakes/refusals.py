@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from lightning_gnn_dist.checks import check_file, shown
+from lightning_gnn_dist.checks import check_file
 from lightning_gnn_dist.cli.mistakes.misspelt import PACKAGE
 
 REFUSALS = (ValueError, TypeError, OSError)
@@ -59,7 +59,7 @@ def reading_checkpoint(path: str | None) -> Iterator[None]:
         found = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
         told = f"it holds {found[1]}" if found else f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
         raise ValueError(
-            f"ckpt_path must be a checkpoint of tensors and plain values, and {shown(path)} is none ({told})."
+            f"ckpt_path must be a checkpoint of tensors and plain values, and {path!r} is none ({told})."
         ) from error
 
 

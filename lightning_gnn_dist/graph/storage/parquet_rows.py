@@ -22,10 +22,10 @@ def check_rows_file(name: str, value: object) -> Path:
     """Return the value as the ``Path`` that rows are written to; refuse one that ends otherwise than known."""
     path = check_path(name, value)
     if path.suffix not in (".npy", PARQUET) or path.is_dir():
-        raise ValueError(f"{name}: rows are written as .npy or .parquet, and {shown(str(path))} ends otherwise.")
+        raise ValueError(f"{name}: rows are written as .npy or .parquet, and {shown(path)} ends otherwise.")
     if path.suffix == PARQUET and find_spec("pyarrow") is None:
         raise ValueError(
-            f"{name}: {shown(str(path))} is written by pyarrow, which is not installed: "
+            f"{name}: {shown(path)} is written by pyarrow, which is not installed: "
             'pip install "lightning-gnn-dist[parquet]", or name a file that ends in .npy.'
         )
     return path
