@@ -79,7 +79,7 @@ ODD: dict[str, Any] = {
 RIGHT: dict[str, set[str]] = {
     **{name: {"0"} for name in ("seed", "epoch", "batch", "super_epoch", "rank", "part", "index", "start", "stop")},
     **{name: {"0"} for name in ("num_own", "round_idx", "cache_bytes", "weight_decay", "homophily", "noise")},
-    **{name: {"0"} for name in ("mean_degree", "val", "test", "version", "slack")},
+    **{name: {"0"} for name in ("mean_degree", "val", "test", "version", "slack", "decay")},
     "prefix": {"empty"},
     "drop": {"[]"},
     "progress_bar": {"[]"},

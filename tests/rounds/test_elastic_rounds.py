@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from lightning_gnn_dist import (
+    AveragedRounds,
     Elastic,
     EverySeconds,
     EverySteps,
@@ -40,11 +41,6 @@ from tests.strategies.fitting import Net, State, differs, fit, state_of
 torchft = pytest.importorskip("torchft", reason="torchft is not installed: pip install lightning-gnn-dist[elastic]")
 
 BITS = Outer(momentum=0.8, adaptive=True, bits=8)
-
-
-class RoundEMA(WeightAveraging):
-    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
-        return epoch_idx is not None
 
 
 @pytest.mark.slow
@@ -274,7 +270,7 @@ def saves(**options: Any) -> dict[str, Any]:
         ({"devices": 2}, "devices=2: every rank is a process of its own"),
         (saves(), "enable_version_counter=False"),
         (saves(dirpath="somewhere"), "enable_version_counter=False"),
-        ({"callbacks": [RoundEMA()]}, "WeightAveraging keeps weights"),
+        ({"callbacks": [AveragedRounds()]}, "WeightAveraging keeps weights"),
     ],
 )
 def test_what_needs_the_others_is_refused(options: dict[str, Any], message: str) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.tuner import Tuner
 from torch import Tensor
 
 from lightning_gnn_dist import (
+    AveragedRounds,
     Correction,
     EverySteps,
     GrappaStrategy,
@@ -87,7 +87,7 @@ def refusals(rank: int, world_size: int) -> dict[str, str]:
             trainer(world_size, strategy).fit(module, data_module(world_size))
         said[name] = str(caught.value)
     for strategy in (GrappaStrategy(**PATIENCE), LocalSGDStrategy(**PATIENCE)):
-        averaging = trainer(world_size, strategy, callbacks=[AveragesByRound()])
+        averaging = trainer(world_size, strategy, callbacks=[AveragedRounds()])
         with pytest.raises(ValueError, match="table") as caught:
             averaging.fit(owned(Rows(), "table"), data_module(world_size))
         said[f"WeightAveraging {type(strategy).__name__}"] = str(caught.value)
@@ -96,13 +96,6 @@ def refusals(rank: int, world_size: int) -> dict[str, str]:
         Tuner(searching).lr_find(searched(), data_module(world_size), num_training=3)
     said["Tuner"] = str(caught.value)
     return said
-
-
-class AveragesByRound(WeightAveraging):
-    """Averages weights where strategies of rounds let it."""
-
-    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
-        return epoch_idx is not None
 
 
 def test_other_strategies_refuse_the_table_by_name() -> None:
