@@ -101,7 +101,7 @@ def refusals(rank: int, world_size: int) -> dict[str, str]:
 def test_other_strategies_refuse_the_table_by_name() -> None:
     for said in run_ranks(refusals, 2):
         for name, text in said.items():
-            assert any(value in text for value in (name.split()[0], "AveragesByRound", 'Correction(way="rank0")'))
+            assert any(value in text for value in (name.split()[0], "AveragedRounds", 'Correction(way="rank0")'))
             assert "use " in text
             assert text.count(". ") == 0
 
