@@ -29,7 +29,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -335,27 +335,31 @@ def passes_of(graphs: dict[str, dict[str, float]], seen: dict[str, float]) -> di
 
 
 def to_accuracy(rows: list[dict[str, Any]]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return for each choice the steps until a point below the median choice's best accuracy, and its own best.
+    """Return for each choice the steps until it is within a point of the most accurate choice, and its accuracy.
 
-    Both are means over seeds. What never comes so far counts as if it came after twice the steps.
+    Accuracy is the mean over seeds of that at the best validation so far, so that one lucky run is no measure. What
+    never comes so far counts as if it came after twice the steps.
     """
-    found: dict[str, list[tuple[float, float]]] = {}
+    curves: dict[str, list[list[float]]] = {}
     rows = [row for row in rows if "curve" in row]
     for seed in {row["seed"] for row in rows}:
-        of_seed = {row["curve"]: row for row in rows if row["seed"] == seed}
-        if not of_seed.keys() >= CHOICES.keys():  # it is not done
-            continue
-        best = {name: max(row["points"])[1] for name, row in of_seed.items()}
-        target = statistics.median(best[name] for name in CHOICES) - 0.01
-        for name, row in of_seed.items():
-            found.setdefault(name, []).append((next(reached(row, target), 2 * row["steps"]), best[name]))
-    means = {name: [statistics.mean(column) for column in zip(*pairs, strict=True)] for name, pairs in found.items()}
-    return {name: mean[0] for name, mean in means.items()}, {name: mean[1] for name, mean in means.items()}
+        of_seed = {row["curve"]: row["points"] for row in rows if row["seed"] == seed}
+        if of_seed.keys() >= CHOICES.keys():  # it is done
+            for name, points in of_seed.items():
+                curves.setdefault(name, []).append([test for _, test in accumulate(points, better)])
+    means = {name: [statistics.mean(tests) for tests in zip(*each, strict=True)] for name, each in curves.items()}
+    target = max(mean[-1] for name, mean in means.items() if name in CHOICES) - 0.01
+    every = {name: rows[0]["steps"] / len(mean) for name, mean in means.items()}
+    steps = {name: next(reached(mean, target, every[name]), 2.0 * rows[0]["steps"]) for name, mean in means.items()}
+    return steps, {name: mean[-1] for name, mean in means.items()}
 
 
-def reached(row: dict[str, Any], target: float) -> Iterator[float]:
-    points = row["points"]
-    return (row["steps"] / len(points) * number for number, (_, test) in enumerate(points, 1) if test >= target)
+def better(best: tuple[float, float], new: tuple[float, float]) -> tuple[float, float]:
+    return new if new[0] > best[0] else best
+
+
+def reached(accuracy: list[float], target: float, every: float) -> Iterator[float]:
+    return (every * number for number, each in enumerate(accuracy, 1) if each >= target)
 
 
 def kept(file: Path, settings: dict[str, Any]) -> dict[str, Any]:
