@@ -297,7 +297,8 @@ class Report(pl.Callback):
             if type(trainer.strategy) is DDPStrategy:
                 sent += ddp_bytes(trainer, pl_module) * trainer.world_size
             computed = {"gradients": pl_module.gradients, "bytes": sent}
-            self.file.write_text(json.dumps({"val": val, "test": test, "round": best + 1} | computed))
+            last = self.curve.points[-1][1]
+            self.file.write_text(json.dumps({"val": val, "test": test, "round": best + 1, "last": last} | computed))
 
 
 def ddp_bytes(trainer: pl.Trainer, pl_module: pl.LightningModule) -> float:

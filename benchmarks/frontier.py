@@ -59,6 +59,7 @@ PAPER: dict[str, Any] = {"drift": None, "weights": "uniform"}
 EARLIER: dict[str, Any] = {"drift": Drift("global", decay=0.8), "correction": Correction(1)}
 FIXED: dict[str, Any] = {"outer": Outer(momentum=0.3, bits=8), **EARLIER}
 SHORT: dict[str, Any] = {"outer": Outer(lr=0.7, momentum=0.8, adaptive=True, bits=8)}
+FADING: dict[str, Any] = {"drift": Drift("global", decay=0.8)}
 OF_STEPS: dict[str, Any] = {"drift": Drift("global", anchor_steps=0)}
 EXACT: dict[str, Any] = {"outer": Outer(), "average_optimizer": True, **EARLIER}
 
@@ -106,6 +107,8 @@ SETTINGS: dict[str, Method] = {
     "LLCG, METIS, seeds of the halo": Method(partial(llcg, EARLIER), METIS, data=around(Halo(2, seed_hops=1))),
     "LLCG, METIS, short outer steps": Method(partial(llcg, SHORT), METIS, data=around()),
     "LLCG, METIS, anchors of steps": Method(partial(llcg, OF_STEPS), METIS, data=around()),
+    "LLCG, METIS, shift of 0.8": Method(partial(llcg, FADING), METIS, data=around()),
+    "LLCG, METIS, isolated, shift of 0.8": Method(partial(llcg, FADING), METIS, data=around(Isolated())),
     "LLCG, METIS, isolated": Method(partial(llcg, {}), METIS, data=around(Isolated())),
     "LLCG, isolated": Method(partial(llcg, {}), SUPER, data=around(Isolated())),
     "LLCG, METIS, two senders": Method(partial(llcg, {}), METIS, data=around(Halo(1, neighbors=2))),
@@ -205,7 +208,7 @@ def show(options: argparse.Namespace) -> None:
     graphs = list(dict.fromkeys(row["graph"] for row in rows))
     rows.sort(key=lambda row: (list(SETTINGS).index(row["setting"]), row["steps"]))
     costs = ["gradients of a rank", f"bytes, {options.unit} is 1"]
-    heads = ["setting", *costs, "mean", "standard error", "worst", *graphs]
+    heads = ["setting", *costs, "last round", "mean", "standard error", "worst", *graphs]
     print("| " + " | ".join(heads) + " |")
     print("|---" * len(heads) + "|")
     points = []
@@ -221,7 +224,9 @@ def show(options: argparse.Namespace) -> None:
         cells = " | ".join(f"{means[graph]:+.1f}" if graph in means else "" for graph in graphs)
         computed = [row["gradients"] for row in own if "gradients" in row]
         gradients = f"{statistics.mean(computed):.0f}" if computed else ""
-        print(f"| {name} | {gradients} | {share:.3f} | {mean:+.1f} | {error:.1f} | {worst:+.1f} | {cells} |")
+        swings = [100 * (row["last"] - row["test"]) for row in own if "last" in row]
+        last = f"{statistics.mean(swings):+.1f}" if swings else ""
+        print(f"| {name} | {gradients} | {share:.3f} | {last} | {mean:+.1f} | {error:.1f} | {worst:+.1f} | {cells} |")
         if share > 0:
             points.append(Line(name, [(math.log10(share), mean)]))
     axes = f"bytes sent, as a power of ten of what {options.unit} sends", "points from one process, mean over graphs"
