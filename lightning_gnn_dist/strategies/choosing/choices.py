@@ -69,13 +69,13 @@ class Choice:
 
 _LATE = {"overlap": True}
 _ONE_GRADIENT = {"correction": Correction(1, "anchor"), "overlap": True}  # all but the anchor travels in a round
-CHOICES = {  # those that lose least first
+CHOICES = {  # Grappa, which is safest, and then those that lose least first
     "Grappa": Choice(GrappaStrategy),
-    "Grappa, 8 bits": Choice(GrappaStrategy, settings={"bits": 8}),
     "LLCG": Choice(LLCGStrategy, SHORT, passes=1.1),
-    "LLCG, overlap": Choice(LLCGStrategy, SHORT, _ONE_GRADIENT, passes=1.6),
     "averaging": Choice(LocalSGDStrategy, SHORT, passes=0.8),
     "averaging, overlap": Choice(LocalSGDStrategy, SHORT, _LATE, passes=1.0),
+    "LLCG, overlap": Choice(LLCGStrategy, SHORT, _ONE_GRADIENT, passes=1.6),
+    "Grappa, 8 bits": Choice(GrappaStrategy, settings={"bits": 8}),
     "LLCG, overlap, long rounds": Choice(LLCGStrategy, LONG, _ONE_GRADIENT, passes=6.0),
     "averaging, overlap, long rounds": Choice(LocalSGDStrategy, LONG, _LATE, passes=3.0),
 }
