@@ -22,9 +22,9 @@ demo: $(READY)
 # Some thousand processes import the package: each would compile it anew where the environment forbids to keep that.
 test test-slow test-pretend test-oldest: export PYTHONDONTWRITEBYTECODE =
 
-# Three at a time on two cores, as tests of several ranks wait for each other: 275 s in the place of 335.
+# Three at a time on two cores, as tests of several ranks wait for each other: two take a fifth longer.
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow and not gpu" -n 3 --dist loadfile --durations=10
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n 3 --dist worksteal --durations=10
 
 # Three at a time: for a third of it these tests wait. One file has most of the long ones: all workers take of it.
 test-slow: $(READY)

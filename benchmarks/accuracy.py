@@ -296,9 +296,8 @@ class Report(pl.Callback):
             sent = traffic.bytes_sent * trainer.world_size
             if type(trainer.strategy) is DDPStrategy:
                 sent += ddp_bytes(trainer, pl_module) * trainer.world_size
-            computed = {"gradients": pl_module.gradients, "bytes": sent}
-            last = self.curve.points[-1][1]
-            self.file.write_text(json.dumps({"val": val, "test": test, "round": best + 1, "last": last} | computed))
+            more = {"last": self.curve.points[-1][1], "gradients": pl_module.gradients, "bytes": sent}
+            self.file.write_text(json.dumps({"val": val, "test": test, "round": best + 1} | more))
 
 
 def ddp_bytes(trainer: pl.Trainer, pl_module: pl.LightningModule) -> float:

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.boundary.boundary import Isolated as Isolated
     from lightning_gnn_dist.boundary.coverage import Coverage as Coverage
     from lightning_gnn_dist.boundary.coverage import coverage_mean as coverage_mean
-    from lightning_gnn_dist.callbacks.averaged_rounds import AveragedRounds as AveragedRounds
     from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe as DiscrepancyProbe
     from lightning_gnn_dist.callbacks.predictions import PredictionWriter as PredictionWriter
     from lightning_gnn_dist.callbacks.run_report import RunReport as RunReport

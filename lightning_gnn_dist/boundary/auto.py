@@ -21,7 +21,7 @@ from lightning_gnn_dist.layers.reach import Neighbourhoods
 from lightning_gnn_dist.rules import Count, Positive, check_fields
 from lightning_gnn_dist.wire.collectives import gather_numbers
 
-LOST = "Edges are lost: in rounds, SuperNodePartitioner() or the callback AveragedRounds() mostly lose less."
+LOST = "Edges are lost: in rounds, SuperNodePartitioner() or averages over rounds (AveragedRounds()) mostly lose less."
 LOOKED_AT = 4  # super-epochs whose parts are counted
 SMALL = 100_000  # work of a batch, in edges, some ms: less saves no time worth an edge
 

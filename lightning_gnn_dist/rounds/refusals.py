@@ -341,8 +341,8 @@ def _callback_conflicts(trainer: Any) -> list[tuple[bool, str]]:
         if isinstance(callback, WeightAveraging):
             base = EMAWeightAveraging if isinstance(callback, EMAWeightAveraging) else WeightAveraging
             reason = (
-                f"{base.__name__} by steps averages another model on every rank: use AveragedRounds(), which averages "
-                "after meetings."
+                f"{base.__name__} by steps averages another model on every rank: use AveragedRounds() of "
+                "lightning_gnn_dist.callbacks.averaged_rounds, which averages after meetings."
             )
             own = [_overrides(callback, name, base) for name in ("on_train_batch_end", "should_update")]
             conflicts.append((not any(own), reason))

@@ -189,6 +189,7 @@ def growth(rank: int, world_size: int) -> int:
 
 
 @reads_memory
+@pytest.mark.slow
 def test_memory_stays_flat_over_many_batches():
     assert run_ranks(growth, 1)[0] < 20e6  # four batches
 

@@ -150,6 +150,7 @@ def ask(rank: int, world_size: int, folder: Path, *options: str) -> None:
         main()
 
 
+@pytest.mark.slow
 def test_the_command_names_new_nodes_by_ids_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

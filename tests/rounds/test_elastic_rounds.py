@@ -15,7 +15,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from lightning_gnn_dist import (
-    AveragedRounds,
     Elastic,
     EverySeconds,
     EverySteps,
@@ -31,6 +30,7 @@ from lightning_gnn_dist import (
     communities,
     split_edges,
 )
+from lightning_gnn_dist.callbacks.averaged_rounds import AveragedRounds
 from lightning_gnn_dist.wire.elastic import SIGN, waits
 from tests.link_model import LinkSAGE, held
 from tests.ranks import RankError, run_ranks, start_ranks

@@ -93,6 +93,7 @@ def measured(rank: int, world_size: int) -> dict[str, int]:
 
 
 @reads_memory
+@pytest.mark.slow
 def test_a_question_takes_scores_and_no_copy_of_all_rows() -> None:
     (found,) = run_ranks(measured, 1)
     assert found["ram"] < 8 << 20 and found["file"] < 12 << 20

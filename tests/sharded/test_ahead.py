@@ -173,6 +173,7 @@ def shares(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_a_fit_leaves_nothing_however_it_ends(shares: str) -> None:
     for found in run_ranks(fits, 2, shares):
         said = {how: text for how, (text, *_) in found.items()}

@@ -141,6 +141,7 @@ def of_unequal_ranks(rank: int, world_size: int, folder: str) -> tuple[float, fl
     return found.measured.local.seconds, found.measured.by_time, decision.lines[1]
 
 
+@pytest.mark.slow
 def test_a_probe_finds_how_unequal_ranks_are(tmp_path: Path) -> None:
     (slowest, by_time, line), other = run_ranks(of_unequal_ranks, 2, str(tmp_path), timeout=60)
     assert slowest > 0.1 and 0 < by_time < slowest / 1.8 and "TMAStrategy(" in line

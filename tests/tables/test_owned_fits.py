@@ -123,7 +123,7 @@ def agree(one: Any, other: Any) -> None:
         ("grappa", 3),
         pytest.param("grappa", 2, marks=pytest.mark.slow),
         pytest.param("grappa", 1, marks=pytest.mark.slow),
-        ("llcg", 3),
+        pytest.param("llcg", 3, marks=pytest.mark.slow),
         pytest.param("local_sgd", 3, marks=pytest.mark.slow),
         pytest.param("tma", 3, marks=pytest.mark.slow),
     ],

@@ -14,7 +14,6 @@ from lightning.pytorch.tuner import Tuner
 from torch import Tensor
 
 from lightning_gnn_dist import (
-    AveragedRounds,
     Correction,
     EverySteps,
     GrappaStrategy,
@@ -23,6 +22,7 @@ from lightning_gnn_dist import (
     LocalSGDStrategy,
     OwnedEmbedding,
 )
+from lightning_gnn_dist.callbacks.averaged_rounds import AveragedRounds
 from lightning_gnn_dist.tables.table import refuse_elastic
 from lightning_gnn_dist.wire.asking import THREAD_NAME
 from tests.data_fitting import trainer
@@ -58,7 +58,7 @@ def faulty(rank: int, world_size: int, rounds: bool) -> None:
         assert time.monotonic() - start < 25, "threads are left waiting"
 
 
-@pytest.mark.parametrize("rounds", [False, True])
+@pytest.mark.parametrize("rounds", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_rank_that_raises_ends_all_with_its_own_error(rounds: bool) -> None:
     with pytest.raises(RankError) as caught:
         run_ranks(faulty, 3, rounds, timeout=60)

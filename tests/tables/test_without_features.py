@@ -143,7 +143,7 @@ def evaluated(rank: int, world_size: int, kinds: list[Any], in_rounds: bool, opt
     ("kinds", "in_rounds", "options"),
     [
         ([Rows, ByLayer, OfPyG], False, {}),
-        ([Rows, ByLayer, OfPyG], True, {}),
+        pytest.param([Rows, ByLayer, OfPyG], True, {}, marks=pytest.mark.slow),
         pytest.param([ByLayer], True, {"boundary": History()}, marks=pytest.mark.slow),  # rows of the last meeting
     ],
 )
