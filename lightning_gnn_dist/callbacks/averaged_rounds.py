@@ -17,7 +17,8 @@ class AveragedRounds(WeightAveraging):
     Where parts differ much in their labels and no halo fits, the accuracy swings from round to round. With
     :math:`\theta_r` the model after round :math:`r`, validation, test, checkpoints and the end of the fit have
 
-    .. math:: a_r = \beta\, a_{r-1} + (1 - \beta)\, \theta_r, \qquad a_0 = \theta_0,
+    .. math::
+        a_r = \beta\, a_{r-1} + (1 - \beta)\, \theta_r, \qquad a_0 = \theta_0,
 
     while training goes on from :math:`\theta_r`. It takes memory of one more model, and sends nothing: all ranks have
     the same average. With strategies that have no rounds it averages once an epoch.
