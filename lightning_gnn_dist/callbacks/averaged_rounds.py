@@ -30,7 +30,6 @@ class AveragedRounds(WeightAveraging):
     def __init__(self, decay: float = 0.5) -> None:
         check_between(0, 0.99, "with 0 the last round alone counts", decay=decay)
         super().__init__(avg_fn=get_ema_avg_fn(decay))
-        self.decay = decay
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """Average the model that a round has ended with: it is validated next. Until they meet, ranks differ."""

@@ -50,7 +50,7 @@ class ChoosingTrainer(Trainer):
                 "DiscrepancyProbe measures at meetings, and not all that may be chosen has some: leave it out."
             )
         if Path(out).exists() and not overwrite:
-            raise FileExistsError(f"{shown(out)} exists: give --overwrite=true, or another --out.")
+            raise FileExistsError(f"{shown(Path(out))} exists: give --overwrite=true, or another --out.")
         launch = getattr(self.strategy, "launch", Launch())
         found = probe(self, model, datamodule, launch)
         return choose(found.measured), found
