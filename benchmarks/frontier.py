@@ -143,12 +143,18 @@ GENERATED: dict[str, dict[str, Any]] = {
     "many classes": {"num_classes": 24, "homophily": 0.8, "noise": 3.0},
     "few labels": {"homophily": 0.7, "noise": 4.0, "train_share": 0.02},
 }
+# By which no default was chosen. They are run if they are named.
+UNSEEN: dict[str, dict[str, Any]] = {
+    "unseen, sparse": {"num_nodes": 7650, "mean_degree": 31.0, "homophily": 0.8, "num_features": 128, "noise": 6.0},
+    "unseen, dense": {"num_nodes": 5196, "mean_degree": 66.0, "homophily": 0.4, "num_classes": 6, "noise": 5.0},
+    "unseen, two classes": {"num_nodes": 11758, "mean_degree": 88.0, "homophily": 0.3, "num_classes": 2, "noise": 4.0},
+}
 
 
 def graph_of(name: str, directory: Path | None, seed: int, model: str, width: int | None = None) -> Graph:
-    if name in GENERATED:
-        options: dict[str, Any] = {"num_classes": 8, "num_features": 32, "mean_degree": 8.0} | GENERATED[name]
-        graph = communities(4000, seed=seed, **options)
+    if (own := (GENERATED | UNSEEN).get(name)) is not None:
+        usual: dict[str, Any] = {"num_nodes": 4000, "num_classes": 8, "num_features": 32, "mean_degree": 8.0}
+        graph = communities(seed=seed, **(usual | own))
         return Graph.from_pyg(GCNNorm()(graph.to_pyg())) if model == "gcn" else graph
     assert directory is not None
     data = load(directory, name, seed)

@@ -11,11 +11,14 @@ error of a rank's gradient there is the difference between its part and the whol
 The further a replica walks from the anchor, the less the difference says. So the shift fades: at local step
 :math:`k` of the round it is multiplied by :math:`d^k`. Without that, rounds of fifty steps diverge.
 
-Where rounds go on in one direction, what an anchor said is still true at the next, and the shift may stay. With
-:math:`c` the projection of the last round's pseudo-gradient on the one before, in [0, 1]
-(:mod:`~lightning_gnn_dist.rounds.means.outer`), the default is
+What an anchor said may still be true at the next one, and then the shift may stay. With :math:`e` the relative change
+of a rank's shift, :math:`s'` at the anchor before and :math:`s` now, the default is
 
-.. math:: d = 1 - 0.2\,(1 - c^4).
+.. math:: d = 1 - 0.2\,\bigl(1 - \exp(-100\,e^2)\bigr), \qquad
+    e^2 = \frac{\lVert s - s' \rVert^2}{\lVert s \rVert^2 + \lVert s' \rVert^2}.
+
+So :math:`d` is 1 for a shift that is what it was, and .87 for one that has changed by a tenth. Parts with unlike labels
+have shifts that grow by a third from round to round: if those stay, they throw the models to and fro.
 
 Both gradients can be had for nothing, from the second round on: rank :math:`p` has computed :math:`g_p` in its last
 local step, beyond the anchor, and a correction has computed :math:`\bar g`.
@@ -25,8 +28,9 @@ Tables with sparse gradients are left out: a shift would move all of their rows 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Annotated, Any, Literal
@@ -46,12 +50,11 @@ from lightning_gnn_dist.rounds.correction_gradients import (
 )
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.means import length_of
-from lightning_gnn_dist.rounds.means.outer import share_to_keep
 from lightning_gnn_dist.rounds.part import Fit, Part
 from lightning_gnn_dist.rules import Natural, check_fields, within
 
 Towards = Literal["ranks", "global"]
-DECAY = 0.8  # of the default, where rounds do not agree
+DECAY = 0.8  # of the default, where the shift changes
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Drift:
         towards: The mean gradient of the ``"ranks"``, which misses cut edges, or the ``"global"`` gradient of the whole
             graph. Default: ``"global"`` in :class:`LLCGStrategy`, else ``"ranks"``.
         decay: :math:`d` in [0, 1], the factor by which the shift fades with each local step. 1 keeps it. Default: 0.8,
-            and with ``Outer(momentum=0.8, adaptive=True)`` nearer to 1 while rounds go on in one direction.
+            and nearer to 1 where the shift is what it was a round ago.
         anchor_steps: Batches of an anchor gradient, at most; it takes no more than one pass. 0: none, and gradients
             that were computed anyway stand in: of a rank that of its last local step, of the graph that of the
             correction. The first round is not shifted then.
@@ -93,16 +96,15 @@ class DriftCorrection(Part):
 
     Args:
         drift: The settings, with ``towards``.
-        agreement: Returns the projection of the last pseudo-gradient on the one before, the same on all ranks.
     """
 
     looks_beyond_parts = True
 
-    def __init__(self, drift: Drift, agreement: Callable[[], float] = float) -> None:
-        self.drift, self._agreement = drift, agreement
+    def __init__(self, drift: Drift) -> None:
+        self.drift = drift
         self._parameters: Sequence[Tensor] = []
         self._shift: list[Tensor] = []
-        self._decay = DECAY  # of this round
+        self._decay = DECAY if drift.decay is None else drift.decay  # of this round
         self._taken: Counter[int] = Counter()  # steps of each optimizer since the anchor
         self._is_ahead = False  # whether the anchor of the next round is taken
         self._of_steps: dict[int, Tensor] = {}  # the last gradients of this rank, not shifted, by id() of the weight
@@ -177,9 +179,12 @@ class DriftCorrection(Part):
     @torch.no_grad()
     def anchor_at(self, parameters: Sequence[Tensor], shared: list[Tensor], own: list[Tensor]) -> None:
         """Start a round with known gradients: ``shared`` is the one that all ranks agree on, ``own`` this rank's."""
+        before = dict(zip(map(id, self._parameters), self._shift, strict=True))
         self._parameters = parameters
         self._shift = [ours - mine for ours, mine in zip(shared, own, strict=True)]
-        self._decay = decay_after(self._agreement()) if self.drift.decay is None else self.drift.decay
+        if self.drift.decay is None:
+            earlier = [before.get(id(each)) for each in parameters]
+            self._decay = decay_of(change(earlier, self._shift))
         self._taken.clear()
 
     @torch.no_grad()
@@ -218,14 +223,27 @@ class DriftCorrection(Part):
         shifts, self._parameters = state["drift"]["shift"], self.fit.dense_parameters()
         _check_shapes(shifts, self._parameters)
         self._shift = [shift.to(each.device) for shift, each in zip(shifts, self._parameters, strict=True)]
-        self._decay = state["drift"].get("decay", DECAY) if self.drift.decay is None else self.drift.decay
+        if self.drift.decay is None:
+            self._decay = state["drift"].get("decay", DECAY)
         self._taken.clear()
         self._is_first = False
 
 
-def decay_after(agreement: float) -> float:
-    """Return the default decay of a round after rounds that agreed so much."""
-    return 1.0 - (1.0 - DECAY) * (1.0 - share_to_keep(agreement))
+def decay_of(changed: float) -> float:
+    """Return the default decay of a round whose shift has ``changed`` so much."""
+    return 1.0 - (1.0 - DECAY) * (1.0 - math.exp(-100.0 * changed))
+
+
+def change(before: Sequence[Tensor | None], now: Sequence[Tensor]) -> float:
+    """Return :math:`e^2`, from 0 to 2. It is 1 where there was none before, or one that is not finite."""
+    apart = sizes = 0.0
+    for old, new in zip(before, now, strict=True):
+        new = new.double()
+        old = torch.zeros_like(new) if old is None else old.double()
+        apart += float((new - old).square().sum())
+        sizes += float(new.square().sum() + old.square().sum())
+    changed = apart / sizes if sizes else 1.0
+    return changed if math.isfinite(changed) else 1.0
 
 
 def _check_shapes(saved: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:

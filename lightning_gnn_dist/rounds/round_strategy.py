@@ -147,7 +147,6 @@ class RoundStrategy(PartitionedStrategy):
         if self.outer is not None and self.peers.are_several and fit.dense_parameters(frozen=True):
             outer = OuterStep(self.outer, measures=isinstance(self.clock, AdaptiveSteps))
         data = datamodule_of(fit.lightning_module.trainer)
-        agreement = float if outer is None else outer.agreement
         late = None if outer is None or not self.overlap else Overlapped(outer, moments)
         parts = [
             None if fit.tables is None else LearnedRows(moments),
@@ -156,7 +155,7 @@ class RoundStrategy(PartitionedStrategy):
             AveragedBuffers() if self.buffers != "local" else None,
             moments if late is None else None,
             KeptRows(data) if isinstance(data, KeepsRows) and data.keeps_rows() else None,
-            None if self.drift is None else DriftCorrection(self.drift, agreement),
+            None if self.drift is None else DriftCorrection(self.drift),
             late,
         ]
         return [[part for part in parts if part is not None]]

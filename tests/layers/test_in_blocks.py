@@ -246,8 +246,9 @@ def with_sums(num_layers: int, data: Data, world_size: int) -> dict[str, Any]:
     return {**in_small_blocks(num_layers, data, world_size), "boundary": Exchange(sums=True)}
 
 
-@pytest.mark.parametrize("options", [in_small_blocks, pytest.param(with_sums, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("world_size", [2, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [in_small_blocks, with_sums])
+@pytest.mark.parametrize("world_size", [2, 5])
 def test_an_exchange_in_blocks_loses_nothing(world_size: int, options: Any) -> None:
     data, cases = weighted_data(), [("GCN", 3), ("PyG GCN", 3), ("SAGE", 1)]
     check_learned(cases, run_ranks(fit, world_size, data, cases, {"data": options}), 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import lightning.pytorch as pl
@@ -33,6 +34,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.rounds.drift import DriftCorrection
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
+from tests.rounds.decay import decay_by_hand
 from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
 from tests.strategies.graph_fitting import data_module, fit, model, small_graph
@@ -90,18 +92,39 @@ def test_the_shift_fades_with_the_steps_and_starts_anew_at_an_anchor() -> None:
     assert frozen.grad is None
 
 
-def test_the_default_fades_more_slowly_the_more_rounds_agree() -> None:
-    weight = torch.zeros(1, requires_grad=True)
-    optimizer, agreed = torch.optim.SGD([weight], lr=1.0), [0.0]
-    for given, agreement, second in ((None, 0.0, 0.8), (None, 0.5, 0.8125), (None, 1.0, 1.0), (0.8, 1.0, 0.8)):
-        agreed[0], drift = agreement, DriftCorrection(Drift(decay=given), lambda: agreed[0])
-        drift.anchor_at([weight], [torch.ones(1)], [torch.zeros(1)])
-        agreed[0] = 0.25  # what is measured later is of later rounds
-        for expected in (1.0, second):
-            weight.grad = torch.zeros(1)
-            drift.before_step(optimizer)
-            assert weight.grad.item() == pytest.approx(expected)
-        assert drift.state()["drift"]["decay"] == pytest.approx(second)
+@pytest.mark.parametrize(
+    ("before", "now", "decay"),
+    [
+        ((), (3.0, 4.0), 0.8),
+        ((3.0, 4.0), (3.0, 4.0), 1.0),
+        ((3.0, 4.0), (3.5, 4.0), 0.8 + 0.2 * math.exp(-100 * 0.25 / (25 + 28.25))),
+        ((3.0, 4.0), (4.0, 5.2), 0.8 + 0.2 * math.exp(-100 * 2.44 / (25 + 43.04))),
+        ((3.0, 4.0), (-3.0, -4.0), 0.8),
+        ((0.0, 0.0), (0.0, 0.0), 0.8),
+        ((math.nan, 4.0), (3.0, 4.0), 0.8),
+    ],
+)
+@pytest.mark.parametrize("given", [None, 0.8])
+def test_the_default_fades_more_slowly_the_less_the_shift_has_changed(
+    before: tuple[float, ...], now: tuple[float, ...], decay: float, given: float | None
+) -> None:
+    weight = torch.zeros(2, requires_grad=True)
+    optimizer, drift = torch.optim.SGD([weight], lr=1.0), DriftCorrection(Drift(decay=given))
+    for shift in [each for each in (before, now) if each]:
+        drift.anchor_at([weight], [torch.tensor(shift)], [torch.zeros(2)])
+    for factor in (1.0, given or decay):
+        weight.grad = torch.zeros(2)
+        drift.before_step(optimizer)
+        assert weight.grad.tolist() == pytest.approx([factor * each for each in now])
+    assert drift.state()["drift"]["decay"] == pytest.approx(given or decay)
+
+
+def test_a_weight_that_was_frozen_has_no_shift_to_compare() -> None:
+    first, second = (torch.zeros(1, requires_grad=True) for _ in range(2))
+    drift = DriftCorrection(Drift())
+    for parameters in ([first], [first, second]):
+        drift.anchor_at(parameters, [torch.ones(1)] * len(parameters), [torch.zeros(1)] * len(parameters))
+    assert drift.state()["drift"]["decay"] == pytest.approx(0.8 + 0.2 * math.exp(-100 / 3))
 
 
 # A few rounds, with norms and with parts that change, are what twenty lines make of them.
@@ -171,14 +194,16 @@ def by_hand(parts: list[list[Tensor]]) -> State:
         logits = net.layers(x[nodes], inside)[train[nodes]]
         return torch.autograd.grad(functional.cross_entropy(logits, y[nodes][train[nodes]]), list(net.parameters()))
 
+    old: list[Any] = [()] * len(replicas)
     for nodes in parts[:ROUNDS]:
         own = [gradient(copy.deepcopy(net), part) for net, part in zip(replicas, nodes, strict=True)]
         shared = [sum(tensors) / len(replicas) for tensors in zip(*own, strict=True)]
-        for net, part, anchor in zip(replicas, nodes, own, strict=True):
+        shifts = [[whole - mine for whole, mine in zip(shared, anchor, strict=True)] for anchor in own]
+        decays, old = [decay_by_hand(before, now) for before, now in zip(old, shifts, strict=True)], shifts
+        for net, part, shift, decay in zip(replicas, nodes, shifts, decays, strict=True):
             for step in range(STEPS):
-                moves = zip(net.parameters(), gradient(net, part), shared, anchor, strict=True)
-                for parameter, g, whole, mine in moves:
-                    parameter.data -= 0.1 * (g + 0.8**step * (whole - mine))
+                for parameter, g, away in zip(net.parameters(), gradient(net, part), shift, strict=True):
+                    parameter.data -= 0.1 * (g + decay**step * away)
         for tensors in zip(*([*net.parameters(), *net.norm.buffers()] for net in replicas), strict=True):
             mean = torch.stack([tensor.data.double() for tensor in tensors]).mean(0)
             for tensor in tensors:

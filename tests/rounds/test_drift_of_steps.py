@@ -25,6 +25,7 @@ from lightning_gnn_dist import (
 )
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
+from tests.rounds.decay import decay_by_hand
 from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
 from tests.strategies.graph_fitting import fit, small_graph
@@ -102,7 +103,7 @@ def by_hand(drift: Drift, correction: Correction | None) -> State:
     parts = [rank == ASSIGNMENT for rank in range(RANKS)]
     weights = [int((train & part).sum()) / int(train.sum()) for part in parts]
     nothing = [torch.zeros_like(each) for each in replicas[0].parameters()]
-    shifts = [nothing] * RANKS
+    shifts, decays = [nothing] * RANKS, [0.8] * RANKS
     for round_idx in range(ROUNDS):
         own: list[Any] = []
         for rank, net in enumerate(replicas):
@@ -110,7 +111,7 @@ def by_hand(drift: Drift, correction: Correction | None) -> State:
             for step in range(STEPS if not round_idx == rank == SILENT else 0):
                 own[rank] = gradient(net, parts[rank], inside)
                 for parameter, mine, shift in zip(net.parameters(), own[rank], shifts[rank], strict=True):
-                    parameter.data -= 0.1 * (mine + 0.8**step * shift)
+                    parameter.data -= 0.1 * (mine + decays[rank] ** step * shift)
         for tensors in zip(*(net.parameters() for net in replicas), strict=True):
             mean = sum(weight * each.data for weight, each in zip(weights, tensors, strict=True))
             for each in tensors:
@@ -123,7 +124,9 @@ def by_hand(drift: Drift, correction: Correction | None) -> State:
             for net in replicas:
                 for parameter, whole in zip(net.parameters(), shared, strict=True):
                     parameter.data -= 0.05 * whole
+        old = shifts
         shifts = [nothing if each is None else [s - m for s, m in zip(shared, each, strict=True)] for each in own]
+        decays = [decay_by_hand(before, now) for before, now in zip(old, shifts, strict=True)]
     return state_of(replicas[0])
 
 

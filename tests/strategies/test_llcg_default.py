@@ -32,12 +32,14 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
+from tests.rounds.decay import decay_by_hand
 from tests.rounds.means.agreement import agreement
 from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
 from tests.strategies.graph_fitting import data_module, fit, model, small_graph
 
 RANKS, STEPS, ROUNDS = 3, 3, 3
+RATE = 0.001  # small: shifts then change little from round to round, and fade more slowly
 EXACT = Outer(momentum=0.8, adaptive=True)  # the default, but for its bits
 
 
@@ -55,7 +57,7 @@ class Plain(SAGE):
         return self.logits(batch.x, batch.edge_index)[: batch.batch_size]
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.parameters(), lr=0.01)
+        return torch.optim.Adam(self.parameters(), lr=RATE)
 
 
 def plain() -> Plain:
@@ -93,8 +95,8 @@ def in_rounds(rank: int, world_size: int, settings: list[tuple[Outer, Correction
 def by_hand(steps: int = STEPS, *, corrects: bool = False) -> State:
     """Local steps that are shifted, a mean with momentum, moments averaged, one correction step for ten, an anchor.
 
-    The shift fades the more slowly the more rounds agree. If the anchor ``corrects``, it is taken before the correction
-    step, which goes along its gradient.
+    The shift of a rank fades the more slowly the less it has changed. If the anchor ``corrects``, it is taken before
+    the correction step, which goes along its gradient.
     """
     corrections, (graph, partition) = math.ceil(steps / 10), double_graph()
     x, y, train = (graph.node_arrays[name] for name in ("x", "y", "train_mask"))
@@ -114,10 +116,10 @@ def by_hand(steps: int = STEPS, *, corrects: bool = False) -> State:
     everyone, parts = torch.arange(400), [partition.nodes(rank) for rank in range(RANKS)]
     share = [int(train[nodes].sum()) / int(train.sum()) for nodes in parts]
     mean, nets = plain(), [plain() for _ in parts]
-    adams = [torch.optim.Adam(net.parameters(), lr=0.01) for net in nets]
-    corrector = torch.optim.Adam(mean.parameters(), lr=0.01 / corrections**0.75)
+    adams = [torch.optim.Adam(net.parameters(), lr=RATE) for net in nets]
+    corrector = torch.optim.Adam(mean.parameters(), lr=RATE / corrections**0.75)
     speed = [torch.zeros_like(p) for p in mean.parameters()]
-    old, decay = list[Tensor](), 0.8
+    old, decays = list[Tensor](), [0.8] * RANKS
 
     def shifts_now() -> list[list[Tensor]]:
         whole = gradient(mean, everyone)
@@ -125,7 +127,7 @@ def by_hand(steps: int = STEPS, *, corrects: bool = False) -> State:
 
     shifts = shifts_now()
     for _ in range(ROUNDS):
-        for net, nodes, adam, shift in zip(nets, parts, adams, shifts, strict=True):
+        for net, nodes, adam, shift, decay in zip(nets, parts, adams, shifts, decays, strict=True):
             net.load_state_dict(mean.state_dict())
             for number in range(steps):
                 step(adam, [g + decay**number * s for g, s in zip(gradient(net, nodes), shift, strict=True)])
@@ -134,8 +136,7 @@ def by_hand(steps: int = STEPS, *, corrects: bool = False) -> State:
             (parameter - sum(w * end[place] for w, end in zip(share, ends, strict=True))).detach()
             for place, parameter in enumerate(mean.parameters())
         ]
-        agreed, old = agreement(ways, old) ** 4, ways
-        momentum, decay = 0.8 * agreed, 1 - 0.2 * (1 - agreed)
+        momentum, old = 0.8 * agreement(ways, old) ** 4, ways
         for place, (parameter, way) in enumerate(zip(mean.parameters(), ways, strict=True)):
             speed[place] = momentum * speed[place] + way
             parameter.data -= speed[place]
@@ -145,10 +146,11 @@ def by_hand(steps: int = STEPS, *, corrects: bool = False) -> State:
                 for state in states:
                     state[moment] = whole.clone()
             corrector.state[parameter] = copy.deepcopy(states[0])
-        shifts = shifts_now()
+        before, shifts = shifts, shifts_now()
         for _ in range(corrections):
             step(corrector, gradient(mean, everyone))
         shifts = shifts if corrects else shifts_now()
+        decays = [decay_by_hand(then, now) for then, now in zip(before, shifts, strict=True)]
     return state_of(mean)
 
 

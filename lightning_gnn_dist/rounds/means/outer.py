@@ -174,10 +174,6 @@ class OuterStep(Part):
     def sizes(self) -> list[int]:
         return [length_of([each for each in self._parameters() if each.requires_grad])]
 
-    def agreement(self) -> float:
-        """Return the projection of the last pseudo-gradient on the one before, in [0, 1]; 0 without such a momentum."""
-        return self._optimizer.agreement if isinstance(self._optimizer, AgreeingMomentum) else 0.0
-
     def state(self) -> dict[str, Any]:
         return {
             "outer": {
@@ -237,11 +233,6 @@ def check_outer(outer: object) -> None:
         check_instance("outer", outer, Outer, "an Outer, such as Outer(lr=0.7), or None")
 
 
-def share_to_keep(agreement: float) -> float:
-    """Return :math:`c^4`, how much to keep of what earlier rounds say."""
-    return agreement**4
-
-
 class AgreeingMomentum(Optimizer):
     r"""An optimizer of meetings with such momentum.
 
@@ -264,7 +255,7 @@ class AgreeingMomentum(Optimizer):
         """Step against the gradients. A closure is not called."""
         self.agreement = self._agreement()
         for group in self.param_groups:
-            weight = group["momentum"] * share_to_keep(self.agreement)
+            weight = group["momentum"] * self.agreement**4
             for parameter in group["params"]:
                 if (gradient := parameter.grad) is None:
                     continue
