@@ -12,13 +12,14 @@ The further a replica walks from the anchor, the less the difference says. So th
 :math:`k` of the round it is multiplied by :math:`d^k`. Without that, rounds of fifty steps diverge.
 
 What an anchor said may still be true at the next one, and then the shift may stay. With :math:`e` the relative change
-of a rank's shift, :math:`s'` at the anchor before and :math:`s` now, the default is
+of a rank's shift, :math:`s'` at the anchor before and :math:`s` now, the default towards the whole graph is
 
 .. math:: d = 1 - 0.2\,\bigl(1 - \exp(-100\,e^2)\bigr), \qquad
     e^2 = \frac{\lVert s - s' \rVert^2}{\lVert s \rVert^2 + \lVert s' \rVert^2}.
 
 So :math:`d` is 1 for a shift that is what it was, and .87 for one that has changed by a tenth. Parts with unlike labels
-have shifts that grow by a third from round to round: if those stay, they throw the models to and fro.
+have shifts that grow by a third from round to round: if those stay, they throw the models to and fro. Towards the mean
+of the ranks :math:`d` is 0.8: their shifts add up to nothing, and would not if each faded in its own way.
 
 Both gradients can be had for nothing, from the second round on: rank :math:`p` has computed :math:`g_p` in its last
 local step, beyond the anchor, and a correction has computed :math:`\bar g`.
@@ -54,7 +55,7 @@ from lightning_gnn_dist.rounds.part import Fit, Part
 from lightning_gnn_dist.rules import Natural, check_fields, within
 
 Towards = Literal["ranks", "global"]
-DECAY = 0.8  # of the default, where the shift changes
+DECAY = 0.8  # by default, where the shift changes
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Drift:
         towards: The mean gradient of the ``"ranks"``, which misses cut edges, or the ``"global"`` gradient of the whole
             graph. Default: ``"global"`` in :class:`LLCGStrategy`, else ``"ranks"``.
         decay: :math:`d` in [0, 1], the factor by which the shift fades with each local step. 1 keeps it. Default: 0.8,
-            and nearer to 1 where the shift is what it was a round ago.
+            and towards the ``"global"`` gradient nearer to 1 where a rank's shift is what it was a round ago.
         anchor_steps: Batches of an anchor gradient, at most; it takes no more than one pass. 0: none, and gradients
             that were computed anyway stand in: of a rank that of its last local step, of the graph that of the
             correction. The first round is not shifted then.
@@ -105,6 +106,7 @@ class DriftCorrection(Part):
         self._parameters: Sequence[Tensor] = []
         self._shift: list[Tensor] = []
         self._decay = DECAY if drift.decay is None else drift.decay  # of this round
+        self._is_measured = drift.decay is None and drift.towards == "global"  # in each round
         self._taken: Counter[int] = Counter()  # steps of each optimizer since the anchor
         self._is_ahead = False  # whether the anchor of the next round is taken
         self._of_steps: dict[int, Tensor] = {}  # the last gradients of this rank, not shifted, by id() of the weight
@@ -182,7 +184,7 @@ class DriftCorrection(Part):
         before = dict(zip(map(id, self._parameters), self._shift, strict=True))
         self._parameters = parameters
         self._shift = [ours - mine for ours, mine in zip(shared, own, strict=True)]
-        if self.drift.decay is None:
+        if self._is_measured:
             earlier = [before.get(id(each)) for each in parameters]
             self._decay = decay_of(change(earlier, self._shift))
         self._taken.clear()
@@ -223,7 +225,7 @@ class DriftCorrection(Part):
         shifts, self._parameters = state["drift"]["shift"], self.fit.dense_parameters()
         _check_shapes(shifts, self._parameters)
         self._shift = [shift.to(each.device) for shift, each in zip(shifts, self._parameters, strict=True)]
-        if self.drift.decay is None:
+        if self._is_measured:
             self._decay = state["drift"].get("decay", DECAY)
         self._taken.clear()
         self._is_first = False

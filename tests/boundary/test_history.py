@@ -37,7 +37,6 @@ from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.layers.models import graph_of
 from tests.ranks import run_ranks
-from tests.rounds.decay import decay_by_hand
 
 RANKS, ROUNDS, STEPS, CHUNKS = 3, 3, 2, 9
 
@@ -84,20 +83,16 @@ class ByHand:
     def learned(self, rounds: int) -> Weights:
         replicas = [model(self.name, self.num_layers) for _ in self.held(0)]
         optimizers = [replica.configure_optimizers() for replica in replicas]
-        old: list[list[Tensor]] = [[] for _ in replicas]
         for number in range(rounds):
             known, parts = rows_of_meeting(replicas[0], self.data), self.held(number)
             anchors = [self.gradient(replica, *part, known) for replica, part in zip(replicas, parts, strict=True)]
-            mean = [torch.stack(each).mean(0) for each in zip(*anchors, strict=True)]
-            shifts = [[m - a for m, a in zip(mean, anchor, strict=True)] for anchor in anchors]
-            decays = [decay_by_hand(before, now) for before, now in zip(old, shifts, strict=True)]
-            old = shifts
-            for replica, optimizer, part, shift, decay in zip(replicas, optimizers, parts, shifts, decays, strict=True):
+            for replica, optimizer, part, anchor in zip(replicas, optimizers, parts, anchors, strict=True):
                 for step in range(STEPS):
                     optimizer.zero_grad()
                     loss_of_part(replica, self.data, *part, known).backward()
-                    for p, away in zip(replica.parameters(), shift, strict=True):
-                        p.grad += self.drifts * decay**step * away
+                    for index, p in enumerate(replica.parameters()):
+                        mean = torch.stack([other[index] for other in anchors]).mean(0)
+                        p.grad += self.drifts * 0.8**step * (mean - anchor[index])
                     optimizer.step()
             self.meet(replicas)
         return weights_of(replicas[0])

@@ -34,7 +34,6 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.rounds.drift import DriftCorrection
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
-from tests.rounds.decay import decay_by_hand
 from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
 from tests.strategies.graph_fitting import data_module, fit, model, small_graph
@@ -109,7 +108,7 @@ def test_the_default_fades_more_slowly_the_less_the_shift_has_changed(
     before: tuple[float, ...], now: tuple[float, ...], decay: float, given: float | None
 ) -> None:
     weight = torch.zeros(2, requires_grad=True)
-    optimizer, drift = torch.optim.SGD([weight], lr=1.0), DriftCorrection(Drift(decay=given))
+    optimizer, drift = torch.optim.SGD([weight], lr=1.0), DriftCorrection(Drift("global", decay=given))
     for shift in [each for each in (before, now) if each]:
         drift.anchor_at([weight], [torch.tensor(shift)], [torch.zeros(2)])
     for factor in (1.0, given or decay):
@@ -119,9 +118,16 @@ def test_the_default_fades_more_slowly_the_less_the_shift_has_changed(
     assert drift.state()["drift"]["decay"] == pytest.approx(given or decay)
 
 
+def test_shifts_towards_the_mean_of_ranks_fade_alike() -> None:
+    weight, drift = torch.zeros(1, requires_grad=True), DriftCorrection(Drift("ranks"))
+    for _ in range(2):
+        drift.anchor_at([weight], [torch.ones(1)], [torch.zeros(1)])
+    assert drift.state()["drift"]["decay"] == 0.8
+
+
 def test_a_weight_that_was_frozen_has_no_shift_to_compare() -> None:
     first, second = (torch.zeros(1, requires_grad=True) for _ in range(2))
-    drift = DriftCorrection(Drift())
+    drift = DriftCorrection(Drift("global"))
     for parameters in ([first], [first, second]):
         drift.anchor_at(parameters, [torch.ones(1)] * len(parameters), [torch.zeros(1)] * len(parameters))
     assert drift.state()["drift"]["decay"] == pytest.approx(0.8 + 0.2 * math.exp(-100 / 3))
@@ -194,16 +200,14 @@ def by_hand(parts: list[list[Tensor]]) -> State:
         logits = net.layers(x[nodes], inside)[train[nodes]]
         return torch.autograd.grad(functional.cross_entropy(logits, y[nodes][train[nodes]]), list(net.parameters()))
 
-    old: list[Any] = [()] * len(replicas)
     for nodes in parts[:ROUNDS]:
         own = [gradient(copy.deepcopy(net), part) for net, part in zip(replicas, nodes, strict=True)]
         shared = [sum(tensors) / len(replicas) for tensors in zip(*own, strict=True)]
-        shifts = [[whole - mine for whole, mine in zip(shared, anchor, strict=True)] for anchor in own]
-        decays, old = [decay_by_hand(before, now) for before, now in zip(old, shifts, strict=True)], shifts
-        for net, part, shift, decay in zip(replicas, nodes, shifts, decays, strict=True):
+        for net, part, anchor in zip(replicas, nodes, own, strict=True):
             for step in range(STEPS):
-                for parameter, g, away in zip(net.parameters(), gradient(net, part), shift, strict=True):
-                    parameter.data -= 0.1 * (g + decay**step * away)
+                moves = zip(net.parameters(), gradient(net, part), shared, anchor, strict=True)
+                for parameter, g, whole, mine in moves:
+                    parameter.data -= 0.1 * (g + 0.8**step * (whole - mine))
         for tensors in zip(*([*net.parameters(), *net.norm.buffers()] for net in replicas), strict=True):
             mean = torch.stack([tensor.data.double() for tensor in tensors]).mean(0)
             for tensor in tensors:

@@ -126,7 +126,8 @@ def by_hand(drift: Drift, correction: Correction | None) -> State:
                     parameter.data -= 0.05 * whole
         old = shifts
         shifts = [nothing if each is None else [s - m for s, m in zip(shared, each, strict=True)] for each in own]
-        decays = [decay_by_hand(before, now) for before, now in zip(old, shifts, strict=True)]
+        if correction:
+            decays = [decay_by_hand(before, now) for before, now in zip(old, shifts, strict=True)]
     return state_of(replicas[0])
 
 
