@@ -106,7 +106,7 @@ class DriftCorrection(Part):
         self._parameters: Sequence[Tensor] = []
         self._shift: list[Tensor] = []
         self._decay = DECAY if drift.decay is None else drift.decay  # of this round
-        self._is_measured = drift.decay is None and drift.towards == "global"  # in each round
+        self._is_measured = drift.decay is None and drift.towards == "global"  # anew in each round
         self._taken: Counter[int] = Counter()  # steps of each optimizer since the anchor
         self._is_ahead = False  # whether the anchor of the next round is taken
         self._of_steps: dict[int, Tensor] = {}  # the last gradients of this rank, not shifted, by id() of the weight
