@@ -103,10 +103,14 @@ class DriftCorrection(Part):
 
     def __init__(self, drift: Drift) -> None:
         self.drift = drift
+        self._is_measured = drift.decay is None and drift.towards == "global"  # the decay, anew in each round
+        self._forget()
+
+    def _forget(self) -> None:
+        """Be as before the first round: a search of the learning rate has had rounds, and the fit begins behind it."""
         self._parameters: Sequence[Tensor] = []
         self._shift: list[Tensor] = []
-        self._decay = DECAY if drift.decay is None else drift.decay  # of this round
-        self._is_measured = drift.decay is None and drift.towards == "global"  # anew in each round
+        self._decay = DECAY if self.drift.decay is None else self.drift.decay  # of this round
         self._taken: Counter[int] = Counter()  # steps of each optimizer since the anchor
         self._is_ahead = False  # whether the anchor of the next round is taken
         self._of_steps: dict[int, Tensor] = {}  # the last gradients of this rank, not shifted, by id() of the weight
@@ -219,6 +223,7 @@ class DriftCorrection(Part):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on with the shift of a checkpoint, or take an anchor if the run that wrote it had none."""
+        self._forget()
         if "drift" not in state:
             self.begin_round()
             return
