@@ -61,6 +61,7 @@ if __name__ == "__main__":
     parser.add_argument("--owned", action="store_true", help="let rows live with one rank each")
     owned = parser.parse_args().owned
 
+    pl.seed_everything(2)
     made = communities(num_nodes=10_000, num_classes=8)
     arrays = {name: array for name, array in made.node_arrays.items() if name != "x"}
     graph = Graph(made.indptr, made.indices, node_arrays=arrays)
