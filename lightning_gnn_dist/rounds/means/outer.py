@@ -241,21 +241,17 @@ class AgreeingMomentum(Optimizer):
         lr: :math:`\eta`.
         momentum: :math:`\beta`.
         nesterov: Whether a step is :math:`d_r + \beta\, c_r^4\, v_r`, as Nesterov's is.
-
-    Attributes:
-        agreement: :math:`c` of the last step; 0 before it.
     """
 
     def __init__(self, parameters: Iterable[Tensor], lr: float, momentum: float, *, nesterov: bool) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "nesterov": nesterov})
-        self.agreement = 0.0
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # torch's may return a loss
         """Step against the gradients. A closure is not called."""
-        self.agreement = self._agreement()
+        agreement = self._agreement()
         for group in self.param_groups:
-            weight = group["momentum"] * self.agreement**4
+            weight = group["momentum"] * agreement**4
             for parameter in group["params"]:
                 if (gradient := parameter.grad) is None:
                     continue
