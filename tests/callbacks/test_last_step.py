@@ -203,7 +203,8 @@ def test_hosts_die_and_come_for_a_step_each(tmp_path: Path) -> None:
     assert [size for size, _ in starts] == [2, 1, 2] and starts[0][1][-1] in (10, 11)
     assert starts[1][1][0] in (10, 11) and starts[1][1][-1] == 14 and starts[2][1] == [*range(14, STEPS + 1)]
     assert _starts((tmp_path / "c.steps").read_text()) == starts[2:]
-    assert "Going on behind step 14" in (tmp_path / "a.said").read_text()
+    said = "".join((tmp_path / f"{host}.said").read_text() for host in "ac")  # either may be the first rank
+    assert "Going on behind step 14" in said
     state = torch.load(tmp_path / "state", weights_only=True)
     assert differs(state, run_ranks(whole, 1)[0]) < TOLERANCE
     assert not (tmp_path / "a").exists() and not (tmp_path / "c").exists()
