@@ -143,7 +143,8 @@ def count(rank: int, world_size: int, folder: Path, shards: int) -> tuple[float,
     return spent, halo * (2 * 8 + bytes_per_row(shard.rows.node_arrays) + 2 * 4 * 8), len(exchanges)
 
 
-@pytest.mark.parametrize("shards", [pytest.param(4, marks=pytest.mark.slow), 2], ids=["one copy", "two copies"])
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [4, 2], ids=["one copy", "two copies"])
 def test_a_halo_is_sent_once(tmp_path: Path, shards: int) -> None:
     graph = small_graph(4000, 20_000)
     save_shards(graph, some_partition(graph, shards), tmp_path / "shares")

@@ -17,6 +17,7 @@ from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import (
     Correction,
+    Drift,
     EverySteps,
     GlobalBatching,
     Graph,
@@ -168,6 +169,21 @@ def test_a_round_is_that_by_hand_and_nearly_so_in_fewer_bits() -> None:
         # Adam's first steps are as long for a gradient near zero, whose sign rounding may change.
         away = sum(float((rounded[name] - expected[name]).square().sum()) for name in exact)
         assert 0 < away < 0.02 * sum(float((start[name] - expected[name]).square().sum()) for name in exact)
+
+
+def calls(rank: int, world_size: int) -> list[float]:
+    """How often a rank calls the step in the second round, of ten local steps."""
+    counted, one = [], Drift(anchor_steps=1)
+    for settings in ({}, {"drift": one}, {"drift": one, "correction": Correction(1, "anchor")}):
+        strategy = LLCGStrategy(EverySteps(10), **settings, **PATIENCE)
+        trainer = fit(strategy, model(), data_module(), world_size, max_epochs=2, limit_val_batches=0)
+        counted.append(float(trainer.callback_metrics["round/gradients"]) / world_size)
+    return counted
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_a_round_calls_the_step_for_two_anchors_and_a_correction() -> None:
+    assert run_ranks(calls, 2) == [[10 + 4 + 4 + 1, 10 + 1 + 1 + 1, 10 + 1 + 1]] * 2
 
 
 def sent(rank: int, world_size: int) -> list[float]:
