@@ -232,7 +232,6 @@ class DriftCorrection(Part):
         self._shift = [shift.to(each.device) for shift, each in zip(shifts, self._parameters, strict=True)]
         if self._is_measured:
             self._decay = state["drift"].get("decay", DECAY)
-        self._taken.clear()
         self._is_first = False
 
 
