@@ -172,10 +172,10 @@ def graph_of(
     assert directory is not None
     data = load(directory, name, seed)
     if train_share is not None:
-        order = torch.randperm(data.num_nodes, generator=torch.Generator().manual_seed(seed))
-        place = order.argsort() / data.num_nodes - train_share
-        data.train_mask = place < 0
-        data.val_mask, data.test_mask = (place >= 0) & (place < (1 - train_share) / 2), place >= (1 - train_share) / 2
+        place = torch.randperm(data.num_nodes, generator=torch.Generator().manual_seed(seed)).argsort()
+        data.train_mask = place < int(train_share * data.num_nodes)
+        data.test_mask = place >= int((1 + train_share) / 2 * data.num_nodes)
+        data.val_mask = ~(data.train_mask | data.test_mask)
     if width is not None and data.x.size(1) > width:
         drawn_at_random = torch.randn(data.x.size(1), width, generator=torch.Generator().manual_seed(0))
         data.x = (data.x @ torch.linalg.qr(drawn_at_random)[0]).contiguous()
