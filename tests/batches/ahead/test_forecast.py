@@ -47,7 +47,10 @@ def test_near_rows_are_not_fetched() -> None:
 
 
 def test_types_without_rows_elsewhere_count_nothing(tmp_path: Path) -> None:
-    """Venues have no rows; with room for all others each is fetched once, and what is held is that of a fit."""
+    """Venues have no rows; with room for all others each is fetched once, and what is held is that of a fit.
+
+    Which of equally useful rows stays differs between processors, so both caches rank rows by the same edges.
+    """
     citations(600).save(tmp_path / "graph")
     graph = Graph.open(tmp_path / "graph")
     rows = DiskRows.of(graph, 9000)
@@ -57,11 +60,15 @@ def test_types_without_rows_elsewhere_count_nothing(tmp_path: Path) -> None:
     for _ in loader.between(0, 150):
         pass
     widths = [table.cache.bytes_per_row for table in rows.of_nodes]
-    types = [Elsewhere(width, torch.zeros_like, lambda ids, width=width: len(ids) * width) for width in widths]
+    edges_from = graph.degrees().split(list(graph.types.num_nodes.values()))
+    types = [
+        Elsewhere(width, of_type.__getitem__, lambda ids, width=width: len(ids) * width)
+        for width, of_type in zip(widths, edges_from, strict=True)
+    ]
     assert sorted(widths) == [0, 32, 64, 128]
     found = forecast(graph, SAMPLER, seeds, None, [0, 9000, 10**6], types, **SIZES)
     assert found.rows * 150 / found.batches == rows.cache.asked
-    assert found.held[0] == 0 < found.held[1] and abs(found.held[1] - rows.cache.hit_rate) < 0.1
+    assert found.held[0] == 0 < found.held[1] and abs(found.held[1] - rows.cache.hit_rate) < 0.02
     once = sum(width * count for width, count in zip(widths, graph.types.num_nodes.values(), strict=True))
     assert found.num_bytes[2] * 150 / found.batches <= once < found.num_bytes[1] * 150 / found.batches
     rows.close()
