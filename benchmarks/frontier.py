@@ -97,6 +97,7 @@ SETTINGS: dict[str, Method] = {
     "Grappa, isolated": every_step(boundary=Isolated()),
     "LLCG": Method(partial(llcg, {}), SUPER, data=around()),
     "LLCG, one anchor": Method(partial(llcg, ONE), SUPER, data=around()),
+    "LLCG, anchors of steps": Method(partial(llcg, OF_STEPS), SUPER, data=around()),
     "LLCG, earlier default": Method(partial(llcg, EARLIER), SUPER, data=around()),
     "LLCG, adaptive rounds": Method(adaptive, SUPER, data=around()),
     "LLCG, fixed momentum": Method(partial(llcg, FIXED), SUPER, data=around()),
@@ -129,6 +130,7 @@ SETTINGS: dict[str, Method] = {
 LONG = (
     "LLCG",
     "LLCG, one anchor",
+    "LLCG, anchors of steps",
     "LLCG, earlier default",
     "LLCG, fixed momentum",
     "LLCG, METIS",
