@@ -127,7 +127,7 @@ def join_store(address: str, port: int, deadline: timedelta) -> Any:
 
     def join() -> None:
         try:
-            _wait_for_listener(address, port, time.monotonic() + deadline.total_seconds())
+            wait_for_listener(address, port, time.monotonic() + deadline.total_seconds())
             store = dist.TCPStore(address, port, None, False, deadline, wait_for_workers=False)  # type: ignore[attr-defined]
             found.set_result(store)
         except Exception as error:  # it is raised where the result is asked for
@@ -141,8 +141,11 @@ def join_store(address: str, port: int, deadline: timedelta) -> Any:
         raise RuntimeError(f"What listens at {address}:{port} says nothing.") from error
 
 
-def _wait_for_listener(address: str, port: int, end: float) -> None:
-    """Try often: torch itself, once refused, waits for half a second or more before it asks again."""
+def wait_for_listener(address: str, port: int, end: float) -> None:
+    """Wait until somebody listens there.
+
+    It tries often: torch itself, once refused, waits for half a second or more before it asks again.
+    """
     for pause in pauses():
         try:
             return socket.create_connection((address, port), timeout=max(1.0, end - time.monotonic())).close()

@@ -21,6 +21,7 @@ from lightning.pytorch import Callback
 
 from lightning_gnn_dist import Halo, Holding, LocalSGDStrategy, RandomPartitioner, TMAStrategy
 from lightning_gnn_dist.callbacks.last_step import LastStep
+from lightning_gnn_dist.wire.addresses import wait_for_listener
 from tests.cli.test_train import SMALL, command
 from tests.data_fitting import trainer
 from tests.ranks import free_port, run_ranks
@@ -172,8 +173,9 @@ def test_hosts_die_and_come_for_a_step_each(tmp_path: Path) -> None:
     """Of two hosts, a torchrun each, one is killed and a third comes: along the curve of one that never stopped."""
     (tmp_path / "train.py").write_text(SCRIPT)
     processes: list[subprocess.Popen[bytes]] = []
+    port = free_port()
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3"]
-    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=run"]
+    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=run"]
     command += ["--local-addr=127.0.0.1", "--rdzv-conf=join_timeout=60,last_call_timeout=8", "--monitor-interval=0.2"]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # as docs/elastic.md says
@@ -185,7 +187,7 @@ def test_hosts_die_and_come_for_a_step_each(tmp_path: Path) -> None:
 
     try:
         start("a")
-        time.sleep(1.0)  # it serves the meeting of hosts
+        wait_for_listener("127.0.0.1", port, time.monotonic() + 60)  # it serves the meeting of hosts, and b dies
         start("b")
         until = time.monotonic() + 240
         while not (tmp_path / "alone").exists():
