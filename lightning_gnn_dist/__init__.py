@@ -5,6 +5,7 @@ graph -> partition -> residency -> sample -> batch -> local step -> meeting -> c
 A folder imports only from those above it, and no two on one line import each other.
 
 checks.py           what a user may pass, and one wording of refusals; no decision about training
+gone.py             what the release before had, and what to use in its place
 joint.py            what folders ask of each other without importing each other, as Protocols; no code that runs
 wire/  graph/       what ranks say to each other, and who is there; nothing about graphs or models
                     the whole graph in RAM or mapped: CSR, arrays, saved files; no partition, no batch
