@@ -23,6 +23,7 @@ from lightning_gnn_dist import (
     AsRanks,
     Correction,
     DiscrepancyProbe,
+    Elastic,
     EverySeconds,
     EverySteps,
     GrappaStrategy,
@@ -51,11 +52,11 @@ def llcg():
     fit({"partitioner": MetisPartitioner()}, strategy=strategy, max_epochs=10, callbacks=[DiscrepancyProbe()])
 
 
-def tma(elastic=False):
-    strategy = TMAStrategy(EverySeconds(1), elastic=elastic)
+def tma(peers=None):
+    strategy = TMAStrategy(EverySeconds(1), peers=peers)
     saver = ModelCheckpoint("checkpoints", save_last=True, enable_version_counter=False)
     parts = {"partitioner": SuperNodePartitioner(1000)}
-    fit(parts, devices=1 if elastic else 2, strategy=strategy, max_epochs=12, callbacks=[saver])
+    fit(parts, devices=2 if peers is None else 1, strategy=strategy, max_epochs=12, callbacks=[saver])
 
 
 def history():
@@ -95,7 +96,7 @@ def fit(parts, module=SAGE, devices=2, ckpt_path=None, **options):
     trainer.test(model, data)
 
 
-STRATEGIES = {"llcg": llcg, "tma": tma, "elastic": partial(tma, elastic=True), "history": history, "grappa": grappa}
+STRATEGIES = {"llcg": llcg, "tma": tma, "elastic": partial(tma, Elastic()), "history": history, "grappa": grappa}
 STRATEGIES |= {"restarted": restarted}
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ sharded/  strategies/  a graph that no host holds: rows fetched from their owner
 callbacks/          what a user may watch a training by, and the record that a run leaves
 pictures/           runs drawn side by side
 cli/                the command `lightning-gnn-dist`; the one place that prints
+extensions/         what a user may pass, a folder each, which nothing above imports: ranks that may die
 """
 
 import ast
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.data.links import LinkSplit as LinkSplit
     from lightning_gnn_dist.data.links import split_edges as split_edges
     from lightning_gnn_dist.data.time_split import split_by_time as split_by_time
+    from lightning_gnn_dist.extensions.elastic.living_peers import Elastic as Elastic
     from lightning_gnn_dist.graph.graph import Graph as Graph
     from lightning_gnn_dist.graph.synthetic import citations as citations
     from lightning_gnn_dist.graph.synthetic import communities as communities
@@ -103,7 +105,6 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.strategies.tma import TMAStrategy as TMAStrategy
     from lightning_gnn_dist.tables.lazy_adam import LazyAdam as LazyAdam
     from lightning_gnn_dist.tables.owned_embedding import OwnedEmbedding as OwnedEmbedding
-    from lightning_gnn_dist.wire.elastic import Elastic as Elastic
 
 __version__ = "0.1.0"
 

@@ -117,6 +117,7 @@ NO_CONSTRUCTORS = {
 }
 # Methods that Lightning or the package calls, never a user.
 NOT_FOR_USERS = {
+    "peers_of",
     *("weigh", "weight_of_rows", "begin_state", "meet", "restore_extra_state", "stages", "steps_of_round"),
     *("importance", "scales", "check_fits", "around", "extra", "refresh_rows", "of_types", "check_graph"),
     *("ask", "keep_apart", "node_columns", "of_graph", "places_of"),

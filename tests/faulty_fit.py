@@ -79,7 +79,7 @@ def main(method: str, fault: str) -> None:
     waits = {"launch": Launch(timedelta(seconds=SECONDS), start_timeout=timedelta(seconds=120), **own)}
     if elastic:
         short = Elastic(patience=SECONDS, timeout=SECONDS, attempts=2)
-        strategy: Any = TMAStrategy(EverySteps(4), elastic=short)
+        strategy: Any = TMAStrategy(EverySteps(4), peers=short)
     else:
         strategy = (LeavesEarly if fault == "early" else LocalSGDStrategy)(EverySteps(4), **waits)
     data = PartitionedDataModule(

@@ -34,8 +34,8 @@ from lightning_gnn_dist import (
     through_layers,
 )
 from lightning_gnn_dist.cli import main as command_line
+from lightning_gnn_dist.extensions.elastic.settings import LIGHTHOUSE, RANK, RANKS
 from lightning_gnn_dist.prepare.reorder import reorder_graph
-from lightning_gnn_dist.wire.elastic import LIGHTHOUSE, RANK, RANKS
 from tests.first_run import run_commands, write_files
 from tests.link_model import LinkSAGE
 from tests.pages import PAGES, ROOT, TUTORIALS, anchors, blocks, links
@@ -49,7 +49,7 @@ QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", 
 # serving/test_page.py.
 ELSEWHERE = {
     "GROUP_WORLD_SIZE": "elastic",
-    "elastic=True)": "elastic",
+    "peers=Elastic())": "elastic",
     "RayDDPStrategy": "hosts",
     "g.edges()": "migration",
     "urlopen": "serving",
@@ -255,7 +255,9 @@ def run_elastic_block(sign: str, launcher: list[str], folder: Path) -> None:
 @pytest.mark.slow
 def test_the_elastic_block_runs_as_its_page_says(tmp_path: Path) -> None:
     pytest.importorskip("torchft", reason="torchft is not installed: pip install lightning-gnn-dist[elastic]")
-    run_elastic_block("elastic=True)", ["lightning_gnn_dist", "elastic", "--ranks", "2", "--", fast_python()], tmp_path)
+    run_elastic_block(
+        "peers=Elastic())", ["lightning_gnn_dist", "elastic", "--ranks", "2", "--", fast_python()], tmp_path
+    )
     assert (tmp_path / "checkpoints" / "last.ckpt").is_file()
 
 

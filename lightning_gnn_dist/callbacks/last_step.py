@@ -72,10 +72,10 @@ class LastStep(Callback):
                 f"LastStep() keeps the state of ranks that step or meet together, got {type(strategy).__name__}: use "
                 "GrappaStrategy(), also on one rank, or a strategy of rounds."
             )
-        if getattr(strategy, "elastic", None) is not None:
+        if getattr(getattr(strategy, "peers", None), "may_change", False):
             raise ValueError(
                 f"LastStep() keeps the state of ranks that meet together, and those of {type(strategy).__name__}"
-                "(elastic=True) bring each other up to date: leave one of the two out."
+                "(peers=Elastic()) bring each other up to date: leave one of the two out."
             )
         if strategy.tables is not None and strategy.num_nodes > 1:
             raise ValueError(

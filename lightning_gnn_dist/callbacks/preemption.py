@@ -52,6 +52,6 @@ class PreemptionCheckpoint(Callback):
 def _stops_together(trainer: Trainer) -> bool:
     """Whether all ranks stop together, as all of them must take part in writing a checkpoint."""
     strategy = trainer.strategy
-    if getattr(strategy, "elastic", None) is not None:
-        return False
-    return isinstance(strategy, RoundStrategy | GrappaStrategy) or trainer.world_size == 1
+    if isinstance(strategy, RoundStrategy):
+        return not strategy.peers.may_change
+    return isinstance(strategy, GrappaStrategy) or trainer.world_size == 1

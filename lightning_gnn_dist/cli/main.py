@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         train.run(arguments)
         return
     options = parser().parse_args(arguments)
-    module = import_module(f"lightning_gnn_dist.cli.{options.module}")
+    module = import_module(options.module)
     _keep_imports(arguments)
     module.run(options)
 

@@ -10,8 +10,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from lightning_gnn_dist.cli.values import Commands, count, gigabits, gigabytes, memory, positive, seconds
+from lightning_gnn_dist.cli.values import Commands, gigabits, gigabytes, memory, positive
 
+_HERE = __name__.rpartition(".")[0]
 PROGRAM = "lightning-gnn-dist"
 PURPOSE = "Train graph neural networks on partitioned graphs."
 SERVE = "serve"
@@ -24,6 +25,7 @@ OF_LIGHTNING = {  # the commands that are listed here and parsed by Lightning
     CHOOSE: "probe a fit, and write it with the strategy that takes least time",
     SERVE: "answer requests by HTTP with what a model says of nodes, also of new ones",
 }
+OF_EXTENSIONS = ("lightning_gnn_dist.extensions.elastic.command",)  # each has add_to(commands) and run(options)
 HOW = "how (default: auto, metis or, for graphs too large for it, or without it, kaminpar, or streaming)"
 OF_CLUSTERS = ("supernodes", "kaminpar-supernodes", "streaming-supernodes")
 PARTITIONERS = ("auto", "metis", "kaminpar", "random", "streaming", *OF_CLUSTERS)
@@ -48,13 +50,15 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of a whole command line: ``module`` of what it returns is the file here that does the work."""
+    """The parser of a whole command line; what it returns has a ``module``, whose ``run(options)`` does the work."""
     version = import_module(__name__.partition(".")[0]).__version__
     whole: argparse.ArgumentParser = Parser(prog=PROGRAM, description=PURPOSE)
     whole.add_argument("--version", action="version", version=f"{PROGRAM} {version}")
     commands = whole.add_subparsers(required=True, metavar="command")
-    for add in (_add_demo, _add_shop, _add_prepare, _add_inspect, _add_divide, _add_reorder, _add_elastic, _add_report):
+    for add in (_add_demo, _add_shop, _add_prepare, _add_inspect, _add_divide, _add_reorder, _add_report):
         add(commands)
+    for module in OF_EXTENSIONS:
+        import_module(module).add_to(commands)
     for name, purpose in OF_LIGHTNING.items():
         commands.add_parser(name, help=purpose, add_help=False)
     return whole
@@ -66,7 +70,7 @@ def _add_demo(commands: Commands) -> None:
     demo.add_argument("--rounds", type=positive, default=10, help="meetings (default: 10)")
     demo.add_argument("--steps", type=positive, default=16, help="local steps in a round (default: 16)")
     demo.add_argument("--nodes", type=positive, default=20_000, help="nodes of the graph (default: 20000)")
-    demo.set_defaults(module="demo")
+    demo.set_defaults(module=f"{_HERE}.demo")
 
 
 def _add_shop(commands: Commands) -> None:
@@ -74,7 +78,7 @@ def _add_shop(commands: Commands) -> None:
     shop.add_argument("out", type=Path, help="the folder to write, which must not exist")
     shop.add_argument("--customers", type=positive, default=3_000, help="how many (default: 3000)")
     shop.add_argument("--seed", type=int, default=0, help="decides everything random (default: 0)")
-    shop.set_defaults(module="shop")
+    shop.set_defaults(module=f"{_HERE}.shop")
 
 
 def _add_prepare(commands: Commands) -> None:
@@ -123,7 +127,7 @@ def _add_prepare(commands: Commands) -> None:
         help="under torchrun: cut the graph so (default: ranges)",
     )
     prepare.add_argument("--overwrite", action="store_true", help="replace a saved graph")
-    prepare.set_defaults(module="prepare")
+    prepare.set_defaults(module=f"{_HERE}.prepare")
 
 
 def _add_inspect(commands: Commands) -> None:
@@ -185,7 +189,7 @@ def _add_inspect(commands: Commands) -> None:
     inspect.add_argument(
         "--fanout", type=positive, nargs="+", default=[15, 10], help="neighbours drawn per hop (default: 15 10)"
     )
-    inspect.set_defaults(module="inspect")
+    inspect.set_defaults(module=f"{_HERE}.inspect")
 
 
 def _add_divide(commands: Commands) -> None:
@@ -195,7 +199,7 @@ def _add_divide(commands: Commands) -> None:
     divide.add_argument("--parts", type=positive, metavar="P", required=True, help="how many shards")
     divide.add_argument("--partitioner", choices=PARTITIONERS, help=HOW)
     _add_partitioner_settings(divide)
-    divide.set_defaults(module="divide")
+    divide.set_defaults(module=f"{_HERE}.divide")
 
 
 def _add_reorder(commands: Commands) -> None:
@@ -211,17 +215,7 @@ def _add_reorder(commands: Commands) -> None:
         "--memory", type=memory, metavar="GB", help="RAM that copying takes, beside 40 bytes a node (default: 2)"
     )
     reorder.add_argument("--overwrite", action="store_true", help="replace a saved graph")
-    reorder.set_defaults(module="reorder")
-
-
-def _add_elastic(commands: Commands) -> None:
-    elastic = commands.add_parser("elastic", help="start ranks that may die and come back, and their lighthouse")
-    elastic.add_argument("--ranks", type=positive, required=True, help="processes on this machine")
-    elastic.add_argument("--restarts", type=count, default=0, help="start dead ranks again, so often (default: 0)")
-    elastic.add_argument("--heartbeat", type=seconds, default=5.0, help="seconds of silence of the dead (default: 5)")
-    elastic.add_argument("--grace", type=seconds, default=30.0, help="seconds to end in on SIGTERM (default: 30)")
-    elastic.add_argument("command", nargs=argparse.REMAINDER, help="-- python train.py ...")
-    elastic.set_defaults(module="elastic")
+    reorder.set_defaults(module=f"{_HERE}.reorder")
 
 
 def _add_report(commands: Commands) -> None:
@@ -230,7 +224,7 @@ def _add_report(commands: Commands) -> None:
     report.add_argument("--out", type=Path, default=Path("report.html"), help="the page (default: report.html)")
     report.add_argument("--png", type=Path, metavar="DIR", help="write the charts as PNG too; needs matplotlib")
     report.add_argument("--metric", help="what to compare by (default: what the runs watch)")
-    report.set_defaults(module="report")
+    report.set_defaults(module=f"{_HERE}.report")
 
 
 def _add_partitioner_settings(command: argparse.ArgumentParser) -> None:

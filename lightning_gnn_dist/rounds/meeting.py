@@ -181,7 +181,12 @@ class HoldsMeetings(Protocol):
 
 
 class Peers:
-    """The ranks that meet: all ranks of the process group, none of which may be missing."""
+    """Who meets: all ranks of the process group, none of which may be missing.
+
+    Whoever meets otherwise overrides what differs.
+    """
+
+    may_change = False  # whether ranks may leave and come, each by itself, and parts are then dealt anew
 
     @property
     def are_several(self) -> bool:
@@ -207,6 +212,13 @@ class Peers:
 
     def leave(self) -> None:
         """Called when the fit is over."""
+
+
+class GathersPeers(Protocol):
+    """What a user passes to say who meets."""
+
+    def peers_of(self, strategy: Any) -> Peers:
+        """Return who meets in the fits of a strategy of rounds; refuse a strategy that does not go with them."""
 
 
 class MeetingCallback(Callback):

@@ -14,13 +14,11 @@ from torch_geometric.loader import LinkLoader, NodeLoader
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.joint import CountsSeeds, GivesAnchors, GivesCorrections
-from lightning_gnn_dist.rounds.clock import AdaptiveSteps
 from lightning_gnn_dist.rounds.correction_gradients import has_own_step
 from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
 from lightning_gnn_dist.rounds.premises import odd_ones
 
 _PYG = NodeLoader, LinkLoader
-_MAY_DIE = "With elastic=True ranks may die at any time."
 OTHER_SPARSE = (
     "A parameter{} has a sparse gradient, and is no table that ranks know: look rows up in an "
     "nn.Embedding(..., sparse=True), or with sparse=False."
@@ -46,13 +44,13 @@ def check_devices(strategy: str, devices: Iterable[Any]) -> None:
 
 def check_trainer(strategy: str, trainer: Trainer, *, has_layer_sync: bool) -> None:
     """Refuse settings of the Trainer that act inside a round, where every rank is alone."""
-    _refuse(
+    refuse_all(
         f"{strategy} trains in rounds, one epoch each, and ranks are alone between meetings.",
         _conflicts(trainer, has_layer_sync),
     )
 
 
-def _refuse(premise: str, conflicts: Iterable[tuple[bool, str]]) -> None:
+def refuse_all(premise: str, conflicts: Iterable[tuple[bool, str]]) -> None:
     """Refuse all that applies, in one sentence each."""
     if found := [reason for applies, reason in conflicts if applies]:
         raise ValueError(f"{premise} " + " ".join(found))
@@ -98,52 +96,10 @@ def refuse_estimate(clock: Any, why: str) -> NoReturn:
     )
 
 
-def check_elastic(trainer: Any, drift: object) -> None:
-    """Refuse settings under which ranks that may die would exchange outside meetings, or name files differently."""
-    conflicts = [
-        (
-            trainer.num_devices * trainer.num_nodes != 1,
-            f"devices={trainer.num_devices}: every rank is a process of its own, so use devices=1, num_nodes=1 and "
-            "start as many processes as ranks (lightning-gnn-dist elastic --ranks 4 -- python train.py).",
-        ),
-        (drift is not None, f"drift={drift} exchanges between meetings: leave it out."),
-        (
-            getattr(getattr(trainer.datamodule, "holding", None), "per", "rank") == "host",
-            'Holding(per="host") takes hosts whose number stays: leave per out.',
-        ),
-    ]
-    for callback in trainer.callbacks:
-        if isinstance(callback, WeightAveraging):
-            conflicts.append(
-                (True, "WeightAveraging keeps weights that a rank which comes back cannot get: leave it out.")
-            )
-        if isinstance(callback, ModelCheckpoint):
-            reason = (
-                "ModelCheckpoint must name files alike on all ranks, whoever writes them: use "
-                "ModelCheckpoint(dirpath=..., enable_version_counter=False), or enable_checkpointing=False."
-            )
-            conflicts.append((callback.dirpath is None or callback._enable_version_counter, reason))
-    _refuse(_MAY_DIE, conflicts)
-
-
-def check_elastic_rounds(clock: object, nonfinite: str, *, overlap: bool) -> None:
-    """Refuse rounds that need all ranks, where ranks may die."""
-    conflicts = [
-        (
-            overlap,
-            "overlap=True sends a mean while ranks train, and one that a dead rank does not finish is held again by "
-            "the others, who must be at the meeting: leave it out.",
-        ),
-        (
-            isinstance(clock, AdaptiveSteps),
-            f"{clock} compares the replicas of all ranks: use EverySteps(16), or EverySeconds(60).",
-        ),
-        (
-            nonfinite != "refuse",
-            f"nonfinite={nonfinite!r} keeps a rank that has NaN, which here ends and comes back: leave it out.",
-        ),
-    ]
-    _refuse(_MAY_DIE, conflicts)
+def check_peers(peers: object) -> None:
+    """Refuse what does not say who meets."""
+    if isinstance(peers, type) or not callable(getattr(peers, "peers_of", None)):
+        raise TypeError(f"peers must say who meets, as Elastic() does, or be None: all ranks; got {shown(peers)}.")
 
 
 def refuse_exchange(strategy: str, what: str) -> None:

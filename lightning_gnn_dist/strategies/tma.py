@@ -18,14 +18,13 @@ from lightning_gnn_dist.checks import check_at_least, shown
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds, RoundClock
 from lightning_gnn_dist.rounds.drift import Drift
-from lightning_gnn_dist.rounds.elastic_rounds import LivingPeers
 from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.means.averaging import Moments
 from lightning_gnn_dist.rounds.means.finite import Nonfinite
 from lightning_gnn_dist.rounds.means.outer import Outer
+from lightning_gnn_dist.rounds.meeting import GathersPeers
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
-from lightning_gnn_dist.wire.elastic import Elastic
 
 Weights = Literal["uniform", "nodes", "steps"]
 
@@ -45,8 +44,8 @@ class TMAStrategy(RoundStrategy):
         clock: Decides when a round ends. Default: ``EverySeconds(30)``.
         weights: Weigh replicas alike (``"uniform"``), by the training nodes of their parts (``"nodes"``), or by the
             steps they took in the round (``"steps"``).
-        elastic: Let ranks die and come back: each is a process of its own (``devices=1``), and the ranks that are
-            alive go on. Needs torchft. ``Elastic(...)`` says how long they wait for each other.
+        peers: Who meets. ``Elastic()`` lets ranks die and come back: each is a process of its own (``devices=1``), and
+            the ranks that are alive go on. Default: all ranks, none of which may be missing.
         failed_ranks: Ranks to count as dead from the start, as in the paper's experiments: nobody learns from their
             parts. They take one batch a round, as Lightning needs one, have weight 0, and share in the evaluation and
             in what ``boundary=History()`` computes.
@@ -60,7 +59,7 @@ class TMAStrategy(RoundStrategy):
         clock: RoundClock | None = None,
         *,
         weights: Weights = "uniform",
-        elastic: bool | Elastic = False,
+        peers: GathersPeers | None = None,
         failed_ranks: Sequence[int] = (),
         buffers: Buffers = "average",
         average_optimizer: Moments = False,
@@ -86,13 +85,11 @@ class TMAStrategy(RoundStrategy):
         for rank in failed_ranks:
             check_at_least(0, **{"failed_ranks: a rank": rank})
         self.failed_ranks = frozenset(map(int, failed_ranks))
-        if not isinstance(elastic, bool | Elastic):
-            raise TypeError(f"elastic must be True, False or Elastic(...), got {shown(elastic)}.")
-        self.elastic = Elastic() if elastic is True else elastic or None
-        if self.elastic is not None:
-            if self.failed_ranks:
-                raise ValueError("failed_ranks simulates what elastic=True lives through: choose one.")
-            self.peers = LivingPeers(self, self.elastic)
+        if peers is not None:
+            refusals.check_peers(peers)
+            self.peers = peers.peers_of(self)
+            if self.failed_ranks and self.peers.may_change:
+                raise ValueError(f"failed_ranks simulates what peers={shown(peers)} lives through: choose one.")
 
     def end_round(self) -> None:
         self.average_replicas()
@@ -111,7 +108,7 @@ class TMAStrategy(RoundStrategy):
         return float(self.own_weight() > 0) if self.weights == "steps" else self.own_weight()
 
     def estimated_steps(self) -> float:
-        if self.elastic is not None and isinstance(self.clock, EveryPass):
+        if self.peers.may_change and isinstance(self.clock, EveryPass):
             refusals.refuse_estimate(self.clock, "parts, and so passes, change with the ranks that are alive")
         return super().estimated_steps()
 

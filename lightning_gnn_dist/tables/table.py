@@ -71,11 +71,11 @@ def refuse_average_of_moments(tables: Sequence[Table]) -> None:
 
 def refuse_elastic(module: nn.Module) -> None:
     """Refuse tables where ranks may die: a meeting that is held again averages whole parameters."""
-    refuse_owned(module, "TMAStrategy(elastic=True)", "TMAStrategy() without elastic")
+    refuse_owned(module, "TMAStrategy(peers=Elastic())", "TMAStrategy() without peers")
     if tables := [table for table in tables_of(module) if table.weight.requires_grad]:
         raise ValueError(
-            f"{tables[0].name} has sparse gradients, and with elastic=True ranks average whole parameters: make it "
-            "with sparse=False, or leave elastic out."
+            f"{tables[0].name} has sparse gradients, and with peers=Elastic() ranks average whole parameters: make it "
+            "with sparse=False, or leave peers out."
         )
 
 

@@ -14,6 +14,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import (
+    Elastic,
     EverySeconds,
     EverySteps,
     GrappaStrategy,
@@ -137,8 +138,8 @@ def test_what_cannot_be_known_at_meetings_is_refused() -> None:
 
 def test_ranks_that_may_die_are_refused() -> None:
     pytest.importorskip("torchft")
-    strategy = TMAStrategy(EverySteps(STEPS), elastic=True)
-    with pytest.raises(ValueError, match=r"with elastic=True ranks may die at any time: use boundary=Halo\(\)"):
+    strategy = TMAStrategy(EverySteps(STEPS), peers=Elastic())
+    with pytest.raises(ValueError, match=r"with peers=Elastic\(\) ranks may die at any time: use boundary=Halo\(\)"):
         trainer(1, strategy).fit(model("SAGE", 3), parts(3))
 
 

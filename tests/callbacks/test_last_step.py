@@ -19,7 +19,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from lightning_gnn_dist import Halo, Holding, LocalSGDStrategy, RandomPartitioner, TMAStrategy
+from lightning_gnn_dist import Elastic, Halo, Holding, LocalSGDStrategy, RandomPartitioner, TMAStrategy
 from lightning_gnn_dist.callbacks.last_step import LastStep
 from lightning_gnn_dist.wire.addresses import wait_for_listener
 from tests.cli.test_train import SMALL, command
@@ -120,7 +120,10 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")
     with pytest.raises(ValueError, match=r"Others may write into .*: give another folder"):
         LastStep(tmp_path / "open").newest()
-    for strategy, match in (("auto", "use GrappaStrategy"), (TMAStrategy(elastic=True), "bring each other up to date")):
+    for strategy, match in (
+        ("auto", "use GrappaStrategy"),
+        (TMAStrategy(peers=Elastic()), "bring each other up to date"),
+    ):
         with pytest.raises(ValueError, match=match):
             LastStep(tmp_path / "own").on_fit_start(trainer(1, strategy), Model())
 

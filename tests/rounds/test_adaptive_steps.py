@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from torch.nn.functional import mse_loss
 
-from lightning_gnn_dist import AdaptiveSteps, EverySteps, LLCGStrategy, TMAStrategy
+from lightning_gnn_dist import AdaptiveSteps, Elastic, EverySteps, LLCGStrategy, TMAStrategy
 from lightning_gnn_dist.rounds.clock import schedule, takes_equal_steps
 from tests.ranks import run_ranks
 from tests.strategies.fitting import State, batches, differs, fit, state_of
@@ -89,6 +89,6 @@ def test_what_it_says_and_refuses() -> None:
     assert lengths == [2, 2, 2] and far == [0.0] * 3  # on one rank there is nothing to measure
     assert LLCGStrategy(CLOCK).outer == LLCGStrategy(EverySteps(2)).outer
     with pytest.raises(ValueError, match=r"die at any time. AdaptiveSteps.* compares the replicas of all ranks"):
-        TMAStrategy(CLOCK, elastic=True)
+        TMAStrategy(CLOCK, peers=Elastic())
     with pytest.raises(ValueError, match=r"longest \(3\) must not be below shortest \(4\)"):
         AdaptiveSteps(4, 3)

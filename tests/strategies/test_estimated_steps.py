@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from torch import Tensor, nn
 
-from lightning_gnn_dist import Elastic, EveryPass, EverySeconds, EverySteps, LocalSGDStrategy, TMAStrategy
+from lightning_gnn_dist import EveryPass, EverySeconds, EverySteps, LocalSGDStrategy, TMAStrategy
 from lightning_gnn_dist.rounds.clock import RoundProgress
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
@@ -168,6 +168,6 @@ def test_what_nobody_can_know_is_refused_with_the_way_out() -> None:
 
 def test_passes_of_ranks_that_come_and_go_have_no_known_length() -> None:
     strategy = TMAStrategy(EveryPass())
-    strategy.elastic = Elastic()
+    strategy.peers.may_change = True
     with pytest.raises(ValueError, match=r"EveryPass\(passes=1\): parts, and so passes, change with the ranks"):
         strategy.estimated_steps()

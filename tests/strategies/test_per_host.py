@@ -17,6 +17,7 @@ from torch_geometric.nn import SAGEConv
 from lightning_gnn_dist import (
     AsRanks,
     Correction,
+    Elastic,
     EverySteps,
     Exchange,
     Graph,
@@ -353,7 +354,7 @@ def test_a_launcher_that_does_not_say_who_shares_a_host_is_refused() -> None:
 def test_ranks_that_may_die_are_refused() -> None:
     pytest.importorskip("torchft")
     with pytest.raises(ValueError, match=r'Holding\(per="host"\) takes hosts whose number stays: leave per out'):
-        trainer(1, TMAStrategy(elastic=True)).fit(Model(), data_of())
+        trainer(1, TMAStrategy(peers=Elastic())).fit(Model(), data_of())
 
 
 @pytest.mark.parametrize(

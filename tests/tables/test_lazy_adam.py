@@ -67,5 +67,5 @@ def test_decay_of_rows_is_refused() -> None:
 
 
 def test_elastic_ranks_refuse_tables() -> None:
-    with pytest.raises(ValueError, match=r"0\.weight has sparse gradients, and with elastic=True .*sparse=False"):
+    with pytest.raises(ValueError, match=r"0\.weight has sparse gradients, and with peers=Elastic\(\) .*sparse=False"):
         refuse_elastic(nets()[0])

@@ -220,5 +220,5 @@ def test_ranks_that_differ_are_named(function: Any, message: str) -> None:
 
 
 def test_ranks_that_may_die_refuse_the_table() -> None:
-    with pytest.raises(ValueError, match=r"table is an OwnedEmbedding, .*elastic=True\).*use TMAStrategy\(\) without"):
+    with pytest.raises(ValueError, match=r"OwnedEmbedding, .*peers=Elastic\(\)\).*use TMAStrategy\(\) without"):
         refuse_elastic(owned(Rows(), "table"))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from lightning_gnn_dist import EverySteps, LLCGStrategy, LocalSGDStrategy, Outer, TMAStrategy
+from lightning_gnn_dist import Elastic, EverySteps, LLCGStrategy, LocalSGDStrategy, Outer, TMAStrategy
 from lightning_gnn_dist.rounds import round_strategy
 from lightning_gnn_dist.rounds.means.overlap import Overlapped
 from lightning_gnn_dist.wire.collectives import traffic
@@ -248,4 +248,4 @@ def test_it_says_what_a_fit_without_overlap_leaves_behind(tmp_path: Path) -> Non
 
 def test_elastic_ranks_refuse_it() -> None:
     with pytest.raises(ValueError, match=r"overlap=True sends .* leave it out"):
-        TMAStrategy(elastic=True, overlap=True)
+        TMAStrategy(peers=Elastic(), overlap=True)

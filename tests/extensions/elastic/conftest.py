@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from lightning_gnn_dist.wire.elastic import LIGHTHOUSE
-from tests.rounds.elastic_fitting import HEARTBEAT_SECONDS
+from lightning_gnn_dist.extensions.elastic.settings import LIGHTHOUSE
+from tests.extensions.elastic.elastic_fitting import HEARTBEAT_SECONDS
 
 
 @pytest.fixture

@@ -31,10 +31,10 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.callbacks.averaged_rounds import AveragedRounds
-from lightning_gnn_dist.wire.elastic import SIGN, waits
+from lightning_gnn_dist.extensions.elastic.settings import SIGN, waits
+from tests.extensions.elastic.elastic_fitting import AWAITED, HEARTBEAT_SECONDS, TIMEOUT_SECONDS, Fate, come_back, train
 from tests.link_model import LinkSAGE, held
 from tests.ranks import RankError, run_ranks, start_ranks
-from tests.rounds.elastic_fitting import AWAITED, HEARTBEAT_SECONDS, TIMEOUT_SECONDS, Fate, come_back, train
 from tests.sage import SAGE
 from tests.strategies.fitting import Net, State, differs, fit, state_of
 
@@ -149,7 +149,7 @@ def share_a_graph(rank: int, world_size: int, folder: str, fate: Fate) -> tuple[
     options: dict[str, Any] = {"sampler": sampler, "batch_size": 8, "loading": Loading(num_threads=0)}
     data = PartitionedDataModule(graph, partitioner=RandomPartitioner(), holding=Holding(cache_dir=folder), **options)
     module = Sharing(32, 4, lr=0.03)
-    strategy = TMAStrategy(EverySteps(5), elastic=Elastic(patience=60, timeout=8, ranks=world_size), weights="nodes")
+    strategy = TMAStrategy(EverySteps(5), peers=Elastic(patience=60, timeout=8, ranks=world_size), weights="nodes")
     trainer = fit(rank, strategy, module, devices=1, train=data, max_epochs=6)
     return module.seeds, module.members, float(trainer.callback_metrics["accuracy"]), state_of(module)
 
@@ -191,7 +191,7 @@ def share_links(rank: int, world_size: int, folder: str, fate: Fate) -> Judged:
     data = LinkDataModule(
         small_split(), partitioner=RandomPartitioner(), sampler=sampler, holding=Holding(cache_dir=folder), **options
     )
-    strategy = TMAStrategy(EverySteps(4), elastic=Elastic(patience=60, timeout=8, ranks=world_size))
+    strategy = TMAStrategy(EverySteps(4), peers=Elastic(patience=60, timeout=8, ranks=world_size))
     module = Judging(8)
     trainer = fit(rank, strategy, module, devices=1, train=data, max_epochs=4)
     targets = Counter(target for batch in module.judged for target in batch)
@@ -210,7 +210,7 @@ def test_those_who_remain_judge_all_held_edges(tmp_path: Path) -> None:
 
 def wait_in_vain(rank: int, world_size: int, sign: str) -> None:
     os.environ[SIGN] = sign
-    fit(rank, TMAStrategy(EverySeconds(0.2), elastic=Elastic(patience=2)), Net(), devices=1)
+    fit(rank, TMAStrategy(EverySeconds(0.2), peers=Elastic(patience=2)), Net(), devices=1)
 
 
 def test_without_a_quorum_a_rank_gives_up_and_the_launcher_sees_it_wait(lighthouse: None, tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ class Taught(Net):
 def teach(rank: int, world_size: int) -> State:
     torch.manual_seed(rank)
     module, elastic = Taught(), Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size)
-    fit(rank, TMAStrategy(EverySteps(3), elastic=elastic), module, devices=1)
+    fit(rank, TMAStrategy(EverySteps(3), peers=elastic), module, devices=1)
     return state_of(module)
 
 
@@ -250,7 +250,7 @@ def test_what_needs_no_gradient_is_equal_after_a_meeting_too(lighthouse: None) -
 def see_other_labels(rank: int, world_size: int) -> None:
     graph = communities(600, 4, num_features=32)
     graph.node_arrays["y"] = graph.node_arrays["y"].roll(rank, 0)
-    strategy = TMAStrategy(EverySteps(5), elastic=Elastic(patience=60, timeout=8, ranks=world_size))
+    strategy = TMAStrategy(EverySteps(5), peers=Elastic(patience=60, timeout=8, ranks=world_size))
     data = PartitionedDataModule(graph, partitioner=RandomPartitioner(), loading=Loading(num_threads=0))
     fit(rank, strategy, SAGE(32, 4), devices=1, train=data)
 
@@ -276,9 +276,9 @@ def saves(**options: Any) -> dict[str, Any]:
 def test_what_needs_the_others_is_refused(options: dict[str, Any], message: str) -> None:
     options = {"devices": 1} | options
     with pytest.raises(ValueError, match=message):
-        fit(0, TMAStrategy(EverySeconds(1), elastic=True), Net(), **options)
+        fit(0, TMAStrategy(EverySeconds(1), peers=Elastic()), Net(), **options)
 
 
 def test_a_rank_without_a_lighthouse_is_told_how_to_start() -> None:
     with pytest.raises(ValueError, match="lightning-gnn-dist elastic --ranks 4"):
-        fit(0, TMAStrategy(EverySeconds(1), elastic=True), Net(), devices=1)
+        fit(0, TMAStrategy(EverySeconds(1), peers=Elastic()), Net(), devices=1)

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gnn_dist import Elastic
+from lightning_gnn_dist.extensions.elastic.membership import Membership, name_of_rank
+from lightning_gnn_dist.extensions.elastic.settings import RANK, RANKS, Sign, check_available, quorum_of
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.elastic import RANK, RANKS, Sign, check_available, quorum_of
-from lightning_gnn_dist.wire.membership import Membership, name_of_rank
 from tests.ranks import join, run_ranks
 
 HAS_TORCHFT = importlib.util.find_spec("torchft") is not None

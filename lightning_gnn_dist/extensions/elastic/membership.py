@@ -28,11 +28,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_gnn_dist.extensions.elastic.settings import LIGHTHOUSE, RANK, Patience, Sign, quieten
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.addresses import HERE, is_loopback, serve_store
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.collectives import flatten, op_of, write_back
-from lightning_gnn_dist.wire.elastic import LIGHTHOUSE, RANK, Elastic, Sign, quieten
 
 _SECONDS_OF_SILENCE = 20.0
 State = dict[str, Any]
@@ -86,7 +86,7 @@ class Membership:
         step: The number of meetings before the checkpoint that this run goes on from.
     """
 
-    def __init__(self, elastic: Elastic, state: Callable[[], State], load_state: Callable[[State], None], step: int):
+    def __init__(self, elastic: Patience, state: Callable[[], State], load_state: Callable[[State], None], step: int):
         self.elastic = elastic
         self.seat = Seat(0, 1)
         self.was_behind = False
@@ -189,7 +189,9 @@ def _lighthouse() -> str:
     return os.environ[LIGHTHOUSE]
 
 
-def _connect(elastic: Elastic, state: Callable[[], State], load_state: Callable[[State], None]) -> tuple[Any, Any, Any]:
+def _connect(
+    elastic: Patience, state: Callable[[], State], load_state: Callable[[State], None]
+) -> tuple[Any, Any, Any]:
     """Return the process group of the members, its manager, and the store that the manager serves from."""
     stays_on_host = is_loopback(urlsplit(_lighthouse()).hostname or "")
     store = serve_store(HERE if stays_on_host else "")
@@ -199,7 +201,7 @@ def _connect(elastic: Elastic, state: Callable[[], State], load_state: Callable[
 
 
 def _manager(
-    elastic: Elastic, state: Callable[[], State], load_state: Callable[[State], None], port: int, stays_on_host: bool
+    elastic: Patience, state: Callable[[], State], load_state: Callable[[State], None], port: int, stays_on_host: bool
 ) -> tuple[Any, Any]:
     quieten()
     from torchft import Manager, ProcessGroupGloo

@@ -29,7 +29,7 @@ def train(rank: int, world_size: int) -> Ended:
     sent: list[float] = []
     Net.on_train_epoch_end = lambda self: sent.append(traffic.bytes_sent)  # type: ignore[method-assign]
     module, elastic = same_start(), Elastic(patience=60, timeout=8, ranks=world_size)
-    fit(rank, TMAStrategy(EverySteps(STEPS), elastic=elastic, outer=OUTER), module, devices=1, max_epochs=ROUNDS)
+    fit(rank, TMAStrategy(EverySteps(STEPS), peers=elastic, outer=OUTER), module, devices=1, max_epochs=ROUNDS)
     return Ended(state_of(module), sent)
 
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch import Tensor
 
+from lightning_gnn_dist.extensions.elastic.membership import Membership, Seat
+from lightning_gnn_dist.extensions.elastic.settings import Patience, check_available
 from lightning_gnn_dist.joint import KeepsRows
 from lightning_gnn_dist.rounds import refusals
+from lightning_gnn_dist.rounds.clock import AdaptiveSteps
 from lightning_gnn_dist.rounds.lightning_internals.loops import set_epoch, set_global_step
 from lightning_gnn_dist.rounds.lightning_internals.trainer import (
     callback_states,
@@ -32,10 +37,9 @@ from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.tables.table import refuse_elastic
 from lightning_gnn_dist.wire.addresses import HERE
 from lightning_gnn_dist.wire.channel import Channel
-from lightning_gnn_dist.wire.elastic import Elastic, check_available
-from lightning_gnn_dist.wire.membership import Membership, Seat
 
 _SECONDS_BETWEEN_CALLS = 0.2
+_MAY_DIE = "With peers=Elastic() ranks may die at any time."
 
 
 class Row(NamedTuple):
@@ -104,9 +108,9 @@ class LivingPeers(Peers):
         elastic: How long members wait for each other.
     """
 
-    def __init__(self, strategy: RoundStrategy, elastic: Elastic) -> None:
+    def __init__(self, strategy: RoundStrategy, elastic: Patience) -> None:
         check_available()
-        refusals.check_elastic_rounds(strategy.clock, strategy.nonfinite, overlap=strategy.overlap)
+        _check_rounds(strategy.clock, strategy.nonfinite, overlap=strategy.overlap)
         self._rounds, self._elastic = strategy, elastic
         self._world = SoloEnvironment()
         strategy.cluster_environment = self._world
@@ -114,6 +118,8 @@ class LivingPeers(Peers):
         self._premises: Premises | None = None  # of the parts that were dealt last, among _dealt_among ranks
         self._dealt_among = self._place = self._told = 0
         self._share, self._moments = Share([]), list[Tensor]()  # what goes into the mean; means of moments in few bits
+
+    may_change = True
 
     @property
     def are_several(self) -> bool:
@@ -123,13 +129,13 @@ class LivingPeers(Peers):
         return self._place == 0
 
     def check(self, trainer: Trainer) -> None:
-        refusals.check_elastic(trainer, self._rounds.drift)
+        _check_trainer(trainer, self._rounds.drift)
         if self._rounds.tables is not None:
             refuse_elastic(trainer.lightning_module)
         data = datamodule_of(trainer)
         if isinstance(data, KeepsRows) and data.keeps_rows():
             raise ValueError(
-                "boundary=History() has all ranks compute rows together, and with elastic=True ranks may die at any "
+                "boundary=History() has all ranks compute rows together, and with peers=Elastic() ranks may die at any "
                 "time: use boundary=Halo()."
             )
 
@@ -306,3 +312,70 @@ def _check_premises(rows: list[Row]) -> None:
             for row in rows
         ]
     )
+
+
+@dataclass(frozen=True)
+class Elastic(Patience):
+    """Ranks that may die and come back, given to a strategy as ``peers``, and how long they wait for each other.
+
+    Args:
+        patience: Seconds to wait for a quorum before the rank gives up. Longer than a round and its validation: a rank
+            that comes back waits for the next meeting of the others.
+        timeout: Seconds that one exchange may take. After that it is tried again, without those who are gone.
+        attempts: How often in a row an exchange is tried again before the rank gives up.
+        ranks: How many ranks to wait for before the first round; later ones join at a meeting. Default: as many as the
+            launcher started; without it, the first quorum.
+        start: Seconds to wait for these ranks, at most.
+    """
+
+    def peers_of(self, strategy: RoundStrategy) -> LivingPeers:
+        """Return the ranks that are alive, as those who meet in the fits of a strategy."""
+        return LivingPeers(strategy, self)
+
+
+def _check_trainer(trainer: Any, drift: object) -> None:
+    """Refuse settings under which ranks that may die would exchange outside meetings, or name files differently."""
+    conflicts = [
+        (
+            trainer.num_devices * trainer.num_nodes != 1,
+            f"devices={trainer.num_devices}: every rank is a process of its own, so use devices=1, num_nodes=1 and "
+            "start as many processes as ranks (lightning-gnn-dist elastic --ranks 4 -- python train.py).",
+        ),
+        (drift is not None, f"drift={drift} exchanges between meetings: leave it out."),
+        (
+            getattr(getattr(trainer.datamodule, "holding", None), "per", "rank") == "host",
+            'Holding(per="host") takes hosts whose number stays: leave per out.',
+        ),
+    ]
+    for callback in trainer.callbacks:
+        if isinstance(callback, WeightAveraging):
+            conflicts.append(
+                (True, "WeightAveraging keeps weights that a rank which comes back cannot get: leave it out.")
+            )
+        if isinstance(callback, ModelCheckpoint):
+            reason = (
+                "ModelCheckpoint must name files alike on all ranks, whoever writes them: use "
+                "ModelCheckpoint(dirpath=..., enable_version_counter=False), or enable_checkpointing=False."
+            )
+            conflicts.append((callback.dirpath is None or callback._enable_version_counter, reason))
+    refusals.refuse_all(_MAY_DIE, conflicts)
+
+
+def _check_rounds(clock: object, nonfinite: str, *, overlap: bool) -> None:
+    """Refuse rounds that need all ranks, where ranks may die."""
+    conflicts = [
+        (
+            overlap,
+            "overlap=True sends a mean while ranks train, and one that a dead rank does not finish is held again by "
+            "the others, who must be at the meeting: leave it out.",
+        ),
+        (
+            isinstance(clock, AdaptiveSteps),
+            f"{clock} compares the replicas of all ranks: use EverySteps(16), or EverySeconds(60).",
+        ),
+        (
+            nonfinite != "refuse",
+            f"nonfinite={nonfinite!r} keeps a rank that has NaN, which here ends and comes back: leave it out.",
+        ),
+    ]
+    refusals.refuse_all(_MAY_DIE, conflicts)

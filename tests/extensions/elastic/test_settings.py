@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gnn_dist.wire.elastic import SIGN, Sign, is_silent, waits
-from lightning_gnn_dist.wire.launching.elastic_launcher import Launcher
+from lightning_gnn_dist.extensions.elastic.launcher import Launcher
+from lightning_gnn_dist.extensions.elastic.settings import SIGN, Sign, is_silent, waits
 
 
 def wait_until(path: Path, *, is_there: bool) -> None:

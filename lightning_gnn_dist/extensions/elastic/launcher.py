@@ -13,8 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
-from lightning_gnn_dist.wire.addresses import own_interface
-from lightning_gnn_dist.wire.elastic import (
+from lightning_gnn_dist.extensions.elastic.settings import (
     LIGHTHOUSE,
     RANK,
     RANKS,
@@ -25,6 +24,7 @@ from lightning_gnn_dist.wire.elastic import (
     quorum_of,
     waits,
 )
+from lightning_gnn_dist.wire.addresses import own_interface
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM, Command, end_all, end_of, handling, start
 
 _SECONDS_BETWEEN_LOOKS = 0.1

@@ -16,8 +16,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from lightning_gnn_dist import Elastic, EverySeconds, Outer, TMAStrategy
+from lightning_gnn_dist.extensions.elastic.membership import MembersChannel, Membership
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
-from lightning_gnn_dist.wire.membership import MembersChannel, Membership
 from tests.strategies.fitting import Net, State, fit, state_of
 
 HEARTBEAT_SECONDS = 1.5
@@ -110,7 +110,7 @@ def train(
     saver = ModelCheckpoint(f"{folder}/saved", save_last=True, enable_version_counter=False)
     elastic = Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size)
     moments = outer is not None and outer.bits is not None
-    strategy = TMAStrategy(EverySeconds(0.4), elastic=elastic, outer=outer, average_optimizer=moments)
+    strategy = TMAStrategy(EverySeconds(0.4), peers=elastic, outer=outer, average_optimizer=moments)
     options: dict[str, Any] = {"callbacks": [saver], "enable_checkpointing": True, "validate": True}
     with told_to_leave():
         fit(rank, strategy, module, devices=1, max_epochs=rounds, ckpt_path=ckpt_path, **options)

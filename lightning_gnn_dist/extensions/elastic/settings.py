@@ -23,18 +23,8 @@ _SECONDS_BETWEEN_TOUCHES = 1.0
 
 
 @dataclass(frozen=True)
-class Elastic:
-    """How long members wait for each other.
-
-    Args:
-        patience: Seconds to wait for a quorum before the rank gives up. Longer than a round and its validation: a rank
-            that comes back waits for the next meeting of the others.
-        timeout: Seconds that one exchange may take. After that it is tried again, without those who are gone.
-        attempts: How often in a row an exchange is tried again before the rank gives up.
-        ranks: How many ranks to wait for before the first round; later ones join at a meeting. Default: as many as the
-            launcher started; without it, the first quorum.
-        start: Seconds to wait for these ranks, at most.
-    """
+class Patience:
+    """How long members wait for each other; :class:`Elastic` says what each number means."""
 
     patience: float = 600.0
     timeout: float = 30.0
@@ -50,7 +40,7 @@ class Elastic:
 def check_available() -> None:
     """Refuse elastic training where torchft is not installed."""
     if importlib.util.find_spec("torchft") is None:
-        raise ValueError("elastic=True needs torchft, which is not installed: pip install lightning-gnn-dist[elastic].")
+        raise ValueError("Elastic() needs torchft, which is not installed: pip install lightning-gnn-dist[elastic].")
 
 
 def quieten() -> None:

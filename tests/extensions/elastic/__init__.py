@@ -1,0 +1,1 @@
+"""Ranks that may die and come back."""
