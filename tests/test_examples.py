@@ -31,6 +31,7 @@ OPTIONS = {
 LINES = [
     f"{path.stem} {options}".strip()
     for path in sorted(EXAMPLES.glob("*.py"))
+    if not path.stem.startswith("from_")  # tests/test_converting.py
     for options in OPTIONS.get(path.stem, [""])
 ]
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeAlias
 from lightning_gnn_dist.checks import check_callable, check_folder, check_path, check_true_or_false, check_words
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.files import flush
-from lightning_gnn_dist.graph.storage.npy import FULL, save
+from lightning_gnn_dist.graph.storage.npy import FULL
 from lightning_gnn_dist.graph.typed.names import EdgeType, within
 from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.graph.user_ids import keep_ids
@@ -26,9 +26,7 @@ from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.prepare.agreement import RENAMED, WRITTEN, check_alike, needs_no_rank
 from lightning_gnn_dist.prepare.databases.manifest import is_database
 from lightning_gnn_dist.prepare.databases.source import inputs_of_database, tables_of
-from lightning_gnn_dist.prepare.files.chunked_graph import inputs_of_chunks, is_chunked
 from lightning_gnn_dist.prepare.files.inputs import EDGE, Inputs, check_carried, with_reverse
-from lightning_gnn_dist.prepare.files.partition_folder import inputs_of_partition, is_partitioned
 from lightning_gnn_dist.prepare.one_shard import OneShard, Part, check_assignment, inputs_of, part_of, reading_of
 from lightning_gnn_dist.prepare.reading import Reading
 from lightning_gnn_dist.prepare.refusals import check_tables, check_types
@@ -83,8 +81,7 @@ def prepare_graph(
             ``train_mask.npy`` or ``train_idx.npy``, ..., ``num_nodes.npy``. Of several types a folder with folders
             ``nodes`` and ``edges``: for each type a table, text or Parquet, or an ``.npz`` or folder of such arrays.
             Rows of nodes have an id; edges are called ``<source type>__<name>__<destination type>``. Where nodes are
-            arrays, their ids count from 0. Tables with keys: RelBench's folder, or one with a ``database.yaml``. Or a
-            chunked graph of DGL and GraphStorm (``metadata.json``), or a folder of PyG's ``Partitioner``.
+            arrays, their ids count from 0. Tables with keys: RelBench's folder, or one with a ``database.yaml``.
         out: The directory to write. Of a shard the directory of the shards, of which this host gets ``shares.json`` and
             its own shard.
         shard: Which shard to write, instead of the whole graph. Each host reads all files and keeps its own nodes and
@@ -159,10 +156,6 @@ class Preparation:
         """The files of the source."""
         if is_database(self.source):
             return inputs_of_database(self.source, frozenset(self.drop))
-        if is_chunked(self.source):
-            return inputs_of_chunks(self.source, self.nodes, frozenset(self.drop), self.time)
-        if is_partitioned(self.source):
-            return inputs_of_partition(self.source, self.nodes, frozenset(self.drop), self.time)
         return Inputs.of(self.source, self.nodes, frozenset(self.drop), self.time)
 
     @cached_property
@@ -284,9 +277,7 @@ class Preparation:
         progress = partial(on_progress, "taking the fingerprint")
         prepared = describe(self._draft, names, self.inputs.halves, types, at_once, progress)
         for kind, files in self.inputs.nodes.items():
-            if files.ids is not None and self.shard is None:
-                save(self._of_nodes(kind) / "ids.npy", files.ids())
-            if (files.table or files.ids) is not None and self.shard is None:
+            if files.table is not None and self.shard is None:
                 keep_ids(self._of_nodes(kind) / "ids.npy", self._draft, kind)
         journal.record(is_written=True)
         self.reading.each(0)  # what has been renamed serves no other rank any more

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from lightning_gnn_dist.prepare.files.inputs import Inputs
-from lightning_gnn_dist.prepare.files.partition_folder import is_partitioned
 from lightning_gnn_dist.prepare.one_shard import OneShard
 
 
@@ -18,7 +17,7 @@ def check_types(
             f"{source} says itself which columns are times and keys, and which questions are to train on: leave "
             "--nodes, --undirected, --time, --reverse and --split out."
         )
-    if inputs.have_names and (undirected or (nodes and not is_partitioned(source))):
+    if inputs.have_names and (undirected or nodes):
         raise ValueError(
             f"{source} holds several types: their nodes are known (no --nodes), and the reverse of an edge is of "
             "another type (--reverse, no --undirected)."

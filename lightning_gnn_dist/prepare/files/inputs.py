@@ -11,7 +11,6 @@ import torch
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, within
 from lightning_gnn_dist.prepare.files.arrays import Entry, entries, load_pyg, names_in, number_in
 from lightning_gnn_dist.prepare.files.columns import ALIASES, check_drop, check_purposes, id_of, purpose_of
@@ -49,7 +48,6 @@ class NodeFiles:
         arrays: The arrays per node, and lists of nodes (``train_idx``), by their names in a graph.
         num_nodes: The number of nodes; None if a table or the edges tell.
         float_labels: Whether a label with fractions is the answer of a regression.
-        ids: Reads the users' ids of the nodes, where no table tells them.
     """
 
     source: Path
@@ -57,7 +55,6 @@ class NodeFiles:
     arrays: dict[str, RowFiles]
     num_nodes: int | None
     float_labels: bool = False
-    ids: Callable[[], Column] | None = None
 
     @classmethod
     def of(cls, source: Path, found: Mapping[str, Entry], table: Path | None = None) -> NodeFiles:
