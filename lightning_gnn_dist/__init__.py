@@ -97,7 +97,6 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.sampling.temporal import TemporalSampler as TemporalSampler
     from lightning_gnn_dist.sampling.walk import RandomWalkSampler as RandomWalkSampler
     from lightning_gnn_dist.sampling.whole import WholePartSampler as WholePartSampler
-    from lightning_gnn_dist.strategies.auto import AutoStrategy as AutoStrategy
     from lightning_gnn_dist.strategies.correction import Correction as Correction
     from lightning_gnn_dist.strategies.grappa import GrappaStrategy as GrappaStrategy
     from lightning_gnn_dist.strategies.llcg import LLCGStrategy as LLCGStrategy

@@ -16,21 +16,6 @@ import pytest
 import lightning_gnn_dist
 from tests.pages import PAGES, ROOT, TUTORIALS
 
-CHOOSING = ROOT / "docs" / "choosing.md"
-ACCURACY = {
-    "whole graph": "full",
-    "averaging": "metis",
-    "LLCG, paper": "metis-llcg-1",
-    "LLCG, default": "metis-default",
-}
-LINKS = {
-    "whole graph": "full",
-    "averaging": "randomtma-fetch",
-    "isolated METIS": "metis",
-    "isolated super-nodes": "supertma",
-    "LLCG": "metis-llcg",
-}
-
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -74,7 +59,6 @@ def test_measurements_are_pages_of_their_own(site: Path) -> None:
         assert html.escape(path.read_text().splitlines()[0].lstrip("# "), quote=False) in page
         assert f'href="benchmarks/{path.stem}.html"' in choosing.partition('id="all-measurements"')[2]
     assert "0.738 ± 0.026" in (site / "benchmarks" / "accuracy.html").read_text() and "0.738 ± 0.026" not in choosing
-    assert 'href="benchmarks/frontier.html#what-llcg-could-leave-out"' in choosing
 
 
 @pytest.mark.slow
@@ -157,21 +141,3 @@ def _strings(path: Path) -> str:
 @pytest.mark.parametrize("page", [page for page in PAGES[1:] if page.stem != "api"], ids=lambda page: page.stem)
 def test_a_page_begins_with_what_you_can_do_after_it(page: Path) -> None:
     assert re.match(r"# .+\n\nAfter this page you (can|know) ", page.read_text())
-
-
-@pytest.mark.parametrize(
-    ("name", "methods", "model"), [("accuracy", ACCURACY, "| sage "), ("links", LINKS, "")], ids=["accuracy", "links"]
-)
-def test_the_short_tables_are_those_of_the_measurements(name: str, methods: dict[str, str], model: str) -> None:
-    measured = (ROOT / "benchmarks" / f"{name}.md").read_text()
-    text = CHOOSING.read_text().split(f"../benchmarks/{name}.md", 1)[1]
-    head, _, *rows = [line.strip("| ").split(" | ") for line in text.split("\n\n")[1].splitlines()]
-    columns = [method for title in head[1:] for start, method in methods.items() if title.startswith(start)]
-    for graph, *figures in rows:
-        for method, figure in zip(columns, figures, strict=True):
-            assert re.search(
-                rf"^\| {graph} {re.escape(model)}\| {method} \|.* 0{re.escape(figure)} ±", measured, re.M
-            ), (
-                graph,
-                method,
-            )

@@ -47,9 +47,8 @@ def test_the_list_for_tests_has_every_strategy() -> None:
     ours = {
         name for name in StrategyRegistry if StrategyRegistry[name]["strategy"].__module__.startswith("lightning_gnn")
     }
-    known = every_strategy().keys() | {"choose"}  # which becomes one of the others
-    assert {name for name in ours if "." not in name} == known
-    assert len(ours) == 2 * len(known)  # each by the path of its class, too
+    assert {name for name in ours if "." not in name} == every_strategy().keys()
+    assert len(ours) == 2 * len(every_strategy())  # each by the path of its class, too
 
 
 def test_a_trainer_of_pytorch_lightning_is_told_of_the_other_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +57,7 @@ def test_a_trainer_of_pytorch_lightning_is_told_of_the_other_package(monkeypatch
     stranger.StrategyRegistry = SimpleNamespace(register=lambda name, maker, **_: made.update({name: maker}))
     monkeypatch.setitem(sys.modules, "pytorch_lightning.strategies", stranger)
     tell_lightning(lambda: None)
-    assert made.keys() == every_strategy().keys() | {"choose"}
+    assert made.keys() == every_strategy().keys()
     for name, make in every_strategy().items():
         with pytest.raises(TypeError, match=r"import lightning\.pytorch as pl"):
             made[name]()

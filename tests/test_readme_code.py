@@ -60,7 +60,6 @@ THEN = {
     "best_links(": "trainer.fit(model, data)",
     "batch.blocks, strict=True):\n    x =": "assert x.shape == (batch.batch_size, 4)",
     '(pyg_data).save("my_graph")': "pl.Trainer().fit(model, data)",
-    "strategy=AutoStrategy()": "trainer.fit(model, data)",
     "strategy = LLCGStrategy(": "pl.Trainer(strategy=strategy).fit(model, data)",
     "split_edges(graph, val=": "trainer.fit(LinkSAGE(8), data)",
     "batch.edge_label)": "assert training_step(Encoder(8), link_batch()).item() > 0",

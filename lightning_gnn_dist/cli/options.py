@@ -16,13 +16,11 @@ _HERE = __name__.rpartition(".")[0]
 PROGRAM = "lightning-gnn-dist"
 PURPOSE = "Train graph neural networks on partitioned graphs."
 SERVE = "serve"
-CHOOSE = "choose"
 OF_LIGHTNING = {  # the commands that are listed here and parsed by Lightning
     "fit": "train as a configuration says",
     "validate": "evaluate on the validation nodes",
     "test": "evaluate on the test nodes",
     "predict": "write what a model says of every node",
-    CHOOSE: "probe a fit, and write it with the strategy that takes least time",
     SERVE: "answer requests by HTTP with what a model says of nodes, also of new ones",
 }
 OF_EXTENSIONS = ("lightning_gnn_dist.extensions.elastic.command",)  # each has add_to(commands) and run(options)

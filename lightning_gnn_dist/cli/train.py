@@ -26,12 +26,11 @@ from lightning_gnn_dist.callbacks.last_step import LastStep
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
 from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
 from lightning_gnn_dist.callbacks.run_report import RunReport
-from lightning_gnn_dist.cli.choose import ChoosingTrainer, write
 from lightning_gnn_dist.cli.mistakes.config_file import check_files
 from lightning_gnn_dist.cli.mistakes.misspelt import check_strategy, hint
 from lightning_gnn_dist.cli.mistakes.refusals import REFUSALS, own_refusal, reading_checkpoint
 from lightning_gnn_dist.cli.mistakes.value_errors import check_values, in_one_line, with_path
-from lightning_gnn_dist.cli.options import CHOOSE, PROGRAM, PURPOSE, SERVE
+from lightning_gnn_dist.cli.options import PROGRAM, PURPOSE, SERVE
 from lightning_gnn_dist.cli.serve import ServingTrainer, check_extra
 from lightning_gnn_dist.cli.values import nodes_named, words_in
 from lightning_gnn_dist.data.best_links import best_links
@@ -47,7 +46,6 @@ from lightning_gnn_dist.prepare.shard import Bounds
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 
 SINCE = "since:"  # begins what names the nodes that are newer than a version
-TRAINERS: dict[str, type[Trainer]] = {SERVE: ServingTrainer, CHOOSE: ChoosingTrainer}  # of commands of our own
 FIT, OF_WEIGHTS = "fit", ("validate", "test", "predict")
 OF_FIT = {"report": True, "weights_only": None}  # options that other commands do not take, and their defaults
 
@@ -68,7 +66,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
             given[:1],
             LightningModule,
             PartitionedDataModule,
-            trainer_class=TRAINERS.get(given[0], Trainer) if given else Trainer,
+            trainer_class=ServingTrainer if given[:1] == [SERVE] else Trainer,
             subclass_mode_model=True,
             subclass_mode_data=True,
             parser_class=Parser,
@@ -136,9 +134,8 @@ class TrainCLI(LightningCLI):
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         commands = LightningCLI.subcommands()
         commands["predict"].add("return_predictions")  # to whom? They need not fit into RAM
-        for name, kind in TRAINERS.items():
-            if self.trainer_class is kind:
-                return {name: {"model", "datamodule"}}
+        if self.trainer_class is ServingTrainer:
+            return {SERVE: {"model", "datamodule"}}
         return {name: skip for name, skip in commands.items() if name in self._given} or commands
 
     def _parse_ckpt_path(self) -> None:
@@ -182,17 +179,6 @@ class TrainCLI(LightningCLI):
             rank_zero_info(f"No --ckpt_path: {subcommand} computes with the weights that the model begins with.")
         with self._refusals_in_one_line():
             super()._run_subcommand(subcommand)
-
-    def choose(self, **kwargs: Any) -> None:
-        """Called in place of ``trainer.choose``."""
-        decision, found = self.trainer.choose(**kwargs)  # type: ignore[attr-defined]
-        if not self.trainer.is_global_zero:
-            return
-        options = self.config[CHOOSE].clone()
-        out = Path(options.pop("out"))
-        options.pop("overwrite")
-        lines = write(self._parser(CHOOSE).dump(options, skip_validation=True), decision, found, self.trainer, out)
-        print(*lines, f"{out} is the configuration of that fit.", sep="\n", flush=True)
 
     def before_fit(self) -> None:
         """Called when the trainer is there: watch what the fit costs, and let a preempted one go on."""

@@ -23,7 +23,6 @@ _CLASSES = {  # by `strategy_name`; imported when a Trainer is made with one
     "llcg": ("llcg", "LLCGStrategy"),
     "tma": ("tma", "TMAStrategy"),
     "grappa": ("grappa", "GrappaStrategy"),
-    "choose": ("auto", "AutoStrategy"),
 }
 
 

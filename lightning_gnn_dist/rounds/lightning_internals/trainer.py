@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from lightning.fabric.utilities.distributed import _init_dist_connection
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins.precision import Precision
-from lightning.pytorch.strategies import DDPStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
@@ -78,25 +78,6 @@ def join_process_group(strategy: DDPStrategy, store: Any) -> None:
         timeout=strategy._timeout,
         device_id=device if device.type != "cpu" else None,
     )
-
-
-def exchange_strategy(trainer: Trainer, strategy: Strategy) -> None:
-    """Let a fit whose ranks are there, and whose strategy is not yet set up, go on with another one. Collective.
-
-    The data module, which reads the strategy, must be at rest, and is set up again.
-    """
-    connector, data = trainer._accelerator_connector, datamodule_of(trainer)
-    module, launcher = trainer.strategy.lightning_module, trainer.strategy.launcher
-    assert module is not None
-    connector.strategy = strategy
-    connector._lazy_init_strategy()
-    strategy._launcher = launcher  # that has started the ranks, if any has
-    strategy.connect(module)
-    strategy.setup_environment()
-    if data is not None:
-        data.trainer = trainer
-        trainer._data_connector.prepare_data()
-        data.setup("fit")
 
 
 def callback_states(trainer: Trainer) -> dict[str, Any]:
