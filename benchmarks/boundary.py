@@ -36,13 +36,9 @@ from lightning_gnn_dist.wire.collectives import traffic
 WAYS: list[Boundary] = [
     Isolated(),
     Exchange(),
-    Exchange(sums=True),
     Exchange(overlap=True),
     Exchange(every=5),
     Exchange(share=0.1),
-    Exchange(bits=16),
-    Exchange(bits=8),
-    Exchange(bits=8, overlap=True),
 ]
 SENT = Path("/sys/class/net") / os.environ.get("GLOO_SOCKET_IFNAME", "lo") / "statistics/tx_bytes"
 

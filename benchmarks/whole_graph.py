@@ -1,13 +1,11 @@
-"""What training on whole graphs costs: sums in the place of rows between ranks, and layers in blocks on one.
+"""What training on a whole graph in blocks costs.
 
-    python benchmarks/whole_graph.py sums DIRECTORY --graphs arxiv_topology coauthor_cs
     python benchmarks/whole_graph.py blocks DIRECTORY --graphs arxiv_topology amazon_computers --megabytes 200
     python benchmarks/whole_graph.py blocks --nodes 200000 --megabytes 600
 
-DIRECTORY holds ``<graph>.npz`` files and a ``read.py`` with ``to_pyg(path, split=...)``. The megabytes of ``sums`` are
-those of the rank that sends most in a step of a SAGE of three layers of width 64, in which all nodes are seeds. A step
-of ``blocks`` is that of a SAGE of eight layers of width 256 on all nodes; plain and in blocks take turns, each in a
-process of its own; CPU time of the second step, and the most memory that the process has held. Figures are means over
+DIRECTORY holds ``<graph>.npz`` files and a ``read.py`` with ``to_pyg(path, split=...)``. A step is that of a
+SAGE of eight layers of width 256 on all nodes; plain and in blocks take turns, each in a process of its own;
+CPU time of the second step, and the most memory that the process has held. Figures are means over
 ``--seeds``, of partitions and of weights, and how far from each other they are at most.
 """
 
@@ -15,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import itertools
 import logging
 import resource
 import statistics
@@ -32,15 +29,7 @@ import lightning.pytorch as pl
 import torch
 from harness import LayeredSAGE, machine
 
-from lightning_gnn_dist import (
-    Exchange,
-    Graph,
-    MetisPartitioner,
-    PartitionedDataModule,
-    RandomPartitioner,
-    WholePartSampler,
-)
-from lightning_gnn_dist.boundary.prices import prices
+from lightning_gnn_dist import Graph, PartitionedDataModule, WholePartSampler
 
 LAYERS, WIDTH, CLASSES = 8, 256, 16
 DEGREE, FEATURES = 10, 32  # of the generated graph
@@ -128,23 +117,9 @@ def spread(figures: Sequence[float], unit: str) -> str:
     return f"{statistics.mean(figures):8.2f} {unit} ({min(figures):.2f} to {max(figures):.2f})"
 
 
-def run_sums(graph: Graph, name: str, num_seeds: int) -> None:
-    for partitioner, num_parts in itertools.product((MetisPartitioner(), RandomPartitioner()), (4, 8)):
-        start, found = time.process_time(), []
-        for seed in range(num_seeds):
-            partition = partitioner(graph, num_parts, seed=seed)
-            sent = {each.boundary: each.bytes_sent for each in prices(graph, partition, partition.report(graph), 3, 64)}
-            found.append((sent[Exchange()] / 1e6, sent[Exchange(sums=True)] / 1e6))
-        rows, sums = zip(*found, strict=True)
-        saved = [100 * (1 - few / many) for many, few in found]
-        told = f"{name:18} {type(partitioner).__name__:18} {num_parts}  {statistics.mean(rows):8.2f} MB"
-        told += f"  {statistics.mean(sums):8.2f} MB with sums  {spread(saved, '% less')}"
-        print(f"{told}  ({(time.process_time() - start) / num_seeds:.1f} s to cut and to price)", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("what", choices=["sums", "blocks", "one"])
+    parser.add_argument("what", choices=["blocks", "one"])
     parser.add_argument("directory", type=Path, nargs="?")
     parser.add_argument("--graphs", nargs="*", default=[])
     parser.add_argument("--nodes", type=int, default=0, help="of a generated graph")
@@ -161,9 +136,6 @@ def main() -> None:
         return
     print(machine())
     for name in options.graphs or [None]:
-        if options.what == "sums":
-            run_sums(read(options.directory, name), name, options.seeds)
-            continue
         print(name or f"{options.nodes:,} nodes", flush=True)
         where = [str(options.directory), "--graphs", name] if name else ["--nodes", str(options.nodes)]
         compare_blocks(options, where)

@@ -48,7 +48,7 @@ def shown(value: object) -> str:
 
 
 def brief(value: Any) -> str:
-    """Return how a dataclass is written, without the fields that are at their defaults: ``Exchange(bits=8)``."""
+    """Return how a dataclass is written, without the fields that are at their defaults: ``Exchange(every=5)``."""
     fields = [(each.name, getattr(value, each.name), each.default) for each in dataclasses.fields(value)]
     given = [f"{name}={chosen!r}" for name, chosen, default in fields if chosen != default]
     return f"{type(value).__name__}({', '.join(given)})"

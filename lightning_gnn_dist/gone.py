@@ -12,6 +12,8 @@ GONE: dict[str, str] = {
     "AutoStrategy": "GrappaStrategy() first, and rounds where a step's bytes take longer than it (docs/choosing.md)",
     "Trainer.strategy='choose'": "name one, 'grappa' first (docs/choosing.md has a table)",
     "lightning-gnn-dist choose": "fit, with the strategy that the table of docs/choosing.md names",
+    "Exchange.bits": "take Exchange(), or send less with share, every or overlap",
+    "Exchange.sums": "take Exchange(), which computes the same step",
 }
 
 

@@ -58,7 +58,7 @@ BOUNDARIES: list[Boundary] = [
     Halo(2),
     Auto(),
     Exchange(),
-    Exchange(bits=8, every=2, overlap=True, share=0.5),
+    Exchange(every=2, overlap=True, share=0.5),
     History(),
     Fetch(),
 ]

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_instance
+from lightning_gnn_dist.checks import brief, check_instance
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import bytes_per_node
 from lightning_gnn_dist.graph.rows import Lookup
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.rules import Count, Fraction, Hops, Natural, check_fields
-from lightning_gnn_dist.wire.codec import Bits, Codec
 from lightning_gnn_dist.wire.shipments import Thrift
 
 Every = Literal["round"]
@@ -144,7 +142,7 @@ class Halo(Boundary):
         return held[1:]
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class Exchange(Boundary):
     """Senders outside a part are computed by the ranks that own them, layer by layer, in every step.
 
@@ -159,9 +157,6 @@ class Exchange(Boundary):
     training nodes.
 
     Args:
-        bits: Bits of a number on the wire, 8 or 16, for rows and for their gradients. They are rounded up or down at
-            random, so that they are right in the mean; a rank's own rows are not rounded. Default: as they are
-            computed, which is exact.
         every: Steps for which received rows are used: with ``every=5`` rows and gradients are sent in one step of five,
             and rows are up to four steps old. Gradients are added in that step alone.
         overlap: Whether a step uses what was sent in the step before, while its own rows are under way. So no step but
@@ -169,16 +164,11 @@ class Exchange(Boundary):
         share: The share of the rows, in (0, 1], that two ranks send each other, with their gradients: as many of those
             that they share, drawn anew each time, and multiplied so that sums and means over neighbours are right in
             the mean (BNS-GCN). The others are zero in that step, which is not for attention or maxima.
-        sums: Whether a rank may send sums over neighbours in the place of their rows, where these are fewer
-            (SuperGCN). A step is exactly that of one process. It is for layers that add up their neighbours' rows, all
-            alike or by ``batch.edge_weight``, which the first step tries, and for graphs without types.
     """
 
-    bits: Bits | None = None
     every: Count = 1
     overlap: bool = False
     share: Fraction = 1.0
-    sums: bool = False
     exchanges = True
 
     def __post_init__(self) -> None:
@@ -187,23 +177,12 @@ class Exchange(Boundary):
             raise ValueError("share=0.0 sends no row at all: take boundary=Isolated(), or a share above 0.")
 
     def __repr__(self) -> str:
-        given = {
-            each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default
-        }
-        return f"Exchange({', '.join(f'{name}={value!r}' for name, value in given.items())})"
-
-    def check_fits(self, graph: Graph) -> None:
-        if self.sums and have_names(graph.types):
-            raise ValueError(
-                f"boundary={self} is for a graph without types, as a sum would stand for the edges of one type alone: "
-                "leave sums out."
-            )
+        return brief(self)
 
     @property
     def thrift(self) -> Thrift:
         """How it saves bytes and time."""
-        codec = None if self.bits is None else Codec(self.bits)
-        return Thrift(codec, self.every, self.overlap, self.share, self.sums)
+        return Thrift(self.every, self.overlap, self.share)
 
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
         return Halo().around(graph, residents, edges_into, seed)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,6 @@ from lightning_gnn_dist.batches.loader import Batches
 from lightning_gnn_dist.batches.one_hop import LayerView, Nodes, RowsOfTypes, one_hop, seen_by_layers
 from lightning_gnn_dist.batches.part_batch import OfPart, part_batch_of
 from lightning_gnn_dist.batches.source import WRITTEN, writes_of
-from lightning_gnn_dist.boundary.partial_sums import NOT_LINEAR, Planning, Sums, adds_up
 from lightning_gnn_dist.engine.sample import Sample, has_ids
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup, edge_positions, starts_of
@@ -55,14 +53,12 @@ class LayerPlan:
         num_remote: The nodes of other ranks whose rows it needs: the first behind all own nodes.
         route: How the rows of the layer before get to the ranks that need them. None for input rows: each rank has
             those that it needs.
-        sums: What travels in the place of rows, if sums do; then ``route`` is their way.
     """
 
     num_dst: int
     num_own: int
     num_remote: int
     route: Route | None
-    sums: Sums | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,17 +112,6 @@ def exchange_plan(part: Graph, seeds: Tensor, owners: Owners, channel: Channel, 
         needs.insert(0, (told, asked))
     reach.go_on(1)
     return _planned(part, reach, [None, *needs], seeds.numel(), seeds.numel() / total)
-
-
-def with_sums(plan: ExchangePlan, part: Graph, owners: Owners, channel: Channel) -> ExchangePlan:
-    """The plan for a graph without types, with partial sums where they are fewer than rows. Collective."""
-    nodes, (num_own,) = plan.sample.nodes, plan.num_own
-    planning = Planning(part, plan.sample, num_own, owners.ids[nodes], owners.ranks[nodes], channel)
-    layers = plan.layers[:1]
-    for (of_rows,) in plan.layers[1:]:
-        sums, route = planning.of_layer(of_rows.num_dst, of_rows.num_own)
-        layers.append([replace(of_rows, num_remote=len(sums.at), route=route, sums=sums)])
-    return replace(plan, layers=layers)
 
 
 class _Reach:
@@ -250,9 +235,7 @@ class ExchangeLoader:
         device: torch.device,
         inputs: Tensor | None = None,
     ) -> None:
-        plan = exchange_plan(part, seeds, owners, channel, num_layers)
-        plan = with_sums(plan, part, owners, channel) if thrift.sums else plan
-        plan = plan.to(device)
+        plan = exchange_plan(part, seeds, owners, channel, num_layers).to(device)
         self.num_seeds = plan.num_seeds
         batch = make(plan.sample)
         seeds_of, batch.batch_size = store_of_seeds(batch), plan.num_seeds
@@ -265,7 +248,7 @@ class ExchangeLoader:
         weight = plan.share * channel.size if weigh else 1.0
         types = part.types
         ends = [tuple(map(types.node_types.index, kind[::2])) for kind in types.edge_types]
-        run = _LayerRun(plan, ends, self._exchange, weight, partial(_all_say, channel))
+        run = _LayerRun(plan, ends, self._exchange, weight)
         self._batch = part_batch_of(batch.to(device), run)
         self._written = writes_of(self._batch)
 
@@ -290,12 +273,6 @@ class ExchangeLoader:
         self._exchange.close()
 
 
-def _all_say(channel: Channel, says: bool) -> bool:
-    """Whether all ranks say so. Collective."""
-    own = torch.tensor([says])
-    return bool(torch.cat(channel.exchange([own] * channel.size, [1] * channel.size)).all())
-
-
 class _LayerRun:
     """Runs layers on the batch of a part, with an exchange before each layer but the first.
 
@@ -304,21 +281,13 @@ class _LayerRun:
         ends: The numbers of the two node types of each edge type.
         exchange: Sends and receives.
         weight: What gradients are multiplied by.
-        all_say: Whether what a rank says is true on all. Collective.
     """
 
     def __init__(
-        self,
-        plan: ExchangePlan,
-        ends: Sequence[tuple[int, ...]],
-        exchange: RowExchange,
-        weight: float,
-        all_say: Callable[[bool], bool],
+        self, plan: ExchangePlan, ends: Sequence[tuple[int, ...]], exchange: RowExchange, weight: float
     ) -> None:
-        self._plan, self._ends, self._exchange, self._weight, self._all_say = plan, ends, exchange, weight, all_say
+        self._plan, self._ends, self._exchange, self._weight = plan, ends, exchange, weight
         self._seen: tuple[Block, list[LayerView]] | None = None
-        self._sums: list[Sums | None] = []
-        self._linear = set[int]()  # layers that were tried
 
     def __call__(self, batch: OfPart, layers: Sequence[Layer]) -> Tensor:
         plans = self._plan.layers
@@ -336,39 +305,21 @@ class _LayerRun:
                 if of_kind is not None:
                     assert plan.route is not None
                     number = (index - 1) * len(rows) + kind
-                    gather = partial(
-                        self._exchange.gather, thread=thread, route=plan.route, number=number, num_types=len(rows)
-                    )
-                    sums = self._sums[index]
-                    of_kind, thread = gather(of_kind) if sums is None else sums.gathered(of_kind, gather)
+                    of_kind, thread = self._exchange.gather(of_kind, thread, plan.route, number, len(rows))
                 x.append(of_kind)
-            view = one_hop(first, seen[index], x)
-            self._check_adds_up(layers[index], view, index)
-            rows = layer_rows(layers[index], view, index)
+            rows = layer_rows(layers[index], one_hop(first, seen[index], x), index)
         return tied(of_seeds(batch, rows), thread, self._weight)
-
-    def _check_adds_up(self, layer: Layer, view: Any, index: int) -> None:
-        """Refuse a layer for which sums cannot stand for rows, once. Collective: ranks without edges see nothing."""
-        if self._sums[index] is not None and index not in self._linear:
-            if not self._all_say(adds_up(layer, view, index)):
-                raise ValueError(NOT_LINEAR.format(index=index))
-            self._linear.add(index)
 
     def _seen_by_layers(self, batch: OfPart) -> list[LayerView]:
         """Return what each layer sees of the batch. It is found once for its blocks, which change with the device."""
         outermost = batch.outermost
         if self._seen is None or self._seen[0] is not outermost[0]:
             (first,) = seen_by_layers(batch)
-            place = outermost[0].indices.device, outermost[0].dtype
-            plans = self._plan.layers
-            self._sums = [None if plan.sums is None else plan.sums.to(*place) for plan, *_ in plans]
-            inner = [self._seen_in(outermost, *each) for each in zip(plans[1:], self._sums[1:], strict=True)]
+            inner = [self._seen_in(outermost, of_types) for of_types in self._plan.layers[1:]]
             self._seen = outermost[0], [first, *inner]
         return self._seen[1]
 
-    def _seen_in(self, outermost: list[Block], of_types: list[LayerPlan], sums: Sums | None) -> LayerView:
-        if sums is not None:
-            return sums.view(outermost[0], of_types[0].num_dst, of_types[0].num_own)
+    def _seen_in(self, outermost: list[Block], of_types: list[LayerPlan]) -> LayerView:
         device = outermost[0].indices.device
         nodes = [self._nodes(kind, plan, device) for kind, plan in enumerate(of_types)]
         blocks = [

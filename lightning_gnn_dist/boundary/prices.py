@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Halo, History, Isolated
-from lightning_gnn_dist.boundary.cover import rows_and_sums
 from lightning_gnn_dist.boundary.work import Pass
 from lightning_gnn_dist.checks import brief
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.rows import degrees_of, edge_positions
-from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.graph.rows import degrees_of
 from lightning_gnn_dist.layers.reach import Neighbourhoods
 from lightning_gnn_dist.partition.advice import bytes_of_part, bytes_per_part
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.partition_report import PartitionReport, learned_from
-from lightning_gnn_dist.wire.codec import Bits, Codec
 
 BYTES_OF_A_NUMBER = 4  # float32
 SHARE, EVERY = 0.1, 5  # of which prices are told
 _MOST_EDGES = 4_000_000_000  # that are looked at, some minutes' work, before one part stands for all
-_MOST_COVERED = 400_000_000  # edges of which smallest covers are found, some minutes' work, too
 
 
 class Price(NamedTuple):
@@ -82,12 +78,7 @@ def prices(graph: Graph, partition: Partition, report: PartitionReport, num_laye
     some, sent = (_most_sent(between, share) for share in (SHARE, 1.0))
     yield Price(Exchange(share=SHARE), rows, held, some * of_row, f"{1 - SHARE:.0%} of the rows, others in each step")
     yield Price(Exchange(every=EVERY), rows, held, sent * of_row // EVERY, f"what changes in {EVERY} steps")
-    for bits in get_args(Bits):
-        yield Price(Exchange(bits=bits), rows, held, sent * Codec(bits).bytes_of_row(width), "digits on the wire")
     yield Price(Exchange(overlap=True), rows, held, sent * of_row, "what changes in a step")
-    if not have_names(graph.types) and num_layers * graph.num_edges <= _MOST_COVERED:
-        fewest = _most_sent(_rows_between(graph, partition, num_layers, with_sums=True), 1.0)
-        yield Price(Exchange(sums=True), rows, held, fewest * of_row, "nothing")
     yield Price(Exchange(), rows, held, sent * of_row, "nothing")
 
 
@@ -134,8 +125,8 @@ def _halos(
     return list(zip(*most, times, strict=True))
 
 
-def _rows_between(graph: Graph, partition: Partition, num_layers: int, *, with_sums: bool = False) -> Tensor:
-    """What ranks (first) read of other ranks (second) in a step, behind all layers but the last: rows, or also sums."""
+def _rows_between(graph: Graph, partition: Partition, num_layers: int) -> Tensor:
+    """The rows that ranks (first) read of other ranks (second) in a step, behind all layers but the last."""
     neighbourhoods, owner, num_parts = Neighbourhoods(graph, 1), partition.assignment, partition.num_parts
     needed = learned_from(graph, graph.types.seeds)
     between = torch.zeros(max(num_layers - 1, 1), num_parts, num_parts, dtype=torch.int64)
@@ -144,23 +135,10 @@ def _rows_between(graph: Graph, partition: Partition, num_layers: int, *, with_s
         for part in range(num_parts):
             nodes = (computed & (owner == part)).nonzero().view(-1)
             read = neighbourhoods.senders(nodes)
-            givers = _givers_of_sums(graph, nodes, owner) if with_sums else owner[read]
+            givers = owner[read]
             between[layer, part] = torch.bincount(givers[givers != part], minlength=num_parts)
             needed[read] = True
     return between
-
-
-def _givers_of_sums(graph: Graph, nodes: Tensor, owner: Tensor) -> Tensor:
-    """The rank of each row and each sum that is read for some nodes of one rank."""
-    edges, degrees = edge_positions(graph.indptr, nodes), graph.indptr[nodes + 1] - graph.indptr[nodes]
-    senders, receivers = graph.indices[edges].long(), nodes.repeat_interleave(degrees)
-    weights, found = graph.edge_arrays.get("edge_weight"), [owner[:0]]
-    is_positive = torch.ones(len(edges), dtype=torch.bool) if weights is None else weights.view(-1)[edges] > 0
-    for rank in owner[senders].unique():
-        some = (owner[senders] == rank).nonzero().view(-1)
-        rows, is_sum = rows_and_sums(senders[some], receivers[some], is_positive[some])
-        found.append(rank.expand(len(rows) + len(receivers[some[is_sum]].unique())))
-    return torch.cat(found)
 
 
 def _most_sent(between: Tensor, share: float) -> int:

@@ -9,7 +9,6 @@ first batch of one hop, and the layers behind take the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -58,14 +57,6 @@ def degree_name(weight: str | None, loop: float | None) -> str:
     """The name of the node array that brings such degrees."""
     kind = {1.0: "", None: "_without_loops"}.get(loop, "_improved")
     return _DEGREE + kind + ("" if weight is None else f"_of_{weight}")
-
-
-def degrees_in(names: Iterable[str]) -> tuple[str, str | None] | None:
-    """Return which of some arrays brings such degrees, and the name of the weights that it adds up; None if none."""
-    for name in names:
-        if name.startswith(_DEGREE) and not name.endswith(_LOOPS):
-            return name, name.partition("_of_")[2] or None
-    return None
 
 
 def loop_of(conv: GCNConv, weight: str | None) -> float | None:

@@ -1,4 +1,4 @@
-"""What ranks send each other for one layer, forward or backward: compared, packed, and used for as long as was asked.
+"""What ranks send each other for one layer, forward or backward: compared, and used for as long as was asked.
 
 A shipment may be used in later steps than the one in which it was sent; gradients are added once, rows are used until
 the next ones come:
@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.wire.channel import CPU, Background, Channel
-from lightning_gnn_dist.wire.codec import Codec
 from lightning_gnn_dist.wire.collectives import counted
 
 DIRECTIONS = ("forward", "forward, without gradient", "backward")
@@ -79,18 +78,14 @@ class Thrift:
     """How bytes and time are saved.
 
     Args:
-        codec: Packs numbers into fewer bytes. None: they travel as they are.
         every: Steps between two shipments.
         overlap: Whether a shipment is used from the step after its own, so that no step but the first waits for it.
         share: The share of the rows between two ranks that is drawn to travel, at least one.
-        sums: Whether some of these rows are sums of others, made before they are sent.
     """
 
-    codec: Codec | None = None
     every: int = 1
     overlap: bool = False
     share: float = 1.0
-    sums: bool = False
 
     @property
     def is_kept(self) -> bool:
@@ -134,13 +129,13 @@ class Shipping:
         thrift: What is saved.
 
     Attributes:
-        device: Where ranks send from: RAM, where numbers are packed, or the GPU that computes.
+        device: Where ranks send from: RAM, or the GPU that computes.
     """
 
     def __init__(self, channel: Channel, seed: int, thrift: Thrift) -> None:
         self._channel, self._seed, self._thrift = channel, seed, thrift
         self._kept: dict[tuple[int, int, str, int], Shipment] = {}
-        self.device = channel.device if thrift.codec is None else CPU
+        self.device = channel.device
         self._thread = Background(THREAD_NAME) if thrift.overlap and self.device == CPU else None
         channel.is_waited_for, channel.is_of_boundary = not thrift.overlap, True
 
@@ -212,13 +207,11 @@ class Shipping:
 
     def _exchanged(self, place: Place, pieces: list[Tensor], lengths: list[int]) -> Callable[[], list[Tensor]]:
         """Exchange, or begin to on a GPU if nobody waits for it, and return what returns the rows."""
-        codec = self._thrift.codec
         try:
             self._compare(pieces[0], place)
             if self._thrift.overlap and self.device != CPU:
                 return self._channel.begin(pieces, lengths)
-            packed = pieces if codec is None else self._packed(codec, pieces, place)
-            received = self._channel.exchange(packed, lengths)
+            received = self._channel.exchange(pieces, lengths)
         except DifferentPlacesError:
             raise
         except RuntimeError as error:
@@ -226,18 +219,12 @@ class Shipping:
                 f"Rank {self._channel.rank} exchanged rows in step {place.step}, behind layer {place.layer} "
                 f"({place.direction}), and {self._channel.who_is_gone()} did not answer. See what was said there."
             ) from error
-        rows = received if codec is None else [codec.unpack(piece, pieces[0]) for piece in received]
-        return lambda: rows
-
-    def _packed(self, codec: Codec, pieces: list[Tensor], place: Place) -> list[Tensor]:
-        chance = self._chance(place, self._channel.rank)
-        return [codec.pack(piece, chance) for piece in pieces]
+        return lambda: received
 
     def _compare(self, rows: Tensor, place: Place) -> None:
         """Refuse to exchange with ranks that are elsewhere. Collective."""
-        codec, size = self._thrift.codec, self._channel.size
-        kind = [DTYPES.index(rows.dtype), rows.shape[1:].numel(), 0 if codec is None else codec.bits]
-        own = torch.tensor([[*_numbers(place), *kind]])
+        size = self._channel.size
+        own = torch.tensor([[*_numbers(place), DTYPES.index(rows.dtype), rows.shape[1:].numel()]])
         ranks = torch.cat(self._channel.exchange([own] * size, [1] * size)).tolist()
         other = next((number for number, where in enumerate(ranks) if where != ranks[0]), None)
         if other is not None:
@@ -249,9 +236,9 @@ class Shipping:
 
 
 def _told(where: Sequence[int], own: Place) -> str:
-    step, forward, number, direction, dtype, width, bits = where
+    step, forward, number, direction, dtype, width = where
     layer = own._replace(number=number).layer
-    kind = str(DTYPES[dtype]).removeprefix("torch.") + (f" in {bits} bits" if bits else "")
+    kind = str(DTYPES[dtype]).removeprefix("torch.")
     where_in_step = f"step {step}, forward {forward}, behind layer {layer}"
     return f"in {where_in_step} ({DIRECTIONS[direction]}, rows of {width} {kind})"
 

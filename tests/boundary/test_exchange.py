@@ -60,8 +60,6 @@ def quick(world_size: int, strategy: Any = None, **options: Any) -> pl.Trainer:
 
 SENT = [  # and the bytes of a row of five numbers
     (Exchange(), 5 * 8),
-    (Exchange(bits=16), 5 * 2),
-    (Exchange(bits=8), 5 + 8),
     (Exchange(every=2, share=0.4), 5 * 8),
 ]
 
@@ -106,7 +104,7 @@ def test_a_step_sends_rows_and_gradients_that_edges_ask_for() -> None:
     num_values = sum(p.numel() for p in model("SAGE", 3).parameters())
     of_grappa = 2 * (num_ranks - 1) / num_ranks * (8 * num_values + 8 * 5)  # five numbers a step
     of_grappa += (num_ranks - 1) * 8 * 3  # three to each of the others at the end of a pass
-    headers = 2 * 2 * (num_ranks - 1) * 8 * 7  # seven numbers behind two layers, forward and backward
+    headers = 2 * 2 * (num_ranks - 1) * 8 * 6  # six numbers behind two layers, forward and backward
     for rank, found in enumerate(run_ranks(sent, num_ranks, data)):
         for (measured, at_boundary, logged), (exchange, bytes_of_row) in zip(found, SENT, strict=True):
             of_rows = headers + rows_moved(data, owner, 3, num_ranks, exchange.share)[rank] * bytes_of_row
@@ -136,28 +134,6 @@ def resumed(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
 def test_a_resumed_fit_is_one_that_never_stopped(tmp_path: Path) -> None:
     for found in run_ranks(resumed, 4, tmp_path):
         check(found, "GAT", 4)
-
-
-def rounded(rank: int, world_size: int, folder: Path, bits: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The weights of a fit that never stopped, and of one that did."""
-    data, found = graph_of(weighted_data()), []
-    for epochs, path in ((4, None), (2, None), (4, folder / "half.ckpt")):
-        module, running = model("SAGE", 2), quick(world_size, max_epochs=epochs)
-        running.fit(module, data_of(data, boundary=Exchange(bits=bits)), ckpt_path=path)
-        if epochs == 2:
-            running.save_checkpoint(folder / "half.ckpt")
-        found.append(weights_of(module))
-    return found[0], found[2]
-
-
-@pytest.mark.parametrize(("bits", "error"), [pytest.param(16, 2e-3, marks=pytest.mark.slow), (8, 4e-3)])
-def test_rows_in_fewer_bits_are_nearly_exact_and_the_same_in_every_run(bits: int, error: float, tmp_path: Path) -> None:
-    exact, of_ranks = learned_by_hand("SAGE", 2, weighted_data(), 4), run_ranks(rounded, 2, tmp_path, bits)
-    for found, resumed in of_ranks:
-        for key, value in exact.items():
-            assert torch.equal(found[key], resumed[key]) and torch.equal(found[key], of_ranks[0][0][key])
-            assert float((found[key] - value).abs().max()) < error
-    assert not torch.allclose(of_ranks[0][0]["convs.0.lin_l.weight"], exact["convs.0.lin_l.weight"], atol=1e-9)
 
 
 def validated(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:

@@ -148,7 +148,7 @@ def twice(rank: int, world_size: int, exchange: Exchange, folder: Path) -> list[
     "exchange",
     [
         pytest.param(Exchange(share=0.5), marks=pytest.mark.slow),
-        Exchange(bits=8, every=2, overlap=True, share=0.3),
+        Exchange(every=2, overlap=True, share=0.3),
     ],
     ids=repr,
 )

@@ -14,12 +14,10 @@ from tests.golden.shards import BOUNDARIES
 
 EXCHANGES: dict[str, Exchange] = {
     "exact": Exchange(),
-    "8": Exchange(bits=8),
-    "16": Exchange(bits=16),
     "every_2": Exchange(every=2),
     "overlap": Exchange(overlap=True),
     "share": Exchange(share=0.5),
-    "all": Exchange(bits=8, every=2, overlap=True, share=0.5),
+    "all": Exchange(every=2, overlap=True, share=0.5),
 }
 
 
@@ -62,6 +60,6 @@ def runs() -> Iterator[Run]:
         yield Run(f"fits/local_sgd/history_rotate/{store}", rotating, 3)
     three = partial(of_nodes, BASIC["local_sgd"], module=layered, num_ranks=3, options={"boundary": History()})
     yield Run("fits/local_sgd/history/3_ranks", three, 3)
-    options = whole | {"boundary": Exchange(bits=8)}
+    options = whole | {"boundary": Exchange()}
     three = partial(of_nodes, BASIC["grappa"], module=layered, num_ranks=3, options=options)
-    yield Run("fits/grappa/exchange_8/3_ranks", three, 3)
+    yield Run("fits/grappa/exchange/3_ranks", three, 3)

@@ -144,11 +144,10 @@ def fit_again(
 @pytest.mark.parametrize(
     ("name", "boundary"),
     [
-        ("GCN", Exchange(bits=8)),
+        ("GAT", Exchange(share=0.5)),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
-                ("GAT", Exchange(share=0.5)),
                 ("SAGE", Exchange(every=2)),
                 ("SAGE", Halo(1, neighbors=2)),
                 ("GCN", Halo(2, bytes=3000)),
