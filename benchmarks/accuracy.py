@@ -111,11 +111,9 @@ def methods(supernodes: int) -> dict[str, Method]:
         "grappa-exchange-every": {"boundary": Exchange(every=5)},
         "grappa-exchange-overlap": {"boundary": Exchange(overlap=True)},
         "grappa-exchange-all": {"boundary": Exchange(every=2, overlap=True, share=0.5)},
-        "grappa-halo-hops": {"boundary": Halo(), "coverage": Coverage(hops=2)},
         "grappa-rotate": rotated,
         "grappa-rotate-batch": {**rotated, "coverage": Coverage(level="batch")},
         "grappa-rotate-node": {**rotated, "coverage": Coverage()},
-        "grappa-rotate-hops": {**rotated, "coverage": Coverage(hops=2)},
         "grappa-rotate-halo": {**rotated, "boundary": Halo()},
         "grappa-node": {"coverage": Coverage()},
     }

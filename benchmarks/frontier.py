@@ -26,14 +26,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 from accuracy import Method, averaging, grappa, llcg, load, methods, run
 from lightning.pytorch.strategies import Strategy
 from torch_geometric.transforms import GCNNorm
 
 from lightning_gnn_dist import (
-    AdaptiveSteps,
     Correction,
     Coverage,
     Drift,
@@ -43,7 +41,6 @@ from lightning_gnn_dist import (
     History,
     Isolated,
     Launch,
-    LLCGStrategy,
     MetisPartitioner,
     Outer,
     SuperNodePartitioner,
@@ -61,24 +58,12 @@ EARLIER: dict[str, Any] = {"drift": Drift("global", decay=0.8), "correction": Co
 FIXED: dict[str, Any] = {"outer": Outer(momentum=0.3, bits=8), **EARLIER}
 SHORT: dict[str, Any] = {"outer": Outer(lr=0.7, momentum=0.8, adaptive=True, bits=8)}
 FADING: dict[str, Any] = {"drift": Drift("global", decay=0.8)}
-OF_STEPS: dict[str, Any] = {"drift": Drift("global", anchor_steps=0)}
 ONE: dict[str, Any] = {"drift": Drift("global", anchor_steps=1)}
 EXACT: dict[str, Any] = {"outer": Outer(), "average_optimizer": True, **EARLIER}
 
 
 def tma(steps: int, **settings: Any) -> Strategy:
     return TMAStrategy(EverySteps(steps), launch=Launch(start_method="fork"), **settings)
-
-
-def adaptive(_: int) -> Strategy:
-    return LLCGStrategy(AdaptiveSteps(10, 50), launch=Launch(start_method="fork"), **EARLIER)
-
-
-class Enough(pl.Callback):
-    """Ends a fit whose rounds choose their length when its steps are as many as those of others, or more."""
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        trainer.should_stop |= trainer.global_step >= STEPS
 
 
 def around(boundary: Any = "auto", coverage: Coverage | None = None) -> dict[str, Any]:
@@ -97,9 +82,7 @@ SETTINGS: dict[str, Method] = {
     "Grappa, isolated": every_step(boundary=Isolated()),
     "LLCG": Method(partial(llcg, {}), SUPER, data=around()),
     "LLCG, one anchor": Method(partial(llcg, ONE), SUPER, data=around()),
-    "LLCG, anchors of steps": Method(partial(llcg, OF_STEPS), SUPER, data=around()),
     "LLCG, earlier default": Method(partial(llcg, EARLIER), SUPER, data=around()),
-    "LLCG, adaptive rounds": Method(adaptive, SUPER, data=around()),
     "LLCG, fixed momentum": Method(partial(llcg, FIXED), SUPER, data=around()),
     "LLCG, fixed momentum, isolated": Method(partial(llcg, FIXED), SUPER, data=around(Isolated())),
     "LLCG, METIS": Method(partial(llcg, {}), METIS, data=around()),
@@ -111,7 +94,6 @@ SETTINGS: dict[str, Method] = {
     "LLCG, as in the paper": Method(partial(llcg, PAPER), METIS, data=around(Isolated())),
     "LLCG, METIS, seeds of the halo": Method(partial(llcg, EARLIER), METIS, data=around(Halo(2, seed_hops=1))),
     "LLCG, METIS, short outer steps": Method(partial(llcg, SHORT), METIS, data=around()),
-    "LLCG, METIS, anchors of steps": Method(partial(llcg, OF_STEPS), METIS, data=around()),
     "LLCG, METIS, shift of 0.8": Method(partial(llcg, FADING), METIS, data=around()),
     "LLCG, METIS, isolated, shift of 0.8": Method(partial(llcg, FADING), METIS, data=around(Isolated())),
     "LLCG, METIS, isolated": Method(partial(llcg, {}), METIS, data=around(Isolated())),
@@ -130,7 +112,6 @@ SETTINGS: dict[str, Method] = {
 LONG = (
     "LLCG",
     "LLCG, one anchor",
-    "LLCG, anchors of steps",
     "LLCG, earlier default",
     "LLCG, fixed momentum",
     "LLCG, METIS",
@@ -202,7 +183,7 @@ def measure(options: argparse.Namespace) -> None:
         settings = argparse.Namespace(
             parts=RANKS,
             steps=what["steps"],
-            rounds=STEPS // (1 if what["setting"] == "LLCG, adaptive rounds" else what["steps"]),
+            rounds=STEPS // what["steps"],
             model=what["model"],
             layers=2,
             dropout=0.0,
@@ -213,7 +194,7 @@ def measure(options: argparse.Namespace) -> None:
         graph = graph_of(
             what["graph"], options.directory, what["seed"], what["model"], options.width, options.train_share
         )
-        outcome = run(graph, SETTINGS[what["setting"]], settings, what["seed"], Enough())
+        outcome = run(graph, SETTINGS[what["setting"]], settings, what["seed"])
         Path(settings.scratch).unlink()
         with options.file.open("a") as file:
             file.write(json.dumps(what | outcome) + "\n")

@@ -39,20 +39,15 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.homes.residency import default_period
 
-TWO_HOPS = Coverage(hops=2)
 ARMS: dict[str, dict[str, Any]] = {
     "fixed": {},
     "fixed-node": {"coverage": Coverage()},
-    "fixed-hops": {"coverage": TWO_HOPS},
     "fixed-shrunk": {"coverage": Coverage(shrinkage=1.0)},
     "rotate": {"holding": Holding(Rotate())},
     "rotate-batch": {"holding": Holding(Rotate()), "coverage": Coverage(level="batch")},
     "rotate-node": {"holding": Holding(Rotate()), "coverage": Coverage()},
-    "rotate-hops": {"holding": Holding(Rotate()), "coverage": TWO_HOPS},
     "halo": {"boundary": Halo()},
-    "halo-hops": {"boundary": Halo(), "coverage": TWO_HOPS},
     "rotate-halo": {"holding": Holding(Rotate()), "boundary": Halo()},
-    "rotate-halo-hops": {"holding": Holding(Rotate()), "boundary": Halo(), "coverage": TWO_HOPS},
     "redeal": {"holding": Holding(Redeal(400))},  # METIS chunks, dealt anew
 }
 

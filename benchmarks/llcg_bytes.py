@@ -9,7 +9,6 @@ points, seed by seed.
 
     second moments    average_optimizer="variance"; the correction's own live on
     every fourth      moments are averaged in every fourth round, which is no setting; the correction's own live on
-    one gradient      correction=Correction(1, "anchor")
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import Any
 
 import torch
 from accuracy import Method, run
-from frontier import GENERATED, METIS, RANKS, STEPS, Enough, around, graph_of, rows_of
+from frontier import GENERATED, METIS, RANKS, STEPS, around, graph_of, rows_of
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor
 
@@ -58,7 +57,6 @@ WAYS: dict[str, Any] = {
     "default": partial(strategy, LLCGStrategy, {}),
     "second moments": partial(strategy, LLCGStrategy, {"average_optimizer": "variance", "correction": LASTING}),
     "every fourth": partial(strategy, EveryFourth, {"correction": LASTING}),
-    "one gradient": partial(strategy, LLCGStrategy, {"correction": Correction(1, "anchor")}),
 }
 
 
@@ -72,7 +70,7 @@ def measure(options: argparse.Namespace) -> None:
             continue
         graph, way, seed = what
         method = Method(WAYS[way], METIS, data=around())
-        found = run(graph_of(graph, None, seed, "sage"), method, argparse.Namespace(**settings), seed, Enough())
+        found = run(graph_of(graph, None, seed, "sage"), method, argparse.Namespace(**settings), seed)
         with options.file.open("a") as file:
             file.write(json.dumps({"graph": graph, "way": way, "seed": seed} | found) + "\n")
         print(*what, f"{found['test']:.3f} {found['bytes'] / 1e6:.1f} MB", flush=True)

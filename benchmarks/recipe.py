@@ -57,10 +57,6 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "llcg": lambda: LLCGStrategy(EverySteps(STEPS_OF_A_ROUND), launch=FORK),
     "local-overlap": lambda: LocalSGDStrategy(EverySteps(STEPS_OF_A_ROUND), overlap=True, launch=FORK),
     "llcg-overlap": lambda: LLCGStrategy(EverySteps(STEPS_OF_A_ROUND), overlap=True, launch=FORK),
-    "llcg-one": lambda: LLCGStrategy(EverySteps(STEPS_OF_A_ROUND), correction=Correction(1, "anchor"), launch=FORK),
-    "llcg-one-overlap": lambda: LLCGStrategy(
-        EverySteps(STEPS_OF_A_ROUND), correction=Correction(1, "anchor"), overlap=True, launch=FORK
-    ),
     "llcg-share": lambda: LLCGStrategy(
         EverySteps(STEPS_OF_A_ROUND), correction=Correction(0.5, lr="local"), launch=FORK
     ),

@@ -47,7 +47,6 @@ from lightning_gnn_dist import (
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 16
-ONE = Correction(1, "anchor")
 SIZES = [768, 512, 512, 172]
 WIRES = {"fast": {}, "100 Mbit/s, 20 ms": {"RATE": "100", "ROUND_TRIP": "20"}}
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
@@ -56,9 +55,8 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "averaging": lambda: LocalSGDStrategy(EverySteps(STEPS)),
     "averaging, overlap": lambda: LocalSGDStrategy(EverySteps(STEPS), overlap=True),
     "LLCG": lambda: LLCGStrategy(EverySteps(STEPS)),
-    "LLCG, one gradient": lambda: LLCGStrategy(EverySteps(STEPS), correction=ONE),
-    "LLCG, one gradient, overlap": lambda: LLCGStrategy(EverySteps(STEPS), correction=ONE, overlap=True),
     "LLCG, overlap": lambda: LLCGStrategy(EverySteps(STEPS), overlap=True),
+    "LLCG, one correction, overlap": lambda: LLCGStrategy(EverySteps(STEPS), correction=Correction(1), overlap=True),
 }
 
 

@@ -81,7 +81,6 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.partition.supernode import SuperNodePartitioner as SuperNodePartitioner
     from lightning_gnn_dist.prepare.divide import save_shards as save_shards
     from lightning_gnn_dist.prepare.prepare_graph import prepare_graph as prepare_graph
-    from lightning_gnn_dist.rounds.clock import AdaptiveSteps as AdaptiveSteps
     from lightning_gnn_dist.rounds.clock import EveryPass as EveryPass
     from lightning_gnn_dist.rounds.clock import EverySeconds as EverySeconds
     from lightning_gnn_dist.rounds.clock import EverySteps as EverySteps

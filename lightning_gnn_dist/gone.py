@@ -14,6 +14,12 @@ GONE: dict[str, str] = {
     "lightning-gnn-dist choose": "fit, with the strategy that the table of docs/choosing.md names",
     "Exchange.bits": "take Exchange(), or send less with share, every or overlap",
     "Exchange.sums": "take Exchange(), which computes the same step",
+    "AdaptiveSteps": "use EverySteps(16), or EverySteps(16, growth=1.1, limit=256) for rounds that grow",
+    "Correction.optimizer='reset'": "use 'averaged' or 'persistent'",
+    "Correction.optimizer='sgd'": "use a function, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)",
+    "Correction.way='anchor'": "use Correction(1), one step on a batch of the whole graph",
+    "Coverage.hops": "leave it out: the weight is the share of a node's neighbours that its part holds",
+    "Drift.anchor_steps=0": "use anchor_steps=1, or leave it out for 4 batches",
 }
 
 

@@ -4,13 +4,7 @@ A node whose neighbours lie on other ranks has a wrong gradient. So the loss wei
 neighbourhood that is left (Grappa, Xu et al., arXiv:2602.01872): with :math:`d_v` of :math:`D_v` in-neighbours here,
 
 .. math::
-    c_v = \frac{d_v + \kappa c_0}{D_v + \kappa},
-    \qquad c^{(l)}_v = \frac{\sum_{u \text{ visible}} c^{(l-1)}_u + \kappa c_0}{D_v + \kappa},\quad c^{(0)} = 1
-
-The second formula is not in the paper: without :math:`\kappa` it is the share of the paths of :math:`l` edges into
-:math:`v` that the part holds. A model of :math:`L` layers hears over paths of 1 to :math:`L` edges, so for several hops
-the weight is the mean of :math:`c^{(1)}` to :math:`c^{(L)}`. It is 1 where a part has a halo of :math:`L` hops.
-:math:`c^{(L)}` alone counts a seed as lost for which only the longest paths are.
+    c_v = \frac{d_v + \kappa c_0}{D_v + \kappa}
 """
 
 from __future__ import annotations
@@ -30,8 +24,7 @@ from lightning_gnn_dist.checks import (
     shown,
 )
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.rows import row_slices
-from lightning_gnn_dist.rules import Amount, Fraction, Hops, check_fields
+from lightning_gnn_dist.rules import Amount, Fraction, check_fields
 
 Level = Literal["node", "batch"]
 
@@ -43,13 +36,11 @@ class Coverage:
     Args:
         level: ``"node"`` gives each node its own weight; ``"batch"`` gives all seeds of a batch their mean, so that
             only whole batches are weighed.
-        hops: The number of hops :math:`L` whose paths count; 1 gives the first formula.
         shrinkage: :math:`\kappa`, the number of imagined neighbours that draw a node's weight towards ``prior``.
         prior: :math:`c_0`. Default: the mean coverage of the rank's own nodes.
     """
 
     level: Level = "node"
-    hops: Hops = 1
     shrinkage: Amount = 0.0
     prior: Fraction | None = None
 
@@ -83,13 +74,9 @@ def weights_of(coverage: Coverage, part: Graph, degrees: Tensor, own: Tensor | s
         )
     prior = 1.0 if coverage.prior is None else coverage.prior
     if coverage.prior is None and coverage.shrinkage:  # else it counts for nothing
-        plain = _next(part, torch.ones(part.num_nodes), degrees, 0.0, 0.0)[own]
+        plain = _shares(part, degrees, 0.0, 0.0)[own]
         prior = float(plain.mean()) if plain.numel() else 1.0  # of no nodes: nothing is missing
-    covered, total = torch.ones(part.num_nodes), torch.zeros(part.num_nodes)
-    for _ in range(coverage.hops):
-        covered = _next(part, covered, degrees, coverage.shrinkage, prior)
-        total += covered
-    return total / coverage.hops
+    return _shares(part, degrees, coverage.shrinkage, prior)
 
 
 def coverage_mean(losses: Tensor, batch: Any) -> Tensor:
@@ -126,12 +113,7 @@ def coverage_mean(losses: Tensor, batch: Any) -> Tensor:
     return mean
 
 
-def _next(part: Graph, covered: Tensor, degrees: Tensor, shrinkage: float, prior: float) -> Tensor:
-    """Return the coverage one hop further. A node without in-neighbours misses none and gets 1."""
-    share = torch.empty(part.num_nodes)
-    for rows in row_slices(part.indptr):
-        offsets = part.indptr[rows.start : rows.stop + 1]
-        senders = part.indices[int(offsets[0]) : int(offsets[-1])].to(torch.int64)
-        visible = torch.segment_reduce(covered[senders], "sum", offsets=offsets - offsets[0], initial=0.0)
-        share[rows] = (visible + shrinkage * prior) / (degrees[rows].to(torch.float32) + shrinkage)
+def _shares(part: Graph, degrees: Tensor, shrinkage: float, prior: float) -> Tensor:
+    """Return the formula's weight of each node. A node without in-neighbours misses none and gets 1."""
+    share = (part.degrees().to(torch.float32) + shrinkage * prior) / (degrees.to(torch.float32) + shrinkage)
     return share.masked_fill_(degrees == 0, 1.0)

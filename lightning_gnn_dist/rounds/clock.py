@@ -26,8 +26,6 @@ class RoundProgress(NamedTuple):
     """Steps that visit every training node of the largest part once: the same on all ranks."""
     seconds: float = 0.0
     """The estimated length of the round on this rank when these steps are done."""
-    planned_steps: int = 0
-    """The local steps that the meeting before chose for this round, with :class:`AdaptiveSteps`."""
 
 
 def schedule(clock: RoundClock, num_rounds: int | None, steps_per_pass: int) -> str:
@@ -38,10 +36,6 @@ def schedule(clock: RoundClock, num_rounds: int | None, steps_per_pass: int) -> 
             return f"Rounds without end, of {clock.seconds:g} seconds."
         total = rounds * clock.seconds
         return f"{rounds} rounds of {clock.seconds:g} seconds, {total:g} seconds in all, and the meetings."
-    if isinstance(clock, AdaptiveSteps):
-        return (
-            f"Rounds of {clock.shortest} to {clock.longest} local steps, the longer the closer replicas stay together."
-        )
     if not isinstance(clock, KnownSteps):
         return f"Rounds end when {clock} says so."
     if rounds < 0:
@@ -54,18 +48,13 @@ def schedule(clock: RoundClock, num_rounds: int | None, steps_per_pass: int) -> 
 class RoundClock(Protocol):
     """Decides when a round ends.
 
-    Only ``EverySteps``, ``EveryPass`` and ``AdaptiveSteps`` are known to give all ranks the same number of steps. With
-    any other clock a strategy refuses what needs equal steps, such as a learning rate scheduled by steps.
+    Only ``EverySteps`` and ``EveryPass`` are known to give all ranks the same number of steps. With any other clock a
+    strategy refuses what needs equal steps, such as a learning rate scheduled by steps.
     """
 
     def is_over(self, progress: RoundProgress) -> bool:
         """Return whether the round ends with the steps of ``progress``; the last may still be to come."""
         ...
-
-
-def takes_equal_steps(clock: RoundClock) -> bool:
-    """Return whether all ranks take the same number of steps in a round."""
-    return isinstance(clock, KnownSteps | AdaptiveSteps)
 
 
 class KnownSteps:
@@ -139,39 +128,6 @@ class EveryPass(KnownSteps):
 
     def steps_of_round(self, round_idx: int, steps_per_pass: int) -> int:
         return self.passes * steps_per_pass
-
-
-@dataclass(frozen=True)
-class AdaptiveSteps:
-    r"""Rounds that are short while replicas go apart, and long when they stay together.
-
-    At a meeting each rank knows how far its replica is from the mean. With :math:`\delta_r` the root of the mean over
-    ranks of that distance's square, after the :math:`K_r` local steps of round :math:`r`,
-
-    .. math::
-        K_{r+1} = \min\bigl(K_\mathrm{longest},\, 2 K_r,\,
-        \max(K_\mathrm{shortest},\, K_r\, \delta_0 / \delta_r)\bigr),
-        \qquad K_0 = K_\mathrm{shortest}:
-
-    as many steps as take replicas as far apart as the first round did. All ranks take the same number; that costs
-    8 bytes a meeting, and the memory of one more model during it.
-
-    Args:
-        shortest: Local steps of the first round, and of each at least.
-        longest: Local steps of a round, at most.
-    """
-
-    shortest: Steps = 10
-    longest: Steps = 100
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.longest < self.shortest:
-            raise ValueError(f"longest ({self.longest}) must not be below shortest ({self.shortest}).")
-
-    def is_over(self, progress: RoundProgress) -> bool:
-        _check_progress(progress)
-        return progress.local_steps >= max(self.shortest, progress.planned_steps)
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,6 @@ So :math:`d` is 1 for a shift that is what it was, and .87 for one that has chan
 have shifts that grow by a third from round to round: if those stay, they throw the models to and fro. Towards the mean
 of the ranks :math:`d` is 0.8: their shifts add up to nothing, and would not if each faded in its own way.
 
-Both gradients can be had for nothing, from the second round on: rank :math:`p` has computed :math:`g_p` in its last
-local step, beyond the anchor, and a correction has computed :math:`\bar g`.
-
 Tables with sparse gradients are left out: a shift would move all of their rows at every step.
 """
 
@@ -52,7 +49,7 @@ from lightning_gnn_dist.rounds.correction_gradients import (
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.means import length_of
 from lightning_gnn_dist.rounds.part import Fit, Part
-from lightning_gnn_dist.rules import Natural, check_fields, within
+from lightning_gnn_dist.rules import Count, check_fields, within
 
 Towards = Literal["ranks", "global"]
 DECAY = 0.8  # by default, where the shift changes
@@ -67,14 +64,12 @@ class Drift:
             graph. Default: ``"global"`` in :class:`LLCGStrategy`, else ``"ranks"``.
         decay: :math:`d` in [0, 1], the factor by which the shift fades with each local step. 1 keeps it. Default: 0.8,
             and towards the ``"global"`` gradient nearer to 1 where a rank's shift is what it was a round ago.
-        anchor_steps: Batches of an anchor gradient, at most; it takes no more than one pass. 0: none, and gradients
-            that were computed anyway stand in: of a rank that of its last local step, of the graph that of the
-            correction. The first round is not shifted then.
+        anchor_steps: Batches of an anchor gradient, at most; it takes no more than one pass.
     """
 
     towards: Towards | None = None
     decay: Annotated[float, within(0, 1, "with 1 the shift does not fade")] | None = None
-    anchor_steps: Natural = 4
+    anchor_steps: Count = 4
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -112,16 +107,11 @@ class DriftCorrection(Part):
         self._shift: list[Tensor] = []
         self._decay = DECAY if self.drift.decay is None else self.drift.decay  # of this round
         self._taken: Counter[int] = Counter()  # steps of each optimizer since the anchor
-        self._is_ahead = False  # whether the anchor of the next round is taken
-        self._of_steps: dict[int, Tensor] = {}  # the last gradients of this rank, not shifted, by id() of the weight
-        self._of_graph: dict[int, Tensor] = {}  # those of the last correction
-        self._is_first = True  # whether no round has been
 
     def begin(self, fit: Fit) -> None:
         super().begin(fit)
-        if self.drift.anchor_steps:
-            refusals.require_anchors(fit.lightning_module.trainer, f"drift={self.drift}")
-            refusals.require_step(fit.lightning_module)
+        self._data = refusals.require_anchors(fit.lightning_module.trainer, f"drift={self.drift}")
+        refusals.require_step(fit.lightning_module)
         if fit.tables is not None and (trained := fit.tables.trained()) and not fit.dense_parameters():
             names = ", ".join(table.name for table in trained)
             raise ValueError(
@@ -129,57 +119,22 @@ class DriftCorrection(Part):
             )
 
     def begin_round(self) -> None:
-        if not self.drift.anchor_steps:
-            self._anchor_of_steps()
-        elif not self._is_ahead:
-            self._anchor(self.fit.round.round_idx, self.fit.round.batches_done)
-        self._is_ahead = self._is_first = False
-
-    def anchor_ahead(self) -> list[Tensor]:
-        """Take the anchor gradients of the next round at a meeting; return the one of all ranks. Collective."""
-        self._is_ahead, here = True, self.fit.round
-        return self._anchor(here.round_idx + 1, here.batches_done + here.batches)
-
-    def _anchor(self, round_idx: int, batches_done: int) -> list[Tensor]:
-        module = self.fit.lightning_module
-        data = refusals.require_anchors(module.trainer, f"drift={self.drift}")
-        batches = data.anchor_batches(round_idx, start=batches_done)
+        module, here = self.fit.lightning_module, self.fit.round
+        batches = self._data.anchor_batches(here.round_idx, start=here.batches_done)
         with unrecorded(module), without_noise(module):  # dropout would add nothing but variance
             parameters = self.fit.dense_parameters()
             own, _ = mean_gradient(self.fit, islice(batches, self.drift.anchor_steps), parameters)
             if self.drift.towards == "global":  # the round's first batches; its corrections take those that follow
-                batches = islice(data.anchor_batches(round_idx, of="graph"), self.drift.anchor_steps)
+                batches = islice(self._data.anchor_batches(here.round_idx, of="graph"), self.drift.anchor_steps)
                 shared, seeds = mean_gradient(self.fit, batches, parameters)
                 average_gradient_(self.fit, shared, seeds)
             else:
                 shared = self._mean_of_ranks(own)
         self.anchor_at(parameters, shared, own)
-        return shared
 
-    def corrected_along(self, parameters: Sequence[Tensor], gradient: Sequence[Tensor]) -> None:
-        """Note the gradient of the whole graph that a correction steps along."""
-        if not self.drift.anchor_steps:
-            self._of_graph = {id(each): ours.clone() for each, ours in zip(parameters, gradient, strict=True)}
-
-    def _anchor_of_steps(self) -> None:
-        """Start a round with gradients that are there. A weight without one of the two is not shifted."""
-        parameters, own, shared = self.fit.dense_parameters(), self._of_steps, self._of_graph
-        self._of_steps, self._of_graph = {}, {}
-        if not finite.are_finite(own.values()):  # of a replica that is left out, or of a step that was skipped
-            own = {}
-        if self.drift.towards == "ranks" and not self._is_first:
-            mean = [own.get(id(each), torch.zeros_like(each)) for each in parameters]
-            shared = dict(zip(map(id, parameters), self._mean_of_ranks(mean, knows=bool(own)), strict=True))
-        for each in parameters:
-            if id(each) not in own or id(each) not in shared:
-                own[id(each)] = shared[id(each)] = torch.zeros_like(each)
-        self.anchor_at(parameters, [shared[id(each)] for each in parameters], [own[id(each)] for each in parameters])
-
-    def _mean_of_ranks(self, own: list[Tensor], *, knows: bool = True) -> list[Tensor]:
-        """Return the mean over ranks. One that ``knows`` none counts next to nothing: it may be so on all ranks."""
-        mean, weight = [gradient.clone() for gradient in own], self.fit.weight() * (1.0 if knows else 1e-12)
-        average = self.fit.means.average_gradient_
-        finite.average_gradient_(mean, weight, self.fit.nonfinite, "anchor gradient", average)
+    def _mean_of_ranks(self, own: list[Tensor]) -> list[Tensor]:
+        mean, average = [gradient.clone() for gradient in own], self.fit.means.average_gradient_
+        finite.average_gradient_(mean, self.fit.weight(), self.fit.nonfinite, "anchor gradient", average)
         return mean
 
     @torch.no_grad()
@@ -197,13 +152,10 @@ class DriftCorrection(Part):
     def before_step(self, optimizer: Optimizer) -> None:
         """Shift, in place, the gradients that ``optimizer`` is about to use; where there is none, none is made."""
         unscales = getattr(optimizer, "_step_supports_amp_scaling", False)  # fused: it does so itself, later
-        scale = loss_scale(self.fit) if unscales else 1.0
-        weight = scale * self._decay ** self._taken[id(optimizer)]
+        weight = (loss_scale(self.fit) if unscales else 1.0) * self._decay ** self._taken[id(optimizer)]
         stepping = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for parameter, shift in zip(self._parameters, self._shift, strict=True):
             if id(parameter) in stepping and parameter.grad is not None:
-                if not self.drift.anchor_steps:
-                    self._of_steps[id(parameter)] = parameter.grad / scale
                 parameter.grad.add_(shift, alpha=weight)
         self._taken[id(optimizer)] += 1
 
@@ -232,7 +184,6 @@ class DriftCorrection(Part):
         self._shift = [shift.to(each.device) for shift, each in zip(shifts, self._parameters, strict=True)]
         if self._is_measured:
             self._decay = state["drift"].get("decay", DECAY)
-        self._is_first = False
 
 
 def decay_of(changed: float) -> float:

@@ -264,7 +264,6 @@ class MeetingCallback(Callback):
                 "round/batches": float(sum(vote.batches for vote in votes)),
                 "round/gradients": float(sum(vote.gradients for vote in votes)),
                 "round/seconds": state.seconds,
-                **({"round/distance": state.distance} if state.distance else {}),
             },
         )
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 
 from lightning_gnn_dist.rounds import refusals
-from lightning_gnn_dist.rounds.clock import AdaptiveSteps, EveryPass, KnownSteps, RoundClock, RoundProgress, schedule
+from lightning_gnn_dist.rounds.clock import EveryPass, KnownSteps, RoundClock, RoundProgress, schedule
 from lightning_gnn_dist.rounds.lightning_internals.loops import accumulated_batches
 from lightning_gnn_dist.rounds.lightning_internals.trainer import module_of
 
@@ -123,27 +122,12 @@ class Pace:
 
     def __init__(self, strategy: Strategy, clock: RoundClock) -> None:
         self._strategy, self._clock = strategy, clock
-        self._planned, self._first_distance = 0, 0.0
         self.begin()
         self.loader: RoundLoader | None = None
 
-    def begin(self, state: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Forget the fit before, and go on as in the fit of a checkpoint that held ``state``, if there was one."""
+    def begin(self) -> None:
+        """Forget the fit before."""
         self.timer = RoundTimer()
-        planned = self._clock.shortest if isinstance(self._clock, AdaptiveSteps) else 0
-        self._planned, self._first_distance = state.get("pace", (planned, 0.0))
-
-    def plan(self, distance: float) -> None:
-        """Choose the steps of the next round, for a clock that does, by how far replicas were from their mean."""
-        clock = self._clock
-        if isinstance(clock, AdaptiveSteps) and distance > 0:
-            self._first_distance = self._first_distance or distance
-            as_far = max(clock.shortest, self._planned * self._first_distance / distance)
-            self._planned = int(min(clock.longest, 2 * self._planned, as_far))
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold, of a clock that chooses the steps of a round."""
-        return {"pace": (self._planned, self._first_distance)} if self._planned else {}
 
     def is_over(self, round_idx: int, batches: int) -> bool:
         """Return whether the round ends with batch number ``batches`` of it, counted from 1."""
@@ -151,7 +135,7 @@ class Pace:
         if batches % per_step:
             return False
         steps, seconds = batches // per_step, self.timer.expected(batches)
-        return self._clock.is_over(RoundProgress(round_idx, steps, self.steps_per_pass(), seconds, self._planned))
+        return self._clock.is_over(RoundProgress(round_idx, steps, self.steps_per_pass(), seconds))
 
     def steps_per_pass(self) -> int:
         """Return the steps that visit every training node of the largest part once."""
@@ -159,13 +143,9 @@ class Pace:
 
     def batches_of_round(self, round_idx: int) -> float:
         """Return the batches of this rank in a round, infinity where the clock does not say before."""
-        if isinstance(self._clock, AdaptiveSteps):
-            steps = self._planned
-        elif isinstance(self._clock, KnownSteps):
-            steps = self._clock.steps_of_round(round_idx, self.steps_per_pass())
-        else:
+        if not isinstance(self._clock, KnownSteps):
             return math.inf
-        return steps * self._trainer().accumulate_grad_batches
+        return self._clock.steps_of_round(round_idx, self.steps_per_pass()) * self._trainer().accumulate_grad_batches
 
     def check_parts(self, batches_of_part: int | None, round_idx: int, batches_done: int) -> None:
         """Refuse parts that change within a round.

@@ -44,7 +44,6 @@ class RoundState:
     stop_requested: bool = False  # by this rank, since the last meeting
     gradients_beyond: int = 0  # computed since the last meeting by anchors and corrections
     seconds: float = 0.0
-    distance: float = 0.0  # of replicas from their mean, if it was measured
     batches_of_ranks: list[int] = field(default_factory=list)
     left_out: list[int] = field(default_factory=list)  # ranks whose weights were not finite
 

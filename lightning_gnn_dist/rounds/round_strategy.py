@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from lightning_gnn_dist.checks import check_choice, check_true_or_false
 from lightning_gnn_dist.joint import CountsNodes, JudgesParts, KeepsRows
 from lightning_gnn_dist.rounds import refusals, replica_state
-from lightning_gnn_dist.rounds.clock import AdaptiveSteps, EveryPass, RoundClock, takes_equal_steps
+from lightning_gnn_dist.rounds.clock import EveryPass, KnownSteps, RoundClock
 from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards, resolved
 from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.learned_rows import LearnedRows
@@ -106,8 +106,8 @@ class RoundStrategy(PartitionedStrategy):
         check_choice("nonfinite", nonfinite, Nonfinite)
         check_moments(average_optimizer)
         super().__init__(weights=weights, buffers=buffers, launch=launch)
-        if outer is None and (overlap or isinstance(clock, AdaptiveSteps)):
-            outer = Outer()  # the mean, taken as the way there, whose length says how far ranks are
+        if outer is None and overlap:
+            outer = Outer()  # the mean, taken as the way there, which is what travels
         self.clock: RoundClock = EveryPass() if clock is None else clock
         self.average_optimizer = average_optimizer
         self.drift = None if drift is None else resolved(drift, self.drift_modes, type(self).__name__)
@@ -145,7 +145,7 @@ class RoundStrategy(PartitionedStrategy):
         moments = AveragedMoments(self.average_optimizer) if self.average_optimizer else None
         outer = None
         if self.outer is not None and self.peers.are_several and fit.dense_parameters(frozen=True):
-            outer = OuterStep(self.outer, measures=isinstance(self.clock, AdaptiveSteps))
+            outer = OuterStep(self.outer)
         data = datamodule_of(fit.lightning_module.trainer)
         late = None if outer is None or not self.overlap else Overlapped(outer, moments)
         parts = [
@@ -209,7 +209,7 @@ class RoundStrategy(PartitionedStrategy):
         super().setup(trainer)
         if trainer.state.fn != TrainerFn.FITTING:
             return
-        if not takes_equal_steps(self.clock):
+        if not isinstance(self.clock, KnownSteps):
             refusals.check_schedulers(type(self).__name__, self.lr_scheduler_configs)
         if self.peers.are_several:
             self.means.begin()
@@ -284,7 +284,6 @@ class RoundStrategy(PartitionedStrategy):
         self.state.seconds = self.pace.timer.end(batches)
         self.state.is_training = False
         votes = self.peers.meet(self.meeting, batches, self._end_round, is_told_to_end=self.sigterm_received)
-        self.pace.plan(self.state.distance)
         self.state.batches_done += batches
         self.state.stop_requested = False
         self.meeting.begin_round()
@@ -308,7 +307,7 @@ class RoundStrategy(PartitionedStrategy):
     def _begin_fit(self, trainer: Trainer) -> None:
         refusals.check_trainer(type(self).__name__, trainer, has_layer_sync=self._layer_sync is not None)
         self.peers.check(trainer)
-        self.pace.begin({} if self._resumed is None else self._resumed.extra)
+        self.pace.begin()
         self.means.forget()
         self._running = None
         self.state.in_round = self.state.is_training = self.state.stop_requested = self._has_failed = False
@@ -351,7 +350,7 @@ class RoundStrategy(PartitionedStrategy):
             "batches_done": self.state.batches_done,
             "optimizer_states": states if self.tables is None else self.tables.without_rows(states),
             "buffers": replica_state.cpu_buffers(self._module()) if self.buffers == "local" else {},
-            "extra": self.meeting.state() | self.pace.state(),
+            "extra": self.meeting.state(),
         }
 
     def _take_state(self, checkpoint: dict[str, Any], path: object) -> replica_state.ReplicaState:
@@ -366,7 +365,7 @@ class RoundStrategy(PartitionedStrategy):
         return self.pace.is_over(self.state.round_idx, batches)
 
     def _check_alone(self, what: str) -> None:
-        if self.state.in_round and self._module().trainer.training and not takes_equal_steps(self.clock):
+        if self.state.in_round and self._module().trainer.training and not isinstance(self.clock, KnownSteps):
             refusals.refuse_exchange(type(self).__name__, what)
 
 

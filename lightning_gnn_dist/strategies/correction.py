@@ -19,8 +19,8 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.rules import check_fields
 
-Way = Literal["sliced", "rank0", "anchor"]
-Mode = Literal["persistent", "reset", "averaged", "sgd"]
+Way = Literal["sliced", "rank0"]
+Mode = Literal["averaged", "persistent"]
 Make = Callable[[list[Tensor]], Optimizer]
 Schedule = Callable[[int], float]
 OfLocalSteps = Literal["shortened", "local"]
@@ -33,13 +33,10 @@ class Correction:
     Args:
         steps: :math:`S`. An integer, or a share of the round's local steps, such as 0.1 (rounded up).
         way: ``"sliced"``: each rank computes a slice of each batch. Or the paper's ``"rank0"``: rank 0 computes the
-            whole batch while the others wait, so the step must not call a collective (``self.all_gather``). Or
-            ``"anchor"``: one step, ``steps=1``, along the gradient of ``Drift("global")``, whose anchor is then the
-            mean before the correction, not after it. It saves an exchange and a batch of the whole graph in a round.
+            whole batch while the others wait, so the step must not call a collective (``self.all_gather``).
         optimizer: An optimizer of the correction's own. ``"averaged"``: like the module's, starting each time from the
-            mean state of the ranks. ``"persistent"``: the same, with a state that lives on from round to round.
-            ``"reset"``: the same, new at every meeting. ``"sgd"``: plain SGD. Or a function from parameters to an
-            optimizer, which keeps its own learning rate.
+            mean state of the ranks. ``"persistent"``: the same, with a state that lives on from round to round. Or a
+            function from parameters to an optimizer, which keeps its own learning rate.
         lr: :math:`\gamma`, a number or a function from the round's number to it; or the learning rate of the local
             steps, schedule included (``"local"``), or :math:`S^{-3/4}` times that (``"shortened"``).
     """
@@ -64,11 +61,6 @@ class Correction:
             )
         if not (self.lr in get_args(OfLocalSteps) if isinstance(self.lr, str) else takes(self.lr, 0)):
             check_lr(self.lr)
-        if self.way == "anchor" and not (is_integer(self.steps) and self.steps == 1):
-            raise ValueError(
-                'way="anchor" takes one step along the gradient of the anchor: use Correction(1, "anchor"), got '
-                f"steps={shown(self.steps)}."
-            )
         if callable(self.optimizer) and self.lr != "shortened":
             raise ValueError("lr is ignored by an optimizer of your own: leave it out, and set it where you make that.")
 

@@ -19,7 +19,6 @@ from lightning_gnn_dist.strategies.correction import Correction, check_lr
 from lightning_gnn_dist.tables.table import check_tables
 from lightning_gnn_dist.wire import collectives
 
-_LASTING = ("persistent", "sgd", "function")  # modes whose optimizer lives on from round to round
 _WAY_OUT = (
     "give the correction one of its own, such as "
     "Correction(optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.001))."
@@ -32,7 +31,7 @@ class CorrectionOptimizer:
     In a round every rank calls :meth:`prepare`; then the ranks that correct call :meth:`step`. It steps only parameters
     that a local optimizer holds. A function that makes it is called again when these hold other parameters, as after
     unfreezing; parameters that had a state keep it. What a schedule changes in the local optimizers, such as momentum,
-    is followed, except by ``"sgd"`` and by an optimizer of a function.
+    is followed, except by an optimizer of a function.
 
     Args:
         correction: Its ``optimizer`` and ``lr``.
@@ -46,7 +45,7 @@ class CorrectionOptimizer:
         self._local, self._are_averaged = local, are_averaged
         self._optimizers: list[Optimizer] = []
         self._layout: list[Any] = []  # the parameters that they were made for
-        if self._mode in ("persistent", "reset", "averaged"):
+        if self._mode != "function":
             for optimizer in local:
                 _check_copies(optimizer)
 
@@ -90,7 +89,7 @@ class CorrectionOptimizer:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs: the mode, and copies on the CPU of states that live on."""
-        lasting = self._optimizers if self._mode in _LASTING else []
+        lasting = [] if self._mode == "averaged" else self._optimizers
         return {"mode": self._mode, "optimizers": [_plain(optimizer.state_dict()) for optimizer in lasting]}
 
     def restore(self, state: Mapping[str, Any], parameters: list[Tensor]) -> None:
@@ -115,13 +114,13 @@ class CorrectionOptimizer:
         ids = {id(parameter) for parameter in _parameters_of(self._local)}
         held = [parameter for parameter in parameters if id(parameter) in ids]
         layout = [id(parameter) for parameter in held] if callable(self._make) else _layout(self._local)
-        old = self._optimizers if self._mode in _LASTING else []
+        old = [] if self._mode == "averaged" else self._optimizers
         if old and layout == self._layout:
             return
         if callable(self._make):
             self._optimizers = [_checked(self._make(held))]
         else:
-            self._optimizers = [(_sgd_for if self._mode == "sgd" else _another)(each) for each in self._local]
+            self._optimizers = [_another(each) for each in self._local]
         for optimizer, former in zip(self._optimizers, old, strict=False):
             _take_over_state(optimizer, former)
         self._layout = layout
@@ -132,8 +131,7 @@ class CorrectionOptimizer:
         share = steps**-0.75 if lr == "shortened" else 1.0
         for own, leader in zip(self._optimizers, self._local, strict=True):
             for group, other in zip(own.param_groups, leader.param_groups, strict=True):
-                if self._mode != "sgd":
-                    group.update((name, value) for name, value in other.items() if name != "params")
+                group.update((name, value) for name, value in other.items() if name != "params")
                 group["lr"] = other["lr"] * share if isinstance(lr, str) else lr
 
     def _drop_gradients(self) -> None:
@@ -159,11 +157,6 @@ def _another(optimizer: Optimizer) -> Optimizer:
 
 def _copied_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
     return [group | {"params": list(group["params"])} for group in optimizer.param_groups]
-
-
-def _sgd_for(optimizer: Optimizer) -> Optimizer:
-    """Return plain SGD with the groups of ``optimizer``. Each step sets the learning rate."""
-    return torch.optim.SGD([{"params": list(group["params"])} for group in optimizer.param_groups], lr=1.0)
 
 
 def _take_over_state(optimizer: Optimizer, former: Optimizer) -> None:

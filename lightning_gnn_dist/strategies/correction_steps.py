@@ -5,7 +5,6 @@ r"""The correction of LLCG: steps on batches of the whole graph, behind the mean
 
 sliced      each rank computes a slice of each batch, and the mean of their gradients moves all
 rank0       rank 0 computes whole batches while the others wait, and sends them its model
-anchor      all step along the anchor gradient of the next round, which is of the whole graph, too
 
 With ``buffers="global"``, the statistics of batch normalisation are taken anew on the whole graph as well.
 """
@@ -22,7 +21,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.joint import KeepsRows
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.correction_gradients import (
     average_gradient_,
@@ -33,7 +31,6 @@ from lightning_gnn_dist.rounds.correction_gradients import (
     without_noise,
 )
 from lightning_gnn_dist.rounds.drift import DriftCorrection
-from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
 from lightning_gnn_dist.rounds.means.averaging import AveragedBuffers, AveragedMoments
 from lightning_gnn_dist.rounds.means.means import length_of
 from lightning_gnn_dist.rounds.part import Fit, Part, part_of
@@ -91,8 +88,6 @@ class CorrectionSteps(Part):
         for batch in self._batches(steps, sliced=True):
             gradient, seeds = mean_gradient(self.fit, [batch])
             average_gradient_(self.fit, gradient, seeds)  # that of the whole batch, whatever the slices' sizes
-            if self._drift is not None:
-                self._drift.corrected_along(self.fit.trained_parameters(), gradient)
             self._step(self.fit.trained_parameters(), gradient)
 
     def sizes(self) -> list[int]:
@@ -176,26 +171,7 @@ class StepsOnRank0(CorrectionSteps):
             take_rows_(tables, [each.coalesce()._indices()[0] for each in touched], source=0)
 
 
-class StepAlongAnchor(CorrectionSteps):
-    """Takes one step along the anchor gradient of the next round, which need not be computed twice then."""
-
-    def begin(self, fit: Fit) -> None:
-        super().begin(fit)
-        data = datamodule_of(fit.lightning_module.trainer)
-        if isinstance(data, KeepsRows) and data.keeps_rows():
-            raise ValueError(
-                f"{self._correction} takes anchors before boundary=History() has computed the rows that they read: use "
-                'boundary=Halo(), or way="sliced".'
-            )
-
-    def apply(self) -> None:
-        assert self._drift is not None
-        gradient = self._drift.anchor_ahead()
-        self._prepare(1)
-        self._step(self.fit.dense_parameters(), gradient)
-
-
-WAYS = {"sliced": CorrectionSteps, "rank0": StepsOnRank0, "anchor": StepAlongAnchor}
+WAYS = {"sliced": CorrectionSteps, "rank0": StepsOnRank0}
 
 
 class GlobalStatistics(Part):

@@ -100,7 +100,6 @@ class LLCGStrategy(RoundStrategy):
         )
         if correction is not None:
             check_instance("correction", correction, Correction, "a Correction, such as Correction(steps=0.5), or None")
-        _check_anchors(self.drift, correction)
         self.correction = correction
 
     @classmethod
@@ -147,7 +146,7 @@ class LLCGStrategy(RoundStrategy):
         if self.correction is not None:
             corrections.append(WAYS[self.correction.way](self.correction, means))
         if self.buffers == "global":
-            corrections.append(GlobalStatistics((self.drift or Drift()).anchor_steps or Drift.anchor_steps))
+            corrections.append(GlobalStatistics((self.drift or Drift()).anchor_steps))
         return [means, *further, corrections]
 
     def _check_alone(self, what: str) -> None:
@@ -157,19 +156,3 @@ class LLCGStrategy(RoundStrategy):
                 "define correction_step(batch), which returns the mean loss without it."
             )
         super()._check_alone(what)
-
-
-def _check_anchors(drift: Drift | None, correction: Correction | None) -> None:
-    """Refuse a correction that needs an anchor of the whole graph that nobody computes, and the other way round."""
-    steps_of_graph = drift.anchor_steps if drift is not None and drift.towards == "global" else None
-    way = None if correction is None else correction.way
-    if way == "anchor" and not steps_of_graph:
-        raise ValueError(
-            f'{correction} steps along the anchor of drift=Drift("global"), and drift is {drift}: leave drift out, or '
-            'use way="sliced".'
-        )
-    if steps_of_graph == 0 and way != "sliced":
-        raise ValueError(
-            f'{drift} takes its gradient of the whole graph from a correction of way="sliced", and correction is '
-            f'{correction}: use one, or Drift("ranks", anchor_steps=0), or anchor_steps=4.'
-        )

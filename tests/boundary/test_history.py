@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +159,8 @@ def averaging(**options: Any) -> LocalSGDStrategy:
 
 
 def correcting() -> LLCGStrategy:
-    sgd = Correction(1, optimizer="sgd", lr=0.1)
-    return LLCGStrategy.as_published(EverySteps(STEPS), correction=sgd, **PATIENCE)
+    correction = Correction(1, optimizer=partial(torch.optim.SGD, lr=0.1))
+    return LLCGStrategy.as_published(EverySteps(STEPS), correction=correction, **PATIENCE)
 
 
 def quick(strategy: Any, **options: Any) -> Any:

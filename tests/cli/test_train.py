@@ -205,10 +205,10 @@ def test_strategies_and_clocks_can_be_written() -> None:
     local = parsed(strategy=patient).trainer.strategy
     assert local.clock == EverySteps(4, 1.5, 9)
     assert local.weights == "nodes" and local._timeout == timedelta(seconds=90)
-    llcg = init("LLCGStrategy", clock=init("EveryPass", passes=2), drift=None, correction={"optimizer": "sgd"})
+    llcg = init("LLCGStrategy", clock=init("EveryPass", passes=2), drift=None, correction={"optimizer": "persistent"})
     strategy = parsed(strategy=llcg).trainer.strategy
     assert strategy.clock == EveryPass(2) and strategy.drift is None
-    assert strategy.correction == Correction(optimizer="sgd")
+    assert strategy.correction == Correction(optimizer="persistent")
 
 
 @pytest.mark.parametrize(

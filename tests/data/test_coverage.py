@@ -10,43 +10,25 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from lightning_gnn_dist import Coverage, Graph, communities, coverage_mean
-from lightning_gnn_dist.graph import rows as rows_module
 
 NAN = float("nan")
 
 
-def by_definition(part: Graph, degrees: list[int], hops: int, kappa: float, prior: float) -> list[float]:
-    covered, lengths = [1.0] * part.num_nodes, []
-    for _ in range(hops):
-        before, covered = covered, []
-        for node in range(part.num_nodes):
-            begin, end = part.indptr[node : node + 2].tolist()
-            visible = sum(before[u] for u in part.indices[begin:end].tolist())
-            lonely = degrees[node] == 0
-            covered.append(1.0 if lonely else (visible + kappa * prior) / (degrees[node] + kappa))
-        lengths.append(covered)
-    return [sum(of_node) / hops for of_node in zip(*lengths, strict=True)]
+def by_definition(part: Graph, degrees: list[int], kappa: float, prior: float) -> list[float]:
+    pairs = zip(part.degrees().tolist(), degrees, strict=True)
+    return [(here + kappa * prior) / (all_of + kappa) if all_of else 1.0 for here, all_of in pairs]
 
 
-@pytest.mark.parametrize("hops", [1, 2, 3])
 @pytest.mark.parametrize(("kappa", "prior"), [(0.0, 0.0), (1.0, 0.0), (2.5, 0.4)])
-def test_coverage_is_the_share_of_the_neighbourhood_that_is_visible(hops: int, kappa: float, prior: float) -> None:
+def test_coverage_is_the_share_of_the_neighbourhood_that_is_visible(kappa: float, prior: float) -> None:
     graph = communities(300, 3, num_features=4, seed=1)
     nodes = torch.arange(0, 300, 2)
     part, degrees = graph.induced(nodes), graph.degrees()[nodes]
-    covered = Coverage(hops=hops, shrinkage=kappa, prior=prior).of(part, degrees, 100)
-    expected = torch.tensor(by_definition(part, degrees.tolist(), hops, kappa, prior))
+    covered = Coverage(shrinkage=kappa, prior=prior).of(part, degrees, 100)
+    expected = torch.tensor(by_definition(part, degrees.tolist(), kappa, prior))
     assert torch.allclose(covered, expected, atol=1e-6)
     assert float(covered.min()) >= 0
     assert float(covered.max()) <= 1
-
-
-def test_coverage_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = communities(300, 3, num_features=4, seed=1)
-    part, degrees = graph.induced(torch.arange(0, 300, 2)), graph.degrees()[::2]
-    at_once = Coverage(hops=2, shrinkage=1.0).of(part, degrees, 100)
-    monkeypatch.setattr(rows_module, "EDGES_PER_PIECE", 7)
-    assert torch.equal(Coverage(hops=2, shrinkage=1.0).of(part, degrees, 100), at_once)
 
 
 def test_by_default_it_shrinks_to_the_mean_of_the_own_nodes() -> None:

@@ -194,7 +194,7 @@ def hops_around(graph: Graph, nodes: Tensor, hops: int) -> list[set[int]]:
 @pytest.mark.parametrize("hops", [1, 2, 3])
 def test_a_halo_has_every_edge_into_all_but_its_last_hop(hops: int) -> None:
     graph = weighted_graph(1.5)  # three hops do not reach everything
-    ours = reader(graph, Fixed(), boundary=Halo(hops), coverage=Coverage(hops=hops))
+    ours = reader(graph, Fixed(), boundary=Halo(hops), coverage=Coverage())
     own = nodes_of(ours.partition, (1,))
     part, expected = ours.read(0).graph, hops_around(graph, own, hops)
     sizes = [len(nodes) for nodes in expected]

@@ -116,7 +116,7 @@ def test_parts_are_those_of_the_graph_without_types(boundary: Boundary, holding:
     mask = torch.zeros(typed.num_nodes, dtype=torch.bool).index_fill_(0, typed.split("train"), True)
     edge = {"edge_place": torch.arange(typed.num_edges)}
     plain = Graph(typed.indptr, typed.indices, {"train_mask": mask}, edge)
-    weighs = Coverage(hops=2, shrinkage=2.0)
+    weighs = Coverage(shrinkage=2.0)
     options: dict[str, Any] = {"partitioner": RandomPartitioner(), "boundary": boundary, "holding": holding}
     for rank in range(2):
         part = PartitionedDataModule(typed, coverage=weighs, **options).part(rank, 3, 1)

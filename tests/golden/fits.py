@@ -11,7 +11,6 @@ import lightning.pytorch as pl
 import torch
 
 from lightning_gnn_dist import (
-    AdaptiveSteps,
     Correction,
     Coverage,
     Drift,
@@ -69,7 +68,6 @@ BASIC: dict[str, Make] = {"local_sgd": local(), "llcg": llcg(), "tma": tma(), "g
 OF_TYPES_BASIC = BASIC | {"grappa": grappa(find_unused_parameters=True)}  # of types that no seed sees
 SETTINGS: dict[str, Make] = {
     "local_sgd_growing": local(EverySteps(2, growth=1.5, limit=8), weights="nodes"),
-    "local_sgd_adaptive_steps": local(AdaptiveSteps(2, 6)),
     "local_sgd_passes": local(EveryPass(2)),
     "local_sgd_drift": local(EveryPass(), drift=Drift("ranks"), average_optimizer=True),
     "local_sgd_drift_decay": local(drift=Drift("ranks", decay=0.5, anchor_steps=2)),
@@ -88,11 +86,8 @@ SETTINGS: dict[str, Make] = {
     "llcg_without_corrections": published(None),
     "llcg_rank0": llcg(correction=Correction(way="rank0"), buffers="global"),
     "llcg_drift_of_ranks": llcg(drift=Drift("ranks")),
-    "llcg_corrects": llcg(correction=Correction(1, "anchor")),
     "llcg_share": llcg(EverySteps(2, growth=1.5, limit=6), correction=Correction(0.5, lr="local")),
     "llcg_persistent": llcg(correction=Correction(optimizer="persistent", lr=0.01)),
-    "llcg_reset": llcg(correction=Correction(optimizer="reset", lr=lambda round_idx: 0.02 / (1 + round_idx))),
-    "llcg_sgd": llcg(correction=Correction(optimizer="sgd", lr=0.05)),
     "llcg_own_optimizer": llcg(
         correction=Correction(optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01))
     ),
@@ -111,7 +106,7 @@ HOLDINGS: dict[str, dict[str, Any]] = {
     "extra_nodes": {"holding": Holding(extra_nodes=0.3)},
     "extra_of_graph": {"holding": Holding(extra_nodes=0.3, extra_of="graph")},
     "no_coverage": {"coverage": None},
-    "coverage": {"coverage": Coverage("batch", hops=2, shrinkage=1.0)},
+    "coverage_of_batches": {"coverage": Coverage("batch", shrinkage=1.0)},
     "own_corrections": {"global_batching": GlobalBatching(deal="own")},
 }
 

@@ -44,7 +44,6 @@ HELD: dict[str, dict[str, Any]] = {
     "extra_nodes": {"holding": Holding(extra_nodes=0.3)},
     "halo": {"boundary": Halo()},
     "halo_limited": {"boundary": Halo(2, bytes=5_000, neighbors=2)},
-    "coverage": {"coverage": Coverage(hops=2)},
     "coverage_of_batches": {"coverage": Coverage("batch", shrinkage=2.0, prior=0.5)},
 }
 

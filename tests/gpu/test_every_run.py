@@ -40,7 +40,7 @@ ALIKE += (
 ALIKE += ("resumed/llcg/links_", "resumed/grappa/links_typed", "evaluation/links/", "fits/llcg/links_typed_")
 ALIKE += ("rows/sparse/llcg/", "rows/sparse/grappa/")
 ALIKE += ("fits/local_sgd_growing", "fits/local_sgd_passes", "fits/local_sgd_drift_decay", "fits/local_sgd_outer_16")
-ALIKE += ("fits/llcg_persistent", "fits/llcg_reset", "fits/llcg_16_bits", "fits/llcg_32_bits", "fits/grappa_16")
+ALIKE += ("fits/llcg_persistent", "fits/llcg_16_bits", "fits/llcg_32_bits", "fits/grappa_16")
 ALIKE += ("_ladies_weighted", "halo_limited", "exchange_16")
 ALIKE += tuple(
     f"evaluation/{kind}/{how}" for kind in ("edges", "layers", "ready_made") for how in ("estimate", "limited")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lightning_gnn_dist import EveryPass, EverySeconds, EverySteps
-from lightning_gnn_dist.rounds.clock import RoundProgress, schedule, takes_equal_steps
+from lightning_gnn_dist.rounds.clock import RoundProgress, schedule
 from lightning_gnn_dist.rounds.pace import RoundTimer
 
 
@@ -42,7 +42,6 @@ def test_seconds() -> None:
     assert [clock.is_over(RoundProgress(0, 5, 7, seconds)) for seconds in (0.0, 1.9, 2.0, 3.0)] == [False] * 2 + [
         True
     ] * 2
-    assert takes_equal_steps(EverySteps(1)) and takes_equal_steps(EveryPass()) and not takes_equal_steps(clock)
 
 
 def test_a_timer_tells_the_end_of_the_batch_to_come(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from lightning_gnn_dist import (
-    Correction,
     Drift,
     EverySteps,
     Fixed,
     Graph,
-    History,
     Holding,
     Isolated,
     LazyAdam,
@@ -327,18 +325,6 @@ def test_a_row_of_one_rank_moves_as_far_as_alone_if_gradients_are_sparse() -> No
 def test_a_drift_that_says_nothing_is_towards_what_the_strategy_knows_best() -> None:
     assert LLCGStrategy(drift=Drift(decay=0.9)).drift == Drift("global", decay=0.9)
     assert LocalSGDStrategy(drift=Drift()).drift == Drift("ranks")
-
-
-def test_anchors_that_correct_are_refused_where_they_could_not() -> None:
-    for steps in (0.1, 2, 1.0):
-        with pytest.raises(ValueError, match=r'takes one step along .*: use Correction\(1, "anchor"\)'):
-            Correction(steps, "anchor")
-    anchor = Correction(1, "anchor")
-    for drift in (None, Drift("ranks")):
-        with pytest.raises(ValueError, match=r'steps along the anchor of drift=Drift\("global"\), and drift is'):
-            LLCGStrategy(drift=drift, correction=anchor)
-    with pytest.raises(ValueError, match=r"before boundary=History\(\) has computed the rows that they read"):
-        fit(LLCGStrategy(correction=anchor), model(), data_module(boundary=History()), 1)
 
 
 def test_local_sgd_offers_no_global_drift() -> None:

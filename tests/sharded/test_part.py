@@ -39,7 +39,7 @@ from tests.sharded.graphs import (
 BOUNDARIES: list[Boundary] = [Isolated(), Halo(1), Halo(3), Halo(2, neighbors=2)]
 WITHOUT_TYPES = [*BOUNDARIES, Halo(2, bytes=2000), Halo(3, bytes=400, neighbors=1), Exchange()]
 WITH_TYPES = [*BOUNDARIES, Halo(2, bytes=300)]
-COVERAGE = Coverage(hops=2, shrinkage=1.0)
+COVERAGE = Coverage(shrinkage=1.0)
 
 
 def uneven(graph: Graph) -> Partition:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from typing import Any
 
 import pytest
@@ -89,8 +90,8 @@ REPLICAS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "accumulated": ({"drift": Drift("global"), "weights": "nodes"}, {"accumulate_grad_batches": 2}),
     "averaged": ({"correction": Correction(optimizer="averaged"), "average_optimizer": False}, {}),
     "statistics": ({"buffers": "global", "correction": None}, {}),
-    "reset": ({"correction": Correction(optimizer="reset", lr=0.003)}, {}),
-    "sgd": ({"correction": Correction(optimizer="sgd", lr=0.5)}, {}),
+    "persistent": ({"correction": Correction(optimizer="persistent", lr=0.003)}, {}),
+    "function": ({"correction": Correction(optimizer=partial(torch.optim.SGD, lr=0.5))}, {}),
 }
 
 

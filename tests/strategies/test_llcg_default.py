@@ -16,7 +16,6 @@ from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import (
-    Correction,
     Drift,
     EverySteps,
     GlobalBatching,
@@ -73,9 +72,9 @@ def double_graph() -> tuple[Graph, Partition]:
     return graph, Partition((torch.arange(400).sqrt() / 20 * RANKS).int(), RANKS)
 
 
-def in_rounds(rank: int, world_size: int, settings: list[tuple[Outer, Correction, int]]) -> list[State]:
+def in_rounds(rank: int, world_size: int, settings: list[tuple[Outer, int]]) -> list[State]:
     found = []
-    for outer, correction, steps in settings:
+    for outer, steps in settings:
         graph, partition = double_graph()
         data = PartitionedDataModule(
             graph,
@@ -86,18 +85,17 @@ def in_rounds(rank: int, world_size: int, settings: list[tuple[Outer, Correction
             global_batching=GlobalBatching(batch_size=10**6, sampler=NeighborSampler([-1, -1])),
         )
         module = plain()
-        strategy = LLCGStrategy(EverySteps(steps), correction=correction, outer=outer, **PATIENCE)
+        strategy = LLCGStrategy(EverySteps(steps), outer=outer, **PATIENCE)
         fit(strategy, module, data, world_size, max_epochs=ROUNDS, limit_val_batches=0)
         state = {name: value for name, value in state_of(module).items() if not name.startswith("accuracy")}
         found.append(state)
     return found
 
 
-def by_hand(steps: int = STEPS, *, corrects: bool = False) -> State:
+def by_hand(steps: int = STEPS) -> State:
     """Local steps that are shifted, a mean with momentum, moments averaged, one correction step for ten, an anchor.
 
-    The shift of a rank fades the more slowly the less it has changed. If the anchor ``corrects``, it is taken before
-    the correction step, which goes along its gradient.
+    The shift of a rank fades the more slowly the less it has changed.
     """
     corrections, (graph, partition) = math.ceil(steps / 10), double_graph()
     x, y, train = (graph.node_arrays[name] for name in ("x", "y", "train_mask"))
@@ -147,23 +145,19 @@ def by_hand(steps: int = STEPS, *, corrects: bool = False) -> State:
                 for state in states:
                     state[moment] = whole.clone()
             corrector.state[parameter] = copy.deepcopy(states[0])
-        before, shifts = shifts, shifts_now()
         for _ in range(corrections):
             step(corrector, gradient(mean, everyone))
-        shifts = shifts if corrects else shifts_now()
+        before, shifts = shifts, shifts_now()
         decays = [decay_by_hand(then, now) for then, now in zip(before, shifts, strict=True)]
     return state_of(mean)
 
 
 def test_a_round_is_that_by_hand_and_nearly_so_in_fewer_bits() -> None:
-    expected, shared, longer = by_hand(), by_hand(corrects=True), by_hand(12)
-    usual, anchor = Correction(), Correction(1, "anchor")
-    settings = [(EXACT, usual, STEPS), (replace(EXACT, bits=8), usual, STEPS), (EXACT, anchor, STEPS)]
-    found = run_ranks(in_rounds, RANKS, [*settings, (EXACT, usual, 12)])
+    expected, longer = by_hand(), by_hand(12)
+    found = run_ranks(in_rounds, RANKS, [(EXACT, STEPS), (replace(EXACT, bits=8), STEPS), (EXACT, 12)])
     start = state_of(plain())
-    for exact, rounded, corrected, long in found:
+    for exact, rounded, long in found:
         assert max(float((exact[name] - expected[name]).abs().max()) for name in exact) < 1e-12
-        assert max(float((corrected[name] - shared[name]).abs().max()) for name in exact) < 1e-12
         assert max(float((long[name] - longer[name]).abs().max()) for name in exact) < 1e-11
         assert differs(rounded, found[0][1]) == 0.0
         # Adam's first steps are as long for a gradient near zero, whose sign rounding may change.
@@ -173,9 +167,9 @@ def test_a_round_is_that_by_hand_and_nearly_so_in_fewer_bits() -> None:
 
 def calls(rank: int, world_size: int) -> list[float]:
     """How often a rank calls the step in the second round, of ten local steps."""
-    counted, one = [], Drift(anchor_steps=1)
-    for settings in ({}, {"drift": one}, {"drift": one, "correction": Correction(1, "anchor")}):
-        strategy = LLCGStrategy(EverySteps(10), **settings, **PATIENCE)
+    counted = []
+    for drift in (Drift(), Drift(anchor_steps=1)):
+        strategy = LLCGStrategy(EverySteps(10), drift=drift, **PATIENCE)
         trainer = fit(strategy, model(), data_module(), world_size, max_epochs=2, limit_val_batches=0)
         counted.append(float(trainer.callback_metrics["round/gradients"]) / world_size)
     return counted
@@ -183,18 +177,14 @@ def calls(rank: int, world_size: int) -> list[float]:
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_a_round_calls_the_step_for_two_anchors_and_a_correction() -> None:
-    assert run_ranks(calls, 2) == [[10 + 4 + 4 + 1, 10 + 1 + 1 + 1, 10 + 1 + 1]] * 2
+    assert run_ranks(calls, 2) == [[10 + 4 + 4 + 1, 10 + 1 + 1 + 1]] * 2
 
 
 def sent(rank: int, world_size: int) -> list[float]:
-    """Bytes of a local step of Grappa, of LLCG in rounds of ten, of fifty, and of ten whose anchors correct.
-
-    They are counted once the first round has begun.
-    """
+    """Bytes of a local step of Grappa, of LLCG in rounds of ten, and of fifty, once the first round has begun."""
     counted = []
     strategies = [GrappaStrategy(**PATIENCE), *(LLCGStrategy(EverySteps(steps), **PATIENCE) for steps in (10, 50))]
-    strategies.append(LLCGStrategy(EverySteps(10), correction=Correction(1, "anchor"), **PATIENCE))
-    for strategy, epochs in zip(strategies, (4, 3, 1, 3), strict=True):
+    for strategy, epochs in zip(strategies, (4, 3, 1), strict=True):
         marks: list[float] = []
         module = model(Wide)
         module.on_train_epoch_start = lambda marks=marks: marks.append(traffic.bytes_sent)
@@ -214,10 +204,9 @@ class Wide(SAGE):
 
 @pytest.mark.slow
 def test_it_sends_a_fifth_of_grappa_at_ten_steps_and_a_sixteenth_at_fifty() -> None:
-    for every_step, tens, fifties, corrected in run_ranks(sent, 2):
+    for every_step, tens, fifties in run_ranks(sent, 2):
         assert tens < 0.2 * every_step
         assert fifties < every_step / 16  # four corrections more
-        assert 0.84 * tens < corrected < 0.87 * tens  # six bytes for each weight instead of seven
 
 
 def exchanges_of_rounds(rank: int, world_size: int) -> list[int]:

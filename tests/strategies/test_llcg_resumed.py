@@ -41,11 +41,10 @@ def resumed(rank: int, world_size: int, folder: str, kind: type[SAGE], options: 
         pytest.param(SAGE, PLAIN | {"correction": Correction.as_published(2)}, marks=pytest.mark.slow),
         pytest.param(SAGE, {"drift": Drift("ranks"), "correction": None}, marks=pytest.mark.slow),
         (SAGE, {"drift": Drift("global"), "correction": Correction(0.5, lr="local")}),
-        pytest.param(SAGE, {"correction": Correction(1, "anchor")}, marks=pytest.mark.slow),
         pytest.param(SAGE, {"correction": Correction(optimizer="persistent")}, marks=pytest.mark.slow),
         pytest.param(Remembering, {}, marks=pytest.mark.slow),
     ],
-    ids=["paper", "ranks", "global", "corrects", "persistent", "buffers"],
+    ids=["paper", "ranks", "global", "persistent", "buffers"],
 )
 def test_a_resumed_run_ends_with_the_same_weights(kind: type[SAGE], options: dict[str, Any], tmp_path: Path) -> None:
     for whole, again in run_ranks(resumed, 2, str(tmp_path), kind, options):

@@ -312,7 +312,7 @@ def test_a_run_whose_parts_change_goes_on_in_mid_pass(tmp_path: Path, monkeypatc
 
 
 def corrected() -> LLCGStrategy:
-    correction = Correction(2, optimizer="sgd", lr="local")
+    correction = Correction.as_published(2)
     off: dict[str, Any] = {"drift": None, "outer": None, "average_optimizer": False, "weights": "uniform"}
     return LLCGStrategy(EverySteps(3), correction=correction, **off, **PATIENCE)
 

@@ -29,7 +29,6 @@ PLAIN: dict[str, Any] = {
     "outer": None,
     "correction": Correction.as_published(CORRECTIONS),
 }
-BY_SGD = Correction(CORRECTIONS, optimizer="sgd", lr="local")
 ON_RANK_0 = Correction.as_published(CORRECTIONS, "rank0")
 
 
@@ -109,7 +108,7 @@ def advance(net: Any, stepper: Any, slices: list[Data]) -> None:
     ("world_size", "optimizer", "options"),
     [
         (3, "LazyAdam", {}),
-        pytest.param(2, "SGD", {"correction": BY_SGD}, marks=pytest.mark.slow),
+        pytest.param(2, "SGD", {}, marks=pytest.mark.slow),
         pytest.param(2, "LazyAdam", {"correction": ON_RANK_0}, marks=pytest.mark.slow),
     ],
 )

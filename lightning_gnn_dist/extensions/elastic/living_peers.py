@@ -19,7 +19,6 @@ from lightning_gnn_dist.extensions.elastic.membership import Membership, Seat
 from lightning_gnn_dist.extensions.elastic.settings import Patience, check_available
 from lightning_gnn_dist.joint import KeepsRows
 from lightning_gnn_dist.rounds import refusals
-from lightning_gnn_dist.rounds.clock import AdaptiveSteps
 from lightning_gnn_dist.rounds.lightning_internals.loops import set_epoch, set_global_step
 from lightning_gnn_dist.rounds.lightning_internals.trainer import (
     callback_states,
@@ -110,7 +109,7 @@ class LivingPeers(Peers):
 
     def __init__(self, strategy: RoundStrategy, elastic: Patience) -> None:
         check_available()
-        _check_rounds(strategy.clock, strategy.nonfinite, overlap=strategy.overlap)
+        _check_rounds(strategy.nonfinite, overlap=strategy.overlap)
         self._rounds, self._elastic = strategy, elastic
         self._world = SoloEnvironment()
         strategy.cluster_environment = self._world
@@ -361,17 +360,13 @@ def _check_trainer(trainer: Any, drift: object) -> None:
     refusals.refuse_all(_MAY_DIE, conflicts)
 
 
-def _check_rounds(clock: object, nonfinite: str, *, overlap: bool) -> None:
+def _check_rounds(nonfinite: str, *, overlap: bool) -> None:
     """Refuse rounds that need all ranks, where ranks may die."""
     conflicts = [
         (
             overlap,
             "overlap=True sends a mean while ranks train, and one that a dead rank does not finish is held again by "
             "the others, who must be at the meeting: leave it out.",
-        ),
-        (
-            isinstance(clock, AdaptiveSteps),
-            f"{clock} compares the replicas of all ranks: use EverySteps(16), or EverySeconds(60).",
         ),
         (
             nonfinite != "refuse",

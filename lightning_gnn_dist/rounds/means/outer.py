@@ -19,8 +19,7 @@ the model beyond, falls with it.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -39,7 +38,6 @@ from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.means import length_of
 from lightning_gnn_dist.rounds.part import Fit, Part, Share
 from lightning_gnn_dist.rules import Fraction, Positive, check_fields
-from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.codec import Bits
 
 _STEPS = 1024  # c is a multiple of 1 / 1024: processors add in their own orders, and ranks must have the same
@@ -96,15 +94,12 @@ class OuterStep(Part):
 
     Args:
         outer: The settings.
-        measures: Whether to measure how far replicas were from their mean: the root of the mean over ranks of the
-            squared distance. It takes a few bytes more and a copy of the model.
     """
 
-    def __init__(self, outer: Outer, *, measures: bool = False) -> None:
-        self._outer, self._measures = outer, measures
+    def __init__(self, outer: Outer) -> None:
+        self._outer = outer
         self._before: list[Tensor] = []
         self._sent: dict[int, Tensor] = {}  # the pseudo-gradients of a meeting, by the number of the parameter
-        self._own: list[Tensor] = []  # those of this replica, where distances are measured
 
     def begin(self, fit: Fit) -> None:
         super().begin(fit)
@@ -120,12 +115,11 @@ class OuterStep(Part):
 
     def contribute(self) -> Share:
         self._sent = self.pseudo_gradients()
-        self._own = [each.clone() for each in self._sent.values()] if self._measures else []
         return Share([], pseudo_gradients=[*self._sent.values()])
 
     def apply(self) -> None:
-        self.take(self._sent, self._own, counts=not self.fit.round.is_left_out)
-        self._sent, self._own = {}, []
+        self.take(self._sent)
+        self._sent = {}
 
     def pseudo_gradients(self, ahead: Mapping[int, Tensor] = MappingProxyType({})) -> dict[int, Tensor]:
         """Return what leads from this replica back to where it began the round, by number of the parameter.
@@ -142,16 +136,8 @@ class OuterStep(Part):
         return found
 
     @torch.no_grad()
-    def take(self, means: Mapping[int, Tensor], own: Sequence[Tensor], *, counts: bool) -> None:
-        """Step against the means of pseudo-gradients, and make that the model.
-
-        Args:
-            means: By number of the parameter.
-            own: This replica's, if distances are measured.
-            counts: Whether this replica counts in them.
-        """
-        if self._measures:
-            self.fit.round.distance = _distance(own, [*means.values()], counts=counts)
+    def take(self, means: Mapping[int, Tensor]) -> None:
+        """Step against the means of pseudo-gradients, by number of the parameter, and make that the model."""
         for place, mean in means.items():
             self._before[place].grad = mean
         self._optimizer.step()
@@ -204,15 +190,6 @@ class OuterStep(Part):
 
     def _parameters(self) -> list[Tensor]:
         return self.fit.dense_parameters(frozen=True)
-
-
-def _distance(own: Sequence[Tensor], mean: Sequence[Tensor], *, counts: bool) -> float:
-    """Return the root of the mean, over the ranks that count, of the squared distance from the mean. Collective."""
-    square = torch.zeros((), dtype=torch.float64, device=own[0].device if own else None)
-    for mine, ours in zip(own, mean, strict=True):
-        square += (mine - ours).abs().double().square().sum()
-    collectives.average_([square], float(counts))
-    return math.sqrt(float(square))
 
 
 def _optimizer_of(parameters: list[Tensor], outer: Outer) -> Optimizer:

@@ -103,9 +103,8 @@ class Overlapped(Part):
         with collectives.counted(0.0):
             self._sent.result()
         self._load, (pseudo_gradients, moments) = None, self._means
-        own = [each.to(self.fit.device) for each in load.pseudo_gradients]
         means = {place: each.to(self.fit.device) for place, each in zip(load.places, pseudo_gradients, strict=True)}
-        self._outer.take(means, own, counts=load.weight > 0)
+        self._outer.take(means)
         for target, mean in zip(self._targets, moments, strict=True):
             target.copy_(mean)
         self._taken = self._targets
