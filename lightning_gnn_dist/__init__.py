@@ -4,8 +4,9 @@ graph -> partition -> residency -> sample -> batch -> local step -> meeting -> c
 
 A folder imports only from those above it, and no two on one line import each other.
 
-checks.py           what a user may pass, and one wording of refusals; no decision about training
 gone.py             what the release before had, and what to use in its place
+checks.py           what a user may pass, and one wording of refusals; no decision about training
+answers.py          what is answered to arguments that there are not
 joint.py            what folders ask of each other without importing each other, as Protocols; no code that runs
 wire/  graph/       what ranks say to each other, and who is there; nothing about graphs or models
                     the whole graph in RAM or mapped: CSR, arrays, saved files; no partition, no batch
@@ -33,6 +34,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from lightning_gnn_dist.answers import answers_unknown_names
+from lightning_gnn_dist.gone import way_out
 from lightning_gnn_dist.strategies.names import tell_lightning
 
 # The one list of public names. Each is imported when it is first asked for: torch, PyG and Lightning take seconds,
@@ -121,12 +124,16 @@ if not TYPE_CHECKING:  # to a type checker, they would say that there are no nam
     __all__ = sorted(_DEFINED_IN)
 
     def __getattr__(name):
+        if said := way_out(name):
+            raise ImportError(said)  # of an AttributeError `from ... import` would tell nothing
         if name not in _DEFINED_IN:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:
-            value = getattr(import_module(_DEFINED_IN[name]), name)
+            module = import_module(_DEFINED_IN[name])
+            value = answers_unknown_names(getattr(module, name))
         except AttributeError as error:  # Python would say that there is no such name, and not why
             raise ImportError(f"{_DEFINED_IN[name]} could not be imported: {error}") from error
+        setattr(module, name, value)  # where pickle looks for a function
         globals()[name] = value
         return value
 

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.gone import of_value
+
 MAX_INTEGER = 2**63 - 1  # the largest that a tensor, a file or a C library holds
 MAX_SEED = 2**48 - 1  # the seeds of each rank and purpose, which are made of it, stay integers of 64 bits
 MAX_HOPS = 10_000  # loops over the hops of a model then end
@@ -124,7 +126,7 @@ def check_between(least: float, most: float, hint: str = "", /, **numbers: float
 
 
 def _refusal(name: str, wants: str, value: object, hint: str) -> str:
-    return f"{name} must be {wants}, got {shown(value)}{hint and f': {hint}'}."
+    return f"{name} must be {wants}, got {shown(value)}{hint and f': {hint}'}.{of_value(name, shown(value))}"
 
 
 def check_fits(num_bytes: int, what: str) -> None:
@@ -162,7 +164,7 @@ def check_choice(name: str, value: object, choices: Any) -> None:
     known: dict[Any, list[Any]] = {type(None): [None], bool: [True, False]}
     allowed = [choice for option in get_args(choices) for choice in known.get(option) or get_args(option) or [option]]
     if not any(type(value) is type(choice) and value == choice for choice in allowed):
-        raise ValueError(f"{name} must be one of {allowed}, got {shown(value)}.")
+        raise ValueError(f"{name} must be one of {allowed}, got {shown(value)}.{of_value(name, shown(value))}")
 
 
 def check_word(name: str, value: object, example: str) -> None:

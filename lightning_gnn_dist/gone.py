@@ -26,3 +26,13 @@ GONE: dict[str, str] = {
 def way_out(what: str) -> str | None:
     """Return the sentence that answers something that went, or None if it is no row of the table."""
     return f"{what} went: {GONE[what]}." if what in GONE else None
+
+
+def of_value(name: str, shown: str) -> str:
+    """Return what a refusal of an argument's value adds if the release before took that value, of any owner."""
+    return next((f" {way_out(row)}" for row in GONE if row.endswith(f".{name}={shown}")), "")
+
+
+def of_argument(name: str) -> str | None:
+    """Return the sentence that answers an argument that went, of any owner."""
+    return next((way_out(row) for row in GONE if row.partition(".")[2] == name), None)

@@ -17,7 +17,8 @@ PACKAGE = Path(__file__).parents[1] / "lightning_gnn_dist"
 # A folder imports only from folders on lines above its own. Those on one line never import each other: the data
 # column and the strategy column meet in `joint`.
 LINE = [
-    {"checks", "joint", "gone"},
+    {"gone"},
+    {"checks", "joint", "answers"},
     {"rules"},
     {"wire", "graph"},
     {"partition", "engine"},
@@ -34,7 +35,7 @@ LINE = [
     {"extensions"},
 ]
 HEIGHT = {name: height for height, names in enumerate(LINE) for name in names}
-ROOT_FILES = {"__init__", "__main__", "checks", "gone", "joint", "rules"}
+ROOT_FILES = {"__init__", "__main__", "answers", "checks", "gone", "joint", "rules"}
 FACADES = {"__init__", "__main__"}
 TALKS = {"wire", "extensions"}  # what calls torch.distributed: whoever says who meets may do so in his own way
 PRINTS = "cli"  # the one folder that prints, beside the commands of extensions

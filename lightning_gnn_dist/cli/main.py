@@ -8,13 +8,15 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from lightning_gnn_dist.cli.options import OF_LIGHTNING, parser
+from lightning_gnn_dist.cli.options import OF_LIGHTNING, parser, refuse_gone
 from lightning_gnn_dist.wire.launching.processes import LARGE_PAGES
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the console script."""
-    command = (sys.argv[1:] if arguments is None else arguments)[:1]
+    given = sys.argv[1:] if arguments is None else arguments
+    refuse_gone(given)
+    command = given[:1]
     if command and command[0] in OF_LIGHTNING:
         if "torch" not in sys.modules:  # it reads this before its first tensor, and takes memory in pages of 2 MB then
             os.environ.setdefault(LARGE_PAGES, "1")  # ranks inherit it

@@ -6,11 +6,13 @@ The one module that is imported for help and to refuse a misspelt option: it nee
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
 from lightning_gnn_dist.cli.values import Commands, gigabits, gigabytes, memory, positive
+from lightning_gnn_dist.gone import way_out
 
 _HERE = __name__.rpartition(".")[0]
 PROGRAM = "lightning-gnn-dist"
@@ -59,6 +61,14 @@ def parser() -> argparse.ArgumentParser:
     for name, purpose in OF_LIGHTNING.items():
         commands.add_parser(name, help=purpose, add_help=False)
     return whole
+
+
+def refuse_gone(given: Sequence[str]) -> None:
+    """Refuse a command, or options of one, that the release before had."""
+    options = [word.partition("=")[0] for word in given[1:] if word.startswith("--")]
+    rows = [f"{PROGRAM} {command}" for command in given[:1]] + [f"{given[0]} {option}" for option in options]
+    if said := next(filter(None, map(way_out, rows)), None):
+        parser().error(said)
 
 
 def _add_demo(commands: Commands) -> None:

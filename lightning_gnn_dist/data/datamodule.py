@@ -18,7 +18,6 @@ from lightning_gnn_dist.boundary.boundary import Boundary, check_boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.boundary.refusals import check_whole_part
 from lightning_gnn_dist.checks import check_instance, distinct_ids
-from lightning_gnn_dist.data.explained_errors import knows_words_of_pyg
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.inductive import check_alike, task_elsewhere
 from lightning_gnn_dist.data.task import NodeTask
@@ -108,7 +107,6 @@ class PartitionedDataModule(GraphDataModule):
             ``train_mask``, or that :meth:`Graph.with_seeds` has chosen.
     """
 
-    @knows_words_of_pyg
     def __init__(
         self,
         graph: Graph | Data | HeteroData | str | Path,

@@ -1,15 +1,10 @@
-"""Errors in the user's terms: of models on their features and labels, PyG's arguments, and what torch's DDP spoils."""
+"""Errors in the user's terms: of models on their features and labels, and what torch's DDP spoils."""
 
 from __future__ import annotations
 
-import inspect
 import re
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
-from difflib import get_close_matches
-from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -25,78 +20,6 @@ from lightning_gnn_dist.wire.replica import Replica
 
 _OURS = __name__.split(".")[0] + "."
 _PAIRS = "edge_label_index"
-Init = TypeVar("Init", bound=Callable[..., None])
-_DRAWN = "leave it out: a batch has the edges that were drawn, and one of ClusterSampler all among its nodes"
-_MASKS = "nodes are chosen by masks of the graph: data.train_mask, data.val_mask and data.test_mask"
-_SPLIT = "LinkDataModule(split_edges(graph, edge_type=..., labels=...)) says which edges are learned, and their labels"
-WORDS_OF_PYG = {  # and of torch's DataLoader, with what is written here
-    "num_neighbors": "write sampler=NeighborSampler([15, 10])",
-    "num_samples": "write sampler=NeighborSampler([15, 10])",
-    "replace": "write sampler=NeighborSampler([15, 10], replace=True)",
-    "weight_attr": 'write sampler=NeighborSampler([15, 10], weight="edge_weight")',
-    "time_attr": 'write sampler=TemporalSampler([15, 10], time="time")',
-    "input_time": 'write sampler=TemporalSampler([15, 10], time="time", seed_time="time")',
-    "temporal_strategy": 'write sampler=TemporalSampler([15, 10], time="time", pick="latest")',
-    "disjoint": "leave it out: ShadowSampler and TemporalSampler draw for each seed apart, others for the batch",
-    "directed": _DRAWN,
-    "subgraph_type": _DRAWN,
-    "input_nodes": _MASKS + "; of a typed graph by the type, write task='paper'",
-    "seed_type": "write task='paper', which names a node type, or a task of a database",
-    "input_train_nodes": _MASKS,
-    "input_val_nodes": _MASKS,
-    "input_test_nodes": _MASKS,
-    "input_pred_nodes": "leave it out: predictions are of all nodes",
-    "edge_label_index": _SPLIT,
-    "edge_label": _SPLIT,
-    "edge_label_time": 'write LinkDataModule(split_edges(graph, time="edge_time"))',
-    "neg_sampling": "write num_negatives=1 of LinkDataModule, negatives for each edge",
-    "neg_sampling_ratio": "write num_negatives=1 of LinkDataModule, negatives for each edge",
-    "num_workers": "write loading=Loading(num_threads=2): batches are made by threads, which share the graph",
-    "prefetch_factor": "leave it out: each thread is a bulk ahead, loading=Loading(num_threads=1, bulk_size=4)",
-    "persistent_workers": "leave it out: threads make batches, and need no start",
-    "multiprocessing_context": "leave it out: threads make batches",
-    "worker_init_fn": "leave it out: what threads draw is decided by the seed",
-    "generator": "write seed=0",
-    "pin_memory": "leave it out: with a GPU batches come through page-locked memory",
-    "shuffle": "leave it out: a pass of training deals the nodes anew, an evaluation takes them in order",
-    "drop_last": "leave it out: the batches of a pass are of one size, or one node less",
-    "collate_fn": "leave it out, and change batches in the module's on_after_batch_transfer(batch, dataloader_idx)",
-    "transform": "leave it out, and change batches in the module's on_after_batch_transfer(batch, dataloader_idx)",
-    "is_sorted": "leave it out: a graph is sorted once",
-    "share_memory": "leave it out: a saved graph, given by its path, is in memory once for all ranks of a host",
-    "num_parts": "leave it out: there is a part for each rank, of which Trainer(devices=...) says how many",
-    "data": "the graph or split is the first argument: give it without a name",
-}
-
-
-def knows_words_of_pyg(make: Init) -> Init:
-    """Let a constructor answer arguments that it does not have with what they are called here."""
-    known = inspect.signature(make).parameters
-
-    @wraps(make)
-    def checked(self: object, *args: Any, **given: Any) -> None:
-        for name in given:
-            if name not in known:
-                raise TypeError(f"{type(self).__name__} takes no {name}. {sentence(_way_of(name, known))}")
-        make(self, *args, **given)
-
-    return cast(Init, checked)
-
-
-def sentence(way: str) -> str:
-    """Return a way out of ``WORDS_OF_PYG`` as a sentence."""
-    return f"{way[0].upper()}{way[1:]}."
-
-
-def _way_of(name: str, known: Mapping[str, inspect.Parameter]) -> str:
-    if name in WORDS_OF_PYG:
-        return WORDS_OF_PYG[name]
-    for setting, parameter in known.items():
-        value = parameter.default
-        if is_dataclass(value) and not isinstance(value, type) and name in {field.name for field in fields(value)}:
-            return f"it is a field of {setting}, write {setting}={type(value).__name__}({name}=...)"
-    near = get_close_matches(name, known, n=1)
-    return f"the nearest name is {near[0]}" if near else f"it takes {', '.join(list(known)[1:])}"
 
 
 def guard_plain_ddp(trainer: Trainer | None) -> None:

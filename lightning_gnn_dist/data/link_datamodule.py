@@ -20,7 +20,7 @@ from lightning_gnn_dist.checks import check_instance, check_path, distinct_ids, 
 from lightning_gnn_dist.data.edges.answers import AnswerEdges, Answers
 from lightning_gnn_dist.data.edges.asked import AskedEdges, check_settings_of_edges
 from lightning_gnn_dist.data.edges.task import EdgeTask, ShardEdges, WholeEdges
-from lightning_gnn_dist.data.explained_errors import explain_pairs, knows_words_of_pyg
+from lightning_gnn_dist.data.explained_errors import explain_pairs
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
@@ -114,7 +114,6 @@ class LinkDataModule(GraphDataModule):
             shards, for each of the own shard.
     """
 
-    @knows_words_of_pyg
     def __init__(
         self,
         split: LinkSplit | Graph | str | Path,

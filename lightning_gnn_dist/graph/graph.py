@@ -23,6 +23,7 @@ from lightning_gnn_dist.checks import (
     check_word,
     shown,
 )
+from lightning_gnn_dist.gone import way_out
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.changing import log
 from lightning_gnn_dist.graph.changing.change import Change
@@ -121,6 +122,8 @@ class Graph(Changeable):
             if name in ("node_arrays", "edge_arrays") and "types" in vars(self):
                 raise ValueError(UNTYPED_ONLY)
             types = vars(self).get("types")  # not there while a copy is made
+            if said := way_out(f"Graph.{name}"):
+                raise AttributeError(said)
             raise AttributeError(f"a Graph has no attribute {name!r}{'' if types is None else types.told_of(name)}")
 
     @classmethod

@@ -11,11 +11,14 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from lightning_gnn_dist.gone import GONE, way_out
 
 _PACKAGE = __name__.partition(".")[0]
 _CLASSES = {  # by `strategy_name`; imported when a Trainer is made with one
@@ -48,6 +51,13 @@ def _register(module: ModuleType) -> None:
         about = f"{strategy} with its defaults"
         for said in (name, f"{_PACKAGE}.{strategy}".lower()):  # Lightning looks names up in small letters
             module.StrategyRegistry.register(said, _maker(file, strategy), description=about, override=True)
+    for row in GONE:
+        if row.startswith("Trainer.strategy="):
+            module.StrategyRegistry.register(row.split("'")[1], partial(_gone, row), description="went", override=True)
+
+
+def _gone(row: str, **settings: Any) -> None:
+    raise ValueError(way_out(row))
 
 
 def _register_refusals(module: ModuleType) -> None:

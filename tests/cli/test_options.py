@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.gone import GONE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -41,6 +42,32 @@ def test_an_error_stands_without_the_usage(
 
 
 @pytest.mark.parametrize(
+    ("words", "row"),
+    [
+        (["draw", "out"], "lightning-gnn-dist draw"),
+        (["inspect", "--forecast", "nodes=1"], "inspect --forecast"),
+        (["fit", "--draw=true"], "fit --draw"),
+        (["fit", "--config=configs/llcg.yaml", "--data.loading.fast=1"], "Loading.fast"),
+        (["fit", "--config=configs/llcg.yaml", "--trainer.strategy.wights=x"], "LLCGStrategy.wights"),
+        (["fit", "--config=configs/llcg.yaml", "--trainer.strategy.weights=old"], "LLCGStrategy.weights='old'"),
+        (["fit", "--config=configs/llcg.yaml", "--trainer.strategy=lightning_gnn_dist.Old"], "Old"),
+        (["fit", "--config=configs/llcg.yaml", "--data.sampler=lightning_gnn_dist.OldSampler"], "OldSampler"),
+    ],
+)
+def test_what_went_is_answered_by_its_row(
+    words: list[str], row: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(GONE, row, "write another")
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", *words])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) <= 4 and sum(f"{row} went: write another." in line for line in lines) == 1
+
+
+@pytest.mark.parametrize(
     ("options", "advice"),
     [
         (["--trainer.max_epohcs=2"], "Did you mean 'max_epochs'?"),
@@ -55,7 +82,7 @@ def test_an_error_stands_without_the_usage(
         (["--data.sampler=LadiesSampler"], "Did you mean 'lightning_gnn_dist.LadiesSampler'?"),
         (["--data.partitioner=MetisPartioner"], "Did you mean 'lightning_gnn_dist.MetisPartitioner'?"),
         (["--model=nowhere.SAGE"], "There is no module 'nowhere'"),
-        (["--data.zzz=1"], "There is no 'zzz': PartitionedDataModule takes batch_size, "),
+        (["--data.zzz=1"], "There is no 'zzz'. It takes graph, partitioner, "),
     ],
 )
 def test_a_misspelt_name_meets_the_nearest_right_one(

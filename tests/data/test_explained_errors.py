@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
 from typing import Any
 
@@ -25,45 +24,8 @@ from lightning_gnn_dist import (
     communities,
     split_edges,
 )
-from lightning_gnn_dist.cli.mistakes.misspelt import hint
-from lightning_gnn_dist.data.explained_errors import WORDS_OF_PYG, explain_features
+from lightning_gnn_dist.data.explained_errors import explain_features
 from tests.data_fitting import model, small_graph, trainer
-
-KINDS: dict[type, Any] = {
-    PartitionedDataModule: small_graph,
-    LinkDataModule: lambda: split_edges(small_graph()),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_words_of_pyg_are_answered(kind: Any) -> None:
-    first = KINDS[kind]()
-    for name, way in WORDS_OF_PYG.items():
-        with pytest.raises(TypeError, match=f"^{kind.__name__} takes no {name}\\. ") as stop:
-            kind(first, **{name: 1})
-        assert str(stop.value).lower().endswith(f"{way.lower()}.")
-        assert name not in inspect.signature(kind).parameters
-    assert "checked" not in str(inspect.signature(kind)) and "unknown" not in str(inspect.signature(kind))
-
-
-def test_other_names_are_answered_by_the_nearest_or_their_setting() -> None:
-    for name, way in {
-        "batchsize": "The nearest name is batch_size.",
-        "num_threads": "It is a field of loading, write loading=Loading(num_threads=...).",
-        "colour": "It takes graph, partitioner, sampler, batch_size, seed, ",
-    }.items():
-        with pytest.raises(TypeError) as stop:
-            PartitionedDataModule(small_graph(), **{name: 1})  # type: ignore[arg-type]
-        assert way in str(stop.value)
-
-
-def test_a_configuration_is_answered_alike() -> None:
-    said = "given class_path 'lightning_gnn_dist.PartitionedDataModule': Option 'num_workers' is not accepted"
-    answer = hint(said, ())
-    assert answer == (
-        "There is no 'num_workers'. Write loading=Loading(num_threads=2): batches are made by threads, which share the "
-        "graph."
-    )
 
 
 @pytest.mark.parametrize("blocks", [True, False])

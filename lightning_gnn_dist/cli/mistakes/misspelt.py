@@ -13,10 +13,10 @@ from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from importlib import import_module
 
-from lightning.pytorch import LightningDataModule
 from lightning.pytorch.strategies import StrategyRegistry
 
-from lightning_gnn_dist.data.explained_errors import WORDS_OF_PYG, sentence
+from lightning_gnn_dist.answers import gone_argument, instead_of
+from lightning_gnn_dist.gone import of_argument, way_out
 
 PACKAGE = __name__.partition(".")[0]
 OF_CLASS = re.compile(r"given class_path '([^']+)':\s+Option '([^']+)' is not accepted")
@@ -41,6 +41,8 @@ def hint(message: str, names: Collection[str]) -> str | None:
         names: All names that the parser knows, with a dot between a group and a name in it.
     """
     for path, name in OF_CLASS.findall(message):
+        if name in STRUCTURE or get_close_matches(name.partition(".")[0], STRUCTURE, cutoff=0.8):
+            return next(_misspelt_structure(message), "Beside class_path stands init_args, and arguments stand in it.")
         with suppress(ImportError, AttributeError, ValueError):  # a class that cannot be imported or inspected
             if advice := _of_class(path, name):
                 return advice
@@ -64,11 +66,11 @@ def _of_class(path: str, name: str) -> str | None:
     module, _, attribute = path.rpartition(".")
     kind = getattr(import_module(module), attribute)
     known = _parameters(kind)
+    if said := gone_argument(kind, name):
+        return said
     if here := _of_values(kind).get(name):
         return f"There is no {name!r}: write {here!r}."
-    if name in WORDS_OF_PYG and isinstance(kind, type) and issubclass(kind, LightningDataModule):
-        return f"There is no {name!r}. {sentence(WORDS_OF_PYG[name])}"
-    return _suggest(name, known, f"{attribute} takes") if known else None
+    return f"There is no {name!r}. {instead_of(kind, name, known)}" if known else None
 
 
 def _of_parser(name: str, names: Collection[str]) -> str | None:
@@ -111,6 +113,8 @@ def check_strategy(given: object) -> None:
     if not isinstance(given, str) or given.lower() in known:
         return
     module, _, name = given.rpartition(".")
+    if said := way_out(name):
+        raise ValueError(f"trainer.strategy: {said}")
     if module not in ("", PACKAGE):
         raise ValueError(
             f"trainer.strategy: a class is named by class_path, --trainer.strategy.class_path={given}, or in a file "
@@ -136,6 +140,8 @@ def _misspelt_structure(message: str) -> Iterator[str]:
 
 
 def _suggest(name: str, known: Collection[str], owner: str) -> str:
+    if said := of_argument(name):
+        return said
     if near := get_close_matches(name, known, n=1):
         return f"There is no {name!r}. Did you mean {near[0]!r}?"
     listed = ", ".join(sorted(known)[:MAX_LISTED])

@@ -18,12 +18,13 @@ from jsonargparse import Namespace
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.cli.mistakes.misspelt import PACKAGE, STRUCTURE
+from lightning_gnn_dist.gone import of_value
 
 KEY = re.compile(r'Parser key "([^"]+)":')
 GROUP = re.compile(r"(?:Group '|unrecognized arguments: --)([\w.]+)(?:' does not accept|\.\w+)")
 CLASS = re.compile(r"Problem with given class_path '(?:[^']+\.)?(\w+)':\s+Option '(\w+)' is not accepted")
 EXPECTED = re.compile(r"(?:Expected an?|does not implement protocol) (?!path but|dot import)((?:(?!\. Got value).)+)")
-ADVICE = re.compile(r"^ *((?:There is no|A class is named) .*)", re.MULTILINE)
+ADVICE = re.compile(r"^ *((?:There is no|A class is named|[\w.]+ went:) .*)", re.MULTILINE)
 NAMED = re.compile(r"Subtypes: \[(<class '[^']+'>)(?=.*\]\n(?:.*\n)*?.*Expected a dot import)")
 NO_SETTINGS = re.compile(r"Unable to load config '(.*)'")
 NO_CLASS = re.compile(r"Expected a dot import path string: (.*)")
@@ -62,7 +63,9 @@ def in_one_line(message: str, way_out: str | None) -> str | None:
         return f"{path} must be the name of a class, got {found[1]}."
     if list(kinds) == ["null"] or NO_OBJECT in last:
         kinds = {"an object, by its class": None} | kinds
-    return f"{path} must be {' or '.join(kinds)}, got {got[0]}." if kinds and got else None
+    if not kinds or not got:
+        return None
+    return f"{path} must be {' or '.join(kinds)}, got {got[0]}.{of_value(path.rpartition('.')[2], repr(got[0]))}"
 
 
 def _first_tried(lines: list[str]) -> Iterator[str]:

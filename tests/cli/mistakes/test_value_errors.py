@@ -57,7 +57,7 @@ def halo(**init_args: Any) -> dict[str, Any]:
         ({"loading": 8}, [], "data.loading must be settings such as {name: value}, got 8."),
         (halo(bytes="x"), [], "data.boundary.bytes must be an integer or null, got x."),
         (halo(byte=2), [], "data.boundary: There is no 'byte'. Did you mean 'bytes'?"),
-        ({"boundary": {"hops": 5}}, [], "data.boundary: There is no 'hops': Auto takes bytes, exchange, work."),
+        ({"boundary": {"hops": 5}}, [], "data.boundary: There is no 'hops'. It is an argument of "),
         (
             {"holding": {"residency": {"chunks": 5}}},
             [],
