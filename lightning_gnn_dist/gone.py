@@ -20,6 +20,7 @@ GONE: dict[str, str] = {
     "Correction.way='anchor'": "use Correction(1), one step on a batch of the whole graph",
     "Coverage.hops": "leave it out: the weight is the share of a node's neighbours that its part holds",
     "Drift.anchor_steps=0": "use anchor_steps=1, or leave it out for 4 batches",
+    "WholePartSampler.bytes": "draw mini-batches, as NeighborSampler does, where a step does not fit into memory",
 }
 
 

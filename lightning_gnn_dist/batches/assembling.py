@@ -44,7 +44,6 @@ class Content(NamedTuple):
         seed_type: The node type of the seeds, or the edge type of the targets.
         extra: What the sampler says of all nodes, of the edges of a graph without types, and of the seeds or targets.
         coverage: That of the seeds, where it is no array of a type.
-        layer_bytes: Bytes that layers may take on the batch, or None.
     """
 
     types: TypeNames
@@ -54,7 +53,6 @@ class Content(NamedTuple):
     seed_type: str | EdgeType
     extra: Mapping[str, Tensor]
     coverage: Tensor | None = None
-    layer_bytes: int | None = None
 
     @classmethod
     def of(cls, graph: Graph, sample: Sample, seed_type: str | None = None) -> Content:
@@ -85,7 +83,7 @@ class Content(NamedTuple):
             weights = {"edge_weight": sample.edge_weight, "node_norm": sample.node_norm}
             extra = {name: array for name, array in weights.items() if array is not None} | extra
         seeds = _seed_type(types, apart, sample) if seed_type is None else seed_type
-        return cls(types, apart, nodes, edges, seeds, extra, layer_bytes=sample.layer_bytes)
+        return cls(types, apart, nodes, edges, seeds, extra)
 
 
 def taken_of_edges(graph: Graph, apart: Apart) -> list[Taken]:
@@ -166,8 +164,6 @@ def _add_sizes(stores: Stores, content: Content) -> None:
     """Write how many nodes and edges the hops have, and promise the edges."""
     types, apart, asked = content.types, content.apart, ends_of(content.seed_type)
     stores.of_all._mapping["batch_size"] = sum(per_hop[0] for per_hop in apart.num_sampled)
-    if content.layer_bytes is not None:
-        stores.of_all._mapping["layer_bytes"] = content.layer_bytes
     if content.coverage is not None:
         stores.of_all._mapping["coverage"] = content.coverage
     for kind, store, ids, per_hop in zip(types.node_types, stores.nodes, apart.nodes, apart.num_sampled, strict=True):

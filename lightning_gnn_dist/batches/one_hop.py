@@ -40,12 +40,10 @@ class LayerView(NamedTuple):
     Attributes:
         nodes: Its nodes of each type.
         blocks: The edges of each edge type.
-        first_edges: Where these begin among the batch's. Default: they are its first.
     """
 
     nodes: Sequence[Nodes]
     blocks: Sequence[Block]
-    first_edges: Sequence[int] | None = None
 
 
 def seen_by_layers(batch: Any) -> list[LayerView]:
@@ -76,8 +74,8 @@ def one_hop(batch: Any, seen: LayerView, x: RowsOfTypes | None = None) -> Any:
     if isinstance(batch, SampledData):
         view = SampledData.__new__(SampledData)
         store = view.__dict__["_store"] = BatchStore(_parent=view)  # Data.__init__ takes longer than what follows
-        (nodes,), (block,), first_edges = seen
-        _show(store, batch._store, nodes, block, 0 if first_edges is None else first_edges[0])
+        (nodes,), (block,) = seen
+        _show(store, batch._store, nodes, block)
         _show_rows(store, batch._store, nodes, None if x is None else x[0], is_first=x is None)
         return view
     typed = SampledHeteroData.like(batch)
@@ -87,13 +85,12 @@ def one_hop(batch: Any, seen: LayerView, x: RowsOfTypes | None = None) -> Any:
     for store, old, nodes, of_type in zip(typed.node_stores, batch.node_stores, seen.nodes, rows, strict=True):
         _show(store, old, nodes, None)
         _show_rows(store, old, nodes, of_type, is_first=x is None)
-    first_edges = seen.first_edges or [0] * len(seen.blocks)
-    for store, old, block, first in zip(typed.edge_stores, batch.edge_stores, seen.blocks, first_edges, strict=True):
-        _show(store, old, None, block, first)
+    for store, old, block in zip(typed.edge_stores, batch.edge_stores, seen.blocks, strict=True):
+        _show(store, old, None, block)
     return typed
 
 
-def _show(store: Any, old: Any, nodes: Nodes | None, block: Block | None, first_edge: int = 0) -> None:
+def _show(store: Any, old: Any, nodes: Nodes | None, block: Block | None) -> None:
     """Give a store what another one has of the nodes and of the edges that a layer sees."""
     num_edges = -1 if block is None else old._blocks[0].num_edges
     num_nodes = -1 if nodes is None else old._mapping["num_nodes"] if block is None else old._blocks[0].num_src
@@ -102,7 +99,7 @@ def _show(store: Any, old: Any, nodes: Nodes | None, block: Block | None, first_
         size = len(value) if isinstance(value, Tensor) and value.dim() else -2
         is_of_edges = size == num_edges and (size != num_nodes or name in old._edge_arrays or name[:4] == "edge")
         if is_of_edges and block is not None:
-            entries[name] = value if block.num_edges == size else value[first_edge : first_edge + block.num_edges]
+            entries[name] = value if block.num_edges == size else value[: block.num_edges]
         elif size != num_nodes or nodes is None:
             entries[name] = value
         elif at is None:

@@ -52,7 +52,6 @@ class Sample(NamedTuple):
         extra: Further tensors for the batch, by name.
         edge_kinds: The type of each edge, if the sampler knows it; otherwise ``edge_ids`` tell.
         target_type: The number of the edge type of the targets, if these are edges of a typed graph.
-        layer_bytes: Bytes that layers may take on the batch, which then compute block by block. None: all at once.
     """
 
     nodes: Tensor
@@ -67,7 +66,6 @@ class Sample(NamedTuple):
     extra: Mapping[str, Tensor] = MappingProxyType({})
     edge_kinds: Tensor | None = None
     target_type: int | None = None
-    layer_bytes: int | None = None
 
 
 def refuse_repeated(seeds: Tensor, way_out: str = "Pass seeds.unique()") -> None:

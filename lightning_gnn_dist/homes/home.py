@@ -268,7 +268,6 @@ class Home(ForgetsRun, ABC):
         sampler = run.settings.of_parts()
 
         def make(sample: Sample) -> SampledData:
-            sample = sample._replace(layer_bytes=sampler.bytes)  # type: ignore[attr-defined]
             content = Content.of(whole, sample, self.types.seed_type())
             return in_type(made_of(content, widen=widen), dtype)
 

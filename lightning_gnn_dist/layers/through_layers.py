@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,6 @@ from lightning_gnn_dist.batches.one_hop import LayerView, RowsOfTypes, one_hop, 
 from lightning_gnn_dist.batches.part_batch import OfPart
 from lightning_gnn_dist.batches.seed_batch import SeedsOnly
 from lightning_gnn_dist.checks import check_instance, shown
-from lightning_gnn_dist.layers.in_blocks import Prepares, in_blocks
 
 Layer = Callable[[Any], Any]  # of a batch to a tensor, or to a dict of tensors by node types
 COPIES = 3  # a layer's rows, and what it computes from them on the way, take so many times their bytes
@@ -41,6 +40,14 @@ class HasLayers(Protocol):
         out has no rows, and no ``x`` for the layer behind.
         """
         ...
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """A layer that reads what must be counted over all edges of a batch."""
+
+    def prepare(self, batch: Any) -> None:
+        """Write that into a batch."""
 
 
 def has_layers(model: object) -> bool:
@@ -135,21 +142,14 @@ def through_layers(module: HasLayers, batch: Data | HeteroData) -> Any:
 
 
 def _layers_for(module: HasLayers, batch: Any) -> tuple[list[Layer], Any]:
-    """The layers of a module and the batch as they read it; if its sampler says so, they compute block by block."""
-    layers, num_bytes = layers_in(module), _layer_bytes(batch)
-    if num_bytes is not None or _leaves_edges_out(batch):
+    """The layers of a module and the batch as they read it."""
+    layers = layers_in(module)
+    if _leaves_edges_out(batch):
         batch = copy.copy(batch)
         for layer in layers:
             if isinstance(layer, Prepares):
                 layer.prepare(batch)
-    return (layers, batch) if num_bytes is None else in_blocks(module, layers, batch, num_bytes, layer_rows)
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _layer_bytes(batch: Any) -> int | None:
-    """The bytes that layers may take on a batch, if its sampler limits them."""
-    found: int | None = getattr(batch, "layer_bytes", None)
-    return found
+    return layers, batch
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

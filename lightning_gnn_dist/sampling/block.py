@@ -32,19 +32,13 @@ class Adjacency(Tensor):
     """A sparse matrix of edges that multiplies rows of any floating type, also under mixed precision.
 
     The product has the type of the rows, and its sums are taken in float32 or wider. Layers that read the places of
-    its entries, as attention does, get them in int64, which ``scatter`` needs. ``is_read`` tells that one has.
+    its entries, as attention does, get them in int64, which ``scatter`` needs.
     """
-
-    is_read = False
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(hasattr(kind, "multiplied_in_place") for kind in types):
-            return NotImplemented  # such rows know how
-        if func is Tensor.col_indices:
-            args[0].is_read = True
         with torch._C.DisableTorchFunctionSubclass():
-            if func in PRODUCTS and len(args) > 1 and isinstance(args[0], cls):
+            if func in _PRODUCTS and len(args) > 1 and isinstance(args[0], cls):
                 return _product(func, *args, **(kwargs or {}))
             found = func(*args, **(kwargs or {}))
             return found.long() if func in _PLACES else found
@@ -55,7 +49,7 @@ class Adjacency(Tensor):
         return plain.__reduce_ex__(protocol)
 
 
-PRODUCTS = {torch.sparse.mm, torch.mm, torch.matmul, Tensor.mm, Tensor.matmul, Tensor.__matmul__}
+_PRODUCTS = {torch.sparse.mm, torch.mm, torch.matmul, Tensor.mm, Tensor.matmul, Tensor.__matmul__}
 _PLACES = {Tensor.crow_indices, Tensor.col_indices}
 _WIDE = (torch.float32, torch.float64)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, has_ids, refuse_repeated
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import memory_of
-from lightning_gnn_dist.rules import Count, Layers, check_fields
+from lightning_gnn_dist.rules import Layers, check_fields
 from lightning_gnn_dist.sampling.base import check_bulk
 from lightning_gnn_dist.sampling.subgraph import by_distance, seeds_first
 
@@ -30,16 +30,9 @@ class WholePartSampler:
     Args:
         num_hops: Layers of the model. The last one is computed for the seeds alone, the one before for their
             neighbours as well, and so on.
-        bytes: Bytes that the rows of layers may take in RAM in a step, beside the batch. Default: no limit. With one,
-            ``through_layers`` computes each layer block by block, and again in the backward pass, with the same random
-            numbers (SAR). Half of the bytes are for a block, half for rows between layers; what does not fit is in
-            temporary files, but for the rows that the running layer reads, which are in RAM all the same. It is for a
-            module with ``layers()`` whose rows do not depend on each other, as they would with ``BatchNorm``. A device
-            holds what is between layers itself.
     """
 
     num_hops: Layers
-    bytes: Count | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -51,8 +44,7 @@ class WholePartSampler:
         with memory_of(graph) as known:  # only the last batch is kept: the next one is nearly always the same
             last: _Last | None = known.get(_Last)
             if last is None or last.sampler != self or not torch.equal(last.seeds, seeds):
-                sample = _permute(graph, seeds, self.num_hops)._replace(layer_bytes=self.bytes)
-                last = known[_Last] = _Last(seeds, self, sample)
+                last = known[_Last] = _Last(seeds, self, _permute(graph, seeds, self.num_hops))
         return last.sample
 
 
