@@ -94,7 +94,6 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler as FastGCNSampler
     from lightning_gnn_dist.sampling.layer_wise import LadiesSampler as LadiesSampler
     from lightning_gnn_dist.sampling.neighbor import NeighborSampler as NeighborSampler
-    from lightning_gnn_dist.sampling.pagerank import PageRankSampler as PageRankSampler
     from lightning_gnn_dist.sampling.shadow import ShadowSampler as ShadowSampler
     from lightning_gnn_dist.sampling.temporal import TemporalSampler as TemporalSampler
     from lightning_gnn_dist.sampling.walk import RandomWalkSampler as RandomWalkSampler

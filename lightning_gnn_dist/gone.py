@@ -9,6 +9,7 @@ from __future__ import annotations
 
 GONE: dict[str, str] = {
     # what went: a sentence without a full stop, which says the way out
+    "PageRankSampler": "take ShadowSampler or NeighborSampler",
     "AutoStrategy": "GrappaStrategy() first, and rounds where a step's bytes take longer than it (docs/choosing.md)",
     "Trainer.strategy='choose'": "name one, 'grappa' first (docs/choosing.md has a table)",
     "lightning-gnn-dist choose": "fit, with the strategy that the table of docs/choosing.md names",

@@ -296,7 +296,6 @@ def _of_samplers() -> Calls:
         **dict.fromkeys(("FastGCNSampler", "LadiesSampler"), lambda: {"num_nodes": [8]}),
         "MatrixSampler": lambda: {"sampler": sampler},
         "NeighborSampler": lambda: {"num_neighbors": [3, 2]},
-        "PageRankSampler": lambda: {"num_neighbors": 3, "num_hops": 2},
         "RandomWalkSampler": lambda: {"num_hops": 2, "visits": 1},
         "ShadowSampler": lambda: {"num_neighbors": [3], "num_hops": 2},
         "TemporalSampler": lambda: {"num_neighbors": [3, 2], "time": "y"},  # classes are times like any numbers

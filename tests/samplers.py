@@ -10,7 +10,6 @@ from lightning_gnn_dist import (
     Graph,
     LadiesSampler,
     NeighborSampler,
-    PageRankSampler,
     RandomWalkSampler,
     ShadowSampler,
     TemporalSampler,
@@ -35,7 +34,6 @@ SAMPLERS: dict[str, Sampler] = {
     "walk": RandomWalkSampler(2, visits=4),
     "shadow": ShadowSampler([4, 2], num_hops=2),
     "temporal": TemporalSampler([4, 3], "chunk"),  # whose numbers are times like any
-    "pagerank": PageRankSampler(12, num_hops=2),
     "cluster": ClusterSampler(2),
     "whole": WholePartSampler(2),
 }

@@ -54,7 +54,7 @@ def check_bulk(
     if have_names(graph.types) and untyped is not None:
         raise ValueError(
             f"{untyped} draws from graphs without types, and this one has {len(graph.types.node_types)} node types: "
-            "use NeighborSampler, ShadowSampler, PageRankSampler, RandomWalkSampler(num_hops, visits=0) or "
+            "use NeighborSampler, ShadowSampler, RandomWalkSampler(num_hops, visits=0) or "
             "WholePartSampler, or a graph made by Graph.from_pyg(data.to_homogeneous())."
         )
     check_list("seeds", seeds, "[torch.arange(8)], a tensor for each batch")

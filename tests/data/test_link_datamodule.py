@@ -23,7 +23,6 @@ from lightning_gnn_dist import (
     LocalSGDStrategy,
     MetisPartitioner,
     NeighborSampler,
-    PageRankSampler,
     RandomPartitioner,
     Rotate,
     ShadowSampler,
@@ -225,7 +224,6 @@ def test_what_cannot_work_is_refused() -> None:
     split = small_split()
     for options, message in (
         ({"sampler": ShadowSampler([5], num_hops=2)}, "NeighborSampler or WholePartSampler, got ShadowSampler"),
-        ({"sampler": PageRankSampler(5, num_hops=2)}, "NeighborSampler or WholePartSampler, got PageRankSampler"),
         ({"sampler": MatrixSampler(LadiesSampler([5, 5]))}, "NeighborSampler or WholePartSampler, got LadiesSampler"),
         ({"boundary": History()}, r"boundary must be Isolated\(\), Halo\(\) or Fetch\(\) .*got History"),
         (

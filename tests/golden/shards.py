@@ -19,7 +19,6 @@ from lightning_gnn_dist import (
     LadiesSampler,
     Loading,
     NeighborSampler,
-    PageRankSampler,
     ShadowSampler,
     TemporalSampler,
     WholePartSampler,
@@ -51,7 +50,6 @@ SAMPLERS: dict[str, dict[str, Any]] = {
 }
 OF_PARTS: dict[str, Any] = {
     "shadow": ShadowSampler([3, 2], num_hops=2),
-    "pagerank": PageRankSampler(8, num_hops=2),
     "whole": WholePartSampler(2),
 }
 

@@ -17,7 +17,6 @@ from lightning_gnn_dist import (
     ClusterSampler,
     Graph,
     NeighborSampler,
-    PageRankSampler,
     RandomWalkSampler,
     ShadowSampler,
     WholePartSampler,
@@ -35,7 +34,6 @@ EVERY_KIND = [
     NeighborSampler([-1, -1]),
     ClusterSampler(num_hops=2),
     RandomWalkSampler(num_hops=2, visits=0),
-    PageRankSampler(9, num_hops=2),
     ShadowSampler([3, 2], num_hops=2),
     WholePartSampler(num_hops=2),
 ]

@@ -31,7 +31,6 @@ from lightning_gnn_dist.sampling.layer_wise import LayerSampler
 from lightning_gnn_dist.sampling.links import positions_of_links
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from lightning_gnn_dist.sampling.negatives import Candidates
-from lightning_gnn_dist.sampling.pagerank import PageRankSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sampling.targets.sampler import LinkSampler
 from lightning_gnn_dist.sampling.targets.tables import HeldLinks, OwnLinks, name_of_targets
@@ -147,7 +146,7 @@ def check_settings_of_edges(settings: BatchSettings, boundary: Boundary) -> None
     check_seed_hops(boundary, of_edges=True)
     for sampler in (settings.sampler, settings.global_batching.sampler):
         drawn = sampler.sampler if isinstance(sampler, MatrixSampler) else sampler
-        if isinstance(drawn, ShadowSampler | PageRankSampler | RandomWalkSampler | ClusterSampler | LayerSampler):
+        if isinstance(drawn, ShadowSampler | RandomWalkSampler | ClusterSampler | LayerSampler):
             raise ValueError(
                 "The ends of edges are sampled around by NeighborSampler or WholePartSampler, got "
                 f"{type(drawn).__name__}: its batches or weights are for single nodes."

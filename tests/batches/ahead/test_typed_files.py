@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist import Graph, Loading, NeighborSampler, PageRankSampler, TemporalSampler
+from lightning_gnn_dist import Graph, Loading, NeighborSampler, ShadowSampler, TemporalSampler
 from lightning_gnn_dist.batches.ahead.files import DiskRows, FileSource
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.pool import Widen
@@ -70,7 +70,7 @@ SAMPLERS: dict[str, Sampler] = {
     "of types": NeighborSampler({CITES: [4, 0], WRITES: [3, 2], BACK: [0, 2], PRINTS: [1, 1], USES: [0, 3]}),
     "in time": TemporalSampler([4, 3], "time"),
     "latest": TemporalSampler([3, 2], "time", pick="latest"),
-    "pagerank": PageRankSampler(8, num_hops=2),
+    "shadow": ShadowSampler([3, 2], num_hops=2),
 }
 
 
@@ -89,7 +89,7 @@ def test_batches_are_those_of_the_graph(folder: Path, name: str, cache_bytes: in
     rows.close()
 
 
-@pytest.mark.parametrize("name", ["all", "of types", "latest", "pagerank"])
+@pytest.mark.parametrize("name", ["all", "of types", "latest", "shadow"])
 def test_samplers_draw_what_they_draw_in_ram(folder: Path, name: str) -> None:
     graph, sampler = Graph.open(folder), SAMPLERS[name]
     rows = DiskRows.of(graph, 9000)
