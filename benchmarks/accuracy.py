@@ -57,6 +57,7 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     RandomPartitioner,
     Rotate,
+    Rounded,
     SuperNodePartitioner,
     WholePartSampler,
     coverage_mean,
@@ -73,7 +74,7 @@ SLOWMO = Outer(momentum=0.5)
 MEANS: dict[str, dict[str, Any]] = {
     "slowmo": {"outer": SLOWMO},
     "outer": {"outer": Outer.diloco()},
-    "outer-8": {"outer": Outer.diloco(bits=8)},
+    "outer-8": {"outer": Outer.diloco(), "reducer": Rounded(8)},
     "moments": {"average_optimizer": True},
     "slowmo-moments": {"outer": SLOWMO, "average_optimizer": True},
     "outer-moments": {"outer": Outer.diloco(), "average_optimizer": True},

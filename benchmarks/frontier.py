@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accuracy import Method, averaging, grappa, llcg, load, methods, run
+from accuracy import Method, averaging, grappa, load, methods, run
+from accuracy import llcg as exact_llcg
 from lightning.pytorch.strategies import Strategy
 from torch_geometric.transforms import GCNNorm
 
@@ -43,6 +44,7 @@ from lightning_gnn_dist import (
     Launch,
     MetisPartitioner,
     Outer,
+    Rounded,
     SuperNodePartitioner,
     TMAStrategy,
     communities,
@@ -52,14 +54,14 @@ from lightning_gnn_dist.pictures.svg import drawn
 
 RANKS, STEPS = 8, 200
 METIS, SUPER = MetisPartitioner(), SuperNodePartitioner()
-OUTER: dict[str, Any] = {"outer": Outer.diloco(bits=8), "average_optimizer": "variance"}
+OUTER: dict[str, Any] = {"outer": Outer.diloco(), "reducer": Rounded(8), "average_optimizer": "variance"}
 PAPER: dict[str, Any] = {"drift": None, "weights": "uniform"}
 EARLIER: dict[str, Any] = {"drift": Drift("global", decay=0.8), "correction": Correction(1)}
-FIXED: dict[str, Any] = {"outer": Outer(momentum=0.3, bits=8), **EARLIER}
-SHORT: dict[str, Any] = {"outer": Outer(lr=0.7, momentum=0.8, adaptive=True, bits=8)}
+FIXED: dict[str, Any] = {"outer": Outer(momentum=0.3), "reducer": Rounded(8), **EARLIER}
+SHORT: dict[str, Any] = {"outer": Outer(lr=0.7, momentum=0.8, adaptive=True), "reducer": Rounded(8)}
 FADING: dict[str, Any] = {"drift": Drift("global", decay=0.8)}
 ONE: dict[str, Any] = {"drift": Drift("global", anchor_steps=1)}
-EXACT: dict[str, Any] = {"outer": Outer(), "average_optimizer": True, **EARLIER}
+EXACT: dict[str, Any] = {"outer": Outer(), "reducer": None, "average_optimizer": True, **EARLIER}
 
 
 def tma(steps: int, **settings: Any) -> Strategy:
@@ -70,15 +72,20 @@ def around(boundary: Any = "auto", coverage: Coverage | None = None) -> dict[str
     return {"boundary": boundary, "coverage": coverage}
 
 
-def every_step(bits: Any = None, boundary: Any = "auto") -> Method:
-    return Method(partial(grappa, bits=bits), METIS, every_step=True, data=around(boundary, Coverage()))
+def llcg(settings: dict[str, Any], *others: Any) -> Any:
+    """Make LLCG with means in 8 bits, unless ``settings`` say otherwise."""
+    return exact_llcg({"reducer": Rounded(8)} | settings, *others)
+
+
+def every_step(reducer: Any = None, boundary: Any = "auto") -> Method:
+    return Method(partial(grappa, reducer=reducer), METIS, every_step=True, data=around(boundary, Coverage()))
 
 
 # As users get them, unless their names say otherwise: Grappa on METIS parts, the others on super-nodes.
 SETTINGS: dict[str, Method] = {
     "one process": methods(1)["full"],
     "Grappa": every_step(),
-    "Grappa, 8 bits": every_step(bits=8),
+    "Grappa, 8 bits": every_step(reducer=Rounded(8)),
     "Grappa, isolated": every_step(boundary=Isolated()),
     "LLCG": Method(partial(llcg, {}), SUPER, data=around()),
     "LLCG, one anchor": Method(partial(llcg, ONE), SUPER, data=around()),

@@ -29,7 +29,7 @@ from frontier import GENERATED, METIS, RANKS, STEPS, around, graph_of, rows_of
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor
 
-from lightning_gnn_dist import Correction, EverySteps, Launch, LLCGStrategy
+from lightning_gnn_dist import Correction, EverySteps, Launch, LLCGStrategy, Rounded
 from lightning_gnn_dist.rounds.means.averaging import AveragedMoments
 from lightning_gnn_dist.rounds.part import Fit, Part
 
@@ -50,7 +50,7 @@ class EveryFourth(LLCGStrategy):
 
 
 def strategy(kind: type[LLCGStrategy], settings: dict[str, Any], steps: int) -> Strategy:
-    return kind(EverySteps(steps), launch=Launch(start_method="fork"), **settings)
+    return kind(EverySteps(steps), reducer=Rounded(8), launch=Launch(start_method="fork"), **settings)
 
 
 WAYS: dict[str, Any] = {

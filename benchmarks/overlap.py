@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lightning_gnn_dist.strategies.rounded_gradients import RoundedGradients
+from lightning_gnn_dist.extensions.rounded.gradients import RoundedGradients
 
 
 def seconds_of(model: nn.Module, rows: Tensor, gradients: RoundedGradients | None, step: int) -> float:

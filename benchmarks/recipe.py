@@ -42,6 +42,7 @@ from lightning_gnn_dist import (
     LocalSGDStrategy,
     MetisPartitioner,
     NeighborSampler,
+    Overlapped,
     PartitionedDataModule,
     RandomPartitioner,
     StreamingPartitioner,
@@ -55,8 +56,8 @@ FORK = Launch(start_method="fork")
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "local": lambda: LocalSGDStrategy(EverySteps(STEPS_OF_A_ROUND), launch=FORK),
     "llcg": lambda: LLCGStrategy(EverySteps(STEPS_OF_A_ROUND), launch=FORK),
-    "local-overlap": lambda: LocalSGDStrategy(EverySteps(STEPS_OF_A_ROUND), overlap=True, launch=FORK),
-    "llcg-overlap": lambda: LLCGStrategy(EverySteps(STEPS_OF_A_ROUND), overlap=True, launch=FORK),
+    "local-overlap": lambda: LocalSGDStrategy(EverySteps(STEPS_OF_A_ROUND), reducer=Overlapped(), launch=FORK),
+    "llcg-overlap": lambda: LLCGStrategy(EverySteps(STEPS_OF_A_ROUND), reducer=Overlapped(8), launch=FORK),
     "llcg-share": lambda: LLCGStrategy(
         EverySteps(STEPS_OF_A_ROUND), correction=Correction(0.5, lr="local"), launch=FORK
     ),

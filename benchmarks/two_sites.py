@@ -41,7 +41,9 @@ from lightning_gnn_dist import (
     Loading,
     LocalSGDStrategy,
     NeighborSampler,
+    Overlapped,
     PartitionedDataModule,
+    Rounded,
     communities,
 )
 
@@ -51,12 +53,14 @@ SIZES = [768, 512, 512, 172]
 WIRES = {"fast": {}, "100 Mbit/s, 20 ms": {"RATE": "100", "ROUND_TRIP": "20"}}
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "Grappa": GrappaStrategy,
-    "Grappa(bits=8)": lambda: GrappaStrategy(bits=8),
+    "Grappa, 8 bits": lambda: GrappaStrategy(reducer=Rounded(8)),
     "averaging": lambda: LocalSGDStrategy(EverySteps(STEPS)),
-    "averaging, overlap": lambda: LocalSGDStrategy(EverySteps(STEPS), overlap=True),
+    "averaging, overlap": lambda: LocalSGDStrategy(EverySteps(STEPS), reducer=Overlapped()),
     "LLCG": lambda: LLCGStrategy(EverySteps(STEPS)),
-    "LLCG, overlap": lambda: LLCGStrategy(EverySteps(STEPS), overlap=True),
-    "LLCG, one correction, overlap": lambda: LLCGStrategy(EverySteps(STEPS), correction=Correction(1), overlap=True),
+    "LLCG, overlap": lambda: LLCGStrategy(EverySteps(STEPS), reducer=Overlapped(8)),
+    "LLCG, one correction, overlap": lambda: LLCGStrategy(
+        EverySteps(STEPS), correction=Correction(1), reducer=Overlapped(8)
+    ),
 }
 
 

@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.data.links import split_edges as split_edges
     from lightning_gnn_dist.data.time_split import split_by_time as split_by_time
     from lightning_gnn_dist.extensions.elastic.living_peers import Elastic as Elastic
+    from lightning_gnn_dist.extensions.rounded.reducers import Overlapped as Overlapped
+    from lightning_gnn_dist.extensions.rounded.reducers import Rounded as Rounded
     from lightning_gnn_dist.graph.graph import Graph as Graph
     from lightning_gnn_dist.graph.synthetic import citations as citations
     from lightning_gnn_dist.graph.synthetic import communities as communities

@@ -8,8 +8,13 @@ of one (``inspect --plan``). The rows of a release are deleted with the next.
 from __future__ import annotations
 
 GONE: dict[str, str] = {
-    # what went: a sentence without a full stop, which says the way out
     "PageRankSampler": "take ShadowSampler or NeighborSampler",
+    "GrappaStrategy.bits": "pass reducer=Rounded(8)",
+    "LLCGStrategy.overlap": "pass reducer=Overlapped()",
+    "LocalSGDStrategy.overlap": "pass reducer=Overlapped()",
+    "Outer.bits": "pass reducer=Rounded(8) to the strategy",
+    "TMAStrategy.elastic": "pass peers=Elastic(), or Elastic(...) with other settings",
+    "TMAStrategy.overlap": "pass reducer=Overlapped()",
     "AutoStrategy": "GrappaStrategy() first, and rounds where a step's bytes take longer than it (docs/choosing.md)",
     "Trainer.strategy='choose'": "name one, 'grappa' first (docs/choosing.md has a table)",
     "lightning-gnn-dist choose": "fit, with the strategy that the table of docs/choosing.md names",

@@ -28,13 +28,14 @@ from lightning_gnn_dist import (
     MetisPartitioner,
     NeighborSampler,
     PartitionedDataModule,
+    Rounded,
 )
 
 WAYS: dict[str, Any] = {
     "grappa": (GrappaStrategy, Isolated()),
     "grappa-halo": (GrappaStrategy, Halo(2)),
     "local_sgd": (lambda: LocalSGDStrategy(EveryPass(1)), Isolated()),
-    "llcg": (lambda: LLCGStrategy(EveryPass(1)), Isolated()),
+    "llcg": (lambda: LLCGStrategy(EveryPass(1), reducer=Rounded(8)), Isolated()),
 }
 
 

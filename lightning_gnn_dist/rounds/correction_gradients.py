@@ -73,7 +73,7 @@ def average_gradient_(fit: Fit, gradient: list[Tensor], seeds: float) -> None:
     """
 
     def average(_: Sequence[Tensor], weight: float) -> None:
-        fit.means.average_gradient_([each for each in gradient if not each.is_sparse], weight)
+        fit.reducer.mean_({"gradient": [each for each in gradient if not each.is_sparse]}, weight)
         sparse = [place for place, each in enumerate(gradient) if each.is_sparse]
         if sparse and fit.tables is not None and collectives.world_size() > 1:
             by_id = {id(table.weight): table for table in fit.tables.all}

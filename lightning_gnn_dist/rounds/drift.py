@@ -47,7 +47,7 @@ from lightning_gnn_dist.rounds.correction_gradients import (
     without_noise,
 )
 from lightning_gnn_dist.rounds.means import finite
-from lightning_gnn_dist.rounds.means.means import length_of
+from lightning_gnn_dist.rounds.means.reducer import length_of
 from lightning_gnn_dist.rounds.part import Fit, Part
 from lightning_gnn_dist.rules import Count, check_fields, within
 
@@ -133,7 +133,11 @@ class DriftCorrection(Part):
         self.anchor_at(parameters, shared, own)
 
     def _mean_of_ranks(self, own: list[Tensor]) -> list[Tensor]:
-        mean, average = [gradient.clone() for gradient in own], self.fit.means.average_gradient_
+        mean, reducer = [gradient.clone() for gradient in own], self.fit.reducer
+
+        def average(gradient: Sequence[Tensor], weight: float) -> None:
+            reducer.mean_({"gradient": gradient}, weight)
+
         finite.average_gradient_(mean, self.fit.weight(), self.fit.nonfinite, "anchor gradient", average)
         return mean
 

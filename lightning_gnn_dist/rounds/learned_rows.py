@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.rounds.means.averaging import AveragedMoments
+from lightning_gnn_dist.rounds.means.reducer import Groups
 from lightning_gnn_dist.rounds.part import Fit, Part
 from lightning_gnn_dist.tables.exchange import mean_at_all_, mean_at_owners_, weights_of_ranks
 from lightning_gnn_dist.tables.replica_rows import ReplicaRows, check_lasting
@@ -84,13 +85,13 @@ class LearnedRows(Part):
             each.end_step()
 
     @torch.no_grad()
-    def contribute(self) -> None:
+    def contribute(self) -> Groups:
         """Replace each touched row, and its averaged moments, by the weighted mean over ranks.
 
         A rank of weight 0 takes the rows of others. Some rank's weight must be positive.
         """
         if collectives.world_size() == 1:
-            return
+            return {}
         weights = weights_of_ranks(0.0 if self.fit.round.is_left_out else self.fit.weight_of_rows(), self.fit.device)
         if self._counted:  # also those that were frozen in this round
             tables = [[each.parameter.detach(), *self._moments_of(each.parameter)] for each in self._counted]
@@ -100,6 +101,7 @@ class LearnedRows(Part):
             replica.forget_round()
         assert self.fit.tables is not None
         self.fit.tables.have_changed()
+        return {}
 
     def apply(self) -> None:
         if self.fit.round.is_left_out:

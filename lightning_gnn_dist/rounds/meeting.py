@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -18,7 +18,7 @@ from lightning_gnn_dist.rounds.lightning_internals.loops import log_numbers, set
 from lightning_gnn_dist.rounds.lightning_internals.trainer import announce_sigterm, datamodule_of
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.averaging import Parameters, summary
-from lightning_gnn_dist.rounds.part import Fit, Part, RoundState, Share
+from lightning_gnn_dist.rounds.part import Fit, Part, RoundState
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.octets import checksum
 
@@ -70,17 +70,17 @@ class Meeting:
         for of_ranks in ([row[1] for row in rows], [row[2] for row in rows]):
             refusals.check_sizes(of_ranks)
         all_equal = len({row[-1] for row in rows}) == 1
-        fit.means.agree(sizes if all_equal else [])
+        fit.reducer.agree(sizes if all_equal else [])
         self.parameters.compare([] if all_equal else collectives.gather_numbers(sums, fit.device))
         return [row[0] for row in rows]
 
     def hold(self, stages: Iterable[Sequence[Part]]) -> None:
         """Let the parts of some stages meet, one stage after the other. Collective."""
         for stage in stages:
-            share, weight = contributed(stage), self.fit.weight()
+            groups, weight = contributed(stage), self.fit.weight()
             if self.fit.round.is_left_out:
-                weight = finite.leave_out_([*share.pseudo_gradients, *share.whole, *share.moments])
-            self.fit.means.average_(share.pseudo_gradients, share.whole, share.moments, weight)
+                weight = finite.leave_out_(chain.from_iterable(groups.values()))
+            self.fit.reducer.mean_(groups, weight)
             for part in stage:
                 part.apply()
             self._held |= {id(part) for part in stage}
@@ -154,7 +154,7 @@ class Meeting:
     def finish(self) -> None:
         """Take in what is under way behind the last meeting, and hold the further stages. Collective."""
         if sum(part.finish() for part in self.parts):
-            self.fit.means.begin_meeting(self.fit.round.round_idx)
+            self.fit.reducer.begin_meeting(self.fit.round.round_idx)
             self.hold(self.stages[1:])
 
     def end(self) -> None:
@@ -163,10 +163,13 @@ class Meeting:
             part.end()
 
 
-def contributed(parts: Iterable[Part]) -> Share:
-    """Return what parts bring to one mean. Collective."""
-    shares = [share for part in parts if (share := part.contribute()) is not None]
-    return Share(*([*chain.from_iterable(tensors)] for tensors in zip(Share([]), *shares, strict=True)))
+def contributed(parts: Iterable[Part]) -> dict[str, list[Tensor]]:
+    """Return what parts bring to one mean, by name. Collective."""
+    groups: dict[str, list[Tensor]] = {}
+    for part in parts:
+        for name, tensors in part.contribute().items():
+            groups.setdefault(name, []).extend(tensors)
+    return groups
 
 
 class HoldsMeetings(Protocol):
@@ -214,6 +217,7 @@ class Peers:
         """Called when the fit is over."""
 
 
+@runtime_checkable
 class GathersPeers(Protocol):
     """What a user passes to say who meets."""
 

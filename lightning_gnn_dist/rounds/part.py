@@ -14,9 +14,9 @@ A strategy says which parts meet, and in which order. What is off is not among t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch import LightningModule
@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.joint import KeepsRows
-from lightning_gnn_dist.rounds.means.means import Means
+from lightning_gnn_dist.rounds.means.reducer import Groups, Reducer
 from lightning_gnn_dist.rounds.walking import trained_parameters
 from lightning_gnn_dist.tables.learned_tables import LearnedTables
 from lightning_gnn_dist.wire import collectives
@@ -68,7 +68,7 @@ class Fit:
         precision_plugin: Lightning's, whose ``train_step_context()`` a step outside the loop needs.
         batch_to_device: Moves a batch to where the module is.
         round: Where this rank stands.
-        means: Takes means over ranks.
+        reducer: Takes means over ranks.
         weight: Says what this rank counts for in them.
         weight_of_rows: Says what a local step of it counts for in the mean of a row that it has touched.
         nonfinite: What to do with a rank whose weights or gradients are not finite.
@@ -81,7 +81,7 @@ class Fit:
     precision_plugin: Precision
     batch_to_device: Callable[[Any], Any]
     round: RoundState
-    means: Means
+    reducer: Reducer
     weight: Callable[[], float]
     weight_of_rows: Callable[[], float]
     nonfinite: str
@@ -111,21 +111,6 @@ class Fit:
         return set() if self.tables is None else self.tables.ids_of_owned()
 
 
-class Share(NamedTuple):
-    """What a part brings to a mean over ranks, which takes its place.
-
-    Attributes:
-        whole: Goes as it is. Of integers it is the largest.
-        pseudo_gradients: From where this replica is back to the model that the round began with; go in as few bits as
-            asked for.
-        moments: Of optimizers; go in 16 bits, where pseudo-gradients go in fewer than 32.
-    """
-
-    whole: Sequence[Tensor]
-    pseudo_gradients: Sequence[Tensor] = ()
-    moments: Sequence[Tensor] = ()
-
-
 class Part:
     """One thing that replicas do about each other. All ranks have the same parts, in the same order.
 
@@ -151,9 +136,9 @@ class Part:
     def after_step(self) -> None:
         """Undo what :meth:`before_step` needs undone, also where the optimizer has not stepped. Not collective."""
 
-    def contribute(self) -> Share | None:
-        """Return what goes into the mean over ranks, if anything. Collective: what does not go there may go before."""
-        return None
+    def contribute(self) -> Groups:
+        """Return what goes into the mean over ranks, by name. Collective: what does not go there may go before."""
+        return {}
 
     def apply(self) -> None:
         """Take what the mean has become. Collective."""

@@ -102,6 +102,14 @@ def check_peers(peers: object) -> None:
         raise TypeError(f"peers must say who meets, as Elastic() does, or be None: all ranks; got {shown(peers)}.")
 
 
+def check_reducer(reducer: object) -> None:
+    """Refuse what does not say how means are sent."""
+    if reducer is not None and (isinstance(reducer, type) or not callable(getattr(reducer, "of_rounds", None))):
+        raise TypeError(
+            f"reducer must say how means are sent, as Rounded(8) does, or be None: as they are; got {shown(reducer)}."
+        )
+
+
 def refuse_exchange(strategy: str, what: str) -> None:
     """Refuse an exchange inside a round of unequal steps, where no rank or the wrong one answers."""
     raise RuntimeError(

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.checks import check_choice, check_true_or_false
+from lightning_gnn_dist.checks import check_choice
 from lightning_gnn_dist.joint import CountsNodes, JudgesParts, KeepsRows
 from lightning_gnn_dist.rounds import refusals, replica_state
 from lightning_gnn_dist.rounds.clock import EveryPass, KnownSteps, RoundClock
@@ -30,9 +30,8 @@ from lightning_gnn_dist.rounds.means.averaging import (
     check_moments,
 )
 from lightning_gnn_dist.rounds.means.finite import Nonfinite
-from lightning_gnn_dist.rounds.means.means import Means
 from lightning_gnn_dist.rounds.means.outer import Outer, OuterStep, check_outer
-from lightning_gnn_dist.rounds.means.overlap import Overlapped
+from lightning_gnn_dist.rounds.means.reducer import Reducer, SendsMeans
 from lightning_gnn_dist.rounds.meeting import Meeting, MeetingCallback, Peers, Votes
 from lightning_gnn_dist.rounds.pace import Pace, RoundLoader
 from lightning_gnn_dist.rounds.part import Fit, KeptRows, Part, RoundState
@@ -76,11 +75,10 @@ class RoundStrategy(PartitionedStrategy):
             comes before clipping, but with manual optimisation after it. None: no correction.
         nonfinite: What to do with a rank whose weights are NaN or infinite at a meeting: end the fit and name the rank
             (``"refuse"``), or leave it out and give it the average of the others (``"leave_out"``).
-        outer: An optimizer of the meetings, which steps towards the mean of the replicas, and fewer bytes on the wire:
-            :class:`Outer`. None: the mean is the model.
-        overlap: Let the mean of a round travel while the next one trains, and take it in at the meeting behind that:
-            ranks do not wait for the wire, and the mean is a round late. Validation and checkpoints see the model that
-            all ranks have in common (:mod:`~lightning_gnn_dist.rounds.means.overlap`).
+        outer: An optimizer of the meetings, which steps towards the mean of the replicas: :class:`Outer`. None: the
+            mean is the model.
+        reducer: What takes the means. ``Rounded(8)`` sends a quarter of the bytes; with ``Overlapped()`` the mean of a
+            round travels while the next one trains. Default: numbers go as they are, while ranks wait.
         launch: How ranks are started, and how long they wait for each other.
     """
 
@@ -97,24 +95,24 @@ class RoundStrategy(PartitionedStrategy):
         drift: Drift | None = None,
         nonfinite: Nonfinite = "refuse",
         outer: Outer | None = None,
-        overlap: bool = False,
+        reducer: SendsMeans | None = None,
         launch: Launch = Launch(),
     ) -> None:
         refusals.check_clock(clock)
-        check_true_or_false(overlap=overlap)
+        refusals.check_reducer(reducer)
         check_outer(outer)
         check_choice("nonfinite", nonfinite, Nonfinite)
         check_moments(average_optimizer)
         super().__init__(weights=weights, buffers=buffers, launch=launch)
-        if outer is None and overlap:
+        self.reducer = Reducer() if reducer is None else reducer.of_rounds()
+        if outer is None and self.reducer.takes_ways:
             outer = Outer()  # the mean, taken as the way there, which is what travels
         self.clock: RoundClock = EveryPass() if clock is None else clock
         self.average_optimizer = average_optimizer
         self.drift = None if drift is None else resolved(drift, self.drift_modes, type(self).__name__)
         self.nonfinite: str = nonfinite
         self.state = RoundState()
-        self.outer, self.overlap = outer, overlap
-        self.means = Means(None if outer is None else outer.bits, overlap=overlap)
+        self.outer = outer
         self.peers = Peers()
         self.pace = Pace(self, self.clock)
         self._running: Meeting | None = None
@@ -129,7 +127,7 @@ class RoundStrategy(PartitionedStrategy):
 
     def average_replicas(self) -> None:
         """Replace parameters, and buffers and moments if asked for, by the weighted mean of all ranks. Collective."""
-        self.means.begin_meeting(self.state.round_idx)
+        self.reducer.begin_meeting(self.state.round_idx)
         self.meeting.hold(self.meeting.stages[:1])
 
     def hold_further_stages(self) -> None:
@@ -147,16 +145,16 @@ class RoundStrategy(PartitionedStrategy):
         if self.outer is not None and self.peers.are_several and fit.dense_parameters(frozen=True):
             outer = OuterStep(self.outer)
         data = datamodule_of(fit.lightning_module.trainer)
-        late = None if outer is None or not self.overlap else Overlapped(outer, moments)
+        first, late = self.reducer.stage(outer, moments)
         parts = [
             None if fit.tables is None else LearnedRows(moments),
             Parameters(trained=outer is None),
-            outer if late is None else None,
+            outer if outer in first else None,
             AveragedBuffers() if self.buffers != "local" else None,
-            moments if late is None else None,
+            moments if moments in first else None,
             KeptRows(data) if isinstance(data, KeepsRows) and data.keeps_rows() else None,
             None if self.drift is None else DriftCorrection(self.drift),
-            late,
+            *late,
         ]
         return [[part for part in parts if part is not None]]
 
@@ -182,10 +180,10 @@ class RoundStrategy(PartitionedStrategy):
             check_lasting(state["rows"], 0)
         if "outer" in state and self.outer is None:
             rank_zero_warn("The checkpoint holds the state of outer=Outer(...), which this fit leaves out.")
-        if "under_way" in state and not self.overlap:
+        if "under_way" in state and not self.reducer.is_late:
             rank_zero_warn(
-                "The checkpoint holds what ranks trained in its last round, whose mean was under way; without "
-                "overlap=True this fit goes on from the mean before it."
+                "The checkpoint holds what ranks trained in its last round, whose mean was under way; with a reducer "
+                "that takes means at once this fit goes on from the mean before it."
             )
         self.meeting.restore(state)
 
@@ -212,7 +210,7 @@ class RoundStrategy(PartitionedStrategy):
         if not isinstance(self.clock, KnownSteps):
             refusals.check_schedulers(type(self).__name__, self.lr_scheduler_configs)
         if self.peers.are_several:
-            self.means.begin()
+            self.reducer.begin()
         fit = self._fit()
         self._running = Meeting(fit, self.stages(fit))
 
@@ -232,7 +230,7 @@ class RoundStrategy(PartitionedStrategy):
             _warn_of_dense_tables(self._module(), data.counts_of_nodes(), self.world_size)
         if isinstance(data, KeepsRows) and data.keeps_rows():
             self.pace.check_parts(data.batches_of_part(), self.state.round_idx, self.state.batches_done)
-        self.means.begin_meeting(self.state.round_idx)
+        self.reducer.begin_meeting(self.state.round_idx)
         self.state.is_training = False
         if self._resumed is None:
             self.meeting.begin_round()
@@ -266,7 +264,7 @@ class RoundStrategy(PartitionedStrategy):
             self.pace.loader.close()
         if self._running is not None:
             self._running.end()
-        self.means.close()
+        self.reducer.close()
         self.peers.leave()
         super().teardown()
 
@@ -308,7 +306,7 @@ class RoundStrategy(PartitionedStrategy):
         refusals.check_trainer(type(self).__name__, trainer, has_layer_sync=self._layer_sync is not None)
         self.peers.check(trainer)
         self.pace.begin()
-        self.means.forget()
+        self.reducer.forget()
         self._running = None
         self.state.in_round = self.state.is_training = self.state.stop_requested = self._has_failed = False
         self.state.gradients_beyond = 0
@@ -320,7 +318,7 @@ class RoundStrategy(PartitionedStrategy):
             precision_plugin=self.precision_plugin,
             batch_to_device=self.batch_to_device,
             round=self.state,
-            means=self.means,
+            reducer=self.reducer,
             weight=self.own_weight,
             weight_of_rows=self.weight_of_rows,
             nonfinite=self.nonfinite,

@@ -32,7 +32,7 @@ from lightning_gnn_dist.rounds.correction_gradients import (
 )
 from lightning_gnn_dist.rounds.drift import DriftCorrection
 from lightning_gnn_dist.rounds.means.averaging import AveragedBuffers, AveragedMoments
-from lightning_gnn_dist.rounds.means.means import length_of
+from lightning_gnn_dist.rounds.means.reducer import length_of
 from lightning_gnn_dist.rounds.part import Fit, Part, part_of
 from lightning_gnn_dist.strategies.correction import Correction
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer

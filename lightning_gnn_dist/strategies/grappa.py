@@ -31,23 +31,23 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist.checks import check_choice, check_true_or_false
+from lightning_gnn_dist.checks import check_true_or_false
 from lightning_gnn_dist.joint import HasParts
 from lightning_gnn_dist.rounds import refusals, replica_state
 from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.lightning_internals.loops import give_back_loops, hear_no_skips, hear_skips, watch_loops
 from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
 from lightning_gnn_dist.rounds.means import finite
+from lightning_gnn_dist.rounds.means.reducer import SendsMeans
 from lightning_gnn_dist.rounds.meeting import log_figures
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.rounds.walking import trained_parameters
 from lightning_gnn_dist.strategies.divided_steps import DividedSteps, batches_of_step, take_from_checkpoint
 from lightning_gnn_dist.strategies.leaving import Leaving
-from lightning_gnn_dist.strategies.rounded_gradients import RoundedGradients, leave_gradients
 from lightning_gnn_dist.strategies.used_parameters import UsedParameters, counting_unfrozen
 from lightning_gnn_dist.tables.gradients import TableGradients
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.codec import Bits
+from lightning_gnn_dist.wire.gradient_sums import GradientSums
 from lightning_gnn_dist.wire.hosts import HostGradients
 
 Weights = Literal["coverage", "nodes", "uniform"]
@@ -83,9 +83,8 @@ class GrappaStrategy(PartitionedStrategy):
         buffers: ``"average"`` the buffers (statistics of batch normalisation) at the end of an epoch and before
             validation, or keep them ``"local"``. Unlike in DDP, rank 0's are not sent at every step. A checkpoint
             holds the mean, and also each rank's buffers for a fit that is resumed.
-        bits: Bits of a number of a gradient on the wire, 8 or 16. What is rounded away is added at the next step, and
-            sums are float32. The gradients of a large model are sent a million numbers at a time, the first while the
-            backward pass goes on, unless DDP is to look for unused parameters. Default: 32.
+        reducer: What sends gradients in the place of DDP, such as ``Rounded(8)`` in fewer bits. Default: DDP, and on
+            several hosts of several ranks in RAM sums within hosts first.
         launch: How ranks are started, and how long they wait for each other.
     """
 
@@ -100,10 +99,10 @@ class GrappaStrategy(PartitionedStrategy):
         find_unused_parameters: bool = False,
         static_graph: bool = False,
         gradient_as_bucket_view: bool = False,
-        bits: Bits | None = None,
+        reducer: SendsMeans | None = None,
         launch: Launch = Launch(),
     ) -> None:
-        check_choice("bits", bits, Bits | None)
+        refusals.check_reducer(reducer)
         check_true_or_false(
             find_unused_parameters=find_unused_parameters,
             static_graph=static_graph,
@@ -122,9 +121,7 @@ class GrappaStrategy(PartitionedStrategy):
         self.is_cut_off = False  # after an exception: the other ranks may be anywhere
         self._losses: list[Tensor] = []  # of this rank, since the last exchange of gradients
         self._parameters: UsedParameters | None = None
-        self.bits = bits
-        self._rounded: RoundedGradients | None = None
-        self._by_hosts: HostGradients | None = None
+        self.reducer, self._sums = reducer, GradientSums()
         self._table_gradients: TableGradients | None = None
         self._scale, self._steps = torch.ones(()), DividedSteps()
         self._has_stepped = False  # since buffers were averaged
@@ -156,13 +153,12 @@ class GrappaStrategy(PartitionedStrategy):
             with nullcontext() if self._table_gradients is None else self._table_gradients.hidden():
                 super().configure_ddp()
             ddp: Any = self.model
-            if self.bits is None and collectives.sums_by_hosts(self.root_device):
-                self._by_hosts = HostGradients(ddp, collectives.hosts)
-            if self.bits is not None:
-                leave_gradients(ddp)
-                self._rounded = RoundedGradients(others, self.bits, overlaps=not looks_itself)
+            if self.reducer is not None:
+                self._sums = self.reducer.of_steps(ddp, others, overlaps=not looks_itself)
+            elif collectives.sums_by_hosts(self.root_device):
+                self._sums = HostGradients(ddp, collectives.hosts)
             self._parameters = UsedParameters(module, hands_in_zeros=not looks_itself, ignored=tables)
-            if not looks_itself and self._rounded is None:
+            if not looks_itself and self._sums.is_of_ddp:
                 self._parameters.settle_buckets(ddp.reducer.prepare_for_backward)
 
     def on_train_start(self) -> None:
@@ -193,16 +189,15 @@ class GrappaStrategy(PartitionedStrategy):
         self._parameters.begin()
         self._losses.append(closure_loss.detach())
         exchanges = getattr(self.model, "require_backward_grad_sync", False)
-        if exchanges and self._rounded is not None:
-            self._rounded.begin(self._module().trainer.global_step)
+        if exchanges:
+            self._sums.begin(self._module().trainer.global_step)
         loss = super().backward(closure_loss * self._scale.to(closure_loss.dtype), *args, **kwargs)
         if exchanges:
             self._parameters.hand_in_zeros()
             are_finite = True
             if self._table_gradients is not None:  # by hand other backwards may follow before the step
                 are_finite = self._table_gradients.exchange(steps_next=self._module().automatic_optimization)
-            if self._rounded is not None:
-                self._rounded.finish()
+            self._sums.finish()
             self._take_gradients(are_finite)
         return loss
 
@@ -219,9 +214,7 @@ class GrappaStrategy(PartitionedStrategy):
     def teardown(self) -> None:
         if self._parameters is not None:
             self._parameters.close()
-        for each in (self._rounded, self._by_hosts):
-            if each is not None:
-                each.close()
+        self._sums.close()
         super().teardown()
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
@@ -249,7 +242,7 @@ class GrappaStrategy(PartitionedStrategy):
         refusals.check_validation_clock(trainer)
         self.is_cut_off = False
         self._steps.begin(trainer)
-        self._rounded = self._table_gradients = self._by_hosts = None
+        self._sums, self._table_gradients = GradientSums(), None
         self.leaving = self._watch(trainer)
 
     def _give_back(self, trainer: Trainer) -> None:
@@ -269,8 +262,7 @@ class GrappaStrategy(PartitionedStrategy):
         return {"strategy": self.strategy_name, **self._steps.of_run()}
 
     def _of_rank(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        lost = {} if self._rounded is None else {"lost": self._rounded.lost()}
-        return {"buffers": replica_state.cpu_buffers(self._module()), **lost}
+        return {"buffers": replica_state.cpu_buffers(self._module()), **self._sums.state()}
 
     def _take_state(self, checkpoint: dict[str, Any], path: object) -> replica_state.ReplicaState | None:
         trainer, saved = self._module().trainer, checkpoint.get(replica_state.KEY, {})
@@ -282,8 +274,7 @@ class GrappaStrategy(PartitionedStrategy):
         for name, buffer in self._module().named_buffers():  # DDP gave all ranks those of rank 0
             if name in state["buffers"]:  # else the module had no such buffer then
                 buffer.copy_(state["buffers"][name])
-        if self._rounded is not None:
-            self._rounded.restore(state.get("lost", []))
+        self._sums.restore(state.get("lost", []))
 
     def _take_gradients(self, are_finite: bool) -> None:
         """Count what DDP has sent; refuse a sum that is not finite. Collective then: it is the same on all ranks.
@@ -295,7 +286,7 @@ class GrappaStrategy(PartitionedStrategy):
         parameters = [each for each in self._module().parameters() if id(each) not in owned]
         found = [(each.grad, each.requires_grad) for each in parameters if each.grad is not None]
         gradients = [gradient for gradient, _ in found]
-        if self._rounded is None:  # tables, whose gradients are sparse, are counted where they are exchanged
+        if self._sums.is_of_ddp:  # tables, whose gradients are sparse, are counted where they are exchanged
             is_sent = [is_trained and not gradient.is_sparse for gradient, is_trained in found]
             collectives.count_all_reduce(compress(gradients, is_sent))
         # Mixed precision skips steps that overflow. The votes are read with the check: one wait for the device a step.

@@ -19,6 +19,7 @@ from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.means.averaging import Moments
 from lightning_gnn_dist.rounds.means.finite import Nonfinite
 from lightning_gnn_dist.rounds.means.outer import Outer
+from lightning_gnn_dist.rounds.means.reducer import SendsMeans
 from lightning_gnn_dist.rounds.part import Fit, Part
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy, Weights
 from lightning_gnn_dist.strategies.correction import Correction
@@ -66,7 +67,7 @@ class LLCGStrategy(RoundStrategy):
             taken anew on as many batches of the whole graph as an anchor (4 without drift), but for layers in
             evaluation mode. Other buffers are averaged.
         average_optimizer: Average the optimizers' moments too: all, or one kind; False: none.
-        outer: The optimizer of the meetings, and the bits of what they send. None: the mean is the model.
+        outer: The optimizer of the meetings. None: the mean is the model.
     """
 
     strategy_name = "llcg"
@@ -83,8 +84,8 @@ class LLCGStrategy(RoundStrategy):
         weights: Weights = "nodes",
         buffers: GlobalBuffers = "average",
         average_optimizer: Moments = True,
-        outer: Outer | None = Outer(momentum=0.8, adaptive=True, bits=8),
-        overlap: bool = False,
+        outer: Outer | None = Outer(momentum=0.8, adaptive=True),
+        reducer: SendsMeans | None = None,
         launch: Launch = Launch(),
     ) -> None:
         super().__init__(
@@ -95,7 +96,7 @@ class LLCGStrategy(RoundStrategy):
             drift=drift,
             nonfinite=nonfinite,
             outer=outer,
-            overlap=overlap,
+            reducer=reducer,
             launch=launch,
         )
         if correction is not None:

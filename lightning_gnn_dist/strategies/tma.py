@@ -22,6 +22,7 @@ from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.means.averaging import Moments
 from lightning_gnn_dist.rounds.means.finite import Nonfinite
 from lightning_gnn_dist.rounds.means.outer import Outer
+from lightning_gnn_dist.rounds.means.reducer import SendsMeans
 from lightning_gnn_dist.rounds.meeting import GathersPeers
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
@@ -66,7 +67,7 @@ class TMAStrategy(RoundStrategy):
         drift: Drift | None = None,
         nonfinite: Nonfinite = "refuse",
         outer: Outer | None = None,
-        overlap: bool = False,
+        reducer: SendsMeans | None = None,
         launch: Launch = Launch(),
     ) -> None:
         super().__init__(
@@ -77,7 +78,7 @@ class TMAStrategy(RoundStrategy):
             drift=drift,
             nonfinite=nonfinite,
             outer=outer,
-            overlap=overlap,
+            reducer=reducer,
             launch=launch,
         )
         if isinstance(failed_ranks, str | bytes | Mapping) or not isinstance(failed_ranks, Collection):

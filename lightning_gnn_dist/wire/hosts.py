@@ -21,6 +21,7 @@ from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.addresses import keeps_on_host, kept_on_host
 from lightning_gnn_dist.wire.channel import CPU, Background, Channel, open_channel, patience
 from lightning_gnn_dist.wire.collectives import Sent, gather_numbers, rank, world_size
+from lightning_gnn_dist.wire.gradient_sums import GradientSums
 
 THREAD_NAME = "lightning_gnn_dist.wire.hosts"
 
@@ -98,7 +99,7 @@ def find_hosts(own: int, num_hosts: int) -> None:
         collectives.use_hosts(Hosts([host for (host,) in gather_numbers([own], CPU)]))
 
 
-class HostGradients:
+class HostGradients(GradientSums):
     """Lets DDP average gradients within hosts first, in the background of the backward pass. Make it on all ranks.
 
     Args:

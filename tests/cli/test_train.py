@@ -36,7 +36,6 @@ from lightning_gnn_dist import (
     Holding,
     LinkDataModule,
     NeighborSampler,
-    Outer,
     PartitionedDataModule,
     RandomPartitioner,
     Redeal,
@@ -242,8 +241,10 @@ def test_the_papers_method_can_be_written() -> None:
 
 
 def test_a_value_that_is_written_in_part_is_that_of_its_class() -> None:
-    strategy = parsed(strategy=init("LLCGStrategy", outer={"bits": 16}, correction={"steps": 2})).trainer.strategy
-    assert (strategy.outer, strategy.correction) == (Outer(bits=16), Correction(2))
+    strategy = parsed(
+        strategy=init("LLCGStrategy", reducer=init("Rounded", bits=16), correction={"steps": 2})
+    ).trainer.strategy
+    assert (strategy.reducer.bits, strategy.correction) == (16, Correction(2))
 
 
 def test_residency_and_coverage_can_be_written() -> None:

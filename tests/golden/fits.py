@@ -26,6 +26,7 @@ from lightning_gnn_dist import (
     Outer,
     Redeal,
     Rotate,
+    Rounded,
     RunReport,
     TMAStrategy,
 )
@@ -49,7 +50,8 @@ def local(clock: Any = None, **options: Any) -> Make:
 
 
 def llcg(clock: Any = None, **options: Any) -> Make:
-    return lambda: LLCGStrategy(EverySteps(3) if clock is None else clock, **PATIENCE, **options)
+    settings = {"reducer": Rounded(8)} | PATIENCE | options
+    return lambda: LLCGStrategy(EverySteps(3) if clock is None else clock, **settings)
 
 
 def published(correction: Correction | None) -> Make:
@@ -76,8 +78,8 @@ SETTINGS: dict[str, Make] = {
     "local_sgd_own_buffers": local(buffers="local"),
     "local_sgd_leave_out": local(nonfinite="leave_out"),
     "local_sgd_outer": local(outer=Outer.diloco()),
-    "local_sgd_outer_8": local(outer=Outer.diloco(bits=8), average_optimizer=True),
-    "local_sgd_outer_16": local(outer=Outer.diloco(bits=16), drift=Drift("ranks")),
+    "local_sgd_outer_8": local(outer=Outer.diloco(), reducer=Rounded(8), average_optimizer=True),
+    "local_sgd_outer_16": local(outer=Outer.diloco(), reducer=Rounded(16), drift=Drift("ranks")),
     "local_sgd_outer_adaptive": local(outer=Outer(momentum=0.8, adaptive=True)),
     "local_sgd_outer_adam": local(
         outer=Outer(optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.02, eps=1e-3))
@@ -91,13 +93,13 @@ SETTINGS: dict[str, Make] = {
     "llcg_own_optimizer": llcg(
         correction=Correction(optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01))
     ),
-    "llcg_32_bits": llcg(outer=Outer()),
-    "llcg_16_bits": llcg(outer=Outer.diloco(bits=16)),
+    "llcg_32_bits": llcg(outer=Outer(), reducer=None),
+    "llcg_16_bits": llcg(outer=Outer.diloco(), reducer=Rounded(16)),
     "tma_steps": tma(weights="steps"),
     "tma_failed": tma(failed_ranks=[1]),
     "grappa_nodes": grappa(weights="nodes"),
-    "grappa_8": grappa(bits=8),
-    "grappa_16": grappa(bits=16),
+    "grappa_8": grappa(reducer=Rounded(8)),
+    "grappa_16": grappa(reducer=Rounded(16)),
     "grappa_own_buffers": grappa(buffers="local"),
 }
 HOLDINGS: dict[str, dict[str, Any]] = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from lightning_gnn_dist import Correction, Drift, Outer
+from lightning_gnn_dist import Correction, Drift, Outer, Rounded
 from tests.golden.fits import BASIC, OF_TYPES_BASIC, edge_types, grappa, local, of_nodes, published
 from tests.golden.models import Rows, Typed
 from tests.golden.runs import Run
@@ -38,8 +38,8 @@ def runs() -> Iterator[Run]:
         settings = {
             "llcg_paper": published(Correction.as_published(2)),
             "local_sgd_moments": local(average_optimizer=True, weights="nodes"),
-            "local_sgd_drift": local(drift=Drift("ranks"), outer=Outer.diloco(bits=8)),
-            "grappa_8": grappa(bits=8),
+            "local_sgd_drift": local(drift=Drift("ranks"), outer=Outer.diloco(), reducer=Rounded(8)),
+            "grappa_8": grappa(reducer=Rounded(8)),
         }
         for name, make in settings.items():
             yield Run(f"rows/{kind}/{name}", partial(of_nodes, make, module=module), 2)

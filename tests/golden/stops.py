@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lightning_gnn_dist import Correction, Drift, EverySteps, Exchange, History, Outer, WholePartSampler
+from lightning_gnn_dist import Correction, Drift, EverySteps, Exchange, History, Outer, Rounded, WholePartSampler
 from tests.golden.boundaries import layered
 from tests.golden.device import chosen
 from tests.golden.fits import (
@@ -74,9 +74,11 @@ def links(split: str) -> Callable[[], Links]:
 
 def runs() -> Iterator[Run]:
     strategies = BASIC | {
-        "local_sgd_outer_8": local(drift=Drift("ranks"), outer=Outer.diloco(bits=8), average_optimizer=True),
+        "local_sgd_outer_8": local(
+            drift=Drift("ranks"), outer=Outer.diloco(), reducer=Rounded(8), average_optimizer=True
+        ),
         "llcg_persistent": llcg(EverySteps(2, growth=1.5, limit=6), correction=Correction(optimizer="persistent")),
-        "grappa_8": grappa(bits=8),
+        "grappa_8": grappa(reducer=Rounded(8)),
     }
     for name, make in strategies.items():
         yield Run(f"resumed/{name}", partial(stopped, make, nodes, Blocks), 2)

@@ -11,7 +11,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.optim import Optimizer
 
 from lightning_gnn_dist import EverySteps, LocalSGDStrategy
-from lightning_gnn_dist.rounds.part import Fit, Part, Share
+from lightning_gnn_dist.rounds.means.reducer import Groups
+from lightning_gnn_dist.rounds.part import Fit, Part
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
@@ -40,8 +41,8 @@ class StepsOfAll(Part):
         assert optimizer is self.fit.optimizers[0]
         self.count += 1 + collectives.rank()
 
-    def contribute(self) -> Share:
-        return Share([self.count])
+    def contribute(self) -> Groups:
+        return {"whole": [self.count]}
 
     def apply(self) -> None:
         self.total += self.count.item()

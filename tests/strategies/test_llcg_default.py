@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -24,9 +23,9 @@ from lightning_gnn_dist import (
     Isolated,
     LLCGStrategy,
     NeighborSampler,
-    Outer,
     Partition,
     PartitionedDataModule,
+    Rounded,
     WholePartSampler,
 )
 from lightning_gnn_dist.wire.collectives import traffic
@@ -40,7 +39,6 @@ from tests.strategies.graph_fitting import data_module, fit, model, small_graph
 
 RANKS, STEPS, ROUNDS = 3, 3, 3
 RATE = 0.001  # small: shifts then change little from round to round, and fade more slowly
-EXACT = Outer(momentum=0.8, adaptive=True)  # the default, but for its bits
 
 
 class Plain(SAGE):
@@ -72,9 +70,9 @@ def double_graph() -> tuple[Graph, Partition]:
     return graph, Partition((torch.arange(400).sqrt() / 20 * RANKS).int(), RANKS)
 
 
-def in_rounds(rank: int, world_size: int, settings: list[tuple[Outer, int]]) -> list[State]:
+def in_rounds(rank: int, world_size: int, settings: list[tuple[Rounded | None, int]]) -> list[State]:
     found = []
-    for outer, steps in settings:
+    for reducer, steps in settings:
         graph, partition = double_graph()
         data = PartitionedDataModule(
             graph,
@@ -85,7 +83,7 @@ def in_rounds(rank: int, world_size: int, settings: list[tuple[Outer, int]]) -> 
             global_batching=GlobalBatching(batch_size=10**6, sampler=NeighborSampler([-1, -1])),
         )
         module = plain()
-        strategy = LLCGStrategy(EverySteps(steps), outer=outer, **PATIENCE)
+        strategy = LLCGStrategy(EverySteps(steps), reducer=reducer, **PATIENCE)
         fit(strategy, module, data, world_size, max_epochs=ROUNDS, limit_val_batches=0)
         state = {name: value for name, value in state_of(module).items() if not name.startswith("accuracy")}
         found.append(state)
@@ -154,7 +152,7 @@ def by_hand(steps: int = STEPS) -> State:
 
 def test_a_round_is_that_by_hand_and_nearly_so_in_fewer_bits() -> None:
     expected, longer = by_hand(), by_hand(12)
-    found = run_ranks(in_rounds, RANKS, [(EXACT, STEPS), (replace(EXACT, bits=8), STEPS), (EXACT, 12)])
+    found = run_ranks(in_rounds, RANKS, [(None, STEPS), (Rounded(8), STEPS), (None, 12)])
     start = state_of(plain())
     for exact, rounded, long in found:
         assert max(float((exact[name] - expected[name]).abs().max()) for name in exact) < 1e-12
@@ -183,7 +181,10 @@ def test_a_round_calls_the_step_for_two_anchors_and_a_correction() -> None:
 def sent(rank: int, world_size: int) -> list[float]:
     """Bytes of a local step of Grappa, of LLCG in rounds of ten, and of fifty, once the first round has begun."""
     counted = []
-    strategies = [GrappaStrategy(**PATIENCE), *(LLCGStrategy(EverySteps(steps), **PATIENCE) for steps in (10, 50))]
+    strategies = [
+        GrappaStrategy(**PATIENCE),
+        *(LLCGStrategy(EverySteps(steps), reducer=Rounded(8), **PATIENCE) for steps in (10, 50)),
+    ]
     for strategy, epochs in zip(strategies, (4, 3, 1), strict=True):
         marks: list[float] = []
         module = model(Wide)
@@ -219,7 +220,8 @@ def exchanges_of_rounds(rank: int, world_size: int) -> list[int]:
         setattr(dist, name, counted(getattr(dist, name)))  # this process runs nothing else
     module = model()
     module.on_train_epoch_start = lambda: marks.append(len(calls))
-    fit(LLCGStrategy(EverySteps(2), **PATIENCE), module, data_module(), world_size, max_epochs=4, limit_val_batches=0)
+    strategy = LLCGStrategy(EverySteps(2), reducer=Rounded(8), **PATIENCE)
+    fit(strategy, module, data_module(), world_size, max_epochs=4, limit_val_batches=0)
     return [after - before for before, after in pairwise(marks)]
 
 

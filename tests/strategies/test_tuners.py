@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
 
-from lightning_gnn_dist import EverySteps, Launch, LocalSGDStrategy, Outer
+from lightning_gnn_dist import EverySteps, Launch, LocalSGDStrategy, Outer, Rounded
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, every_strategy
 from tests.ranks import run_ranks
@@ -21,7 +21,7 @@ from tests.strategies.fitting import fit as fit_loader
 from tests.strategies.graph_fitting import Batched, data_module, fit, model
 
 STRATEGIES = every_strategy(2) | {
-    "outer": lambda: LocalSGDStrategy(EverySteps(2), outer=Outer.diloco(bits=8), **PATIENCE)
+    "outer": lambda: LocalSGDStrategy(EverySteps(2), outer=Outer.diloco(), reducer=Rounded(8), **PATIENCE)
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import GrappaStrategy, LazyAdam, OwnedEmbedding
+from lightning_gnn_dist import GrappaStrategy, LazyAdam, OwnedEmbedding, Rounded
 from lightning_gnn_dist.tables.owned_embedding import initial_rows_
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
@@ -63,11 +63,11 @@ def sometimes_steps(rank: int, world_size: int, options: dict[str, Any]) -> list
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
-@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"bits": 16}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"reducer": Rounded(16)}], ids=str)
 def test_other_settings_are_those_of_a_table_that_all_ranks_hold(options: dict[str, Any]) -> None:
     for rank in run_ranks(sometimes_steps, 2, options):
         for whole, replicated in rank:
-            assert differs(whole, replicated) < (1e-12 if "bits" not in options else 1e-3)
+            assert differs(whole, replicated) < (1e-12 if "reducer" not in options else 1e-3)
 
 
 class Measured(Owned):

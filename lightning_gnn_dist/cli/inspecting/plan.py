@@ -36,7 +36,7 @@ OF_ASKING = 9  # bytes: a node that another host has, its number and how many ne
 ROUND, BACKWARD, SLICES = 16, 3, 1.5  # local steps; steps in forward passes; LLCG's calls for each local step
 MODELS = {  # sent in a step
     "GrappaStrategy()": 1.0,
-    "GrappaStrategy(bits=8)": 0.3,
+    "GrappaStrategy(reducer=Rounded(8))": 0.3,
     f"LocalSGDStrategy(EverySteps({ROUND}))": 1 / ROUND,
     f"LLCGStrategy(EverySteps({ROUND}))": 2 / ROUND,
 }

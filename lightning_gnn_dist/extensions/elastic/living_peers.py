@@ -27,10 +27,10 @@ from lightning_gnn_dist.rounds.lightning_internals.trainer import (
     module_of,
 )
 from lightning_gnn_dist.rounds.means import finite
-from lightning_gnn_dist.rounds.means.means import is_rounded
 from lightning_gnn_dist.rounds.means.outer import OuterStep
+from lightning_gnn_dist.rounds.means.reducer import Groups
 from lightning_gnn_dist.rounds.meeting import Meeting, Peers, Votes, contributed
-from lightning_gnn_dist.rounds.part import Share, part_of
+from lightning_gnn_dist.rounds.part import part_of
 from lightning_gnn_dist.rounds.premises import Premises, check_same_premises, premises_of
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.tables.table import refuse_elastic
@@ -109,14 +109,15 @@ class LivingPeers(Peers):
 
     def __init__(self, strategy: RoundStrategy, elastic: Patience) -> None:
         check_available()
-        _check_rounds(strategy.nonfinite, overlap=strategy.overlap)
+        _check_rounds(strategy)
         self._rounds, self._elastic = strategy, elastic
         self._world = SoloEnvironment()
         strategy.cluster_environment = self._world
         self._member: Membership | None = None
         self._premises: Premises | None = None  # of the parts that were dealt last, among _dealt_among ranks
         self._dealt_among = self._place = self._told = 0
-        self._share, self._moments = Share([]), list[Tensor]()  # what goes into the mean; means of moments in few bits
+        self._rest: Groups = {}  # of what goes into the mean, what does not go as it is
+        self._means: Groups = {}  # of that, in a meeting that may be held again
 
     may_change = True
 
@@ -202,7 +203,7 @@ class LivingPeers(Peers):
             self._tensors_to_average,
             self._weight(batches),
             lambda: [*_numbers(own), *strategy.meeting.parameters.checksums()],
-            None if strategy.means.bits is None else self._average_rounded,
+            self._average_rest,
         )
         rows = [_read(row) for row in said]
         _check_premises(rows)
@@ -226,29 +227,26 @@ class LivingPeers(Peers):
     def _tensors_to_average(self, rows: list[list[int]]) -> list[Tensor]:
         """Return what goes as it is, of a share that is new at each attempt: the rank may have been behind."""
         self._rounds.meeting.parameters.compare([row[_NUM_NUMBERS:] for row in rows])
-        self._share = share = contributed(self._rounds.meeting.parts)
-        self._moments = []
-        if self._rounds.means.bits is None:
-            return [*share.pseudo_gradients, *share.whole, *share.moments]
-        return [*share.whole, *(each for each in share.moments if not is_rounded(each))]
+        groups = contributed(self._rounds.meeting.parts)
+        self._rest, self._means = self._rounds.reducer.rest(groups), {}
+        rest = {id(each) for group in self._rest.values() for each in group}
+        ordered = [each for name in ("pseudo_gradients", "whole", "moments") for each in groups.get(name, ())]
+        return [each for each in ordered if id(each) not in rest]
 
-    def _average_rounded(self, channel: Channel, weight: float) -> None:
-        """Average what is sent in fewer bits, beside the replica: the meeting may be held again."""
-        means = self._rounds.means
-        means.move(channel)
-        means.begin_meeting(self._rounds.state.round_idx)
-        self._moments = [each.clone() for each in self._share.moments if is_rounded(each)]
-        means.average_rounded_(self._share.pseudo_gradients, self._moments, weight)
+    def _average_rest(self, channel: Channel, weight: float) -> None:
+        """Average what does not go as it is, beside the replica: the meeting may be held again."""
+        self._means = {name: [each.clone() for each in group] for name, group in self._rest.items()}
+        self._rounds.reducer.mean_of_rest_(self._means, weight, channel, self._rounds.state.round_idx)
 
     @torch.no_grad()
     def _take_means(self) -> None:
         """Make the means of a meeting that was held to its end this replica's."""
-        rounded = [each for each in self._share.moments if is_rounded(each)]
-        for moment, mean in zip(rounded, self._moments, strict=False):  # there are means only of moments in few bits
-            moment.copy_(mean)
+        for name, means in self._means.items():
+            for own, mean in zip(self._rest[name], means, strict=True):
+                own.copy_(mean)
         for part in self._rounds.meeting.parts:
             part.apply()
-        self._rounds.means.keep()
+        self._rounds.reducer.keep()
 
     def _outer(self) -> OuterStep | None:
         return part_of(self._rounds.meeting.parts, OuterStep)
@@ -360,17 +358,18 @@ def _check_trainer(trainer: Any, drift: object) -> None:
     refusals.refuse_all(_MAY_DIE, conflicts)
 
 
-def _check_rounds(nonfinite: str, *, overlap: bool) -> None:
+def _check_rounds(strategy: RoundStrategy) -> None:
     """Refuse rounds that need all ranks, where ranks may die."""
     conflicts = [
         (
-            overlap,
-            "overlap=True sends a mean while ranks train, and one that a dead rank does not finish is held again by "
-            "the others, who must be at the meeting: leave it out.",
+            strategy.reducer.is_late,
+            "The reducer sends a mean while ranks train, and one that a dead rank does not finish is held again by "
+            "the others, who must be at the meeting: leave it out, or use Rounded(8).",
         ),
         (
-            nonfinite != "refuse",
-            f"nonfinite={nonfinite!r} keeps a rank that has NaN, which here ends and comes back: leave it out.",
+            strategy.nonfinite != "refuse",
+            f"nonfinite={strategy.nonfinite!r} keeps a rank that has NaN, which here ends and comes back: leave it "
+            "out.",
         ),
     ]
     refusals.refuse_all(_MAY_DIE, conflicts)

@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.rounds import refusals
-from lightning_gnn_dist.rounds.means.means import is_rounded, length_of
-from lightning_gnn_dist.rounds.part import Part, Share
+from lightning_gnn_dist.rounds.means.reducer import Groups, is_rounded, length_of
+from lightning_gnn_dist.rounds.part import Part
 from lightning_gnn_dist.rounds.replica_state import forget_moments, optimizer_tensors
 from lightning_gnn_dist.tables.lazy_adam import LazyAdam
 from lightning_gnn_dist.tables.table import holds
@@ -70,8 +70,8 @@ class Parameters(Part):
             if id(parameter) not in self.fit.ids_of_tables():
                 raise ValueError(refusals.OTHER_SPARSE.format(f" of shape {tuple(parameter.shape)}"))
 
-    def contribute(self) -> Share:
-        return Share(self.tensors(trained=self._sends_trained))
+    def contribute(self) -> Groups:
+        return {"whole": self.tensors(trained=self._sends_trained)}
 
     def tensors(self, *, trained: bool) -> list[Tensor]:
         """Return those that differ though they are frozen, and if asked for those that are trained and no tables."""
@@ -116,8 +116,8 @@ class Parameters(Part):
 class AveragedBuffers(Part):
     """The module's buffers, such as the statistics of batch normalisation."""
 
-    def contribute(self) -> Share:
-        return Share(self.equal())
+    def contribute(self) -> Groups:
+        return {"whole": self.equal()}
 
     def sizes(self) -> list[int]:
         return [sum(each.numel() for each in self.equal())]
@@ -141,8 +141,8 @@ class AveragedMoments(Part):
         """Whether all kinds of moments are averaged."""
         return self._names is None
 
-    def contribute(self) -> Share:
-        return Share([], moments=self.equal())
+    def contribute(self) -> Groups:
+        return {"moments": self.equal()}
 
     def sizes(self) -> list[int]:
         rounded = [each for each in self.equal() if is_rounded(each)]

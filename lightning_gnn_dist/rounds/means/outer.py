@@ -35,10 +35,9 @@ from lightning_gnn_dist.checks import (
     takes,
 )
 from lightning_gnn_dist.rounds.means import finite
-from lightning_gnn_dist.rounds.means.means import length_of
-from lightning_gnn_dist.rounds.part import Fit, Part, Share
+from lightning_gnn_dist.rounds.means.reducer import Groups, length_of
+from lightning_gnn_dist.rounds.part import Fit, Part
 from lightning_gnn_dist.rules import Fraction, Positive, check_fields
-from lightning_gnn_dist.wire.codec import Bits
 
 _STEPS = 1024  # c is a multiple of 1 / 1024: processors add in their own orders, and ranks must have the same
 
@@ -57,9 +56,6 @@ class Outer:
         adaptive: Whether momentum is as large as that only while rounds go on in one direction, and falls to 0 where
             each undoes the one before (:class:`AgreeingMomentum`).
         optimizer: A function from parameters to an optimizer of torch, in place of the four above.
-        bits: Bits of a number on the wire, 8 or 16, of all that a meeting sends of the model's size. Replicas then send
-            how far they have come since the meeting before; what is rounded away is added at the next meeting.
-            Gradients (of corrections and anchors) take as many bits, moments of optimizers take 16. Default: 32.
     """
 
     lr: Positive = 1.0
@@ -67,7 +63,6 @@ class Outer:
     nesterov: bool = False
     adaptive: bool = False
     optimizer: Callable[[list[Tensor]], Optimizer] | None = None
-    bits: Bits | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -77,16 +72,16 @@ class Outer:
         if self.optimizer is not None:
             example = "a function such as lambda parameters: torch.optim.Adam(parameters, lr=0.01)"
             check_callable("optimizer", self.optimizer, example, [])
-            if replace(self, optimizer=None, bits=None) != Outer():
+            if replace(self, optimizer=None) != Outer():
                 raise ValueError(
                     "lr, momentum, nesterov and adaptive are those of the optimizer that Outer makes: with optimizer= "
                     "set them there."
                 )
 
     @classmethod
-    def diloco(cls, *, bits: Bits | None = None) -> Outer:
+    def diloco(cls) -> Outer:
         """Return DiLoCo's: seven tenths of the way, with Nesterov's momentum."""
-        return cls(lr=0.7, momentum=0.9, nesterov=True, bits=bits)
+        return cls(lr=0.7, momentum=0.9, nesterov=True)
 
 
 class OuterStep(Part):
@@ -113,9 +108,9 @@ class OuterStep(Part):
         for before, now in zip(self._before, self._parameters(), strict=True):
             before.copy_(now)
 
-    def contribute(self) -> Share:
+    def contribute(self) -> Groups:
         self._sent = self.pseudo_gradients()
-        return Share([], pseudo_gradients=[*self._sent.values()])
+        return {"pseudo_gradients": [*self._sent.values()]}
 
     def apply(self) -> None:
         self.take(self._sent)
@@ -165,7 +160,7 @@ class OuterStep(Part):
             "outer": {
                 "kind": type(self._optimizer).__name__,
                 "optimizer": self._optimizer.state_dict(),
-                "lost": self.fit.means.lost(),
+                "lost": self.fit.reducer.lost(),
             }
         }
 
@@ -186,7 +181,7 @@ class OuterStep(Part):
         self._optimizer.load_state_dict(saved["optimizer"])
         for before, other in zip(self._before, saved.get("before", self._before), strict=True):
             before.copy_(other)
-        self.fit.means.restore(saved["lost"])
+        self.fit.reducer.restore(saved["lost"])
 
     def _parameters(self) -> list[Tensor]:
         return self.fit.dense_parameters(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from lightning_gnn_dist import Elastic, EverySeconds, Outer, TMAStrategy
+from lightning_gnn_dist import Elastic, EverySeconds, TMAStrategy
 from lightning_gnn_dist.extensions.elastic.membership import MembersChannel, Membership
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 from tests.strategies.fitting import Net, State, fit, state_of
@@ -93,7 +93,7 @@ def train(
     rounds: int,
     fate: Fate = Fate(),  # noqa: B008
     ckpt_path: str | None = None,
-    outer: Outer | None = None,
+    means: dict[str, Any] | None = None,
 ) -> Outcome:
     torch.manual_seed(rank)  # replicas that start unequal, to be made equal
     module = Watched(rank, folder, fate)
@@ -109,8 +109,7 @@ def train(
         module.exchange_or_die()
     saver = ModelCheckpoint(f"{folder}/saved", save_last=True, enable_version_counter=False)
     elastic = Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size)
-    moments = outer is not None and outer.bits is not None
-    strategy = TMAStrategy(EverySeconds(0.4), peers=elastic, outer=outer, average_optimizer=moments)
+    strategy = TMAStrategy(EverySeconds(0.4), peers=elastic, **means or {})
     options: dict[str, Any] = {"callbacks": [saver], "enable_checkpointing": True, "validate": True}
     with told_to_leave():
         fit(rank, strategy, module, devices=1, max_epochs=rounds, ckpt_path=ckpt_path, **options)
@@ -130,8 +129,8 @@ def told_to_leave() -> Iterator[None]:
 
 
 def come_back(
-    rank: int, world_size: int, name: int, folder: str, rounds: int, ckpt_path: str | None, outer: Outer | None
+    rank: int, world_size: int, name: int, folder: str, rounds: int, ckpt_path: str | None, means: dict[str, Any] | None
 ) -> Outcome:
     os.environ["LIGHTNING_GNN_DIST_RANK"] = str(name)
     Path(folder, AWAITED).unlink()
-    return train(name, world_size, folder, rounds, ckpt_path=ckpt_path, outer=outer)
+    return train(name, world_size, folder, rounds, ckpt_path=ckpt_path, means=means)

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import pytest
 
-from lightning_gnn_dist import Elastic, EverySteps, Outer, TMAStrategy
+from lightning_gnn_dist import Elastic, EverySteps, Outer, Rounded, TMAStrategy
+from lightning_gnn_dist.extensions.rounded.rounded_mean import ROW
 from lightning_gnn_dist.wire.collectives import traffic
-from lightning_gnn_dist.wire.rounded_mean import ROW
 from tests.ranks import run_ranks
 from tests.rounds.means.test_outer import ROUNDS, STEPS, by_hand
 from tests.strategies.fitting import Net, State, differs, fit, state_of
@@ -16,7 +16,7 @@ from tests.strategies.round_fitting import same_start
 
 pytest.importorskip("torchft", reason="torchft is not installed: pip install lightning-gnn-dist[elastic]")
 
-OUTER = Outer(momentum=0.5, bits=8)
+OUTER = Outer(momentum=0.5)
 NUMBERS_OF_A_ROW = 10 + 4 + 1  # what a rank tells the others, a checksum of each parameter, a weight
 
 
@@ -29,7 +29,8 @@ def train(rank: int, world_size: int) -> Ended:
     sent: list[float] = []
     Net.on_train_epoch_end = lambda self: sent.append(traffic.bytes_sent)  # type: ignore[method-assign]
     module, elastic = same_start(), Elastic(patience=60, timeout=8, ranks=world_size)
-    fit(rank, TMAStrategy(EverySteps(STEPS), peers=elastic, outer=OUTER), module, devices=1, max_epochs=ROUNDS)
+    strategy = TMAStrategy(EverySteps(STEPS), peers=elastic, outer=OUTER, reducer=Rounded(8))
+    fit(rank, strategy, module, devices=1, max_epochs=ROUNDS)
     return Ended(state_of(module), sent)
 
 

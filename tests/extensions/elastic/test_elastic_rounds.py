@@ -26,6 +26,7 @@ from lightning_gnn_dist import (
     Outer,
     PartitionedDataModule,
     RandomPartitioner,
+    Rounded,
     TMAStrategy,
     communities,
     split_edges,
@@ -40,7 +41,9 @@ from tests.strategies.fitting import Net, State, differs, fit, state_of
 
 torchft = pytest.importorskip("torchft", reason="torchft is not installed: pip install lightning-gnn-dist[elastic]")
 
-BITS = Outer(momentum=0.8, adaptive=True, bits=8)
+BITS = {"outer": Outer(momentum=0.8, adaptive=True), "reducer": Rounded(8), "average_optimizer": True}
+Means = dict[str, Any] | None
+MOMENTUM = {"outer": Outer(momentum=0.5, nesterov=True)}
 
 
 @pytest.mark.slow
@@ -57,7 +60,7 @@ def test_ranks_meet_without_a_process_group(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("lighthouse")
 @pytest.mark.parametrize(
-    ("fate", "outer"),
+    ("fate", "means"),
     [
         (Fate(0, "step"), None),
         (Fate(1, "step"), None),
@@ -69,8 +72,8 @@ def test_ranks_meet_without_a_process_group(tmp_path: Path) -> None:
     ],
     ids=lambda value: f"{value.rank}-{value.where}" if isinstance(value, Fate) else "bits" if value else "",
 )
-def test_when_a_rank_is_killed_the_others_go_on(tmp_path: Path, fate: Fate, outer: Outer | None) -> None:
-    with start_ranks(train, 3, str(tmp_path), 6, fate, None, outer) as ranks:
+def test_when_a_rank_is_killed_the_others_go_on(tmp_path: Path, fate: Fate, means: Means) -> None:
+    with start_ranks(train, 3, str(tmp_path), 6, fate, None, means) as ranks:
         results = ranks.results(may_die={fate.rank})
     assert results[fate.rank] is None
     one, two = (result for result in results if result is not None)
@@ -84,9 +87,9 @@ def test_when_a_rank_is_killed_the_others_go_on(tmp_path: Path, fate: Fate, oute
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("lighthouse")
-@pytest.mark.parametrize("outer", [None, Outer(momentum=0.5, nesterov=True), BITS], ids=["None", "momentum", "bits"])
-def test_a_rank_that_stood_still_catches_up(tmp_path: Path, outer: Outer | None) -> None:
-    first, second, third = run_ranks(train, 3, str(tmp_path), 14, Fate(1, "step", signal.SIGSTOP), None, outer)
+@pytest.mark.parametrize("means", [None, MOMENTUM, BITS], ids=["None", "momentum", "bits"])
+def test_a_rank_that_stood_still_catches_up(tmp_path: Path, means: Means) -> None:
+    first, second, third = run_ranks(train, 3, str(tmp_path), 14, Fate(1, "step", signal.SIGSTOP), None, means)
     assert differs(first.state, second.state) == differs(first.state, third.state) == 0.0
     assert 2 in first.members and first.members[-1] == second.members[-1] == 3
     assert first.rounds == second.rounds == 14 and len(second.members) < 14  # it missed some
@@ -94,16 +97,16 @@ def test_a_rank_that_stood_still_catches_up(tmp_path: Path, outer: Outer | None)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("lighthouse")
-@pytest.mark.parametrize(("from_file", "outer"), [(False, BITS), (True, Outer(momentum=0.5, nesterov=True))])
-def test_a_rank_that_comes_back_is_healed_and_takes_part(tmp_path: Path, from_file: bool, outer: Outer | None) -> None:
+@pytest.mark.parametrize(("from_file", "means"), [(False, BITS), (True, MOMENTUM)])
+def test_a_rank_that_comes_back_is_healed_and_takes_part(tmp_path: Path, from_file: bool, means: Means) -> None:
     rounds = 32
     (tmp_path / AWAITED).touch()
-    with start_ranks(train, 3, str(tmp_path), rounds, Fate(1), None, outer) as ranks:
+    with start_ranks(train, 3, str(tmp_path), rounds, Fate(1), None, means) as ranks:
         while not (tmp_path / "died").exists():
             time.sleep(0.1)
         time.sleep(HEARTBEAT_SECONDS + 2)  # until the others have met without it
         ckpt_path = str(tmp_path / "saved" / "last.ckpt") if from_file else None
-        (second,) = run_ranks(come_back, 1, 1, str(tmp_path), rounds, ckpt_path, outer)
+        (second,) = run_ranks(come_back, 1, 1, str(tmp_path), rounds, ckpt_path, means)
         first, _, third = ranks.results(may_die={1})
     assert differs(first.state, second.state) == differs(first.state, third.state) == 0.0
     assert first.steps == second.steps and second.rounds == rounds

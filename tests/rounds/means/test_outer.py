@@ -1,9 +1,8 @@
-"""The optimizer of the meetings, against steps by hand, and the bytes that it saves."""
+"""The optimizer of the meetings, against steps by hand."""
 
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from lightning_gnn_dist import EverySteps, Outer
-from lightning_gnn_dist.wire.collectives import traffic
-from lightning_gnn_dist.wire.rounded_mean import ROW
 from tests.ranks import run_ranks
 from tests.rounds.means.agreement import agreement
 from tests.strategies.fitting import State, batches, differs, fit, state_of
@@ -84,34 +81,10 @@ def test_the_whole_way_to_the_mean_is_averaging() -> None:
         assert differs(plain, outer) < 1e-14
 
 
-def sent(rank: int, world_size: int, outers: list[Outer | None]) -> tuple[list[State], list[float]]:
-    states, counted = [], []
-    for outer in outers:
-        numbers = []
-        for rounds in (1, 3):
-            module, before = same_start(), traffic.bytes_sent
-            fit(rank, local_sgd(outer=outer), module, devices=world_size, max_epochs=rounds)
-            numbers.append(traffic.bytes_sent - before)
-        states.append(state_of(module))
-        counted.append((numbers[1] - numbers[0]) / 2)
-    return states, counted
-
-
-def test_fewer_bits_are_fewer_bytes_and_nearly_the_same() -> None:
-    of_ranks = run_ranks(sent, 2, [Outer.diloco(), Outer.diloco(bits=16), Outer.diloco(bits=8)])
-    for (exact, sixteen, eight), (whole, half, quarter) in of_ranks:
-        assert 0 < differs(exact, sixteen) < 3e-3
-        assert 0 < differs(exact, eight) < 3e-2
-        assert differs(eight, of_ranks[0][0][2]) == differs(sixteen, of_ranks[0][0][1]) == 0.0
-        rest = whole - 4 * (1 + sum(tensor.numel() for tensor in exact.values()))  # the ring of two ranks
-        assert half - rest == 8 + 2 * (2 * ROW)  # the weight; a row to the other rank, and the mean of the own row
-        assert quarter - rest == 8 + 2 * (ROW + 8)
-
-
 def stopped_and_resumed(rank: int, world_size: int, folder: Path) -> tuple[State, State]:
     def run(rounds: int, path: Path | None = None) -> Any:
         strategy, module = (
-            local_sgd(EverySteps(4), outer=replace(ADAPTIVE, bits=8)),
+            local_sgd(EverySteps(4), outer=ADAPTIVE),
             same_start(optimizer="Adam"),
         )
         options = {"max_epochs": rounds, "ckpt_path": None if path is None else str(path)}
@@ -132,9 +105,7 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
 def resumed_with(rank: int, world_size: int, folder: Path) -> list[str]:
     """What fits with other optimizers of the meetings say when they are resumed, or that they went on."""
     path, said = folder / "one.ckpt", []
-    fit(rank, local_sgd(outer=Outer.diloco(bits=8)), same_start(), devices=world_size, max_epochs=1).save_checkpoint(
-        path
-    )
+    fit(rank, local_sgd(outer=Outer.diloco()), same_start(), devices=world_size, max_epochs=1).save_checkpoint(path)
     for outer in (
         Outer.diloco(),
         None,

@@ -14,10 +14,10 @@ mean is taken in there even if it has come long before, so that nothing depends 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from torch import Tensor
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.averaging import AveragedMoments
 from lightning_gnn_dist.rounds.means.outer import OuterStep
+from lightning_gnn_dist.rounds.means.reducer import Groups
 from lightning_gnn_dist.rounds.part import Fit, Part
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Background
@@ -53,16 +54,27 @@ class Load:
     lost: list[Tensor] = field(default_factory=list)
 
 
-class Overlapped(Part):
+class Sends(Protocol):
+    """What sends what a rank has packed."""
+
+    def reserve(self, count: int) -> int: ...
+    def later(
+        self, pseudo_gradients: Sequence[Tensor], moments: Sequence[Tensor], weight: float, number: int
+    ) -> Callable[[], None]: ...
+    def lost(self) -> list[Tensor]: ...
+
+
+class Overlap(Part):
     """The step of the meetings, and the means of moments, a round late. It comes last among the parts of its stage.
 
     Args:
+        means: Sends what a rank has packed.
         outer: Takes the step.
         moments: The moments of optimizers that are averaged, if any.
     """
 
-    def __init__(self, outer: OuterStep, moments: AveragedMoments | None) -> None:
-        self._outer, self._moments = outer, moments
+    def __init__(self, means: Sends, outer: OuterStep, moments: AveragedMoments | None) -> None:
+        self._sends, self._outer, self._moments = means, outer, moments
         self._thread: Background | None = None
         self._load: Load | None = None  # what is under way
         self._targets: list[Tensor] = []  # where the means of its moments go
@@ -87,13 +99,14 @@ class Overlapped(Part):
         self._outer.go_ahead(self._ahead())
 
     @torch.no_grad()
-    def contribute(self) -> None:
+    def contribute(self) -> Groups:
         """Pack what the round has brought, and take in the mean of the one before. The model is the shared one."""
         load, targets = self._packed(), self._tensors_of_moments()
         self.fit.round.has_mean = self.finish()
         self._outer.go_back()
-        load.lost = [*self.fit.means.lost()]
+        load.lost = [*self._sends.lost()]
         self._load, self._targets = load, targets
+        return {}
 
     @torch.no_grad()
     def finish(self) -> bool:
@@ -138,14 +151,14 @@ class Overlapped(Part):
         found = self._outer.pseudo_gradients(self._ahead())
         moments = [_copied(each) for each in self._tensors_of_moments()]
         weight = finite.leave_out_(moments) if self.fit.round.is_left_out else self.fit.weight()
-        number = self.fit.means.reserve(1 + bool(moments))
+        number = self._sends.reserve(1 + bool(moments))
         return Load([*found], [_copied(each) for each in found.values()], moments, weight, number)
 
     def _send(self, load: Load) -> None:
         if self._thread is None:
             self._thread = Background(THREAD_NAME)
         self._means = [_copied(each) for each in load.pseudo_gradients], [_copied(each) for each in load.moments]
-        self._sent = self._thread.submit(self.fit.means.later(*self._means, load.weight, load.number))
+        self._sent = self._thread.submit(self._sends.later(*self._means, load.weight, load.number))
 
     def _ahead(self) -> dict[int, Tensor]:
         """Return what leads from where this replica begins the round back to the shared model."""

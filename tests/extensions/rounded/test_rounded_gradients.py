@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import GrappaStrategy
-from lightning_gnn_dist.strategies import rounded_gradients
-from lightning_gnn_dist.strategies.rounded_gradients import RoundedGradients
+from lightning_gnn_dist import GrappaStrategy, Rounded
+from lightning_gnn_dist.extensions.rounded import gradients as rounded_gradients
+from lightning_gnn_dist.extensions.rounded.gradients import RoundedGradients
+from lightning_gnn_dist.extensions.rounded.rounded_mean import ROW
 from lightning_gnn_dist.wire.collectives import traffic
-from lightning_gnn_dist.wire.rounded_mean import ROW
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import Net, State, differs, fit, state_of
@@ -24,7 +24,10 @@ def trained(rank: int, world_size: int, bits: list[Any], options: dict[str, Any]
     unused = options.pop("find_unused_parameters", False)
     for number in bits:
         torch.manual_seed(0)
-        module, strategy = Net(), GrappaStrategy(bits=number, find_unused_parameters=unused, **PATIENCE)
+        module, strategy = (
+            Net(),
+            GrappaStrategy(reducer=Rounded(number) if number else None, find_unused_parameters=unused, **PATIENCE),
+        )
         before = traffic.bytes_sent
         trainer = fit(rank, strategy, module, devices=world_size, **options)
         found.append((state_of(module), (traffic.bytes_sent - before) / trainer.global_step))
@@ -72,7 +75,10 @@ def in_buckets(rank: int, world_size: int, folder: Path) -> tuple[list[State], l
 
     def run(epochs: int, looks: bool = False, path: Path | None = None) -> Any:
         torch.manual_seed(0)
-        module, strategy = Uneven(optimizer="Adam"), GrappaStrategy(bits=8, find_unused_parameters=looks, **PATIENCE)
+        module, strategy = (
+            Uneven(optimizer="Adam"),
+            GrappaStrategy(reducer=Rounded(8), find_unused_parameters=looks, **PATIENCE),
+        )
         options = {"max_epochs": epochs, "accumulate_grad_batches": 2, "ckpt_path": None if path is None else str(path)}
         return fit(rank, strategy, module, devices=world_size, **options), module
 
@@ -99,7 +105,7 @@ class FrozenHere(Net):
 
 
 def freeze(rank: int, world_size: int) -> None:
-    fit(rank, GrappaStrategy(bits=8, **PATIENCE), FrozenHere(), devices=world_size)
+    fit(rank, GrappaStrategy(reducer=Rounded(8), **PATIENCE), FrozenHere(), devices=world_size)
 
 
 def test_a_layer_that_one_rank_has_frozen_is_refused() -> None:

@@ -13,9 +13,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from lightning_gnn_dist import Elastic, EverySteps, LLCGStrategy, LocalSGDStrategy, Outer, TMAStrategy
-from lightning_gnn_dist.rounds import round_strategy
-from lightning_gnn_dist.rounds.means.overlap import Overlapped
+from lightning_gnn_dist import (
+    Elastic,
+    EverySteps,
+    LLCGStrategy,
+    LocalSGDStrategy,
+    Outer,
+    Overlapped,
+    Rounded,
+    TMAStrategy,
+)
+from lightning_gnn_dist.extensions.rounded import means
+from lightning_gnn_dist.extensions.rounded.overlap import Overlap
+from lightning_gnn_dist.rounds.means.reducer import Groups
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
@@ -30,14 +40,15 @@ STEPS = [2, 3, 4]  # of each rank
 Gradients = list[Tensor]
 
 
-class AtOnce(Overlapped):
+class AtOnce(Overlap):
     """Takes a mean in where it is sent."""
 
-    def contribute(self) -> None:
-        super().contribute()
+    def contribute(self) -> Groups:
+        groups = super().contribute()
         assert self._load is not None
         self._send(self._load)
         self.fit.round.has_mean = self.finish()
+        return groups
 
 
 def in_rounds(rank: int, world_size: int, settings: list[dict[str, Any]]) -> list[tuple[list[State], State]]:
@@ -45,7 +56,7 @@ def in_rounds(rank: int, world_size: int, settings: list[dict[str, Any]]) -> lis
     found = []
     for options in settings:
         module = same_start(optimizer="Adam" if "average_optimizer" in options else "SGD")
-        strategy = TMAStrategy(EverySteps(STEPS[rank]), weights="steps", overlap=True, **options, **PATIENCE)
+        strategy = TMAStrategy(EverySteps(STEPS[rank]), weights="steps", reducer=Overlapped(), **options, **PATIENCE)
         more: dict[str, Any] = {"precision": "64-true", "num_sanity_val_steps": 0, "max_epochs": ROUNDS}
         fit(rank, strategy, module, devices=world_size, validate=True, **more)
         found.append((module.validated, state_of(module)))
@@ -128,11 +139,11 @@ def test_rounds_equal_those_by_hand() -> None:
             assert differs(end, last) < 1e-12
 
 
-def at_once_and_without(rank: int, world_size: int, outer: Outer, *, corrects: bool) -> tuple[State, State]:
-    round_strategy.Overlapped = AtOnce  # type: ignore[misc]  # in this rank's process alone
+def at_once_and_without(rank: int, world_size: int, outer: Outer, bits: Any, *, corrects: bool) -> tuple[State, State]:
+    means.Overlap = AtOnce  # type: ignore[misc]  # in this rank's process alone
     ends, kind = [], LLCGStrategy if corrects else LocalSGDStrategy
-    for overlap in (False, True):
-        strategy = kind(EverySteps(2), overlap=overlap, outer=outer, average_optimizer=True, **PATIENCE)
+    for reducer in (Rounded(bits) if bits else None, Overlapped(bits)):
+        strategy = kind(EverySteps(2), reducer=reducer, outer=outer, average_optimizer=True, **PATIENCE)
         if corrects:
             module = graph_model()
             fit_graph(strategy, module, data_module(), world_size)
@@ -144,9 +155,9 @@ def at_once_and_without(rank: int, world_size: int, outer: Outer, *, corrects: b
 
 
 @pytest.mark.parametrize("corrects", [False, True])
-@pytest.mark.parametrize("outer", [Outer.diloco(), Outer(momentum=0.8, adaptive=True, bits=8)])
-def test_a_mean_that_is_taken_in_where_it_is_sent_is_no_overlap(outer: Outer, corrects: bool) -> None:
-    for without, at_once in run_ranks(partial(at_once_and_without, outer=outer, corrects=corrects), 2):
+@pytest.mark.parametrize(("outer", "bits"), [(Outer.diloco(), None), (Outer(momentum=0.8, adaptive=True), 8)])
+def test_a_mean_that_is_taken_in_where_it_is_sent_is_no_overlap(outer: Outer, bits: int, corrects: bool) -> None:
+    for without, at_once in run_ranks(partial(at_once_and_without, outer=outer, bits=bits, corrects=corrects), 2):
         assert differs(without, at_once) == 0.0
 
 
@@ -167,12 +178,12 @@ def stopped_and_resumed(rank: int, world_size: int, folder: Path) -> list[tuple[
             if kind is LLCGStrategy:
                 module = graph_model()
                 more: Any = {"max_epochs": 4, "callbacks": [Saver(path)] if ckpt_path is None else []}
-                strategy = LLCGStrategy(EverySteps(2), overlap=True, **PATIENCE)
+                strategy = LLCGStrategy(EverySteps(2), reducer=Overlapped(8), **PATIENCE)
                 fit_graph(strategy, module, data_module(), world_size, None if ckpt_path is None else str(path), **more)
             else:
                 module = same_start(optimizer="Adam")
-                outer = Outer(momentum=0.8, adaptive=True, bits=8)
-                strategy = kind(EverySteps(3), overlap=True, outer=outer, average_optimizer=True, **PATIENCE)
+                outer: Any = {"reducer": Overlapped(8), "outer": Outer(momentum=0.8, adaptive=True)}
+                strategy = kind(EverySteps(3), average_optimizer=True, **outer, **PATIENCE)
                 more = {"max_epochs": 4, "callbacks": [Saver(path)] if ckpt_path is None else []}
                 fit(rank, strategy, module, devices=world_size, ckpt_path=ckpt_path and str(path), **more)
             ends.append(state_of(module))
@@ -191,12 +202,13 @@ def test_a_run_that_is_resumed_with_a_mean_under_way_ends_with_the_same_weights(
 
 def sent(rank: int, world_size: int) -> list[float]:
     counted = []
-    for bits in (None, 8):
-        for overlap in (False, True):
+    choices: tuple[Any, ...] = (None, 8)
+    for bits in choices:
+        for reducer in (Rounded(bits) if bits else None, Overlapped(bits)):
             numbers = []
             for rounds in (2, 4):
                 strategy = LocalSGDStrategy(
-                    EverySteps(2), overlap=overlap, outer=Outer(bits=bits), average_optimizer=True, **PATIENCE
+                    EverySteps(2), reducer=reducer, outer=Outer(), average_optimizer=True, **PATIENCE
                 )
                 before = traffic.bytes_sent
                 fit(rank, strategy, same_start(optimizer="Adam"), devices=world_size, max_epochs=rounds)
@@ -222,7 +234,7 @@ class Spoilt(Net):
 def left_out(rank: int, world_size: int) -> State:
     torch.manual_seed(0)
     module = Spoilt()
-    strategy = LocalSGDStrategy(EverySteps(2), overlap=True, nonfinite="leave_out", **PATIENCE)
+    strategy = LocalSGDStrategy(EverySteps(2), reducer=Overlapped(), nonfinite="leave_out", **PATIENCE)
     fit(rank, strategy, module, devices=world_size, max_epochs=4)
     return state_of(module)
 
@@ -236,7 +248,7 @@ def test_a_rank_with_nan_is_left_out_of_one_mean() -> None:
 def resumed_without(rank: int, world_size: int, folder: Path) -> None:
     path = folder / "one.ckpt"
     options: Any = {"devices": world_size, "max_epochs": 3, "callbacks": [Saver(path)]}
-    fit(rank, LocalSGDStrategy(EverySteps(2), overlap=True, **PATIENCE), same_start(), **options)
+    fit(rank, LocalSGDStrategy(EverySteps(2), reducer=Overlapped(), **PATIENCE), same_start(), **options)
     strategy = LocalSGDStrategy(EverySteps(2), outer=Outer(), **PATIENCE)
     fit(rank, strategy, same_start(), devices=world_size, ckpt_path=str(path))
 
@@ -247,5 +259,5 @@ def test_it_says_what_a_fit_without_overlap_leaves_behind(tmp_path: Path) -> Non
 
 
 def test_elastic_ranks_refuse_it() -> None:
-    with pytest.raises(ValueError, match=r"overlap=True sends .* leave it out"):
-        TMAStrategy(peers=Elastic(), overlap=True)
+    with pytest.raises(ValueError, match=r"The reducer sends .* leave it out"):
+        TMAStrategy(peers=Elastic(), reducer=Overlapped())

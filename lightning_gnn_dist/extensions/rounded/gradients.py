@@ -13,23 +13,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from lightning_gnn_dist.extensions.rounded.rounded_mean import RoundedMean, means_together
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Background
 from lightning_gnn_dist.wire.codec import Bits, Codec
 from lightning_gnn_dist.wire.collectives import scatter_back
+from lightning_gnn_dist.wire.gradient_sums import GradientSums
 from lightning_gnn_dist.wire.hosts import open_channel_of_means
-from lightning_gnn_dist.wire.rounded_mean import RoundedMean, means_together
 
-THREAD_NAME = "lightning_gnn_dist.strategies.rounded_gradients"
+THREAD_NAME = "lightning_gnn_dist.extensions.rounded.gradients"
 NUMBERS_OF_A_BUCKET = 1 << 20
 
 
-class RoundedGradients:
+class RoundedGradients(GradientSums):
     """Averages gradients over ranks. Make it on all ranks at once, after DDP, which leaves each rank its own.
 
     Args:
@@ -37,6 +39,8 @@ class RoundedGradients:
         bits: Bits of a number on the wire.
         overlaps: Whether to send during the backward pass, in which every trained parameter must then get a gradient.
     """
+
+    is_of_ddp = False
 
     def __init__(self, parameters: Sequence[Tensor], bits: Bits, *, overlaps: bool) -> None:
         self._trained = parameters
@@ -83,9 +87,9 @@ class RoundedGradients:
             self._thread.close()
         self._channel.close()
 
-    def lost(self) -> list[Tensor]:
+    def state(self) -> dict[str, Any]:
         """Return what this rank has rounded away, for a checkpoint."""
-        return [each for mean in self._means for each in mean.lost] or self._restored
+        return {"lost": [each for mean in self._means for each in mean.lost] or self._restored}
 
     def restore(self, lost: Sequence[Tensor]) -> None:
         """Go on with what was rounded away in the fit of a checkpoint, if its buckets were as large."""

@@ -1,4 +1,4 @@
-"""Which tensors of a meeting are rounded. What rounding does is in test_outer.py and wire/test_rounded_mean.py."""
+"""Which tensors of a meeting are rounded. What rounding does is in test_outer.py and test_rounded_mean.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.rounds.means.means import Means, is_rounded
+from lightning_gnn_dist.extensions.rounded.means import Means
+from lightning_gnn_dist.rounds.means.reducer import is_rounded
 from tests.wire.threads import Seated, Table
 
 
@@ -22,8 +23,7 @@ def test_counts_and_whole_numbers_are_not_rounded_and_complex_numbers_are_two() 
 
     def meet(rank: int) -> list[Tensor]:
         means, (real, complex_, _, _) = Means(8), some([1.0, 5.0][rank])
-        means.move(Seated(table, rank))
-        means.average_rounded_([], [real, complex_], [3.0, 1.0][rank])
+        means.mean_of_rest_({"moments": [real, complex_]}, [3.0, 1.0][rank], Seated(table, rank), 0)
         return [real, complex_]
 
     with ThreadPoolExecutor(2) as pool:
@@ -33,8 +33,7 @@ def test_counts_and_whole_numbers_are_not_rounded_and_complex_numbers_are_two() 
 
 def test_a_member_that_is_alone_rounds_nothing_and_a_checkpoint_holds_nothing_lost() -> None:
     means, way = Means(8), torch.randn(300, dtype=torch.float64)
-    means.move(Seated(Table(1), 0))
     own = way.clone()
-    means.average_rounded_([own], [], 1.0)
+    means.mean_of_rest_({"pseudo_gradients": [own]}, 1.0, Seated(Table(1), 0), 0)
     means.keep()
     assert torch.equal(own, way) and means.lost() == []

@@ -10,31 +10,39 @@ Everything else (buffers, counts of steps, frozen weights) goes as it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.extensions.rounded.overlap import Overlap
+from lightning_gnn_dist.extensions.rounded.rounded_mean import RoundedMean, means_together
+from lightning_gnn_dist.rounds.means.averaging import AveragedMoments
+from lightning_gnn_dist.rounds.means.outer import OuterStep
+from lightning_gnn_dist.rounds.means.reducer import Groups, Reducer, is_rounded, real
+from lightning_gnn_dist.rounds.part import Part
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 from lightning_gnn_dist.wire.codec import Bits, Codec
 from lightning_gnn_dist.wire.collectives import scatter_back
 from lightning_gnn_dist.wire.hosts import open_channel_of_means
-from lightning_gnn_dist.wire.rounded_mean import RoundedMean, means_together
 
 NewMean = Callable[[int], RoundedMean]  # of so many numbers
 _BITS_OF_MOMENTS = 16
 
 
-class Means:
-    """Takes means over ranks.
+class Means(Reducer):
+    """Takes means over ranks in few bits, or while they train.
 
     Args:
         bits: Bits of a number on the wire. None: ranks send numbers as they are.
         overlap: Whether means travel while ranks train, on connections of their own.
     """
 
+    takes_ways = True
+
     def __init__(self, bits: Bits | None, *, overlap: bool = False) -> None:
-        self.bits, self.overlap = bits, overlap
+        self.bits, self.is_late = bits, overlap
         self._channel: Channel | None = None
         self._apart: Channel | None = None  # for what travels while ranks train
         self._of_pseudo_gradients: RoundedMean | None = None
@@ -49,15 +57,9 @@ class Means:
         size = collectives.world_size()
         if self.bits is not None and self._channel is None and size > 1:
             self._channel = open_channel_of_means()
-        if self.overlap and self._apart is None and size > 1:
+        if self.is_late and self._apart is None and size > 1:
             self._apart = open_channel(size)
             self._apart.is_waited_for = False
-
-    def move(self, channel: Channel) -> None:
-        """Exchange with these ranks from now on, as if nothing had been taken since :meth:`keep`. Not collective."""
-        self._moves = True
-        self._channel = channel if channel.size > 1 else None
-        self._of_pseudo_gradients = None if self._kept is None else self._kept.moved(channel)
 
     def keep(self) -> None:
         """Note that all ranks have come to the end of a meeting, so that what was lost there can be added."""
@@ -71,31 +73,31 @@ class Means:
         """Note, until the next call, that groups of tensors with so many numbers have as many on all ranks."""
         self._agreed = set(lengths)
 
-    def average_gradient_(self, gradient: Sequence[Tensor], weight: float) -> None:
-        """Replace a gradient, in place, by the mean over ranks. Collective."""
-        self._average_([(gradient, self._mean_of_gradient)], weight)
-
-    def average_(
-        self, pseudo_gradients: Sequence[Tensor], tensors: Sequence[Tensor], moments: Sequence[Tensor], weight: float
-    ) -> None:
-        """Replace what a meeting averages, in place, by the means over ranks. Collective.
-
-        Args:
-            pseudo_gradients: Of this rank's replica, where the meeting has an optimizer.
-            tensors: What goes as it is.
-            moments: Moments of optimizers.
-            weight: What this rank counts for.
-        """
+    def mean_(self, groups: Groups, weight: float) -> None:
         if self._channel is None:
-            collectives.average_(pseudo_gradients, weight)
-            collectives.average_([*tensors, *moments], weight)  # in one go
+            super().mean_(groups, weight)
             return
-        collectives.average_([*tensors, *(each for each in moments if not is_rounded(each))], weight)
-        self.average_rounded_(pseudo_gradients, [each for each in moments if is_rounded(each)], weight)
+        rest, moments = self.rest(groups), groups.get("moments", ())
+        collectives.average_([*groups.get("whole", ()), *(each for each in moments if not is_rounded(each))], weight)
+        self._number += self._average_rounded(rest, weight, self._number, self._agreed)
 
-    def average_rounded_(self, pseudo_gradients: Sequence[Tensor], moments: Sequence[Tensor], weight: float) -> None:
-        """Replace pseudo-gradients, and moments that are rounded, in place, by their means over ranks. Collective."""
-        self._average_([(pseudo_gradients, self._mean_of_pseudo_gradients), (moments, self._mean_of_moments)], weight)
+    def rest(self, groups: Groups) -> Groups:
+        if self.bits is None:
+            return {}
+        rest = {name: groups[name] for name in ("pseudo_gradients", "moments", "gradient") if name in groups}
+        return rest | ({"moments": [each for each in rest["moments"] if is_rounded(each)]} if "moments" in rest else {})
+
+    def mean_of_rest_(self, rest: Groups, weight: float, channel: Channel, round_idx: int) -> None:
+        self._moves, self._channel = True, channel if channel.size > 1 else None
+        self._of_pseudo_gradients = None if self._kept is None else self._kept.moved(channel)
+        self.begin_meeting(round_idx)
+        if self._channel is not None:
+            self._number += self._average_rounded(rest, weight, self._number, self._agreed)
+
+    def stage(self, outer: OuterStep | None, moments: AveragedMoments | None) -> tuple[list[Part], list[Part]]:
+        if not self.is_late or outer is None:
+            return super().stage(outer, moments)
+        return [], [Overlap(self, outer, moments)]
 
     def reserve(self, count: int) -> int:
         """Return the number of the first of so many means that :meth:`later` takes."""
@@ -105,23 +107,22 @@ class Means:
     def later(
         self, pseudo_gradients: Sequence[Tensor], moments: Sequence[Tensor], weight: float, number: int
     ) -> Callable[[], None]:
-        """Return what :meth:`average_` does to tensors in RAM, for a thread to call, as all ranks do in one order.
+        """Return what :meth:`mean_` does to tensors in RAM, for a thread to call, as all ranks do in one order.
 
         What a rank exchanges in the meantime goes on other connections. ``number`` is what :meth:`reserve` gave.
         """
         assert self._apart is not None
         channel = self._apart
-        whole, rounded = [pseudo_gradients, moments], list[tuple[Sequence[Tensor], NewMean]]()
+        whole = [pseudo_gradients, moments]
         if self.bits is not None:
             whole = [[each for each in moments if not is_rounded(each)]]
-            rounded = [(pseudo_gradients, self._mean_of_pseudo_gradients)]
-            rounded += [([each for each in moments if is_rounded(each)], self._mean_of_moments)]
+        rest = self.rest({"pseudo_gradients": pseudo_gradients, "moments": moments})
         agreed = self._agreed
 
         def take() -> None:
             for tensors in whole:
                 channel.average_(tensors, weight)
-            self._average_rounded(rounded, weight, number, agreed)
+            self._average_rounded(rest, weight, number, agreed)
 
         return take
 
@@ -150,20 +151,9 @@ class Means:
         """Go on with what was rounded away in the fit of a checkpoint, if the numbers that ranks send are as many."""
         self._restored = list(lost)
 
-    def _average_(self, groups: Sequence[tuple[Sequence[Tensor], NewMean]], weight: float) -> None:
-        """Average groups of tensors by what is given with each for as many numbers; without bits, as they are."""
-        if self._channel is None:
-            for tensors, _ in groups:
-                collectives.average_(tensors, weight)
-            return
-        self._number += self._average_rounded(groups, weight, self._number, self._agreed)
-
-    @staticmethod
-    def _average_rounded(
-        groups: Sequence[tuple[Sequence[Tensor], NewMean]], weight: float, number: int, agreed: set[int]
-    ) -> int:
+    def _average_rounded(self, rest: Groups, weight: float, number: int, agreed: set[int]) -> int:
         """Average groups of tensors in few bits; return how many there are. Means have the numbers from ``number``."""
-        given = [(_real(tensors), mean) for tensors, mean in groups if tensors]
+        given = [(real(tensors), self._mean_of(name)) for name, tensors in rest.items() if tensors]
         flats = [torch.cat([each.detach().reshape(-1) for each in tensors]) for tensors, _ in given]
         means = [mean(len(flat)) for flat, (_, mean) in zip(flats, given, strict=True)]
         is_agreed = agreed.issuperset(map(len, flats))
@@ -172,11 +162,12 @@ class Means:
             scatter_back(flat, tensors)
         return len(given)
 
-    def _mean_of_gradient(self, length: int) -> RoundedMean:
-        return self._new_mean(self._channel, self.bits, length)
-
-    def _mean_of_moments(self, length: int) -> RoundedMean:
-        return self._new_mean(self._apart or self._channel, _BITS_OF_MOMENTS, length)
+    def _mean_of(self, name: str) -> NewMean:
+        if name == "pseudo_gradients":
+            return self._mean_of_pseudo_gradients
+        if name == "moments":
+            return partial(self._new_mean, self._apart or self._channel, _BITS_OF_MOMENTS)
+        return partial(self._new_mean, self._channel, self.bits)
 
     @staticmethod
     def _new_mean(channel: Channel | None, bits: int | None, length: int, *, keeps_lost: bool = False) -> RoundedMean:
@@ -190,17 +181,3 @@ class Means:
                 self._of_pseudo_gradients.lost = self._restored
             self._restored = []
         return self._of_pseudo_gradients
-
-
-def _real(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [torch.view_as_real(each) if each.is_complex() else each for each in tensors]
-
-
-def length_of(tensors: Sequence[Tensor]) -> int:
-    """Return how many real numbers tensors have."""
-    return sum(each.numel() for each in _real(tensors))
-
-
-def is_rounded(moment: Tensor) -> bool:
-    """Whether a moment is sent in fewer bits: real and complex numbers, but for single ones."""
-    return moment.dim() > 0 and (moment.is_floating_point() or moment.is_complex())

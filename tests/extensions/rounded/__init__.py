@@ -1,0 +1,1 @@
+"""Means in fewer bytes, and in the background."""
