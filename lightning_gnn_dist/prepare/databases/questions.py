@@ -16,7 +16,7 @@ from lightning_gnn_dist.prepare.databases.columns import as_words
 from lightning_gnn_dist.prepare.databases.keys import KEYS, write_keys
 from lightning_gnn_dist.prepare.databases.manifest import LABELS, Manifest, TaskSpec
 from lightning_gnn_dist.prepare.databases.times import Span, as_told
-from lightning_gnn_dist.prepare.files.columns import SPLIT_WORDS, SPLITS
+from lightning_gnn_dist.prepare.files.columns import SPLIT_WORDS, SPLITS, classes_in
 from lightning_gnn_dist.prepare.files.tables import columns_of, count_rows
 from lightning_gnn_dist.prepare.files.text_tables import Progress
 from lightning_gnn_dist.prepare.one_shard import Part
@@ -175,6 +175,7 @@ class Questions:
         words = sorted(set(as_words(Cells(answers.values[is_train], answers.missing[is_train])).tolist()))
         if numbers is None:
             found = as_words(answers)
+            classes_in(found, self._where)
             unknown = ~np.isin(found, words) & ~answers.missing
             if unknown.any():
                 raise ValueError(

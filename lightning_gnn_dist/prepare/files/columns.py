@@ -27,6 +27,9 @@ ALIASES = {
 }
 
 
+NO_CLASS = "-1"
+
+
 def purpose_of(name: str) -> str:
     """What an array is called in a graph."""
     return convert.SPLITS.get(name, ALIASES.get(name, name))
@@ -205,8 +208,7 @@ def node_columns(columns: Mapping[str, Column], nodes: Path | None, first: int =
     features = []
     for name, column in columns.items():
         if ALIASES.get(name, name) == "y":
-            check_labels(name, column, nodes, first)
-            arrays["y"] = np.unique(column, return_inverse=True)[1] if column.dtype.kind == "U" else column
+            arrays["y"] = column
         elif name == "split":
             arrays |= _split_column(column, nodes)
         elif name.endswith("_mask"):
@@ -265,13 +267,22 @@ def flags(name: str, column: Column, table: Path | None, first: int) -> Column:
     return marked
 
 
-def check_labels(name: str, column: Column, table: Path | None, first: int) -> None:
-    """Refuse empty words, which would become a class of their own."""
-    if column.dtype.kind == "U" and (column == "").any():
-        raise ValueError(
-            f"{table}: column {name!r} is empty in row {first + int((column == '').argmax()) + 1}. Give that node a "
-            "class; where classes are whole numbers, -1 says that a node has none."
-        )
+def classes_in(words: Column, where: str) -> Column:
+    """The classes among distinct words: an empty one is none, and -1 would become one."""
+    found: Column = words[words != ""]
+    if (found == NO_CLASS).any():
+        raise ValueError(f"{where} holds {NO_CLASS} among words: where a label is a word, an empty cell is no label.")
+    return found
+
+
+def as_labels(cells: Column, classes: Column) -> Column:
+    """Labels as numbers, of words their place in ``classes``; an empty cell is -1, or NaN among fractions.
+
+    Of numbers, which are text because of empty cells among them, ``classes`` is an empty column of their kind.
+    """
+    if classes.dtype.kind == "U":
+        return np.where(cells == "", -1, np.searchsorted(classes, cells))
+    return np.where(cells == "", NO_CLASS if classes.dtype.kind == "i" else "nan", cells).astype(classes.dtype)
 
 
 def times_of(name: str, column: Column, table: Path, first: int = 0) -> Column:

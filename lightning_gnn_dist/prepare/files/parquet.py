@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column
+from lightning_gnn_dist.prepare.files.columns import ALIASES
 
 SUFFIXES = {".parquet", ".pq"}
 ROWS_AT_ONCE = 1 << 18
@@ -56,16 +57,12 @@ def count_columns(path: Path) -> int:
     return round(numbers / metadata.num_rows) if metadata.num_rows else 0
 
 
-def read_pieces(
-    path: Path, names: Collection[str], rows_at_once: int, *, has_holes: bool = False
-) -> Iterator[dict[str, Column]]:
-    """Yield some columns of all rows, ``rows_at_once`` rows at a time; empty cells, if they may be, as -1 or NaN."""
+def read_pieces(path: Path, names: Collection[str], rows_at_once: int) -> Iterator[dict[str, Column]]:
+    """Yield some columns of all rows, ``rows_at_once`` rows at a time; an empty label as "", -1 or NaN."""
     for file in files_of(path):
         first = 0
         for batch in _batches(file, names, rows_at_once):
-            columns = {name: batch.column(name) for name in names}
-            columns = {name: _without_holes(column) for name, column in columns.items()} if has_holes else columns
-            yield {name: _values(column, name, file, first) for name, column in columns.items()}
+            yield {name: _values(batch.column(name), name, file, first) for name in names}
             first += batch.num_rows
 
 
@@ -98,9 +95,14 @@ def _values(array: Any, name: str, file: Path, first: int) -> Column:
 
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
+    is_label = ALIASES.get(name, name) == "y"
     if types.is_string(array.type) or types.is_large_string(array.type):
-        words = array.fill_null("") if name in MAY_BE_EMPTY else _filled(array, name, file, first)
+        words = array.fill_null("") if is_label or name in MAY_BE_EMPTY else _filled(array, name, file, first)
         return np.array(words.to_pylist(), np.str_)
+    if is_label and array.null_count and (types.is_integer(array.type) or types.is_boolean(array.type)):
+        array = array.cast(pa.int64()).fill_null(-1)
+    elif is_label and types.is_floating(array.type):
+        array = array.fill_null(float("nan"))
     array = _filled(array, name, file, first)
     if types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type):
         return _of_lists(array, name, file, first)
@@ -129,14 +131,6 @@ def _filled(array: Any, name: str, file: Path, first: int) -> Any:
             f"{file}: column {name!r} has no value in row {row} (counted from 0). Fill it or remove such rows; a "
             f"column that carries something can be left out (--drop {name})."
         )
-    return array
-
-
-def _without_holes(array: Any) -> Any:
-    from pyarrow import types
-
-    if types.is_integer(array.type) or types.is_floating(array.type):
-        return array.fill_null(-1 if types.is_integer(array.type) else float("nan"))
     return array
 
 

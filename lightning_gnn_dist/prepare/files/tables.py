@@ -10,7 +10,7 @@ import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.prepare.files import parquet, text_tables
-from lightning_gnn_dist.prepare.files.columns import ALIASES, check_labels
+from lightning_gnn_dist.prepare.files.columns import ALIASES, as_labels, classes_in
 from lightning_gnn_dist.prepare.files.text_tables import Progress, Scan, places_of_ends
 
 BYTES_PER_CELL = 160  # of text, while it is parsed as words
@@ -75,7 +75,7 @@ class TablePieces:
         kinds: Of a text, which of ``text_tables.KINDS`` each column is of.
         num_rows: The number of rows.
         rows_at_once: The rows of a piece.
-        classes: The words of columns of labels, in order. Each word is read as its number.
+        classes: The words of columns of labels, in order. Each word is read as its number, an empty one as -1.
         kept: The columns of a text, in pieces, if they fit into memory.
     """
 
@@ -100,7 +100,7 @@ class TablePieces:
         first = 0
         for piece in self._pieces(self.names):
             for name, words in self.classes.items():
-                piece[name] = np.searchsorted(words, piece[name])
+                piece[name] = as_labels(piece[name], words)
             length = len(next(iter(piece.values())))
             if length:
                 yield first, piece
@@ -115,13 +115,17 @@ class TablePieces:
             yield {name: piece[name] for name in names}
 
     def _classes(self, name: str) -> Column | None:
-        """The words of a column in order; None if it holds numbers."""
-        if self.kinds and self.kinds[columns_of(self.path).index(name)] != text_tables.KINDS.index(np.str_):
+        """The words of a column in order, or no numbers of the kind that stand among empty cells; else None."""
+        kinds = text_tables.KINDS
+        if self.kinds and kinds[self.kinds[columns_of(self.path).index(name)]] is not np.str_:
             return None
-        found, first = np.empty(0, "U1"), 0
+        for kind in kinds[:2] if self.kinds else ():
+            words = (word for piece in self._pieces([name]) for word in np.unique(piece[name]))
+            if all(not word or text_tables.fits(word, kind) for word in words):
+                return np.empty(0, kind)
+        found = np.empty(0, "U1")
         for piece in self._pieces([name]):
             if piece[name].dtype.kind != "U":
                 return None
-            check_labels(name, piece[name], self.path, first)
-            found, first = np.union1d(found, piece[name]), first + len(piece[name])
-        return found
+            found = np.union1d(found, piece[name])
+        return classes_in(found, f"{self.path}: column {name!r}")

@@ -97,6 +97,10 @@ BAD: list[tuple[dict[str, str | None], str]] = [
     ({"tasks/stays/train.csv": FILES[L]}, "has a table for all splits, labels, and one for train"),
     ({D: MANIFEST.replace("val_timestamp: 2024-03-01\n", "")}, "does not say which question is to train on"),
     (changed(L, "b7,2024-02-02,0", "b7,2024-02-02,2"), "must be 0 and 1, or two words of a binary_classification"),
+    (
+        {L: FILES[L].replace(",1\n", ",yes\n").replace(",0\n", ",-1\n")},  # type: ignore[union-attr]
+        "holds -1 among words",
+    ),
     (changed(L, "b7,2024-02-02,0", "b7,2024-02-02,.5"), "must be 0 and 1, or two words"),
     (changed(L, "b7,2024-02-02", "b7,"), "'at' is empty in row 2, and a question has a time"),
     (changed(L, "b7,2024-02-02", "q7,2024-02-02"), "'who' holds 'q7' in row 2, which no row of customer has as its id"),
