@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from harness import machine
-from sampling import batches_of_seeds, cpu_ms, in_large_pages, parser_of, power_law_communities, row
+from sampling import batches_of_seeds, cpu_ms, parser_of, power_law_communities, row
 
 from lightning_gnn_dist.batches.pool import BufferPool, gather_rows
 from lightning_gnn_dist.batches.source import GraphSource
@@ -27,7 +27,7 @@ def bench_ratio(graph: Graph, batch_size: int, repeats: int) -> Iterator[str]:
     """A whole batch, and the rows of its features alone: by our kernel, and by torch. They take turns; medians."""
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.randn(graph.num_nodes, 128).to(dtype)
-        held = in_large_pages(Graph(graph.indptr, graph.indices, {"x": x}))
+        held = Graph(graph.indptr, graph.indices, {"x": x})
         for num_neighbors in ([15, 10], [15, 10, 5]):
             for bulk_size in (1, 8):
                 yield ratio(held, num_neighbors, batch_size, bulk_size, repeats)

@@ -33,7 +33,6 @@ from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.large_pages import enlarge_pages
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler, LadiesSampler
@@ -115,7 +114,7 @@ def with_extras(graph: Graph) -> Graph:
     """The graph with weights, and with chunks of about 1,000 nodes."""
     chunk = permutation(graph.num_nodes, 2, 0) % max(1, graph.num_nodes // 1000)
     weight = torch.rand(graph.num_edges, generator=torch.Generator().manual_seed(0))
-    return in_large_pages(Graph(graph.indptr, graph.indices, {"chunk": chunk}, {"edge_weight": weight}))
+    return Graph(graph.indptr, graph.indices, {"chunk": chunk}, {"edge_weight": weight})
 
 
 def bench_sampler(graph: Graph, sampler: Sampler, bulks: Iterable[int], batch_size: int, repeats: int) -> Iterator[str]:
@@ -195,11 +194,8 @@ def bench_gather(graph: Graph, num_neighbors: list[int], batch_size: int, repeat
     yield row("index_select", cpu_ms(lambda: x.index_select(0, rows), repeats))
     yield row("index_select, same buffer", cpu_ms(lambda: torch.index_select(x, 0, rows, out=buffer), repeats))
     yield row("our kernel, pooled", cpu_ms(lambda: gather_rows(x, rows, pool), repeats))
-    in_large_pages(Graph(graph.indptr, graph.indices, {"x": x}))
-    yield row("our kernel, in large pages", cpu_ms(lambda: gather_rows(x, rows, pool), repeats))
     yield row("the first so many rows, copied", cpu_ms(lambda: buffer.copy_(x[: rows.numel()]), repeats))
     half, bfloat, (small, scale) = x.half(), x.bfloat16(), quantize_rows(x)
-    in_large_pages(Graph(graph.indptr, graph.indices, {"half": half, "bfloat": bfloat, "small": small}))
     for name, array, by in (("float16", half, None), ("bfloat16", bfloat, None), ("int8", small, scale)):
 
         def widened(array: Tensor = array, by: Tensor | None = by) -> Tensor:
@@ -213,7 +209,6 @@ def bench_gather(graph: Graph, num_neighbors: list[int], batch_size: int, repeat
 def bench_union(graph: Graph, num_neighbors: list[int], batch_size: int, repeats: int) -> Iterator[str]:
     """Features of a bulk: batch by batch, or first those of all its nodes once, and then each batch's from these."""
     x = torch.randn(graph.num_nodes, 128)
-    in_large_pages(Graph(graph.indptr, graph.indices, {"x": x}))
     for k in (8, 64):
         keys = [BatchKey(0, 0, i) for i in range(k)]
         seeds = batches_of_seeds(graph, batch_size, k)
@@ -266,13 +261,6 @@ def loader_of(
 ) -> BatchLoader:
     source = GraphSource(graph, sampler)
     return BatchLoader.over(source, seeds, num_batches, seed=0, bulk_size=bulk_size, num_threads=num_threads)
-
-
-def in_large_pages(graph: Graph) -> Graph:
-    """The graph as it is once a loader has made a few bulks."""
-    while enlarge_pages(graph):
-        pass
-    return graph
 
 
 def consume(batches: Iterable[object]) -> None:

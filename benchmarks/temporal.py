@@ -21,7 +21,6 @@ from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.engine.temporal.times import time_order
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.large_pages import enlarge_pages
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.temporal import TemporalSampler
@@ -79,8 +78,6 @@ def main() -> None:
     print(machine())
     torch.set_num_threads(1)
     graph = random_graph(options.num_edges)
-    while enlarge_pages(graph):
-        pass
     started = time.process_time()
     time_order(graph, "edge_time")
     print(f"{graph.num_edges} edges put in order of time in {time.process_time() - started:.1f} s")

@@ -27,7 +27,6 @@ from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.apart import take_apart
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
-from lightning_gnn_dist.graph.large_pages import enlarge_pages
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
@@ -120,9 +119,6 @@ def main() -> None:
     graph = random_graph(options.num_types, options.num_edges)
     rows = torch.cat([arrays["x"] for arrays in graph.types.node_arrays.values()])
     plain = Graph(graph.indptr, graph.indices, {"x": rows})
-    for each in (graph, plain):
-        while enlarge_pages(each):
-            pass
     numbers = [5, 4] if options.num_types <= 16 else [1, 1]
     into = options.num_types // 4
     typed, flat = works_of(graph, numbers), works_of(plain, [into * n for n in numbers])

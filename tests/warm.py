@@ -31,12 +31,14 @@ from lightning_gnn_dist import (
     communities,
     split_edges,
 )
-from lightning_gnn_dist.graph.large_pages import COLLAPSE, PAGE_BYTES
 from lightning_gnn_dist.graph.storage.mapped import all_maps, libc
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.partition_report import PartitionReport, edges_between
 from tests.ranks import quieten
 from tests.sage import SAGE
+
+PAGE_BYTES = 1 << 21
+COLLAPSE = 25  # MADV_COLLAPSE, since Linux 6.1
 
 # With a GPU, a process that has computed gradients has threads for its devices, and no fork of it could compute any.
 TRAINS = not torch.cuda.is_available()

@@ -3,16 +3,12 @@
 The features of a batch may be 100 MB. New memory of that size takes several times as long as the copy itself, because
 the system maps it page by page and clears every page. So buffers are used again. But a user or autograd may keep a
 batch, or three rows of it: a buffer comes back only when no tensor shares its memory any more.
-
-Rows that no cache could hold until they are read are written past the caches, a line at a time, so that memory is not
-read before it is written: a third less traffic. Rows that are no whole lines, or are widened, are collected on a small
-stage, and go on from there.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from math import lcm, prod
+from math import prod
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -21,16 +17,8 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.compiling import compiled, inlined, part
-from lightning_gnn_dist.engine.intrinsics import (
-    LINE,
-    WIDENS_HALVES,
-    copy_bytes,
-    end_of_streaming,
-    prefetch,
-    stream_line,
-    widened_half,
-)
-from lightning_gnn_dist.engine.kernels import ZERO, Array
+from lightning_gnn_dist.engine.intrinsics import LINE, WIDENS_HALVES, copy_bytes, prefetch, widened_half
+from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.lending import Bytes, lent
 
 ROWS_AHEAD = 16  # rows of features in flight
@@ -40,71 +28,33 @@ _W = np.uint32
 
 
 @compiled
-def gather(source: Array, rows: Array, out: Array, stage: Array, width: int) -> Any:
+def gather(source: Array, rows: Array, out: Array, width: int) -> Any:
     """Copy ``rows`` of ``source`` to ``out``, both uint8; return whether there are such rows.
 
     Args:
         source: The rows, each of ``width`` bytes.
         rows: Which ones.
         out: Receives them, one after the other.
-        stage: Memory for some rows that fill whole lines, if ``out``, which begins a line, is to be written past the
-            caches. Otherwise empty.
         width: Bytes of a row.
     """
     if width == 8:  # labels; if the compiler knows the width, a copy is an instruction instead of a call
-        return _copy_rows(source, rows, out, stage, 8)
+        return _copy_rows(source, rows, out, 8)
     if width == 4:
-        return _copy_rows(source, rows, out, stage, 4)
+        return _copy_rows(source, rows, out, 4)
     if width == 1:  # masks
-        return _copy_rows(source, rows, out, stage, 1)
-    if len(stage) and width % LINE == 0:
-        return _stream_rows(source, rows, out, width)
-    return _copy_rows(source, rows, out, stage, width)
+        return _copy_rows(source, rows, out, 1)
+    return _copy_rows(source, rows, out, width)
 
 
 @inlined
-def _stream_rows(source: Array, rows: Array, out: Array, width: int) -> Any:
-    """Copy rows that are whole lines."""
+def _copy_rows(source: Array, rows: Array, out: Array, width: int) -> Any:
     count = len(source) // width
     for i in range(len(rows)):
         if _U(rows[_U(i)]) >= _U(count):
             return False
         _prefetch_row(source, rows, i, width, 1)
-        for offset in range(0, width, LINE):
-            stream_line(out, i * width + offset, source, rows[_U(i)] * width + offset)
-    end_of_streaming()
+        copy_bytes(out, i * width, source, rows[_U(i)] * width, width)
     return True
-
-
-@inlined
-def _copy_rows(source: Array, rows: Array, out: Array, stage: Array, width: int) -> Any:
-    count, at, target = len(source) // width, ZERO, stage if len(stage) else out
-    for i in range(len(rows)):
-        if _U(rows[_U(i)]) >= _U(count):
-            return False
-        _prefetch_row(source, rows, i, width, 1)
-        copy_bytes(target, at, source, rows[_U(i)] * width, width)
-        at = _pass_on(stage, at + width, out, (i + 1) * width)
-    _leave(stage, at, out)
-    return True
-
-
-@inlined
-def _pass_on(stage: Array, at: int, out: Array, end: int) -> Any:
-    """Send a stage that is full to where it ``end``s in ``out``; return where it goes on."""
-    if at != len(stage):
-        return at
-    for item in range(0, at, LINE // stage.itemsize):
-        stream_line(out, end - at + item, stage, item)
-    return ZERO
-
-
-@inlined
-def _leave(stage: Array, at: int, out: Array) -> None:
-    """Copy what has not filled the stage to the end of ``out``."""
-    if len(stage):
-        copy_bytes(out, len(out) - at, stage, ZERO, at * stage.itemsize)
-        end_of_streaming()
 
 
 @compiled
@@ -137,18 +87,16 @@ def move(source: Array, rows: Array, out: Array, places: Array, width: int) -> N
 
 
 @compiled
-def gather_bfloat16(source: Array, rows: Array, out: Array, stage: Array, width: int) -> Any:
+def gather_bfloat16(source: Array, rows: Array, out: Array, width: int) -> Any:
     """Copy as :func:`gather` does from ``source``, the bits of bfloat16, to ``out`` as the bits of float32."""
-    count, at, target = len(source) // width, ZERO, stage if len(stage) else out
+    count = len(source) // width
     for i in range(len(rows)):
         if _U(rows[_U(i)]) >= _U(count):
             return False
         _prefetch_row(source, rows, i, width, 2)
-        start = rows[_U(i)] * width
+        start, to = rows[_U(i)] * width, i * width
         for j in range(width):
-            target[_U(at + j)] = _W(source[_U(start + j)]) << _W(16)
-        at = _pass_on(stage, at + width, out, (i + 1) * width)
-    _leave(stage, at, out)
+            out[_U(to + j)] = _W(source[_U(start + j)]) << _W(16)
     return True
 
 
@@ -170,35 +118,31 @@ _float_of_half = widened_half if WIDENS_HALVES else widened_by_integers
 
 
 @compiled
-def gather_float16(source: Array, rows: Array, out: Array, stage: Array, width: int) -> Any:
+def gather_float16(source: Array, rows: Array, out: Array, width: int) -> Any:
     """Copy as :func:`gather` does from ``source``, the bits of float16, to ``out`` as float32."""
-    count, at, target = len(source) // width, ZERO, stage if len(stage) else out
+    count = len(source) // width
     for i in range(len(rows)):
         if _U(rows[_U(i)]) >= _U(count):
             return False
         _prefetch_row(source, rows, i, width, 2)
-        start = rows[_U(i)] * width
+        start, to = rows[_U(i)] * width, i * width
         for j in range(width):
-            target[_U(at + j)] = _float_of_half(source[_U(start + j)])
-        at = _pass_on(stage, at + width, out, (i + 1) * width)
-    _leave(stage, at, out)
+            out[_U(to + j)] = _float_of_half(source[_U(start + j)])
     return True
 
 
 @compiled
-def gather_scaled(source: Array, rows: Array, scales: Array, out: Array, stage: Array, width: int) -> Any:
+def gather_scaled(source: Array, rows: Array, scales: Array, out: Array, width: int) -> Any:
     """Copy as :func:`gather` does from ``source``, int8, times the rows' ``scales``, to ``out`` as float32."""
-    count, at, target = len(source) // width, ZERO, stage if len(stage) else out
+    count = len(source) // width
     for i in range(len(rows)):
         if _U(rows[_U(i)]) >= _U(count):
             return False
         _prefetch_row(source, rows, i, width, 1)
         prefetch(scales, rows[_U(min(i + ROWS_AHEAD, len(rows) - 1))])
-        start, scale = rows[_U(i)] * width, scales[_U(rows[_U(i)])]
+        start, to, scale = rows[_U(i)] * width, i * width, scales[_U(rows[_U(i)])]
         for j in range(width):
-            target[_U(at + j)] = np.float32(source[_U(start + j)]) * scale
-        at = _pass_on(stage, at + width, out, (i + 1) * width)
-    _leave(stage, at, out)
+            out[_U(to + j)] = np.float32(source[_U(start + j)]) * scale
     return True
 
 
@@ -212,8 +156,6 @@ def _prefetch_row(source: Array, rows: Array, i: int, width: int, size: int) -> 
 
 SMALL_BYTES = 1 << 16  # less than this torch copies faster, in one thread, than a kernel is called
 POOLED_BYTES = 1 << 20  # the allocator of the C library keeps smaller pieces by itself
-STREAMED_BYTES = 1 << 24  # less than this may still be in a cache when a step reads it
-STAGE_BYTES = 1 << 11
 HALVES = (torch.float16, torch.bfloat16)
 Widen: TypeAlias = bool | torch.dtype  # what becomes float32: all narrower types, none, or all but one
 
@@ -286,11 +228,10 @@ def gather_rows(
     if num_bytes < SMALL_BYTES or array.device.type != "cpu" or not array.is_contiguous():
         return _widened(array.index_select(0, rows), None if scale is None else scale.view(-1)[rows], dtype)
     out, row_bytes = _room(num_bytes, pool), num_bytes // rows.numel()
-    stage = _stage_for(out.numpy(), row_bytes)
     if is_wider:
-        are_rows = _widen(array, rows, scale, out.numpy(), stage)
+        are_rows = _widen(array, rows, scale, out.numpy())
     else:
-        are_rows = gather(_bits(array, torch.uint8), rows.numpy(), out.numpy(), stage, row_bytes)
+        are_rows = gather(_bits(array, torch.uint8), rows.numpy(), out.numpy(), row_bytes)
     if not are_rows:
         _check_rows(rows, len(array))
     return out.view(dtype).view(shape)
@@ -328,26 +269,19 @@ def _room(num_bytes: int, pool: Pool | None) -> Tensor:
     return pool.take(num_bytes) if pool is not None and is_pooled else torch.from_numpy(np.empty(num_bytes, np.uint8))
 
 
-def _stage_for(out: Bytes, row_bytes: int) -> Bytes:
-    """The stage that :func:`gather` takes for ``out``."""
-    size = lcm(row_bytes, LINE)
-    is_streamed = out.nbytes >= STREAMED_BYTES and out.ctypes.data % LINE == 0
-    return np.empty(size * max(1, STAGE_BYTES // size) if is_streamed else 0, np.uint8)
-
-
 def _widened(rows: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     wide = rows.to(dtype)
     return wide if scale is None else wide * scale.view(-1).to(dtype).view(-1, *[1] * (wide.dim() - 1))
 
 
-def _widen(array: Tensor, rows: Tensor, scale: Tensor | None, out: Bytes, stage: Bytes) -> Any:
+def _widen(array: Tensor, rows: Tensor, scale: Tensor | None, out: Bytes) -> Any:
     width, wide = array[0].numel(), np.uint32 if array.dtype == torch.bfloat16 else np.float32
-    to = out.view(wide), stage.view(wide)
+    to = out.view(wide)
     if scale is not None:
         scales = scale.detach().view(-1).to(torch.float32).numpy()
-        return gather_scaled(_bits(array, torch.int8), rows.numpy(), scales, *to, width)
+        return gather_scaled(_bits(array, torch.int8), rows.numpy(), scales, to, width)
     widen = gather_bfloat16 if array.dtype == torch.bfloat16 else gather_float16
-    return widen(_bits(array, torch.uint16), rows.numpy(), *to, width)
+    return widen(_bits(array, torch.uint16), rows.numpy(), to, width)
 
 
 def _bits(array: Tensor, dtype: torch.dtype) -> npt.NDArray[Any]:

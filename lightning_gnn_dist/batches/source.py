@@ -27,7 +27,6 @@ from lightning_gnn_dist.batches.pool import BufferPool, Pool, Widen, gather_rows
 from lightning_gnn_dist.engine.lending import sent
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.large_pages import enlarge_pages
 from lightning_gnn_dist.graph.storage.mapped import MappedRows, all_maps
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
@@ -218,7 +217,6 @@ class GraphSource(BatchSource):
     def _batches_around(
         self, seeds: Sequence[Tensor], keys: Sequence[BatchKey], inputs: Inputs | None
     ) -> list[SampledData]:
-        enlarge_pages(self._graph if self._rows is None else self._home[0])
         samples = self._sampler.sample_bulk(self._graph, seeds, keys)
         batches = self._assembled(samples)
         if inputs is not None:

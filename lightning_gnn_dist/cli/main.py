@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from lightning_gnn_dist.cli.options import OF_LIGHTNING, parser, refuse_gone
-from lightning_gnn_dist.wire.launching.processes import LARGE_PAGES
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -18,8 +16,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     refuse_gone(given)
     command = given[:1]
     if command and command[0] in OF_LIGHTNING:
-        if "torch" not in sys.modules:  # it reads this before its first tensor, and takes memory in pages of 2 MB then
-            os.environ.setdefault(LARGE_PAGES, "1")  # ranks inherit it
         from lightning_gnn_dist.cli import train  # takes seconds, as Lightning does
 
         _keep_imports(arguments)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -60,9 +59,6 @@ class Notice(event.Listener):
 event.register("numba:compile", Notice())  # type: ignore[no-untyped-call]
 
 
-_DAY = 86_400.0
-_DAYS_KEPT = 30
-_END_OF_NAME = re.compile(r"(\.\d+)?\.nb[ic](\.tmp\..*|\.lock)?$")  # of an index, or of a numbered file of data
 _PLACES: list[Any] = CompileResultCacheImpl._locator_classes  # the first: where NUMBA_CACHE_DIR says
 (_OfUser,) = (place for place in _PLACES if place.__name__.strip("_") == "UserWideCacheLocator")
 
@@ -90,7 +86,7 @@ class _KeptByContent(CompileResultCacheImpl):
 
 
 class KernelCache(FunctionCache):
-    """What numba keeps of a kernel on disk. When one is added, those that nobody has used for long are removed.
+    """What numba keeps of a kernel on disk.
 
     Of the ranks of a host one compiles a kernel, and the others wait for it: compiling takes whole cores.
     """
@@ -105,15 +101,12 @@ class KernelCache(FunctionCache):
             found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         if found is not None:
             self._unlock()
-            _note_use(Path(self._cache_file._index_path))
         return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
         with suppress(FileNotFoundError):  # another process has removed the folder: the kernel runs all the same
             super().save_overload(sig, data)  # type: ignore[no-untyped-call]
         self._unlock()
-        if isinstance(self._impl.locator, InUsersFolder):
-            remove_unused(Path(self._impl.locator.get_cache_path()).parent)
 
     def _path_of_lock(self) -> Path:
         return Path(f"{self._cache_file._index_path}.lock")
@@ -145,36 +138,6 @@ def locked(path: Path, seconds: float = 60.0) -> IO[bytes] | None:
                     return None
                 time.sleep(0.05)
     return None
-
-
-def _note_use(index: Path) -> None:
-    """Note on disk, once a day, that a kernel is used."""
-    with suppress(OSError):  # a folder that this process may only read, or the kernel was removed once it was read
-        if time.time() - index.stat().st_mtime > _DAY:
-            os.utime(index)
-
-
-@cache  # once in a process
-def remove_unused(folder: Path) -> None:
-    """Remove the files of kernels that no process has loaded or compiled for 30 days.
-
-    A process that runs a kernel has it in memory, and one that misses a file compiles the kernel anew.
-    """
-    for of_module in (each for each in folder.glob("*") if each.is_dir()):
-        files_of: dict[str, list[Path]] = {}
-        for file in of_module.glob("*"):
-            files_of.setdefault(_END_OF_NAME.sub("", file.name), []).append(file)
-        with suppress(OSError):  # another process was first, or, on Windows, has a file open
-            unused = [files for files in files_of.values() if _days_since(files) > _DAYS_KEPT]
-            for file in (each for files in unused for each in files):
-                file.unlink(missing_ok=True)
-            if unused and len(unused) == len(files_of):
-                of_module.rmdir()
-
-
-def _days_since(files: list[Path]) -> float:
-    """The days since a kernel was used, of which these are the index and the data."""
-    return (time.time() - max(file.stat().st_mtime for file in files)) / _DAY
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Machine instructions that numba does not offer: prefetch, copy, write past the caches, widen a float16, runs."""
+"""Machine instructions that numba does not offer: prefetch, copy, widen a float16, runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ _FLAG, _INT, _SIZE = ir.IntType(1), ir.IntType(32), ir.IntType(64)
 _ADDRESS = ir.IntType(8).as_pointer()
 
 LINE = 64  # bytes of a cache line
-_LINE = ir.VectorType(_SIZE, LINE // 8)
 
 RUN = 32  # items that are compared or filled at once: one vector of bytes on most processors
 
@@ -50,32 +49,6 @@ def _copy_bytes(_: Any, target: Any, target_start: Any, source: Any, source_star
         return context.get_dummy_value()
 
     return types.void(target, types.intp, source, types.intp, types.intp), generate
-
-
-def _stream_line(_: Any, target: Any, target_start: Any, source: Any, source_start: Any) -> Any:
-    """Copy ``LINE`` bytes to ``target[target_start]``, the begin of a line, which no cache is to hold.
-
-    So the line is not read before it is written. Other threads may see it late: see ``end_of_streaming``.
-    """
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        to, origin = (_address(context, builder, signature.args, args, index) for index in (0, 2))
-        line = builder.load(builder.bitcast(origin, _LINE.as_pointer()), align=1)
-        written = builder.store(line, builder.bitcast(to, _LINE.as_pointer()), align=LINE)
-        written.set_metadata("nontemporal", builder.module.add_metadata([_INT(1)]))
-        return context.get_dummy_value()
-
-    return types.void(target, types.intp, source, types.intp), generate
-
-
-def _end_of_streaming(_: Any) -> Any:
-    """Let all threads see what was written past the caches before they see what is written next."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.fence("seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(), generate
 
 
 def _widened_half(_: Any, bits: Any) -> Any:
@@ -133,8 +106,6 @@ def _address(context: Any, builder: Any, kinds: Any, args: Any, index: int) -> A
 
 prefetch = cast(Callable[..., None], intrinsic(_prefetch))
 copy_bytes = cast(Callable[..., None], intrinsic(_copy_bytes))
-stream_line = cast(Callable[..., None], intrinsic(_stream_line))
-end_of_streaming = cast(Callable[[], None], intrinsic(_end_of_streaming))
 widened_half = cast(Callable[..., Any], intrinsic(_widened_half))
 run_length = cast(Callable[..., int], intrinsic(_run_length))
 fill_run = cast(Callable[..., None], intrinsic(_fill_run))

@@ -18,8 +18,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from lightning_gnn_dist.wire.launching.processes import variables_added
-
 HERE = "127.0.0.1"
 _PATIENCE = timedelta(minutes=5)  # torch's default for a store
 _BACKLOG = 2048  # connections that wait to be taken
@@ -59,8 +57,13 @@ def kept_on_host(kept: bool) -> Iterator[None]:
     """
     global _keeps_on_host
     _keeps_on_host = kept
-    with variables_added(own_interface() if kept else {}):
+    added = {name: value for name, value in own_interface().items() if kept and name not in os.environ}
+    os.environ.update(added)
+    try:
         yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 def keeps_on_host() -> bool:

@@ -46,7 +46,6 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.callbacks.record import RunRecord
-from lightning_gnn_dist.cli import train
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.cli.train import newer_than, nodes_asked
 from lightning_gnn_dist.cli.values import nodes_named, words_in
@@ -105,23 +104,6 @@ def without_report(rank: int, world_size: int, folder: str) -> None:
 def test_a_fit_may_do_without_its_report(tmp_path: Path) -> None:
     run_ranks(without_report, 2, str(tmp_path))
     assert list(tmp_path.rglob("metrics.csv")) and not list(tmp_path.rglob("report.json"))
-
-
-@pytest.mark.parametrize(("before", "after"), [(None, "1"), ("0", "0")])
-def test_torch_is_asked_for_large_pages_before_it_is_there(
-    before: str | None, after: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "of the test")  # so that it is undone
-    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE")
-    monkeypatch.setattr(train, "run", lambda arguments: None)
-    if before is not None:
-        monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", before)
-    main(["fit"])
-    assert os.environ.get("THP_MEM_ALLOC_ENABLE") == before  # torch is there: too late
-    with monkeypatch.context() as without:
-        without.delitem(sys.modules, "torch")
-        main(["fit"])
-    assert os.environ["THP_MEM_ALLOC_ENABLE"] == after
 
 
 def test_every_strategy_of_the_package_has_a_config() -> None:

@@ -120,53 +120,6 @@ def test_one_process_compiles_a_kernel_and_the_others_wait(tmp_path: Path, monke
     waiting.join()
 
 
-def aged(folder: Path, days: float) -> list[Path]:
-    """Make all files in a folder so many days older; return them."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    for path in files:
-        os.utime(path, (path.stat().st_atime, path.stat().st_mtime - days * 86_400))
-    return files
-
-
-def test_kernels_that_nobody_has_used_for_a_month_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    running, used, new = (installed(tmp_path / name, number, monkeypatch) for name, number in NUMBERS.items())
-    others = tmp_path / "cache" / "lightning_gnn_dist" / "graphs" / "graph.npy"
-    compiling.remove_unused.cache_clear()
-    assert compiled_anew(running, 2) and compiled_anew(used, 3)
-    others.parent.mkdir()
-    others.touch()
-    old = aged(tmp_path / "cache", 31)
-    (folder,) = {path.parent for path in old if path.is_relative_to(running.stats.cache_path)}
-    (folder / f"{old[0].name}.tmp.0123456789abcdef").touch()  # what a killed process has left
-    aged(folder, 31)
-    assert not compiled_anew(installed(tmp_path / "used", 2, monkeypatch), 3), "used, which is noted"
-    compiling.remove_unused.cache_clear()
-    assert compiled_anew(new, 4)
-    assert not folder.exists() and not compiling.is_kept(running)
-    assert others.exists() and compiling.is_kept(used) and compiling.is_kept(new)
-    assert running(1) == 2, "in memory"
-    assert running(1.5) == 2.5, "compiled for other types, and kept where the folder was"
-    assert compiling.is_kept(running)
-    assert compiled_anew(installed(tmp_path / "running", 1, monkeypatch), 2)
-
-
-def test_a_kernel_is_kept_for_as_long_as_one_of_its_files_is_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kernel = installed(tmp_path / "one", 1, monkeypatch)
-    compiling.remove_unused.cache_clear()
-    assert compiled_anew(kernel, 2)
-    aged(tmp_path / "lightning_gnn_dist", 40)
-    kernel(1.5)  # for other types
-    assert len(aged(tmp_path / "lightning_gnn_dist", 29)) == 4, "an index, its lock, two files of data"
-    compiling.remove_unused.__wrapped__(Path(kernel.stats.cache_path).parent)
-    assert len(aged(tmp_path / "lightning_gnn_dist", 2)) == 4
-    compiling.remove_unused.__wrapped__(Path(kernel.stats.cache_path).parent)
-    assert not aged(tmp_path / "lightning_gnn_dist", 0)
-
-
 def test_a_folder_that_is_removed_while_a_kernel_is_compiled_does_no_harm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

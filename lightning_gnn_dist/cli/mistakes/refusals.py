@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import dis
 import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from lightning_gnn_dist.checks import check_file
 from lightning_gnn_dist.cli.mistakes.misspelt import PACKAGE
 
 REFUSALS = (ValueError, TypeError, OSError)
 KNOWN = ("best", "last", "hpc", "registry")  # checkpoints that Lightning finds by a word
-_RAISE = dis.opmap["RAISE_VARARGS"]
 
 
 def own_refusal(error: BaseException | None, of_user: str | None) -> str | None:
@@ -37,16 +34,7 @@ def _is_ours(error: BaseException, of_user: str | None) -> bool:
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     if not modules or not modules[-1].startswith(f"{PACKAGE}."):
         return False
-    if of_user in modules and not of_user.startswith(f"{PACKAGE}."):  # type: ignore[union-attr]  # it is a module
-        return False
-    return isinstance(error, OSError) or _is_stated(error.__traceback__)
-
-
-def _is_stated(last: TracebackType | None) -> bool:
-    """Whether a statement of Python raised it, and not what a line of this package has called."""
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    return last is not None and last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISE
+    return of_user not in modules or of_user.startswith(f"{PACKAGE}.")  # type: ignore[union-attr]  # it is a module
 
 
 @contextmanager

@@ -21,7 +21,6 @@ from typing import Any
 
 LEFT_BY_SIGTERM = 128 + signal.SIGTERM  # the exit code of a process that was told to end, and ended by itself
 GRACE_SECONDS = 10.0  # that ranks have to end by themselves when one has failed, before they are killed
-LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # torch reads it before its first tensor, and takes pages of 2 MB on Linux
 _log = logging.getLogger(__name__)
 _TIES = sys.platform == "linux"
 _SET_SIGNAL_AT_DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2); it outlasts exec
@@ -56,7 +55,7 @@ class Command(subprocess.Popen[bytes]):
 
 def start(command: Sequence[str], variables: Mapping[str, str], **options: Any) -> Command:
     """Start a fresh process that is to be a rank."""
-    return Command(tied(command), env={LARGE_PAGES: "1", **variables}, **options)
+    return Command(tied(command), env=variables, **options)
 
 
 def tie_to_parent() -> None:
@@ -67,18 +66,6 @@ def tie_to_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-@contextmanager
-def variables_added(variables: Mapping[str, str]) -> Iterator[None]:
-    """Let this process, and those that it starts in the block, have variables of the environment that it lacks."""
-    added = {name: value for name, value in variables.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
 
 
 @contextmanager

@@ -25,11 +25,9 @@ from typing import IO, Any, Literal
 from lightning_gnn_dist.wire.launching import by_value
 from lightning_gnn_dist.wire.launching.processes import (
     GRACE_SECONDS,
-    LARGE_PAGES,
     LEFT_BY_SIGTERM,
     end_all,
     end_of,
-    variables_added,
 )
 from lightning_gnn_dist.wire.launching.rank_life import CODES, Outcome, Surroundings, Work, be_rank, outcome_file
 
@@ -98,9 +96,8 @@ class RankProcesses:
             by_value.write(folder / "work", self.work)
         if self.start == "forkserver":
             context.set_forkserver_preload(_loaded())  # by its server, once, as it takes seconds
-        environment = ({} if is_forked else {LARGE_PAGES: "1"}) | dict(self.environment)
-        surroundings = Surroundings(folder, environment, os.getcwd(), [*sys.path], streams)
-        with nullcontext() if is_forked else _main_left_out(), variables_added({LARGE_PAGES: "1"}):
+        surroundings = Surroundings(folder, dict(self.environment), os.getcwd(), [*sys.path], streams)
+        with nullcontext() if is_forked else _main_left_out():
             for rank in range(self.count):
                 args = (rank, surroundings, self.work if is_forked else None)
                 self._processes.append(context.Process(target=be_rank, args=args, name=f"rank {rank}"))
