@@ -3,7 +3,7 @@
     lightning-gnn-dist reorder big chunks --chunks 512 --partitioner streaming
     python benchmarks/larger_than_memory.py steps chunks --held 12       # in a control group with little memory
     python benchmarks/larger_than_memory.py steps chunks                 # all in memory
-    python benchmarks/larger_than_memory.py steps chunks --held 16 --steps -1  # a sweep, beside `inspect --sweep`
+    python benchmarks/larger_than_memory.py steps chunks --held 16 --steps -1  # a whole sweep
     python benchmarks/larger_than_memory.py accuracy DIRECTORY/arxiv_topology.npz --held 128 --of 512 --seed 0
     sudo python benchmarks/larger_than_memory.py world big --share 16  # one like ogbn-papers100M, from files to a test
 

@@ -15,8 +15,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.forecast import drawn_bulks
+from lightning_gnn_dist.batches.deal import slice_of
 from lightning_gnn_dist.batches.placing.expected_reads import expected_reads, most_read
+from lightning_gnn_dist.engine.rng import permutation
+from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
@@ -27,8 +29,14 @@ SHARES = (0.1, 0.2, 0.5)
 def drawn_reads(graph: Graph, sampler: NeighborSampler, batch_size: int) -> Tensor:
     """How many of the batches hold each node."""
     reads = torch.zeros(graph.num_nodes, dtype=torch.float64)
-    for samples in drawn_bulks(graph, sampler, graph.split("train"), batch_size, BULK_SIZE, NUM_BATCHES):
-        reads += torch.bincount(torch.cat([sample.nodes for sample in samples]), minlength=graph.num_nodes)
+    seeds = graph.split("train")
+    in_pass = -(-len(seeds) // batch_size)
+    for first in range(0, NUM_BATCHES, BULK_SIZE):
+        keys = [BatchKey(0, *divmod(number, in_pass)) for number in range(first, first + BULK_SIZE)]
+        orders = {key.epoch: permutation(len(seeds), 0, key.epoch) for key in keys}
+        asked = [seeds[orders[key.epoch][slice_of(len(seeds), in_pass, key.batch)]] for key in keys]
+        nodes = torch.cat([sample.nodes for sample in sampler.sample_bulk(graph, asked, keys)])
+        reads += torch.bincount(nodes, minlength=graph.num_nodes)
     return reads
 
 

@@ -38,13 +38,12 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 from sampling import power_law_communities
-from shares import of_latest, of_most
+from shares import of_latest, of_most, of_soonest
 from torch import Tensor
 from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import Fetch, Graph, Loading, NeighborSampler, PartitionedDataModule
-from lightning_gnn_dist.batches.ahead.forecast import Elsewhere, held_and_fetched
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import typed_graph
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build
@@ -317,8 +316,7 @@ def caches(options: argparse.Namespace) -> None:
     print("|---|---|---|---|---|---|---|")
     for share in (0.1, 0.25, 0.5):
         room = int(share * graph.num_nodes)
-        held, _ = held_and_fetched([[bulk] for bulk in bulks], room, [Elsewhere(1, degrees.__getitem__, len)])
-        found = round(held * asked), of_latest(bulks, room), of_most(bulks, degrees, room)
+        found = of_soonest(bulks, degrees, room), of_latest(bulks, room), of_most(bulks, degrees, room)
         cells = [f"{hits / asked:.0%} | {(asked - hits) * width / len(bulks) / 1e6:.1f}" for hits in found]
         print(f"| {share:.0%} | {' | '.join(cells)} |", flush=True)
 

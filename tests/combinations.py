@@ -38,8 +38,8 @@ from lightning_gnn_dist import (
     WholePartSampler,
     save_shards,
 )
+from lightning_gnn_dist.boundary.auto import short_name
 from lightning_gnn_dist.boundary.boundary import Boundary
-from lightning_gnn_dist.boundary.prices import short_name
 from lightning_gnn_dist.checks import brief
 from lightning_gnn_dist.homes.residency import Residency
 from lightning_gnn_dist.sampling.base import Sampler

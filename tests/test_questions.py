@@ -46,7 +46,7 @@ OF_AN_ENGINEER = [
     ("How are 200 GB of files prepared?", "guides/too-large", "Prepare it", "--memory 4"),
     ("What if features do not fit into memory?", "guides/too-large", "Features stay in their files", "cache_bytes"),
     ("What if no host can hold the graph?", "guides/too-large", "Each rank has a shard", "divide"),
-    ("How many hosts do I need?", "guides/plan", "Before the graph is there", "--plan nodes="),
+    ("How many hosts do I need?", "guides/plan", "Before the graph is there", "the bytes of all parts, divided by"),
     ("Where did the time go?", "guides/plan", "While it trains", "`meetings`"),
     ("How do I start on two hosts?", "guides/several-hosts", "Start it", "--node-rank 1"),
     ("What if a rank does not start?", "guides/several-hosts", "If a rank does not come", "who is missing"),

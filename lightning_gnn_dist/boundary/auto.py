@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Exchange, Fetch, Halo, Isolated
-from lightning_gnn_dist.boundary.prices import bytes_with_halos, short_name
 from lightning_gnn_dist.boundary.work import Pass
-from lightning_gnn_dist.checks import in_megabytes, shown
+from lightning_gnn_dist.checks import brief, in_megabytes, shown
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.rows import degrees_of
 from lightning_gnn_dist.layers.budget import free_bytes, ranks_here
 from lightning_gnn_dist.layers.reach import Neighbourhoods
+from lightning_gnn_dist.partition.advice import bytes_of_part
 from lightning_gnn_dist.rules import Count, Positive, check_fields
 from lightning_gnn_dist.wire.collectives import gather_numbers
 
@@ -168,7 +169,9 @@ def _counted(graph: Graph, parts: Iterable[Part], steps: Pass) -> tuple[list[int
     neighbourhoods, held, work = Neighbourhoods(graph, steps.num_layers), [], []
     for part in parts:
         hops = neighbourhoods.hops(part.residents)
-        held.append(bytes_with_halos(graph, hops))
+        edges = torch.stack([degrees_of(graph.indptr, nodes).sum() for nodes in hops[:-1]]).cumsum(0)
+        nodes = torch.tensor([nodes.numel() for nodes in hops]).cumsum(0)[1:]
+        held.append(bytes_of_part(graph, nodes, edges))
         work.append(steps.with_halos(graph, neighbourhoods, hops, part.seeds))
     return torch.stack(held).amax(0).tolist(), torch.tensor(work).amax(0).tolist()
 
@@ -180,6 +183,11 @@ def costs(graph: Graph, held: Sequence[Sequence[int]], work: Sequence[Sequence[i
         Cost(Halo(hops), max(num_bytes), steps.times(of_ranks, of_one), max(of_ranks) <= SMALL)
         for hops, (num_bytes, of_ranks) in enumerate(zip(held, work, strict=True), 1)
     ]
+
+
+def short_name(boundary: Boundary) -> str:
+    """How a boundary is written, without what is not given."""
+    return f"Halo({boundary.hops})" if isinstance(boundary, Halo) else brief(boundary)
 
 
 def kept(name: str, num_hops: int, *, exchanges: bool) -> tuple[Boundary, str]:

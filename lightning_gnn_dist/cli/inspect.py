@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-from lightning_gnn_dist.boundary.auto import SMALL, Auto, Cost, allowed_by, choose
-from lightning_gnn_dist.boundary.boundary import Halo
-from lightning_gnn_dist.boundary.prices import Price, prices, short_name
+import torch
+
 from lightning_gnn_dist.checks import in_bytes
-from lightning_gnn_dist.cli.inspecting.columns import in_columns
 from lightning_gnn_dist.cli.partitioners import partitioner_of
 from lightning_gnn_dist.data.edges.held import holds_split
 from lightning_gnn_dist.data.links import LinkSplit
@@ -22,28 +16,21 @@ from lightning_gnn_dist.graph.graph_report import report_of
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.store import shard_name
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.partition.advice import advise, bytes_per_part
-from lightning_gnn_dist.partition.base import Partition, Partitioner
+from lightning_gnn_dist.layers.budget import free_bytes
+from lightning_gnn_dist.partition.advice import BATCH_SIZE, FANOUT, advise, bytes_of_part, bytes_per_part
+from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
-from lightning_gnn_dist.partition.partition_report import PartitionReport
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, holds_shards
 
 
 def run(options: argparse.Namespace) -> None:
     """Do what the options say."""
     try:
-        if (options.graph is None) == (options.plan is None):
-            raise ValueError(
-                "name the directory of a graph, or one that is not there yet, --plan nodes=1e9 edges=2e10."
-            )
-        if options.plan:
-            print(_drawing("plan").planned(options))
-            return
         if options.check:
             _check(options.graph)
             return
         if holds_shards(options.graph):
-            _tell_of_shards(options.graph, asks=options.parts is not None or _asks_more(options))
+            _tell_of_shards(options.graph, asks=options.parts is not None)
             return
         graph = Graph.open(options.graph)
         print(report_of(graph))
@@ -51,30 +38,17 @@ def run(options: argparse.Namespace) -> None:
             held = LinkSplit.open(options.graph).edges.items()
             counts = ", ".join(f"{edges.shape[1]:,} {name}" for name, edges in held)
             print(f"The edges are those to train on; held back beside them: {counts}")
-        if options.cache:
-            print(_drawing("cache").fetched_from_files(graph, options))
-        if options.sweep:
-            print(_drawing("sweep").cost_of_sweep(graph, options))
-        if options.nodes:
-            print(_drawing("nodes").cost_of_nodes(graph, options))
-        if options.device:
-            print(_drawing("device").placed_on_device(graph, options))
         for name in (options.partitioner or [None]) if options.parts else ():
             _inspect(graph, partitioner_of(name, options, graph), options)
     except (ValueError, OSError) as error:
         raise SystemExit(f"lightning-gnn-dist inspect: {error}") from error
 
 
-def _asks_more(options: argparse.Namespace) -> bool:
-    return bool(options.cache or options.device or options.nodes or options.sweep)
-
-
 def _tell_of_shards(path: Path, *, asks: bool) -> None:
     """Print how a graph is divided."""
     if asks:
         raise ValueError(
-            f"{path} holds shards: --check reads them; figures and prices are those of the whole graph, before it is "
-            "divided."
+            f"{path} holds shards: --check reads them; parts are those of the whole graph, before it is divided."
         )
     bounds = Bounds.read(path)
     sizes = bounds.nodes.diff()
@@ -114,58 +88,30 @@ def _inspect(graph: Graph, partitioner: Partitioner, options: argparse.Namespace
     partition = cached_partition(graph, partitioner, options.parts, options.seed)
     report = partition.report(graph)
     print(f"\n{partitioner}\n{report}")
-    ram = bytes_per_part(graph, report)
+    edges = torch.bincount(partition.assignment, graph.degrees().double(), partition.num_parts).long()
+    alone = bytes_per_part(graph, report)
+    with_halo = bytes_of_part(graph, report.nodes + report.halo_nodes, edges)
     print(
-        f"RAM for a part: {in_bytes(float(ram.double().mean()))} in the mean, {in_bytes(int(ram.max()))} at most; "
-        f"the whole graph takes {in_bytes(graph.num_bytes)}"
+        f"RAM for a part: {in_bytes(float(alone.double().mean()))} in the mean, {in_bytes(int(alone.max()))} at most; "
+        f"with Halo(1), {in_bytes(float(with_halo.double().mean()))} in the mean, {in_bytes(int(with_halo.max()))} at "
+        f"most; the whole graph takes {in_bytes(graph.num_bytes)}"
     )
-    print(_drawing("memory").of_ranks(graph, int(ram.max()), options))
-    print(_prices(graph, partition, report, options))
-    if options.cache:
-        print(_drawing("cache").fetched_from_shards(graph, partition, report, options))
+    print(_of_ranks(graph, int(alone.max()), options.parts))
     for sentence in advise(graph, report).sentences:
         print(f"- {sentence}")
 
 
-def _drawing(option: str) -> Any:
-    """Return the module of an option that draws batches, which takes PyG and seconds to import: others need none."""
-    return import_module(f"lightning_gnn_dist.cli.inspecting.{option}")
+def _of_ranks(graph: Graph, part: int, num_parts: int) -> str:
+    """Return what ranks on this host take, given the bytes of the largest part."""
+    from lightning_gnn_dist.batches.loading import Loading  # PyG takes seconds to import, and others need none
+    from lightning_gnn_dist.homes.memory import Needs
+    from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
+    from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
-
-def _prices(graph: Graph, partition: Partition, report: PartitionReport, options: argparse.Namespace) -> str:
-    """Return a table of what each boundary costs."""
-    rows = [("boundary", "rows of others", "RAM of the part", "work", "sent in a step", "seconds", "lost")]
-    found = list(prices(graph, partition, report, options.layers, options.width))
-    for price in found:
-        seconds = price.bytes_sent * 8 / (options.bandwidth * 1e9)
-        sent = in_bytes(price.bytes_sent) if price.bytes_sent else "nothing"
-        sent += " a round" if price.bytes_sent and price.per == "round" else ""
-        figures = f"{price.rows:,}", in_bytes(price.bytes_held), f"{price.times:.1f}", sent, f"{seconds:.2g}"
-        rows.append((short_name(price.boundary), *figures, price.loses))
-    layers = "1 layer" if options.layers == 1 else f"{options.layers} layers"
-    model = f"{layers} of width {options.width} and {options.bandwidth:g} Gbit/s"
-    title = (
-        f"The edges between parts, for {model}, of the part that pays most; the work is that of whole parts with "
-        "layers(), of all ranks together, in times of one process:"
-    )
-    return "\n".join([title, *in_columns(rows), _of_auto(found, options.parts)])
-
-
-def _of_auto(found: Sequence[Price], num_parts: int) -> str:
-    """Return what ``boundary="auto"`` would choose if all ranks ran on this host."""
-    allowed = allowed_by(Auto(), num_parts)
-    halos = [
-        Cost(price.boundary, price.bytes_held, price.times, price.work <= SMALL)
-        for price in found
-        if isinstance(price.boundary, Halo)
-    ]
-    drawn, whole = (
-        short_name(choose(halos, of_kind, exchanges=False).boundary)
-        for of_kind in (allowed._replace(times=math.inf), allowed)
-    )
-    which = (
-        drawn if drawn == whole else f"{drawn} with batches of few seeds, and {whole} with whole parts, for the work"
-    )
+    settings = BatchSettings(NeighborSampler(list(FANOUT)), BATCH_SIZE, None, Loading(), Evaluation(), GlobalBatching())
+    needs = Needs.of_part(graph, part, settings)
+    batches = f"batches have {BATCH_SIZE:,} seeds and draw {' and '.join(map(str, FANOUT))} neighbours"
     return (
-        f'boundary="auto" is {which}: {num_parts} ranks on this host have room for parts of {in_bytes(allowed.bytes)}'
+        f"Ranks, beside their libraries and the model, take about {needs.told(num_parts)}, if {batches}; "
+        f"{in_bytes(free_bytes())} are left here"
     )

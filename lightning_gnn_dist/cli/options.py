@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from lightning_gnn_dist.cli.values import Commands, gigabits, gigabytes, memory, positive
+from lightning_gnn_dist.cli.values import Commands, memory, positive
 from lightning_gnn_dist.gone import way_out
 
 _HERE = __name__.rpartition(".")[0]
@@ -139,63 +139,13 @@ def _add_prepare(commands: Commands) -> None:
 
 def _add_inspect(commands: Commands) -> None:
     inspect = commands.add_parser("inspect", help="report on a saved graph and on partitions of it")
-    inspect.add_argument(
-        "graph", type=Path, nargs="?", help="the directory of the graph, of its shards, or of split links"
-    )
-    inspect.add_argument(
-        "--plan",
-        nargs="+",
-        metavar="NAME=NUMBER",
-        help="say what a graph would take that is not there yet, in place of a directory: nodes=1e9 edges=2e10 and, if "
-        "not as it says, features, bytes, train, cut, hosts, ranks, memory; with --batch-size, --fanout, --width and "
-        "--bandwidth",
-    )
+    inspect.add_argument("graph", type=Path, help="the directory of the graph, of its shards, or of split links")
     inspect.add_argument(
         "--check", action="store_true", help="only read every array, and compare it with the checksum it was saved with"
     )
     inspect.add_argument("--parts", type=positive, metavar="P", help="cut it into so many parts")
     inspect.add_argument("--partitioner", nargs="+", choices=PARTITIONERS, help=HOW)
     _add_partitioner_settings(inspect)
-    inspect.add_argument("--layers", type=positive, default=2, help="layers of the model (default: 2)")
-    inspect.add_argument("--width", type=positive, default=64, help="numbers in a row between layers (default: 64)")
-    inspect.add_argument(
-        "--bandwidth", type=gigabits, default=1.0, metavar="G", help="of a host's wire, in Gbit/s (default: 1)"
-    )
-    inspect.add_argument(
-        "--cache",
-        type=gigabytes,
-        nargs="+",
-        default=[],
-        metavar="GB",
-        help="draw batches, and say what a pass would read of the graph's files, or with --parts fetch of other "
-        "shards, without a cache and with one of each of these sizes",
-    )
-    inspect.add_argument(
-        "--device",
-        type=gigabytes,
-        nargs="+",
-        default=[],
-        metavar="GB",
-        help="draw batches, and say what of the graph lies on a GPU whose memory it may take so much of, and what "
-        "batches read there",
-    )
-    inspect.add_argument(
-        "--sweep",
-        type=gigabytes,
-        metavar="GB",
-        help="read some chunks and train for some steps, and say what memory, reads and seconds a sweep takes that "
-        "holds so much at a time, on one host and on more",
-    )
-    inspect.add_argument(
-        "--nodes",
-        metavar="IDS",
-        help="say what exact rows of these nodes cost, by --layers and --width, beside a pass over all: ids with "
-        "commas, or a file of ids, .npy or a line each",
-    )
-    inspect.add_argument("--batch-size", type=positive, default=1024, help="seeds of these batches (default: 1024)")
-    inspect.add_argument(
-        "--fanout", type=positive, nargs="+", default=[15, 10], help="neighbours drawn per hop (default: 15 10)"
-    )
     inspect.set_defaults(module=f"{_HERE}.inspect")
 
 

@@ -34,37 +34,19 @@ def _at_least(least: int, text: str) -> int:
 
 def seconds(text: str) -> float:
     """A positive number of seconds."""
-    return _more_than_none("seconds", text)
-
-
-def gigabits(text: str) -> float:
-    """A positive number of gigabits in a second."""
-    return _more_than_none("Gbit/s", text)
-
-
-def _more_than_none(unit: str, text: str) -> float:
     value = float(text)
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number of {unit}, more than 0, got {text:.40}")
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, more than 0, got {text:.40}")
     return value
-
-
-def gigabytes(text: str) -> int:
-    """A number of gigabytes, returned in bytes."""
-    value = float(text) * 1e9
-    if not 1 <= value < 2**63:
-        raise argparse.ArgumentTypeError(f"must be more than 0 and finite, got {text:.40}")
-    return round(value)
 
 
 def memory(text: str) -> int:
     """Gigabytes of memory to work with, returned in bytes."""
-    value = gigabytes(text)
-    if value < LEAST_MEMORY:
-        raise argparse.ArgumentTypeError(
-            f"must be at least {LEAST_MEMORY / 1e9:g} ({LEAST_MEMORY / 1e6:.1f} MB), got {text}"
-        )
-    return value
+    value = float(text) * 1e9
+    if not LEAST_MEMORY <= value < 2**63:
+        least = f"{LEAST_MEMORY / 1e9:g} ({LEAST_MEMORY / 1e6:.1f} MB)"
+        raise argparse.ArgumentTypeError(f"must be at least {least}, got {text:.40}")
+    return round(value)
 
 
 def nodes_named(text: str) -> list[int]:

@@ -17,11 +17,10 @@ from lightning_gnn_dist.batches.part_batch import Run
 from lightning_gnn_dist.batches.placing.placement import Placement, release, stream_to
 from lightning_gnn_dist.batches.placing.rows_on_device import Crossing
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.boundary.auto import Auto, kept
+from lightning_gnn_dist.boundary.auto import Auto, kept, short_name
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.exchange import Owners
 from lightning_gnn_dist.boundary.historic_rows import PLACE, HistoricRows
-from lightning_gnn_dist.boundary.prices import short_name
 from lightning_gnn_dist.boundary.refusals import against_exchange
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered

@@ -62,7 +62,8 @@ class MergedReads:
         if not found.nbytes:
             return found
         starts = _requests(rows, self._width)  # and where the last one ends
-        self.bytes_read += self._bytes_of(rows, starts)
+        begins, ends = (self._offset + row * self._width for row in (rows[starts[:-1]], rows[starts[1:] - 1] + 1))
+        self.bytes_read += int((-(-ends // BLOCK_BYTES) - begins // BLOCK_BYTES).sum()) * BLOCK_BYTES
         num_threads = min(IN_FLIGHT, len(starts) - 1)
         bounds = np.linspace(0, len(starts) - 1, num_threads + 1).astype(np.int64)
         read = partial(self._read, rows.numpy(), found.view(-1).view(torch.uint8).numpy())
@@ -73,14 +74,6 @@ class MergedReads:
             with ThreadPoolExecutor(num_threads, THREAD_NAME) as threads:
                 list(threads.map(read, pieces))
         return found
-
-    def bytes_of(self, rows: Tensor) -> int:
-        """Return how many bytes of the file are read for some increasing rows."""
-        return self._bytes_of(rows, _requests(rows, self._width)) if len(rows) else 0
-
-    def _bytes_of(self, rows: Tensor, starts: Tensor) -> int:
-        begins, ends = (self._offset + row * self._width for row in (rows[starts[:-1]], rows[starts[1:] - 1] + 1))
-        return int((-(-ends // BLOCK_BYTES) - begins // BLOCK_BYTES).sum()) * BLOCK_BYTES
 
     def _read(self, rows: Any, out: Any, starts: Any) -> None:
         """Read some requests."""

@@ -138,10 +138,6 @@ class Caches:
         return sum(cache.hits for cache in self._caches)
 
     @property
-    def hit_rate(self) -> float:
-        return self.hits / max(1, self.asked)
-
-    @property
     def fetched_bytes(self) -> int:
         """Bytes of the rows that were looked up and not held."""
         return sum(cache.fetched_bytes for cache in self._caches)

@@ -1,1 +1,0 @@
-"""What ``inspect`` says where an option asks for it."""
