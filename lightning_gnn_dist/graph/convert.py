@@ -135,6 +135,11 @@ def without_nodes(arrays: dict[str, Tensor], without: Tensor, of: str) -> dict[s
     return arrays | {name: arrays[name] & ~without for name in masks}
 
 
+def as_classes(y: Tensor) -> Tensor:
+    """Labels of shape (N, 1), as OGB has them, as classes of shape (N,); a target, of fractions, keeps its shape."""
+    return y[:, 0] if y.dim() == 2 and y.shape[1] == 1 and holds_integers(y) else y
+
+
 def check_rows(kind: str, arrays: Mapping[str, Tensor], length: int) -> None:
     """Refuse an array without ``length`` rows; ``kind`` is ``"node"`` or ``"edge"``."""
     for name, array in arrays.items():

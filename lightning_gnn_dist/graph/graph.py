@@ -142,7 +142,8 @@ class Graph(Changeable):
             data: A ``Data`` or ``HeteroData`` with ``edge_index``, or ``(feature_store, graph_store)``, read into RAM.
                 Attributes that are not tensors are left out, unless another type has a tensor of their name, which is
                 refused. Ids in ``train_idx``, ``val_idx`` (``valid_idx``) and
-                ``test_idx`` become masks, without nodes of ``y`` NaN.
+                ``test_idx`` become masks, without nodes of ``y`` NaN. Classes ``y`` of shape (N, 1), as OGB has them,
+                are taken as (N,).
             check_features: Refuse NaN and infinity (one pass over ``x``, and over the edge arrays).
             float_labels: Accept a floating point ``y`` with one value per node, for regression.
             edge_ids: Give batches an ``e_id``: the place of each edge in ``data.edge_index``.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist import Graph
+from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.graph.convert import RESERVED
 
 Arrays: TypeAlias = dict[str, Tensor]
@@ -178,6 +178,17 @@ def test_as_many_nodes_as_no_machine_holds_are_refused_at_once() -> None:
 def test_targets_of_regression_are_no_classes() -> None:
     with pytest.raises(ValueError, match=r"y holds torch\.int64"):
         Graph.from_pyg(small(), float_labels=True)
+
+
+def test_classes_in_one_column_are_one_for_each_node(tmp_path: Path) -> None:
+    data = Data(num_nodes=3, edge_index=torch.tensor([[0, 1], [1, 2]]), y=torch.tensor([[2], [-1], [0]]))
+    data.train_mask = torch.tensor([True, False, True])
+    assert Graph.from_pyg(data).node_arrays["y"].tolist() == [2, -1, 0]
+    torch.save(data, tmp_path / "data.pt")
+    prepare_graph(tmp_path / "data.pt", tmp_path / "graph")
+    assert Graph.open(tmp_path / "graph").node_arrays["y"].tolist() == [2, -1, 0]
+    data.y = torch.tensor([[0.5], [1.5], [2.5]])  # a loss of outputs of one column takes targets of one
+    assert Graph.from_pyg(data, float_labels=True).node_arrays["y"].shape == (3, 1)
 
 
 def test_nodes_in_two_splits_are_told(caplog: pytest.LogCaptureFixture) -> None:

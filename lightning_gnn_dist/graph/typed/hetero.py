@@ -88,6 +88,8 @@ def _nodes(kind: str, content: Content, check_features: bool, float_labels: bool
     arrays = convert.with_masks(tensors, count)
     convert.check_each_name(arrays, allowed=())
     convert.check_rows("node", arrays, count)
+    if "y" in arrays:
+        arrays["y"] = convert.as_classes(arrays["y"])
     is_target = float_labels and (not kind or ("y" in arrays and arrays["y"].is_floating_point()))
     convert.check_arrays(arrays, check_features=check_features, float_labels=is_target)
     arrays = convert.without_unlabelled(arrays, f"type {kind!r}" if kind else "the graph")

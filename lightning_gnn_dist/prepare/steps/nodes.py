@@ -140,8 +140,8 @@ class NodesOfType:
         """All arrays with one number per node, such as labels and masks, checked, of all nodes of the type."""
         small = {name: rows for name, rows in self.files.arrays.items() if _is_small(name, rows)}
         found = {name: rows.as_tensor(self._all_of(rows)) for name, rows in small.items()}
-        if "y" in found and found["y"].dim() == 2 and self.files.source.suffix not in PYG:
-            found["y"] = found["y"][:, 0]  # OGB's labels have shape (N, 1)
+        if "y" in found and found["y"].dim() == 2:  # OGB's labels have shape (N, 1)
+            found["y"] = convert.as_classes(found["y"]) if self.files.source.suffix in PYG else found["y"][:, 0]
         arrays = convert.with_masks(found, self.part.num_all)
         convert.check_rows("node", arrays, self.part.num_all)
         if self.split:
