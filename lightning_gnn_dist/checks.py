@@ -292,15 +292,10 @@ def check_ids(name: str, value: Any, what: str = "node ids") -> None:
         )
 
 
-def as_ids(value: object) -> Any:
-    """Return a list of integers as a tensor, and anything else as it is."""
-    is_list = isinstance(value, list | tuple | range) and all(map(is_integer, value))
-    return torch.tensor(value, dtype=torch.int64) if is_list else value
-
-
 def distinct_ids(name: str, value: object, count: int) -> Tensor:
     """Return a list or a tensor of ids of ``count`` nodes as a tensor; refuse ids that are none, or there twice."""
-    given = as_ids(value)
+    is_list = isinstance(value, list | tuple | range) and all(map(is_integer, value))
+    given: Any = torch.tensor(value, dtype=torch.int64) if is_list else value
     check_ids(name, given)
     assert isinstance(given, Tensor)
     if given.numel() == 0:

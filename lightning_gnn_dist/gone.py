@@ -7,6 +7,7 @@ of one (``inspect --plan``). The rows of a release are deleted with the next.
 
 from __future__ import annotations
 
+_CHANGED = "make another graph of the changed data, Graph.from_pyg(data), or prepare it again"
 GONE: dict[str, str] = {
     "PageRankSampler": "take ShadowSampler or NeighborSampler",
     "GrappaStrategy.bits": "pass reducer=Rounded(8)",
@@ -37,6 +38,11 @@ GONE: dict[str, str] = {
     "Coverage.hops": "leave it out: the weight is the share of a node's neighbours that its part holds",
     "Drift.anchor_steps=0": "use anchor_steps=1, or leave it out for 4 batches",
     "WholePartSampler.bytes": "draw mini-batches, as NeighborSampler does, where a step does not fit into memory",
+    **dict.fromkeys(("Graph.extended", "Graph.updated", "Graph.removed"), _CHANGED),
+    "Graph.nodes_since": "name new nodes by their ids, data.on(graph).only(ids): they lie behind the others",
+    "Graph.version": _CHANGED,
+    "join_partition": "leave it out: the data module cuts a graph with new nodes anew",
+    "extend_checkpoint": "give nodes features beside learned rows, or train anew on the larger graph",
 }
 
 

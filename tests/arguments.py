@@ -79,7 +79,7 @@ ODD: dict[str, Any] = {
 RIGHT: dict[str, set[str]] = {
     **{name: {"0"} for name in ("seed", "epoch", "batch", "super_epoch", "rank", "part", "index", "start", "stop")},
     **{name: {"0"} for name in ("num_own", "round_idx", "cache_bytes", "weight_decay", "homophily", "noise")},
-    **{name: {"0"} for name in ("mean_degree", "val", "test", "version", "slack", "decay")},
+    **{name: {"0"} for name in ("mean_degree", "val", "test", "slack", "decay")},
     "prefix": {"empty"},
     "drop": {"[]"},
     "progress_bar": {"[]"},
@@ -97,7 +97,6 @@ RIGHT: dict[str, set[str]] = {
 RIGHT_OF: dict[tuple[str, str], set[str]] = {
     ("LinkSplit", "edges"): set(),
     ("best_links", "leave_out"): {"[]"},
-    ("Graph.extended", "new_types"): {"[]"},
     ("Correction", "optimizer"): {"a class"},  # called with parameters, later
     ("Correction", "lr"): {"a class", "1.5", "np.int64", "np.float64"},
     ("sample_bulk", "seeds"): set(),
@@ -214,7 +213,6 @@ class World:
         prepare_graph(folder / "shop", folder / "shop_graph")
         quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
         self.trainer = pl.Trainer(accelerator="cpu", **quiet)
-        torch.save({"state_dict": {"weight": torch.ones(3, 2)}}, folder / "some.ckpt")
 
     def new(self, suffix: str = "") -> Path:
         return self.folder / f"new{next(self._number)}{suffix}"
@@ -330,10 +328,6 @@ def _of_graphs(world: World) -> Calls:
     none, edge_index = torch.empty(0, dtype=torch.int64), torch.tensor([[0, 1], [1, 0]])
     return {
         "Graph": lambda: {"indptr": torch.tensor([0, 0]), "indices": none},
-        "Graph.extended": lambda: {"nodes": {"x": world.graph.node_arrays["x"][:2]}},
-        "Graph.updated": lambda: {"nodes": {"n_id": [0], "x": world.graph.node_arrays["x"][1:2]}},
-        "Graph.removed": lambda: {"edges": world.graph.to_pyg().edge_index[:, :1]},
-        "Graph.nodes_since": lambda: {"version": 0},
         "Graph.from_edge_index": lambda: {"edge_index": edge_index, "num_nodes": 5},
         "Graph.from_pyg": lambda: {"data": world.data},
         "Graph.halo": lambda: {"nodes": torch.arange(4)},
@@ -350,17 +344,15 @@ def _of_graphs(world: World) -> Calls:
 
 
 def _of_functions(world: World) -> Calls:
-    graph, arrays, ckpt = world.graph, world.folder / "arrays", world.folder / "some.ckpt"
+    graph, arrays = world.graph, world.folder / "arrays"
     model, trainer = Layered(), world.trainer
     timed = Graph.from_edge_index(torch.tensor([[0], [1]]), 9, {"time": torch.arange(9)})
     return {
         "citations": lambda: {"num_papers": 200, "num_fields": 1, "mean_degree": 2.0},
         "communities": lambda: {"num_nodes": 40, "num_classes": 1, "num_features": 2, "mean_degree": 2.0},
         "coverage_mean": lambda: {"losses": torch.ones(2), "batch": Data(batch_size=2)},
-        "extend_checkpoint": lambda: {"path": ckpt, "out": world.new(".ckpt"), "module": torch.nn.Embedding(4, 2)},
         "inductive_graph": lambda: {"graph": graph},
         "best_links": lambda: {"trainer": trainer, "model": model, "split": world.split, "score": "dot"},
-        "join_partition": lambda: {"partition": world.partition, "graph": graph},
         "layers_of": lambda: {"gnn": GCN(4, 4, 2)},
         "on_blocks": lambda: {"gnn": GCN(2, 4, 2), "batch": Data(torch.ones(3, 2), torch.tensor([[0, 1], [1, 2]]))},
         "predict_by_layer": lambda: {"trainer": trainer, "model": model, "graph": graph, "path": world.new(".npy")},

@@ -37,8 +37,7 @@ sender and receiver. The table of nodes that goes with it has an id (the column 
 "label"), a split ("split": train, val, test); all other columns are features. Or a folder with tables of several
 types of nodes, nodes/paper.csv, nodes/author.parquet, ..., and of edges, edges/author__writes__paper.csv, ..., by
 source type, name and destination type; each may also be an .npz or a folder of .npy. Or a folder of tables with keys:
-RelBench's, with a manifest.yaml, or one with a database.yaml, which names keys, times and kinds of columns. Or a saved
-graph that has changed: it is written with its changes into one."""
+RelBench's, with a manifest.yaml, or one with a database.yaml, which names keys, times and kinds of columns."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -14,8 +14,6 @@ import torch
 
 from lightning_gnn_dist.checks import in_bytes
 from lightning_gnn_dist.cli.first_batch import compile_for, is_compiled
-from lightning_gnn_dist.graph.changing.log import has_changes
-from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.partition.metis import MetisPartitioner
@@ -36,9 +34,6 @@ _PARTITIONERS = {"random": RandomPartitioner, "streaming": StreamingPartitioner,
 def run(options: argparse.Namespace) -> None:
     """Do what the options say."""
     try:
-        if has_changes(options.source):
-            _write_into_one(options)
-            return
         shard = _shard(options)
         preparation = _preparation(options, shard)
         if shard is not None and shard.together:
@@ -53,23 +48,6 @@ def run(options: argparse.Namespace) -> None:
         _compile(options)
     except (ValueError, TypeError, OSError, NotImplementedError, MemoryError, ModuleNotFoundError) as error:
         raise SystemExit(f"lightning-gnn-dist prepare: {error}") from error
-
-
-_OF_FILES = ("nodes", "undirected", "split", "time", "reverse", "drop", "float_labels", "memory", "shard")
-
-
-def _write_into_one(options: argparse.Namespace) -> None:
-    """Write a saved graph and the changes in its log into one."""
-    if given := [name for name in _OF_FILES if getattr(options, name) not in (None, False, [])]:
-        raise ValueError(
-            f"{options.source} is a saved graph, and its changes are written into one as they are: leave "
-            f"--{given[0].replace('_', '-')} out."
-        )
-    graph = Graph.open(options.source)
-    graph.save(options.out, overwrite=options.overwrite)
-    print(
-        f"{options.out}: {graph.num_nodes:,} nodes, {graph.num_edges:,} edges; {graph.num_changes} changes are in it."
-    )
 
 
 def _with_others(preparation: Preparation, options: argparse.Namespace) -> None:

@@ -45,7 +45,6 @@ from lightning_gnn_dist.layers.through_layers import has_layers
 from lightning_gnn_dist.prepare.shard import Bounds
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 
-SINCE = "since:"  # begins what names the nodes that are newer than a version
 FIT, OF_WEIGHTS = "fit", ("validate", "test", "predict")
 OF_FIT = {"report": True, "weights_only": None}  # options that other commands do not take, and their defaults
 
@@ -251,7 +250,7 @@ class TrainCLI(LightningCLI):
                 "--output", type=str | None, help="the .npy or .parquet to write, a row for each node or question"
             )
             parser.add_argument("--overwrite", type=bool, default=False, help="replace a file that is there")
-            about = "predict these alone: ids with commas, a file of ids (.npy, or a line each), or since:VERSION"
+            about = "predict these alone: ids with commas, or a file of ids (.npy, or a line each)"
             parser.add_argument("--nodes", type=str | None, help=about)
             about = "--nodes are ids of the tables that the graph was prepared from"
             parser.add_argument("--by_user_id", type=bool, default=False, help=about)
@@ -284,24 +283,9 @@ def _only(datamodule: LightningDataModule, options: Any) -> PartitionedDataModul
     return datamodule.only(nodes_asked(datamodule, options))
 
 
-def newer_than(graph: Graph | Path, text: str) -> list[int]:
-    """Ids of the nodes that are newer than a version of the graph."""
-    version = text.removeprefix(SINCE)
-    if not version.isdecimal():
-        raise ValueError(f"nodes must be {SINCE} and a version of the graph, such as {SINCE}0, got {text!r:.40}.")
-    if isinstance(graph, Path):
-        raise ValueError(f"nodes: {text} is for a graph that changes, and {graph} holds shards: name nodes by ids.")
-    found: list[int] = graph.nodes_since(int(version)).tolist()
-    if not found:
-        raise ValueError(f"nodes: of the graph, which is at version {graph.version}, no node is newer than {version}.")
-    return found
-
-
 def nodes_asked(datamodule: GraphDataModule, options: Any) -> list[int] | Tensor:
     """The nodes that the command line names, by ids in the graph, or in the tables it was prepared from."""
     graph, split = what_is_judged(datamodule), getattr(datamodule, "split", None)
-    if options.nodes.startswith(SINCE):
-        return newer_than(graph, options.nodes)
     if not options.by_user_id:
         return nodes_named(options.nodes)
     holder = graph if isinstance(graph, Graph) else Bounds.read(graph)

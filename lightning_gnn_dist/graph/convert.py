@@ -87,23 +87,18 @@ def mask_of(name: str, ids: Tensor, num_nodes: int, own: Any) -> Tensor:
         )
     mask = torch.zeros(num_nodes, dtype=torch.bool)
     mask[ids.to(torch.int64)] = True
-    check_once(f"data.{name}", ids.numel(), int(mask.sum()))
+    if ids.numel() > int(mask.sum()):  # a mask, and each pass of training and evaluation, has a node once
+        raise ValueError(
+            f"data.{name} lists {ids.numel()} nodes and names {int(mask.sum())}, some of them repeatedly, and a pass "
+            f"has each once: give data.{name}.unique(). To learn more from some nodes, weigh their losses, by class or "
+            "by an array of nodes such as data.loss_weight, of which batches have the rows."
+        )
     if isinstance(own, Tensor) and not (own.shape == mask.shape and own.cpu().equal(mask)):
         raise ValueError(
             f"data.{name} names {int(mask.sum())} nodes, and data.{SPLITS[name]} marks others: keep one of them, as by "
             f"`del data.{name}`."
         )
     return mask
-
-
-def check_once(name: str, num_listed: int, num_nodes: int) -> None:
-    """Refuse a list that names nodes repeatedly: a mask, and each pass of training and evaluation, has them once."""
-    if num_listed > num_nodes:
-        raise ValueError(
-            f"{name} lists {num_listed} nodes and names {num_nodes}, some of them repeatedly, and a pass has each "
-            f"once: give {name}.unique(). To learn more from some nodes, weigh their losses, by class or by an array "
-            "of nodes such as data.loss_weight, of which batches have the rows."
-        )
 
 
 def without_unlabelled(arrays: dict[str, Tensor], of: str = "the graph") -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -25,21 +25,15 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.gone import way_out
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.changing import log
-from lightning_gnn_dist.graph.changing.change import Change
-from lightning_gnn_dist.graph.changing.changeable import Changeable
-from lightning_gnn_dist.graph.changing.edges import Rows
-from lightning_gnn_dist.graph.changing.nodes import room_in_ram
-from lightning_gnn_dist.graph.changing.reading import read_graph
-from lightning_gnn_dist.graph.changing.rows import changed
 from lightning_gnn_dist.graph.digest import fingerprint_of
 from lightning_gnn_dist.graph.rows import check_csr, check_form, senders_outside
 from lightning_gnn_dist.graph.storage import store
+from lightning_gnn_dist.graph.storage.reading import read_graph
 from lightning_gnn_dist.graph.typed import hetero
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build, induced
 from lightning_gnn_dist.graph.typed.names import OneType, have_names
 from lightning_gnn_dist.graph.typed.types import UNTYPED_ONLY, GraphTypes
-from lightning_gnn_dist.graph.user_ids import all_ids, check_new_ids
+from lightning_gnn_dist.graph.user_ids import all_ids
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
@@ -47,7 +41,7 @@ if TYPE_CHECKING:
 EDGES_AT_ONCE = 1 << 22  # bounds what a pass over a memory-mapped graph holds in RAM
 
 
-class Graph(Changeable):
+class Graph:
     """One CSR whose row ``v`` lists the nodes that send messages to ``v``, and arrays beside it.
 
     The arrays are tensors in RAM or over a memory map. Do not change them: results are remembered. Most users call
@@ -113,8 +107,6 @@ class Graph(Changeable):
         elif node_arrays is not None:
             self.node_arrays = dict(node_arrays)
         types.check_fits(self.num_nodes, self.num_edges)
-
-    num_changes = 0  # that were read from the log beside its files
 
     if not TYPE_CHECKING:  # mypy would believe in any attribute
 
@@ -183,17 +175,15 @@ class Graph(Changeable):
         return hetero.to_data(self.indptr, self.indices, self.node_arrays | self.edge_arrays)
 
     @classmethod
-    def open(cls, path: str | Path, version: int | None = None) -> Graph:
+    def open(cls, path: str | Path) -> Graph:
         """Open a saved graph. Its arrays are memory-mapped: this costs milliseconds and no RAM.
 
         The first time, all edges are read and checked; later opens rely on a mark beside them. Features are not read.
 
         Args:
             path: The directory that :meth:`save` wrote. Its files must not change while they are mapped.
-            version: Which :attr:`version` of a graph that has changed since. Default: the newest.
         """
-        check_at_least_if_given(0, version=version)
-        return open_rows(check_path("path", path), version=version)
+        return open_rows(check_path("path", path))
 
     def save(
         self, path: str | Path, *, overwrite: bool = False, beside: Mapping[str, Tensor] = MappingProxyType({})
@@ -211,13 +201,12 @@ class Graph(Changeable):
         self.types.check_lengths()
         self.check_edges()
         if self.path is not None and path.resolve() == self.path:
-            return self._compact(path, overwrite=overwrite)
+            raise ValueError(f"The graph is read from {path} itself: save it to another path.")
         if twice := sorted(arrays.keys() & beside.keys()):
             raise ValueError(f"beside holds {twice}, which are arrays of the graph itself: call them links/...")
-        about, history = self.types.about if have_names(self.types) else None, self.types.history
-        ids = {} if beside else all_ids(self.path, self.types.num_nodes)
-        how: Any = {"overwrite": overwrite, "types": about, "history": history, "ids": ids}
-        store.write(path, arrays | dict(beside), self.fingerprint, **how)
+        about = self.types.about if have_names(self.types) else None
+        ids = {} if beside else all_ids(self.path, self.types.node_types)
+        store.write(path, arrays | dict(beside), self.fingerprint, overwrite=overwrite, types=about, ids=ids)
 
     @property
     def num_nodes(self) -> int:
@@ -277,35 +266,11 @@ class Graph(Changeable):
         if not have_names(self.types):
             raise ValueError(f"with_seeds({shown(node_type)}) is for a graph with types, and this one has none.")
         rows = self.indptr, self.indices
-        graph = typed_graph(*rows, self.types.with_seeds(node_type), self.path, self._fingerprint)
-        graph.num_changes = self.num_changes
-        return graph
+        return typed_graph(*rows, self.types.with_seeds(node_type), self.path, self._fingerprint)
 
     def halo(self, nodes: Tensor) -> Tensor:
         """The nodes outside ``nodes`` that send messages to one of them, in increasing order."""
         return senders_outside(self.indptr, self.indices, self._checked(nodes))
-
-    def _changed(self, change: Change) -> Graph:
-        self.check_whole()
-        check_new_ids(self.path, self.types.num_nodes, change.counts, change.ids)
-        if self.path is None:
-            rows = changed(Rows(self.indptr, self.indices, self.types), [change], room_in_ram)
-            return typed_graph(*rows)
-        as_saved = None if self.num_changes else self.fingerprint
-        log.check_as_opened(self.path, self.version - self.num_changes, as_saved)
-        graph = open_rows(self.path, None, self.types.seeds, self.version, [change])  # refuses what does not fit
-        log.append(self.path, self.num_changes, change)
-        return graph
-
-    def _compact(self, path: Path, *, overwrite: bool) -> None:
-        """Write the graph and the changes in its log into one."""
-        if not self.num_changes:
-            raise ValueError(f"The graph is read from {path} itself: save it to another path.")
-        if not overwrite:
-            raise FileExistsError(f"The graph is read from {path}: pass overwrite=True (--overwrite) to replace it.")
-        about = self.types.about if have_names(self.types) else None
-        ids = all_ids(path, self.types.num_nodes)
-        log.compact(path, self.num_changes, self.arrays, self.fingerprint, about, self.types.history, ids)
 
     def check_edges(self) -> None:
         """Refuse edges that lead out of the graph, for instance after a file was changed: compiled loops follow them.
@@ -345,7 +310,7 @@ class Graph(Changeable):
         # A memory map travels between processes as its path, never as its bytes.
         if self.path is not None:
             others = None if self.num_senders == self.num_nodes else self.num_senders
-            return open_rows, (self.path, others, self.types.seeds, self.version)
+            return open_rows, (self.path, others, self.types.seeds)
         return _built, (self.indptr, self.indices, self.types, self.__dict__.get("node_arrays"))
 
 
@@ -375,27 +340,19 @@ def typed_graph(
     return graph
 
 
-def open_rows(
-    path: Path,
-    num_senders: int | None = None,
-    seeds: str | None = None,
-    version: int | None = None,
-    more: Sequence[Change] = (),
-) -> Graph:
+def open_rows(path: Path, num_senders: int | None = None, seeds: str | None = None) -> Graph:
     """Open a saved graph whose ``indices`` lie below ``num_senders``, or below its number of rows if that is None.
 
-    ``seeds`` is the node type that a typed graph is learned from, if one was chosen; ``more`` changes are not in files.
+    ``seeds`` is the node type that a typed graph is learned from, if one was chosen.
     """
-    saved = read_graph(path, num_senders, version, more)
-    types = saved.rows.types if seeds is None else saved.rows.types.with_seeds(seeds)
-    graph = typed_graph(saved.rows.indptr, saved.rows.indices, types, path.resolve(), saved.fingerprint)
-    graph.num_changes = graph.version - saved.base
-    return graph
+    rows = read_graph(path, num_senders)
+    types = rows.types if seeds is None else rows.types.with_seeds(seeds)
+    return typed_graph(rows.indptr, rows.indices, types, path.resolve(), rows.fingerprint)
 
 
 def reopened(graph: Graph) -> Graph:
-    """The graph over maps of its own, so that pages that are read go with them; itself where not all is mapped."""
-    return graph if graph.path is None or graph.num_changes else open_rows(graph.path, version=graph.version)
+    """The graph over maps of its own, so that pages that are read go with them; itself where it is in RAM."""
+    return graph if graph.path is None else open_rows(graph.path)
 
 
 def _built(indptr: Tensor, indices: Tensor, types: GraphTypes, node_arrays: Any) -> Graph:

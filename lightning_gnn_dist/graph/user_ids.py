@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_path, shown
 from lightning_gnn_dist.graph.storage.files import flush
-from lightning_gnn_dist.graph.storage.mapped_ids import MappedIds
+from lightning_gnn_dist.graph.storage.mapped_ids import places_of
 from lightning_gnn_dist.graph.storage.parquet_rows import PARQUET
-from lightning_gnn_dist.graph.storage.store import CHANGES, IDS
+from lightning_gnn_dist.graph.storage.store import IDS, check_unchanged
 
 Ids = NDArray[Any]
 _WITHOUT = (
@@ -34,57 +34,19 @@ def keep_ids(ids: Path, folder: Path, node_type: str) -> None:
     flush(file)
 
 
-def ids_beside(folder: Path | None, node_type: str) -> MappedIds | None:
-    """Return the users' ids of all nodes of a type; None where the graph was not prepared from a table."""
-    if folder is None:
+def ids_beside(folder: Path | None, node_type: str) -> Ids | None:
+    """Map the users' ids of all nodes of a type; None where the graph was not prepared from a table."""
+    if folder is None or not (file := _file(folder, node_type)).exists():
         return None
-    files = [_file(each, node_type) for each in (folder, *sorted((folder / CHANGES).glob("[0-9]*")))]
-    found = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files if file.exists()]
-    return MappedIds(found) if found else None
+    check_unchanged(folder)
+    ids: Ids = np.load(file, mmap_mode="r", allow_pickle=False)
+    return ids
 
 
-def all_ids(folder: Path | None, counts: Mapping[str, int]) -> dict[str, MappedIds]:
-    """Return the users' ids of each type that has some, of so many nodes, by the names of their files."""
-    found = {kind: ids_beside(folder, kind) for kind in counts}
-    return {kind or "nodes": ids.first(counts[kind]) for kind, ids in found.items() if ids is not None}
-
-
-def check_new_ids(folder: Path | None, counts: Mapping[str, int], more: Mapping[str, int], new: dict[str, Ids]) -> None:
-    """Refuse new nodes without ids where the others have them, ids that are taken, and ids that nobody keeps.
-
-    Args:
-        folder: The saved graph.
-        counts: How many nodes it has of each type.
-        more: How many come.
-        new: Their ids.
-    """
-    keeps = folder is not None and (folder / IDS).is_dir()
-    for kind, count in more.items():
-        known, given = ids_beside(folder, kind), new.get(kind)
-        known = None if known is None else known.first(counts.get(kind, 0))
-        of_type = f" of type {kind!r}" if kind else ""
-        have_ids = keeps and (0 if known is None else len(known)) == counts.get(kind, 0)
-        if given is None and have_ids and known is not None:
-            raise ValueError(f"nodes: new nodes{of_type} have no id, as the others have of your tables: give id=[...].")
-        if given is not None and not have_ids:
-            raise ValueError(f"nodes: the nodes{of_type} of this graph have no ids of your tables: leave id out.")
-        if given is not None:
-            _check_ids(f"nodes: id{of_type}", given, count, known)
-
-
-def _check_ids(what: str, given: Ids, count: int, known: MappedIds | None) -> None:
-    said = shown(given.tolist())
-    if given.shape != (count,) or given.dtype.kind not in "iuU" or len(np.unique(given)) < count:
-        raise ValueError(f"{what} must be {count} different texts or integers, got {said}.")
-    if known is None:
-        return
-    if (given.dtype.kind == "U") != (known.dtype.kind == "U"):
-        raise ValueError(
-            f"{what} must be such as the others are, {shown(known.first(2).whole().tolist())}, got {said}."
-        )
-    places = known.places(given)
-    if (taken := places >= 0).any():
-        raise ValueError(f"{what}: {shown(given[taken][0].item())} is that of node {int(places[taken][0])} already.")
+def all_ids(folder: Path | None, node_types: Iterable[str]) -> dict[str, Ids]:
+    """Return the users' ids of each type that has some, by the names of their files."""
+    found = {kind: ids_beside(folder, kind) for kind in node_types}
+    return {kind or "nodes": ids for kind, ids in found.items() if ids is not None}
 
 
 @dataclass(frozen=True)
@@ -96,7 +58,7 @@ class NodeColumns:
         nodes: The node of each row. Default: row ``v`` is that of node ``v``.
     """
 
-    ids: MappedIds | None = None
+    ids: Ids | None = None
     nodes: Ids | None = None
 
     def __call__(self, first: int, rows: Ids) -> dict[str, Ids]:
@@ -105,7 +67,7 @@ class NodeColumns:
         return {"node": named(nodes, self.ids), "row": rows}
 
 
-def named(nodes: Ids, ids: MappedIds | None) -> Ids:
+def named(nodes: Ids, ids: Ids | None) -> Ids:
     """Return the users' ids of some nodes, or the nodes where there are none."""
     return nodes if ids is None else ids[nodes]
 
@@ -124,7 +86,7 @@ def check_ids_of(path: Path | None, ids_of: object) -> Path | None:
 
 def ids_for(
     given: Path | None, graph: Path | None, node_type: str, num_nodes: int, some: Ids | None = None
-) -> MappedIds | None:
+) -> Ids | None:
     """Return the users' ids of the nodes that are predicted.
 
     Args:
@@ -137,7 +99,6 @@ def ids_for(
     found = ids_beside(graph, node_type) if given is None else known_ids(given, node_type)
     if found is None:
         return None
-    found = found.first(num_nodes) if given is None else found  # of an earlier version
     most = num_nodes if some is None else int(some.max()) + 1
     if len(found) < most or len(found) > num_nodes:
         raise ValueError(
@@ -148,7 +109,7 @@ def ids_for(
     return found
 
 
-def known_ids(folder: Path, node_type: str) -> MappedIds:
+def known_ids(folder: Path, node_type: str) -> Ids:
     """Return the users' ids of all nodes of a type; a graph that was not prepared from tables is refused."""
     found = ids_beside(folder, node_type)
     if found is None:
@@ -157,15 +118,13 @@ def known_ids(folder: Path, node_type: str) -> MappedIds:
 
 
 def user_ids(path: str | Path, node_type: str = "") -> Ids:
-    """Return the ids of all nodes as the tables have them that a graph was prepared from: that of node ``v`` at ``v``.
-
-    They are mapped; those of a graph with new nodes in its log are copied into RAM.
+    """Map the ids of all nodes as the tables have them that a graph was prepared from: that of node ``v`` at ``v``.
 
     Args:
         path: A graph that :func:`prepare_graph` has made of tables.
         node_type: The type of the nodes, of a graph with types.
     """
-    return known_ids(check_path("path", path), node_type).whole()
+    return known_ids(check_path("path", path), node_type)
 
 
 def nodes_with_ids(path: str | Path, ids: Sequence[Any] | Ids, node_type: str = "") -> Tensor:
@@ -185,7 +144,7 @@ def nodes_with_ids(path: str | Path, ids: Sequence[Any] | Ids, node_type: str = 
         asked = asked.astype(known.dtype) if known.dtype.kind in "iuf" else asked.astype(str)
     except ValueError as error:
         raise ValueError(f"ids must be numbers, as those of {path} are, got {shown(ids)}.") from error
-    found = known.places(asked)
+    found = places_of(known, asked)
     if (missing := np.flatnonzero(found < 0)).size:
         raise ValueError(f"ids: no node of {path} has the id {shown(asked[missing[0]].item())}.")
     return torch.from_numpy(found)

@@ -207,8 +207,8 @@ def stream(
     least: int,
     fennel: bool,
     alpha: float,
-    first: int = 0,
-    more: int = 0,
+    first: int,
+    more: int,
 ) -> None:
     """One pass of LDG or Fennel (formulas in streaming.py) over the nodes in ``order``, or 0, 1, 2, ...
 

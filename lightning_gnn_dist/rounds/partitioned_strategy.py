@@ -33,7 +33,6 @@ from lightning_gnn_dist.rounds.lightning_internals.trainer import (
     module_of,
     take_over_sigterm,
 )
-from lightning_gnn_dist.rounds.new_rows import check_rows
 from lightning_gnn_dist.rounds.premises import check_ranks
 from lightning_gnn_dist.rounds.walking import has_tables
 from lightning_gnn_dist.tables.learned_tables import LearnedTables, hidden_from_ddp, refuse_copies
@@ -175,7 +174,6 @@ class PartitionedStrategy(DDPStrategy):
         return tables.model_state(get, is_alone=self.is_alone)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        check_rows(self._module(), checkpoint["state_dict"])
         self._divide_tables()  # so that each rank reads its rows alone
         super().load_model_state_dict(checkpoint, strict)
 

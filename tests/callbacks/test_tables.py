@@ -25,7 +25,7 @@ from lightning_gnn_dist import (
     through_layers,
 )
 from lightning_gnn_dist.graph.storage import parquet_rows
-from lightning_gnn_dist.graph.user_ids import ids_for, named, nodes_with_ids, user_ids
+from lightning_gnn_dist.graph.user_ids import nodes_with_ids, user_ids
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
@@ -56,45 +56,17 @@ def prepared(folder: Path, words: bool = True) -> Path:
     (folder / "nodes.csv").write_text("\n".join(["id,a,b", *rows]))
     pairs = [f"{names[a]},{names[b]}" for a, b in draw.integers(COUNT, size=(90, 2)) if a != b]
     (folder / "edges.csv").write_text("\n".join(["source,target", *pairs]))
-    prepare_graph(folder / "edges.csv", folder / "graph", nodes=folder / "nodes.csv", undirected=True)
-    return folder / "graph"
+    return prepared_from(folder, "graph")
+
+
+def prepared_from(folder: Path, name: str) -> Path:
+    prepare_graph(folder / "edges.csv", folder / name, nodes=folder / "nodes.csv", undirected=True)
+    return folder / name
 
 
 def by_hand(graph: Graph) -> Tensor:
     rows: Tensor = Rows().conv(graph.node_arrays["x"], graph.to_pyg().edge_index).detach()
     return rows
-
-
-@pytest.mark.parametrize("words", [True, False])
-def test_new_nodes_bring_ids_of_tables(words: bool, tmp_path: Path) -> None:
-    path = prepared(tmp_path, words)
-    first, known = Graph.open(path), user_ids(path).tolist()
-    ids = ["brand-new", "z"] if words else [900_001, 900_007]
-    x = {name: array[:2] for name, array in first.node_arrays.items()}
-    for given, says in (
-        ({}, "new nodes have no id, as the others have of your tables"),
-        ({"id": ids[:1]}, "id must be 2 different texts or integers"),
-        ({"id": [ids[0]] * 2}, "id must be 2 different texts or integers"),
-        ({"id": [1, 2] if words else ["a", "b"]}, "id must be such as the others are"),
-        ({"id": [ids[0], known[3]]}, "is that of node 3 already"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            first.extended(x | given)
-    with pytest.raises(ValueError, match="have no ids of your tables: leave id out"):
-        first.induced(torch.arange(5)).extended(x | {"id": ids})
-    for _ in range(2):  # as ranks that run one script do
-        later = first.extended(x | {"id": ids})
-    assert later.version == 1 and user_ids(path).tolist() == known + ids
-    nodes = nodes_with_ids(path, [ids[1], known[2]])
-    assert nodes.tolist() == [first.num_nodes + 1, 2]
-    later = later.extended(edges=nodes[:, None])
-    Graph.open(path).save(tmp_path / "copy")
-    Graph.open(path, version=0).save(tmp_path / "before")
-    later.save(path, overwrite=True)
-    for folder, expected in ((path, known + ids), (tmp_path / "copy", known + ids), (tmp_path / "before", known)):
-        assert user_ids(folder).tolist() == expected and not (folder / "changes").exists()
-    found = ids_for(None, path, "", later.num_nodes)
-    assert found is not None and named(nodes.numpy(), found).tolist() == [ids[1], known[2]]
 
 
 def test_ids_of_tables_stay_with_the_graph(tmp_path: Path) -> None:
@@ -105,10 +77,7 @@ def test_ids_of_tables_stay_with_the_graph(tmp_path: Path) -> None:
         nodes_with_ids(graph, [NAMES[7], "W99"])
     Graph.open(graph).save(tmp_path / "copy")
     assert user_ids(tmp_path / "copy").tolist() == NAMES
-    grown = Graph.open(graph).updated({"n_id": [0], "x": Graph.open(graph).node_arrays["x"][1:2]})
-    grown.save(graph, overwrite=True)
-    assert user_ids(graph).tolist() == NAMES
-    Graph.from_pyg(grown.to_pyg()).save(tmp_path / "other")
+    Graph.from_pyg(Graph.open(graph).to_pyg()).save(tmp_path / "other")
     with pytest.raises(ValueError, match="other has no such ids of nodes: `prepare` keeps them"):
         user_ids(tmp_path / "other")
 

@@ -27,13 +27,12 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.cli.train import nodes_asked
 from lightning_gnn_dist.graph.user_ids import nodes_with_ids
-from tests.callbacks.test_tables import COUNT, NAMES, Rows, prepared
+from tests.callbacks.test_tables import COUNT, NAMES, Rows, prepared, prepared_from
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 
 NEW = ["brand-new", "z"]
-EDGES = torch.tensor([[COUNT, 3, COUNT + 1], [3, COUNT, 5]])
 WRITES = ("author", "writes", "paper")
 CONFIG = """\
 seed_everything: 0
@@ -64,28 +63,29 @@ def by_hand(conv: SAGEConv, senders: Tensor, receivers: Tensor, edges: Tensor) -
     return (torch.stack(means) @ to.T + conv.lin_l.bias.double() + receivers.double() @ own.T).detach()
 
 
-def extended(folder: Path) -> Graph:
-    """The graph with two new nodes, which have ids of the user's; each rank makes the change, and one is first."""
-    first = Graph.open(folder / "graph", version=0)
-    x = {name: array[:2] for name, array in first.node_arrays.items()}
-    return first.extended(x | {"id": NEW}, EDGES)
+def prepared_again(folder: Path) -> Graph:
+    """The graph of the same tables with two more nodes and their edges."""
+    for name, lines in (
+        ("nodes", [f"{name},{7 + place},1" for place, name in enumerate(NEW)]),
+        ("edges", [f"{NEW[0]},{NAMES[3]}", f"{NEW[1]},{NAMES[5]}"]),
+    ):
+        with (folder / f"{name}.csv").open("a") as table:
+            table.write("\n" + "\n".join(lines))
+    return Graph.open(prepared_from(folder, "later"))
 
 
-def prepared_with_types(folder: Path) -> None:
-    """Papers with words for ids, and authors with numbers, in a graph of two new papers and a new author."""
-    for name in ("nodes", "edges"):
-        (folder / "tables" / name).mkdir(parents=True)
-    papers = [f"P{7 * n % 11},{n % 3},train,{n},{-n}" for n in range(11)]
-    (folder / "tables" / "nodes" / "paper.csv").write_text("\n".join(["id,label,split,a,b", *papers]))
-    authors = [f"{1000 - n},{n},1" for n in range(5)]
-    (folder / "tables" / "nodes" / "author.csv").write_text("\n".join(["id,a,b", *authors]))
-    pairs = [f"{1000 - n % 5},P{n % 11}" for n in range(30)]
-    (folder / "tables" / "edges" / "author__writes__paper.csv").write_text("\n".join(["source,target", *pairs]))
-    prepare_graph(folder / "tables", folder / "typed")
-    Graph.open(folder / "typed").extended(
-        {"paper": {"x": torch.ones(2, 2), "id": ["P99", "P77"]}, "author": {"x": torch.ones(1, 2), "id": [5]}},
-        {WRITES: torch.tensor([[5, 0, 5], [11, 12, 12]])},
-    )
+def prepared_with_types(folder: Path, name: str, new: list[str]) -> None:
+    """Papers with words for ids, and authors with numbers; new papers cite nobody, and one new author writes them."""
+    tables = folder / f"tables_of_{name}"
+    for kind in ("nodes", "edges"):
+        (tables / kind).mkdir(parents=True)
+    papers = [f"P{7 * n % 11},{n % 3},train,{n},{-n}" for n in range(11)] + [f"{paper},0,train,1,1" for paper in new]
+    (tables / "nodes" / "paper.csv").write_text("\n".join(["id,label,split,a,b", *papers]))
+    authors = [f"{1000 - n},{n},1" for n in range(5)] + ["5,1,1"] * bool(new)
+    (tables / "nodes" / "author.csv").write_text("\n".join(["id,a,b", *authors]))
+    pairs = [f"{1000 - n % 5},P{n % 11}" for n in range(30)] + [f"5,{paper}" for paper in new]
+    (tables / "edges" / "author__writes__paper.csv").write_text("\n".join(["source,target", *pairs]))
+    prepare_graph(tables, folder / name)
 
 
 def start(*callbacks: Any) -> pl.Trainer:
@@ -93,15 +93,14 @@ def start(*callbacks: Any) -> pl.Trainer:
 
 
 def write(rank: int, world_size: int, folder: Path) -> None:
-    later, out, sampler = extended(folder), folder / "out", NeighborSampler([5])
-    data = PartitionedDataModule(Graph.open(folder / "graph", version=0), sampler=sampler)
-    path = folder / "graph"
-    typed = PartitionedDataModule(Graph.open(folder / "typed", version=0), sampler=sampler).on(folder / "typed")
+    later, out, sampler = folder / "later", folder / "out", NeighborSampler([5])
+    data = PartitionedDataModule(folder / "graph", sampler=sampler)
+    typed = PartitionedDataModule(folder / "typed", sampler=sampler).on(folder / "typed_later")
     questions = {
         "before": data,
         "all": data.on(later),
-        "new": data.on(later).only(later.nodes_since(0)),
-        "some": data.on(path).only(nodes_with_ids(path, ["z", NAMES[3], "brand-new"])),
+        "new": data.on(later).only(range(COUNT, COUNT + 2)),
+        "some": data.on(later).only(nodes_with_ids(later, ["z", NAMES[3], "brand-new"])),
         "papers": typed.only([12, 3, 11]),
     }
     for name, asked in questions.items():
@@ -110,7 +109,7 @@ def write(rank: int, world_size: int, folder: Path) -> None:
         start(writer).predict(module, asked, return_predictions=False)
     predict_by_layer(start(), Rows(), later, out / "layers.parquet")
     with pytest.raises(ValueError, match="has ids of 41 nodes, and the graph that is predicted has 43: nodes that"):
-        start(PredictionWriter(out / "no.parquet", ids_of=folder / "old")).predict(Rows(), questions["new"])
+        start(PredictionWriter(out / "no.parquet", ids_of=folder / "graph")).predict(Rows(), questions["new"])
 
 
 def check(file: Path, names: list[Any], known: list[Any], rows: Tensor) -> None:
@@ -121,17 +120,17 @@ def check(file: Path, names: list[Any], known: list[Any], rows: Tensor) -> None:
 
 def test_tables_of_new_nodes_have_the_ids_they_came_with(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    Graph.open(prepared(tmp_path)).save(tmp_path / "old")
-    prepared_with_types(tmp_path)
+    before = Graph.open(prepared(tmp_path))
+    later, known, out = prepared_again(tmp_path), NAMES + NEW, tmp_path / "out"
+    prepared_with_types(tmp_path, "typed", [])
+    prepared_with_types(tmp_path, "typed_later", ["P99", "P77"])
     run_ranks(write, 2, tmp_path)
-    later, known, out = extended(tmp_path), NAMES + NEW, tmp_path / "out"
     x: Any = later.node_arrays["x"]
     rows = by_hand(Rows().conv, x, x, later.to_pyg().edge_index)  # type: ignore[arg-type]
     for name, names in (("all", known), ("layers", known), ("new", NEW), ("some", ["z", NAMES[3], "brand-new"])):
         check(out / f"{name}.parquet", names, known, rows)
-    before = Graph.open(tmp_path / "graph", version=0)
     check(out / "before.parquet", NAMES, NAMES, by_hand(Rows().conv, x, x[:COUNT], before.to_pyg().edge_index))  # type: ignore[arg-type]
-    typed: Any = Graph.open(tmp_path / "typed").to_pyg()
+    typed: Any = Graph.open(tmp_path / "typed_later").to_pyg()
     rows = by_hand(OfPapers().conv, typed["author"].x, typed["paper"].x, typed[WRITES].edge_index)
     papers = [*(f"P{7 * n % 11}" for n in range(11)), "P99", "P77"]
     check(out / "papers.parquet", ["P77", papers[3], "P99"], papers, rows)
@@ -140,13 +139,9 @@ def test_tables_of_new_nodes_have_the_ids_they_came_with(tmp_path: Path) -> None
 
 def ask(rank: int, world_size: int, folder: Path, *options: str) -> None:
     os.chdir(folder)
-    other = ["--data.graph=old", "--data.evaluation.on=graph"]
-    for name, more in (
-        ("all", other),
-        ("new", ["--nodes=since:0"]),
-        ("some", [*other, "--nodes=z,W21", "--by_user_id=true"]),
-    ):
-        sys.argv = ["lightning-gnn-dist", "predict", "--config=my.yaml", f"--output={name}.parquet", *more]
+    other = "--data.evaluation.on=later"
+    for name, more in (("all", []), ("some", ["--nodes=z,W21", "--by_user_id=true"])):
+        sys.argv = ["lightning-gnn-dist", "predict", "--config=my.yaml", f"--output={name}.parquet", other, *more]
         main()
 
 
@@ -155,29 +150,32 @@ def test_the_command_names_new_nodes_by_ids_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("pyarrow")
-    Graph.open(prepared(tmp_path)).save(tmp_path / "old")
-    later, known = extended(tmp_path), NAMES + NEW
+    prepared(tmp_path)
+    later, known = prepared_again(tmp_path), NAMES + NEW
     tmp_path.joinpath("my.yaml").write_text(CONFIG)
     run_ranks(ask, 2, tmp_path)
     x: Any = later.node_arrays["x"]
     rows = by_hand(Rows().conv, x, x, later.to_pyg().edge_index)  # type: ignore[arg-type]
-    for name, names in (("all", known), ("new", NEW), ("some", ["z", "W21"])):
+    for name, names in (("all", known), ("some", ["z", "W21"])):
         check(tmp_path / f"{name}.parquet", names, known, rows)
-    data = PartitionedDataModule(tmp_path / "old").on(tmp_path / "graph")
-    assert nodes_asked(data, Namespace(nodes="since:0")) == [COUNT, COUNT + 1]  # of the graph that is predicted
+    data = PartitionedDataModule(tmp_path / "graph").on(tmp_path / "later")
+    asked: Any = nodes_asked(data, Namespace(nodes="z", by_user_id=True, ids_of=None))
+    assert asked.tolist() == [COUNT + 1]  # of the graph that is predicted
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path.copy())
-    one = "--trainer={accelerator: cpu, devices: 1, logger: false, enable_checkpointing: false}"
+    other, one = (
+        "--data.evaluation.on=later",
+        "--trainer={accelerator: cpu, devices: 1, logger: false, enable_checkpointing: false}",
+    )
     for options, says in (
-        (["--nodes=since:1"], "at version 1, no node is newer than 1"),
         (["--nodes=W99", "--by_user_id=true"], "has the id 'W99'"),
-        (["--nodes=since:0", "--ids_of=old"], "old has ids of 41 nodes, and the graph that is predicted has 43"),
+        (["--nodes=42", "--ids_of=graph"], "graph has ids of 41 nodes, and the graph that is predicted has 43"),
         (
             ["--nodes=0", "--output=all.parquet"],
             "all.parquet exists already. Name another --output, or --overwrite true.",
         ),
     ):
-        command = ["lightning-gnn-dist", "predict", "--config=my.yaml", one, "--output=no.parquet", *options]
+        command = ["lightning-gnn-dist", "predict", "--config=my.yaml", other, one, "--output=no.parquet", *options]
         monkeypatch.setattr(sys, "argv", command)
         with pytest.raises(SystemExit):
             main()

@@ -47,7 +47,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.callbacks.record import RunRecord
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.cli.train import newer_than, nodes_asked
+from lightning_gnn_dist.cli.train import nodes_asked
 from lightning_gnn_dist.cli.values import nodes_named, words_in
 from tests.ranks import run_ranks
 
@@ -314,10 +314,6 @@ def test_nodes_are_named_by_ids_or_files(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", np.ones((2, 2)))
     with pytest.raises(ValueError, match=r"rows.npy must hold a vector of integers, got float64 of shape \(2, 2\)"):
         nodes_named(str(tmp_path / "rows.npy"))
-    graph = Graph.from_edge_index(torch.tensor([[0], [1]]), 3).extended({"num_nodes": 2}).extended({"num_nodes": 1})
-    assert newer_than(graph, "since:0") == [3, 4, 5] and newer_than(graph, "since:1") == [5]
-    with pytest.raises(ValueError, match="nodes must be since: and a version of the graph"):
-        newer_than(graph, "since:x")
 
 
 @pytest.mark.parametrize(

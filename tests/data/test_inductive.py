@@ -217,8 +217,9 @@ def test_shards_and_links_are_not_judged_elsewhere(tmp_path: Path) -> None:
 def test_a_graph_with_new_types_is_refused_and_so_is_one_that_lacks_some() -> None:
     graph = typed_graph_of_papers()
     cited = ("journal", "cites", "paper")
-    new = {"journal": {"x": torch.ones(2, 3)}}
-    later = graph.extended(new, {cited: torch.tensor([[0], [1]])}, new_types=["journal"])
+    changed = graph.to_pyg()
+    changed["journal"].x, changed[cited].edge_index = torch.ones(2, 3), torch.tensor([[0], [1]])
+    later = Graph.from_pyg(changed, time="time")
     data, on_later = PartitionedDataModule(graph), Evaluation(on=later)
     said = r"has not the types \['journal', \('journal', 'cites', 'paper'\)\] of the other, and a model has weights"
     for on, call in (
@@ -236,7 +237,9 @@ def test_a_graph_with_new_types_is_refused_and_so_is_one_that_lacks_some() -> No
 def test_nodes_that_are_asked_for_are_those_of_the_other_graph_too() -> None:
     graph, module = whole(), Net("SAGE")
     data = PartitionedDataModule(graph, sampler=NeighborSampler([4, 4])).only([5, 3])
-    later = graph.extended({"x": torch.ones(1, 6).double()}, torch.tensor([[320], [3]]))
+    changed = graph.to_pyg()
+    x, edges = torch.ones(1, 6).double(), torch.tensor([[320], [3]])
+    later = Graph.from_pyg(Data(torch.cat([changed.x, x]), torch.cat([changed.edge_index, edges], 1)))
     rows = torch.cat(trainer(1).predict(module, data.on(later)))  # type: ignore[arg-type]
     edges = later.to_pyg().edge_index
     expected = module.last(module.first(later.node_arrays["x"], edges).relu(), edges)[[5, 3]]

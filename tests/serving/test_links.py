@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
 from lightning_gnn_dist import Graph, LinkDataModule, LinkSplit, Partition, best_links, save_shards
 from lightning_gnn_dist.serving.limits import Limits
@@ -87,7 +88,9 @@ def whole_rows(module: Plain, graph: Graph, x: Tensor, ends: Tensor) -> Tensor:
 def test_a_node_that_only_receives_gets_what_best_links_of_the_extended_graph_finds() -> None:
     split, module = plain_split(), Plain()
     senders = [9, 17, 42]
-    later = split.graph.extended({"x": NEW_X[:1]}, torch.tensor([senders, [split.graph.num_nodes] * 3]))
+    data: Any = split.graph.to_pyg()
+    edges = torch.cat([data.edge_index, torch.tensor([senders, [split.graph.num_nodes] * 3])], 1)
+    later = Graph.from_pyg(Data(torch.cat([data.x, NEW_X[:1]]), edges))
     links = best_links(quiet(), module, LinkSplit(later, {}, undirected=False), senders=[split.graph.num_nodes], k=7)
     asked = {"new": {"x": NEW_X[:1].tolist()}, "edges": [[node, NEW] for node in senders], "best_links": 7}
     (found,) = ask(answerer(module, LinkSplit(split.graph, {})), asked)

@@ -36,7 +36,7 @@ def without_labels(graph: Graph, edge_type: EdgeType | None, name: str) -> Graph
     """The same graph, whose edges of a type do not carry the array ``name``."""
     left = {array: rows for array, rows in arrays_of_edges(graph, edge_type).items() if array != name}
     shown = with_edge_arrays(graph, edge_type, left)
-    shown.path = None if graph.num_changes else graph.path  # a path stands for what is in its files
+    shown.path = graph.path
     return shown
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.graph.storage.mapped_ids import MappedIds
 from lightning_gnn_dist.graph.user_ids import Ids, named
 from lightning_gnn_dist.layers.shared_rows import SharedRows
 from lightning_gnn_dist.tables.best import Best
@@ -24,8 +23,8 @@ class LinkColumns:
         of_receivers: Those of all that may receive.
     """
 
-    of_senders: MappedIds | None = None
-    of_receivers: MappedIds | None = None
+    of_senders: Ids | None = None
+    of_receivers: Ids | None = None
 
     def __call__(self, first: int, rows: Ids) -> dict[str, Ids]:
         rows = rows[rows["receiver"] >= 0]
@@ -48,8 +47,8 @@ class QuestionColumns:
     questions: Ids
     senders: Ids
     times: Ids
-    of_senders: MappedIds | None = None
-    of_receivers: MappedIds | None = None
+    of_senders: Ids | None = None
+    of_receivers: Ids | None = None
 
     def __call__(self, first: int, rows: Ids) -> dict[str, Ids]:
         at, place = np.nonzero((rows["receiver"] >= 0) & (self.senders[first : first + len(rows)] >= 0)[:, None])

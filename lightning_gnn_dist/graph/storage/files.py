@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
-import glob
 import json
 import os
 import shutil
@@ -12,7 +10,7 @@ import stat
 import types
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Union, get_args, get_origin
 
@@ -98,31 +96,6 @@ def exchange(one: Path, other: Path) -> bool:
     """Let two folders change their names at once. Returns False if the system cannot do so."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     return rename is not None and rename(HERE, os.fsencode(one), HERE, os.fsencode(other), EXCHANGE) == 0
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time into such a block for a folder; refuse one that was replaced meanwhile."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        if os.fstat(handle).st_ino != folder.stat().st_ino:
-            raise ValueError(f"{folder} was replaced by another process: open it again.")
-        yield
-    finally:
-        os.close(handle)
-
-
-def remove_left_behind(path: Path) -> None:
-    """Delete the drafts for a path that killed processes have left; one that a live process has locked stays."""
-    for draft in path.parent.glob(f".{glob.escape(path.name)}.*"):
-        with suppress(BlockingIOError, FileNotFoundError):
-            handle = os.open(draft, os.O_RDONLY)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(draft)
-            finally:
-                os.close(handle)
 
 
 @contextmanager

@@ -10,9 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import platform
 import re
-import sys
 import weakref
 from dataclasses import dataclass
 from functools import cache
@@ -29,8 +27,6 @@ MOST_BYTES_AT_ONCE = 1 << 24  # that one ``pread`` reads
 WINDOW_BYTES = 1 << 23
 BYTES_OF_A_LOOK = 1 << 16  # that one access to a map maps
 ROWS_A_LOOK = 4  # with so many wanted rows per access or more, a map is faster than ``pread``
-# Linux's MAP_NORESERVE, which Python's mmap module does not name.
-NO_RESERVE = 0x4000 if sys.platform == "linux" and platform.machine() in {"x86_64", "aarch64"} else 0
 DO_NOT_NEED = 4  # MADV_DONTNEED: a page is read again at the next access
 MAPS = Path("/proc/self/smaps")
 _RANGE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) \S+ (\d+) *(.*)$", re.MULTILINE)
@@ -92,8 +88,6 @@ def libc() -> Any:
     library.pread.restype = ctypes.c_ssize_t
     library.signal.argtypes, library.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
     library.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    library.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64)
-    library.mmap.restype = ctypes.c_void_p
     return library
 
 

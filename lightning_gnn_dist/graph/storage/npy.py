@@ -10,9 +10,7 @@ import io
 import math
 import os
 import tokenize
-from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -149,23 +147,17 @@ def save(path: Path, array: Column) -> None:
 
 
 def save_for_good(path: Path, array: Column) -> str:
-    """Write a new file, wait until it is on the disk, and return its checksum."""
-    return save_pieces(path, array.dtype, array.shape, [array])
-
-
-def save_pieces(path: Path, dtype: np.dtype, shape: tuple[int, ...], pieces: Iterable[Column]) -> str:
-    """Write a new file of arrays that follow each other, wait until it is on the disk, and return its checksum.
+    """Write a new file, wait until it is on the disk, and return its checksum.
 
     ``np.save`` would not notice that a limit or a full disk cut the file short.
     """
-    header, checksum, wanted = header_of(dtype, shape), Checksum(), 0
+    header, checksum, wanted = np.frombuffer(header_of(array.dtype, array.shape), np.uint8), Checksum(), 0
     try:
         with path.open("xb") as stream:
-            for array in chain([np.frombuffer(header, np.uint8)], pieces):
-                for piece in _pieces(np.ascontiguousarray(array).reshape(-1).view(np.uint8)):
-                    stream.write(piece.data)
-                    checksum.update(piece)
-                    wanted += piece.size
+            for piece in [header, *_pieces(np.ascontiguousarray(array).reshape(-1).view(np.uint8))]:
+                stream.write(piece.data)
+                checksum.update(piece)
+                wanted += piece.size
         flush(path)
     except OSError as error:
         if error.errno not in FULL:

@@ -7,9 +7,11 @@ import json
 import math
 import mmap
 import os
+import platform
 import re
 import resource
 import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -32,17 +34,17 @@ from lightning_gnn_dist.graph.storage.files import (
     read_json,
     unused_name,
 )
-from lightning_gnn_dist.graph.storage.mapped import NO_RESERVE
-from lightning_gnn_dist.graph.storage.mapped_ids import MappedIds
-from lightning_gnn_dist.graph.storage.npy import NpyFile, save_for_good, save_pieces
+from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save_for_good
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 SHARDS, SHARD = "shares.json", "share-"  # the file beside shards, and how the name of a shard begins
 FORMAT = "lightning_gnn_dist graph"
 VERSION, UNTYPED = 2, 1  # that of a graph without types is what older releases read
 IDS = "ids"  # the folder beside a graph that has the users' ids of its nodes
-CHANGES = "changes"  # that of what has changed since it was saved
+CHANGES = "changes"  # that of what has changed since it was saved, which releases before have written
 _WAY_OUT = "Copy or save the graph again."
+# Linux's MAP_NORESERVE, which Python's mmap module does not name.
+_NO_RESERVE = 0x4000 if sys.platform == "linux" and platform.machine() in {"x86_64", "aarch64"} else 0
 
 
 def write(
@@ -52,18 +54,21 @@ def write(
     *,
     overwrite: bool,
     types: Mapping[str, Any] | None = None,
-    history: Sequence[Mapping[str, int]] = (),
-    ids: Mapping[str, MappedIds] = MappingProxyType({}),
+    ids: Mapping[str, Column] = MappingProxyType({}),
 ) -> None:
     """Save arrays under a temporary name beside ``path``, then rename: a reader sees all of them or nothing.
 
-    ``types`` is what :attr:`GraphTypes.about` says of a typed graph, ``history`` what it says of earlier versions, and
-    ``ids`` are the users' ids of nodes, by the names of their files.
+    ``types`` is what :attr:`GraphTypes.about` says of a typed graph, and ``ids`` are the users' ids of nodes, by the
+    names of their files.
     """
     check_target(path, overwrite=overwrite)
     check_names(arrays)
     with folder_beside(path) as draft:
-        write_into(draft, arrays, fingerprint, types, history, ids)
+        for name, some in ids.items():
+            _save(draft / IDS / f"{name}.npy", some)
+        checksums = {name: _save(draft / f"{name}.npy", as_numpy(tensor)) for name, tensor in arrays.items()}
+        forms = {name: (t.dtype, t.shape) for name, t in arrays.items()}
+        describe(draft, forms, fingerprint, checksums, types)
         replace(draft, path)
 
 
@@ -93,7 +98,7 @@ def read(path: Path, num_senders: int | None = None) -> tuple[dict[str, Tensor],
             "PartitionedDataModule, or where edges were split with LinkDataModule."
         )
     entries: dict[str, dict[str, Any]] = meta["arrays"]
-    arrays = {name: map_array(path / f"{name}.npy", entry) for name, entry in entries.items()}
+    arrays = {name: _map_array(path / f"{name}.npy", entry) for name, entry in entries.items()}
     types = _types(path, meta, arrays)
     explain_bus_errors(path.resolve())
     short = contents.short_arrays(entries)
@@ -128,36 +133,9 @@ def _checksums(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, str | None
     return {name: entry.get("xxh64") for name, entry in entries.items()}
 
 
-def write_into(
-    directory: Path,
-    arrays: Mapping[str, Tensor],
-    fingerprint: str,
-    types: Mapping[str, Any] | None,
-    history: Sequence[Mapping[str, int]],
-    ids: Mapping[str, MappedIds],
-) -> None:
-    """Write what :func:`write` says into a directory that is there."""
-    write_ids(directory, ids)
-    checksums = write_arrays(directory, arrays)
-    forms = {name: (t.dtype, t.shape) for name, t in arrays.items()}
-    describe(directory, forms, fingerprint, checksums, types, history)
-
-
-def write_ids(directory: Path, ids: Mapping[str, MappedIds]) -> dict[str, str]:
-    """Write the users' ids of nodes by the names of their files, and return their checksums."""
-    (directory / IDS).mkdir(exist_ok=True) if ids else None
-    files = {name: directory / IDS / f"{name}.npy" for name in ids}
-    return {name: save_pieces(files[name], some.dtype, (len(some),), some.pieces()) for name, some in ids.items()}
-
-
-def write_arrays(directory: Path, arrays: Mapping[str, Tensor]) -> dict[str, str]:
-    """Write arrays as files by their names, and return their checksums."""
-    checksums = {}
-    for name, tensor in arrays.items():
-        file = directory / f"{name}.npy"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        checksums[name] = save_for_good(file, as_numpy(tensor))
-    return checksums
+def _save(file: Path, array: Column) -> str:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return save_for_good(file, array)
 
 
 def describe(
@@ -166,28 +144,18 @@ def describe(
     fingerprint: str,
     checksums: Mapping[str, str],
     types: Mapping[str, Any] | None = None,
-    history: Sequence[Mapping[str, int]] = (),
 ) -> None:
     """Write ``meta.json``, which makes a directory of arrays a saved graph."""
     check_names(arrays)
-    entries = entries_of(arrays, checksums)
-    meta = {"format": FORMAT, "version": UNTYPED, "fingerprint": fingerprint, "arrays": entries}
-    if types is not None:
-        meta |= {"version": VERSION, "types": types}
-    if history:
-        meta |= {"history": [dict(counts) for counts in history]}
-    (directory / "meta.json").write_text(json.dumps(meta, indent=1))
-    flush(directory / "meta.json")
-
-
-def entries_of(
-    arrays: Mapping[str, tuple[torch.dtype, Sequence[int]]], checksums: Mapping[str, str]
-) -> dict[str, dict[str, Any]]:
-    """What ``meta.json`` says of each array."""
-    return {
+    entries = {
         name: {"dtype": _dtype_name(dtype), "shape": list(shape), "xxh64": checksums[name]}
         for name, (dtype, shape) in arrays.items()
     }
+    meta = {"format": FORMAT, "version": UNTYPED, "fingerprint": fingerprint, "arrays": entries}
+    if types is not None:
+        meta |= {"version": VERSION, "types": types}
+    (directory / "meta.json").write_text(json.dumps(meta, indent=1))
+    flush(directory / "meta.json")
 
 
 def replace(draft: Path, path: Path) -> None:
@@ -237,12 +205,12 @@ def read_meta(path: Path) -> dict[str, Any]:
         check_entries(meta, {"types": dict[str, object]}, file, _WAY_OUT)
         kinds = {"nodes": list[list[str | int]], "edges": list[list[str | int]], "time": str | None}
         check_entries({"senders": []} | meta["types"], kinds | {"senders": list[int]}, file, _WAY_OUT)
-    check_entries({"history": []} | meta, {"history": list[dict[str, int]]}, file, _WAY_OUT)
-    check_arrays(meta["arrays"], file)
+    _check_arrays(meta["arrays"], file)
+    check_unchanged(path)
     return meta
 
 
-def check_arrays(entries: Mapping[str, dict[str, Any]], file: Path) -> None:
+def _check_arrays(entries: Mapping[str, dict[str, Any]], file: Path) -> None:
     """Refuse what a file says of arrays, if an entry is missing or wrong."""
     check_names(entries)
     for entry in entries.values():
@@ -250,6 +218,16 @@ def check_arrays(entries: Mapping[str, dict[str, Any]], file: Path) -> None:
         check_entries({"xxh64": None} | entry, {"xxh64": str | None}, file, _WAY_OUT)
         if not isinstance(getattr(torch, entry["dtype"], None), torch.dtype):
             raise ValueError(f"{file} is damaged (torch has no type {entry['dtype']!r:.60}). {_WAY_OUT}")
+
+
+def check_unchanged(path: Path) -> None:
+    """Refuse a saved graph beside which releases before have written changes: without them it is another graph."""
+    if (path / CHANGES).exists():
+        raise ValueError(
+            f"{path / CHANGES} holds changes of a saved graph, which this release does not read: write them into one "
+            f"with release 0.1.x (lightning-gnn-dist prepare {path} {path} --overwrite), or save the changed data "
+            "anew, by lightning-gnn-dist prepare or Graph.from_pyg(data).save(path)."
+        )
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -262,7 +240,7 @@ def check_names(names: Iterable[str]) -> None:
             )
 
 
-def map_array(file: Path, entry: dict[str, Any]) -> Tensor:
+def _map_array(file: Path, entry: dict[str, Any]) -> Tensor:
     """Map a file that holds what its entry in ``meta.json`` says."""
     dtype = getattr(torch, entry["dtype"])
     try:
@@ -313,7 +291,7 @@ def map_npy(file: Path) -> np.ndarray[Any, Any]:
         return np.empty(found.shape, found.dtype)
     protection = mmap.PROT_READ | mmap.PROT_WRITE
     with open_file(file) as stream:
-        whole = mmap.mmap(stream.fileno(), 0, flags=mmap.MAP_PRIVATE | NO_RESERVE, prot=protection)
+        whole = mmap.mmap(stream.fileno(), 0, flags=mmap.MAP_PRIVATE | _NO_RESERVE, prot=protection)
     return np.frombuffer(whole, found.dtype, count, found.offset).reshape(found.shape)
 
 

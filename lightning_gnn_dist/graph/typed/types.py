@@ -51,7 +51,6 @@ class GraphTypes:
         seeds: The node type that is learned from and evaluated, if :meth:`Graph.with_seeds` has chosen one.
         sender_offsets: Of a shard ``offsets`` of the whole graph, by whose ids senders are called. None where they are
             called as the nodes are.
-        history: How many nodes of each type there were before each change of the graph, see :meth:`Graph.extended`.
         tables: What the columns of a database's tables became, and what its tasks ask, if it was made of one.
     """
 
@@ -65,7 +64,6 @@ class GraphTypes:
     time: str | None = None
     seeds: str | None = None
     sender_offsets: tuple[int, ...] | None = None
-    history: tuple[Mapping[str, int], ...] = ()
     tables: Tables | None = None
 
     @classmethod

@@ -11,6 +11,7 @@ import torch
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph import convert
+from lightning_gnn_dist.graph.storage.store import check_unchanged
 from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, within
 from lightning_gnn_dist.prepare.files.arrays import Entry, entries, load_pyg, names_in, number_in
 from lightning_gnn_dist.prepare.files.columns import ALIASES, check_drop, check_purposes, id_of, purpose_of
@@ -195,6 +196,7 @@ def _rows(source: Path, found: Mapping[str, Entry]) -> dict[str, RowFiles]:
 def _of_one_type(source: Path, nodes: Path | None, drop: frozenset[str]) -> tuple[Inputs, set[str]]:
     """Edges with arrays beside them, or edges alone; perhaps a table, or more arrays, of nodes."""
     if (source / "meta.json").exists():
+        check_unchanged(source)
         raise ValueError(f"{source} is a saved graph already: Graph.open(path) reads it.")
     has_arrays = (source.is_dir() and not is_table(source)) or source.suffix == ".npz"
     found, names = entries(source, drop) if has_arrays else {}, set(names_in(source) if has_arrays else ())
