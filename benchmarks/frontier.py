@@ -1,7 +1,7 @@
 """Test accuracy over bytes, for all strategies with their settings, on graphs of many kinds.
 
     python benchmarks/frontier.py frontier.jsonl --directory DIRECTORY --seeds 3
-    python benchmarks/frontier.py frontier.jsonl --show frontier.svg
+    python benchmarks/frontier.py frontier.jsonl --show frontier.svg    # by matplotlib: pip install ".[plots]"
 
 The first command runs what the file does not hold yet, and appends to it; it can be stopped and started again. The
 second prints the table and draws the picture. DIRECTORY holds real graphs, as ``accuracy.py`` reads them; without it
@@ -49,8 +49,6 @@ from lightning_gnn_dist import (
     TMAStrategy,
     communities,
 )
-from lightning_gnn_dist.pictures.charts import Line, Lines
-from lightning_gnn_dist.pictures.svg import drawn
 
 RANKS, STEPS = 8, 200
 METIS, SUPER = MetisPartitioner(), SuperNodePartitioner()
@@ -244,9 +242,23 @@ def show(options: argparse.Namespace) -> None:
         last = f"{statistics.mean(swings):+.1f}" if swings else ""
         print(f"| {name} | {gradients} | {share:.3f} | {last} | {mean:+.1f} | {error:.1f} | {worst:+.1f} | {cells} |")
         if share > 0:
-            points.append(Line(name, [(math.log10(share), mean)]))
-    axes = f"bytes sent, as a power of ten of what {options.unit} sends", "points from one process, mean over graphs"
-    options.show.write_text(drawn(Lines("Test accuracy over bytes", *axes, points)))
+            points.append((name, share, mean))
+    draw(points, options)
+
+
+def draw(points: list[tuple[str, float, float]], options: argparse.Namespace) -> None:
+    from matplotlib.figure import Figure  # where nothing is drawn, it need not be installed
+
+    figure = Figure(figsize=(12, 9), layout="constrained")
+    axes = figure.subplots()
+    axes.set_xscale("log")
+    for name, share, mean in points:
+        axes.plot(share, mean, "o")
+        axes.annotate(name, (share, mean), (5, 2), textcoords="offset points", fontsize=8)
+    axes.set(xlabel=f"bytes sent, {options.unit} is 1", ylabel="points from one process, mean over graphs")
+    axes.set_title("Test accuracy over bytes")
+    axes.grid(alpha=0.3)
+    figure.savefig(options.show)
 
 
 def where(row: dict[str, Any]) -> tuple[str, int]:

@@ -73,8 +73,9 @@ def _cell(cell: dict[str, Any]) -> str:
 
 def _output(output: dict[str, Any]) -> str:
     data = output.get("data", {})
-    if "image/svg+xml" in data:
-        return f'<div class="wide">{"".join(data["image/svg+xml"])}</div>'
+    if "image/png" in data:
+        picture = "".join(data["image/png"]).replace("\n", "")
+        return f'<p><img alt="The picture of this cell" src="data:image/png;base64,{picture}"></p>'
     return f"```text\n{''.join(output.get('text') or data['text/plain']).rstrip()}\n```"
 
 

@@ -23,7 +23,6 @@ data/  rounds/      what a rank reads: residency, coverage, parts, data modules;
 sharded/  strategies/  a graph that no host holds: rows fetched from their owners, its data module
                     what ranks exchange, and when: one method a file
 callbacks/          what a user may watch a training by, and the record that a run leaves
-pictures/           runs drawn side by side
 cli/                the command `lightning-gnn-dist`; the one place that prints
 extensions/         what a user may pass, a folder each, which nothing above imports: ranks that may die
 """

@@ -82,7 +82,6 @@ RIGHT: dict[str, set[str]] = {
     **{name: {"0"} for name in ("mean_degree", "val", "test", "slack", "decay")},
     "prefix": {"empty"},
     "drop": {"[]"},
-    "progress_bar": {"[]"},
     "failed_ranks": {"[]"},
     "hits": {"[]"},
     "node_arrays": {"{}"},

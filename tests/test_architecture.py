@@ -30,7 +30,6 @@ LINE = [
     {"homes", "rounds"},
     {"data", "strategies"},
     {"callbacks", "serving"},
-    {"pictures"},
     {"cli"},
     {"extensions"},
 ]

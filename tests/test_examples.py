@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from lightning.pytorch.loggers import CSVLogger
 
 from tests.python_server import fast_python
 
@@ -31,7 +32,7 @@ OPTIONS = {
 LINES = [
     f"{path.stem} {options}".strip()
     for path in sorted(EXAMPLES.glob("*.py"))
-    if not path.stem.startswith("from_")  # tests/test_converting.py
+    if not path.stem.startswith(("from_", "compare_"))  # tests/test_converting.py, and a picture
     for options in OPTIONS.get(path.stem, [""])
 ]
 
@@ -51,6 +52,54 @@ def test_an_example_trains_and_tests(line: str, tmp_path: Path) -> None:
     metric, least = LEAST.get(name, ("accuracy", 0.6))
     (result,) = re.findall(rf"{metric}\D+(0\.\d+)", run.stdout)[-1:]  # of the test, after those of all rounds
     assert float(result) > least
+
+
+def compare(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(EXAMPLES / "compare_runs.py"), *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+def log_run(folder: Path, name: str, metric: str = "accuracy") -> None:
+    """Write what a fit of three epochs leaves: bytes and metrics of a step in lines of their own."""
+    logger = CSVLogger(folder / "runs", name)
+    for epoch in range(3):
+        step = 10 * epoch + 9
+        logger.log_metrics({"comm/bytes_sent": 1e6 * epoch, "val_loss": 1.0 / (epoch + 1), "epoch": epoch}, step)
+        logger.log_metrics({metric: 0.5 + epoch / 10, "epoch": epoch}, step)
+    logger.log_metrics({"report/bytes_sent": 3e6}, 30)
+    logger.save()
+
+
+def test_curves_of_runs_are_drawn(tmp_path: Path) -> None:
+    log_run(tmp_path, "llcg"), log_run(tmp_path, "grappa")
+    runs = ["runs/llcg/version_0", "runs/grappa/version_0/metrics.csv"]
+    svg = ["--over", "comm/bytes_sent", "--out", "there/curves.svg"]
+    for words, out in (([], "curves.png"), (["--metric", "val_loss"], "curves.png"), (svg, "there/curves.svg")):
+        drawn = compare(tmp_path, *runs, *words)
+        assert (drawn.returncode, drawn.stdout.strip()) == (0, out), drawn.stderr
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    picture = (tmp_path / "there" / "curves.svg").read_text()
+    said = ("llcg/version_0", "grappa/version_0", "accuracy", "comm/bytes_sent")
+    assert all(f"<!-- {words} -->" in picture for words in said)
+
+
+def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
+    log_run(tmp_path, "llcg"), log_run(tmp_path, "grappa")
+    runs = ["runs/llcg/version_0", "runs/grappa/version_0"]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "metrics.csv").write_text("epoch,step,f1\n0,9,0.5\n")
+    (tmp_path / "empty.csv").touch()
+    for words, said in (
+        (["runs/llcg"], "There is no file runs/llcg/metrics.csv. Did you mean runs/llcg/version_0?"),
+        (["empty.csv"], "empty.csv is no table of CSVLogger: it has no column 'step'."),
+        (["nowhere"], "There is no file nowhere. CSVLogger writes one"),
+        ([*runs, "other"], "These runs have no metric in common: runs/llcg/version_0, runs/grappa/version_0, other."),
+        ([*runs, "--metric", "mrr"], "Not all of these runs have a column 'mrr'. In common they have comm/bytes_sent"),
+        ([*runs, "--over", "time"], "Not all of these runs have a column 'time'."),
+        ([*runs, "--out", "curves.what"], "curves.what cannot be written: Format 'what' is not supported"),
+    ):
+        refused = compare(tmp_path, *words)
+        assert refused.returncode == 1 and refused.stderr.startswith(said), refused.stderr
 
 
 def test_the_first_example_is_short() -> None:

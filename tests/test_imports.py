@@ -32,7 +32,6 @@ def loaded(code: str) -> set[str]:
     [
         "import lightning_gnn_dist",
         *(CALL.format(words) for words in (["--help"], ["--version"], ["nope"], ["prepare", "--help"])),
-        CALL.format(["report", "nowhere"]),
     ],
 )
 def test_nothing_heavy_is_imported_for(code: str) -> None:

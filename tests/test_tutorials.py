@@ -15,7 +15,7 @@ from tests.test_nothing_stays import wait_until_none
 from tests.tutorials import cells, kinds, numbers, run
 
 PRIVATE = re.compile(r"/(?:home|root|tmp|usr|var|work|opt|Users)/|Warning|IProgress|\\x1b")
-MOST_BYTES = 200_000
+MOST_BYTES = 300_000
 
 
 @pytest.mark.slow
@@ -38,7 +38,7 @@ def test_a_tutorial_is_stored_as_it_ran(path: Path) -> None:
     """From the first cell to the last, with nothing of the machine, and small."""
     code = cells(path)
     assert [cell["execution_count"] for cell in code] == [*range(1, len(code) + 1)]
-    stored = json.dumps([cell["outputs"] for cell in code])
+    stored = re.sub(r'("image/png": )\[.*?\]', r"\1[]", json.dumps([cell["outputs"] for cell in code]))
     assert not PRIVATE.search(stored) and socket.gethostname() not in stored
     assert '"error"' not in stored and '"stderr"' not in stored
     assert path.stat().st_size < MOST_BYTES

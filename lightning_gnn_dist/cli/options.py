@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     whole: argparse.ArgumentParser = Parser(prog=PROGRAM, description=PURPOSE)
     whole.add_argument("--version", action="version", version=f"{PROGRAM} {version}")
     commands = whole.add_subparsers(required=True, metavar="command")
-    for add in (_add_demo, _add_shop, _add_prepare, _add_inspect, _add_divide, _add_reorder, _add_report):
+    for add in (_add_demo, _add_shop, _add_prepare, _add_inspect, _add_divide, _add_reorder):
         add(commands)
     for module in OF_EXTENSIONS:
         import_module(module).add_to(commands)
@@ -172,15 +172,6 @@ def _add_reorder(commands: Commands) -> None:
     )
     reorder.add_argument("--overwrite", action="store_true", help="replace a saved graph")
     reorder.set_defaults(module=f"{_HERE}.reorder")
-
-
-def _add_report(commands: Commands) -> None:
-    report = commands.add_parser("report", help="draw runs side by side, on a page that needs nothing else")
-    report.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR", help="a directory with a report.json")
-    report.add_argument("--out", type=Path, default=Path("report.html"), help="the page (default: report.html)")
-    report.add_argument("--png", type=Path, metavar="DIR", help="write the charts as PNG too; needs matplotlib")
-    report.add_argument("--metric", help="what to compare by (default: what the runs watch)")
-    report.set_defaults(module=f"{_HERE}.report")
 
 
 def _add_partitioner_settings(command: argparse.ArgumentParser) -> None:

@@ -243,7 +243,7 @@ class TrainCLI(LightningCLI):
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand == "fit":
-            about = "add RunReport: a table of what the fit cost, and report.json beside its logs"
+            about = "add RunReport: a table of what the fit has cost"
             parser.add_argument("--report", type=bool, default=True, help=about)
         if subcommand == "predict":
             parser.add_argument(

@@ -58,12 +58,13 @@ def tally(
 
 
 @compiled
-def tally_between(indptr: Array, indices: Array, assignment: Array, between: Array) -> None:
-    """Add to ``between[i, j]`` the number of edges from part ``i`` to part ``j``."""
+def count_cut(indptr: Array, indices: Array, assignment: Array) -> int:
+    """How many edges lead from one part to another."""
+    cut = 0
     for node in range(indptr.size - 1):
-        part = assignment[node]
         for edge in range(indptr[node], indptr[node + 1]):
-            between[assignment[indices[edge]], part] += 1
+            cut += assignment[indices[edge]] != assignment[node]
+    return cut
 
 
 @compiled

@@ -152,28 +152,11 @@ def _tally_edges(graph: Graph, assignment: Tensor, num_parts: int) -> tuple[Tens
     return torch.from_numpy(inside), torch.from_numpy(halo), torch.from_numpy(isolated)
 
 
-def edges_between(graph: Graph, assignment: Tensor, num_parts: int) -> Tensor:
-    """How many edges lead from each part (row) to each part (column), shape ``(P, P)``. Reads the edges twice."""
+def cut_ratio(graph: Graph, assignment: Tensor) -> float:
+    """The edges between parts as a share of all edges. Reads the edges twice."""
     graph.check_edges()
-    between = np.zeros((num_parts, num_parts), np.int64)
-    kernels.tally_between(graph.indptr.numpy(), graph.indices.numpy(), assignment.numpy(), between)
-    return torch.from_numpy(between)
-
-
-def labels_of_parts(graph: Graph, assignment: Tensor, num_parts: int) -> tuple[Tensor, Tensor] | None:
-    """The classes of the training nodes, shape ``(C,)``, and how many of each every part has, shape ``(P, C)``.
-
-    All nodes count if there is no ``train_mask``. ``None`` if ``y`` is not one integer per node or nobody has a label.
-    """
-    y, train_mask = labels_of(graph), train_mask_of(graph)
-    if y is None:
-        return None
-    labelled = y >= 0 if train_mask is None else (y >= 0) & train_mask
-    if not bool(labelled.any()):
-        return None
-    classes, label = y[labelled].unique(return_inverse=True)
-    cell = assignment[labelled].to(torch.int64) * classes.numel() + label
-    return classes, torch.bincount(cell, minlength=num_parts * classes.numel()).view(num_parts, -1)
+    cut = kernels.count_cut(graph.indptr.numpy(), graph.indices.numpy(), assignment.numpy())
+    return int(cut) / max(1, graph.num_edges)
 
 
 def train_nodes_of(graph: Graph, assignment: Tensor, num_parts: int) -> Tensor | None:
@@ -184,10 +167,15 @@ def train_nodes_of(graph: Graph, assignment: Tensor, num_parts: int) -> Tensor |
 
 def label_skew(graph: Graph, assignment: Tensor, num_parts: int) -> Tensor | None:
     """The distance between the labels of every part and those of the graph; see :class:`PartitionReport`."""
-    labels = labels_of_parts(graph, assignment, num_parts)
-    if labels is None:
+    y, train_mask = labels_of(graph), train_mask_of(graph)
+    if y is None:
         return None
-    counts = labels[1].double()
+    labelled = y >= 0 if train_mask is None else (y >= 0) & train_mask
+    if not bool(labelled.any()):
+        return None
+    classes, label = y[labelled].unique(return_inverse=True)
+    cell = assignment[labelled].to(torch.int64) * classes.numel() + label
+    counts = torch.bincount(cell, minlength=num_parts * classes.numel()).view(num_parts, -1).double()
     whole = counts.sum(0) / counts.sum()
     return (counts / counts.sum(1, keepdim=True) - whole).abs().sum(1) / 2
 

@@ -1,9 +1,10 @@
-"""What a fit costs, told as it is: batches, bytes, metrics and parts, by rank and round."""
+"""What a fit has cost is told as it is: batches, seconds and bytes of each rank, in a table and to any logger."""
 
 from __future__ import annotations
 
 import csv
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,9 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_gnn_dist import (
-    Evaluation,
     EverySteps,
     Exchange,
     GrappaStrategy,
@@ -29,7 +28,6 @@ from lightning_gnn_dist import (
     communities,
     save_shards,
 )
-from lightning_gnn_dist.callbacks.record import RunRecord
 from lightning_gnn_dist.wire import collectives
 from tests.boundary.models import model, weighted_data
 from tests.data_fitting import trainer
@@ -38,6 +36,7 @@ from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 
 MODEL_BYTES = 4 * sum(parameter.numel() for parameter in SAGE(8, 4).parameters())
+Told = tuple[list[dict[str, float]], str]
 
 
 def data_module(**options: Any) -> PartitionedDataModule:
@@ -61,10 +60,15 @@ def fit(
     return running
 
 
-def fit_in_rounds(rank: int, world_size: int, folder: Path) -> RunRecord | None:
+def logged(folder: Path, name: str) -> list[float]:
+    (metrics,) = folder.rglob("metrics.csv")
+    return [float(row[name]) for row in csv.DictReader(metrics.read_text().splitlines()) if row.get(name)]
+
+
+def fit_in_rounds(rank: int, world_size: int, folder: Path) -> Told:
     report = RunReport()
     fit(folder, world_size, LocalSGDStrategy(EverySteps(5)), [report])
-    return report.record
+    return report.ranks, report.table
 
 
 @pytest.fixture(scope="module")
@@ -73,116 +77,93 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def record(folder: Path) -> Any:
+def told(folder: Path) -> Told:
     on_rank_0, elsewhere = run_ranks(fit_in_rounds, 2, folder)
-    assert elsewhere is None
+    assert elsewhere == ([], "")
     return on_rank_0
 
 
-def test_it_says_where_metrics_are_estimates(tmp_path: Path, record: RunRecord) -> None:
-    report, data = RunReport(), data_module(evaluation=Evaluation(sampler=NeighborSampler([2, 2])))
-    fit(tmp_path, 1, LocalSGDStrategy(), [report], data, max_epochs=1)
-    assert report.record is not None and report.record.estimated_by == str(NeighborSampler([2, 2]))
-    assert "Metrics are estimates" in str(report.record) and "estimates" not in str(record)
-
-
-def test_every_rank_and_round_is_in_the_file(folder: Path, record: RunRecord) -> None:
-    assert record == RunRecord.load(folder / "lightning_logs" / "version_0")
-    assert record.finished and record.num_ranks == 2 and record.monitor == "accuracy"
-    assert record.strategy == "LocalSGDStrategy with EverySteps(steps=5, growth=1.0, limit=None)"
-    assert record.partitioner == "RandomPartitioner()"
-    assert [[(row.round_idx, row.batches) for row in rows] for rows in record.ranks] == [[(1, 5), (2, 5), (3, 5)]] * 2
-    assert all(row.validation_seconds > 0 and row.meeting_seconds for rows in record.ranks for row in rows)
-    assert all(row.seconds >= row.validation_seconds + row.meeting_seconds for rows in record.ranks for row in rows)
-    times = [elapsed for _, elapsed, _ in record.of_metric("accuracy")]
-    assert len(times) == 3 and times == sorted(times)
+def test_rank_0_knows_what_all_ranks_have_done(told: Told) -> None:
+    ranks, _ = told
+    assert [rank["batches"] for rank in ranks] == [15, 15]
+    assert all(rank["validation_seconds"] > 0 < rank["meeting_seconds"] for rank in ranks)
     # A meeting of two ranks moves one model from each, and the start half a one; what is agreed on is small.
-    assert record.bytes_sent is not None
-    assert 0 < record.bytes_sent[-1] - 2 * 3.5 * MODEL_BYTES < 1500
+    assert 0 < sum(rank["bytes_sent"] for rank in ranks) - 2 * 3.5 * MODEL_BYTES < 1500
 
 
-def test_the_parts_are_described_as_the_partition_has_them(record: RunRecord) -> None:
-    assert record.parts is not None and record.coverage[0] is not None
-    data = data_module()
-    partition = data.partition(2)
-    report = partition.report(data.graph)
-    assert record.parts.nodes == report.nodes.tolist()
-    assert torch.tensor(record.parts.edges).diag().tolist() == report.inside_edges.tolist()
-    assert record.parts.cut_ratio == pytest.approx(report.cut_ratio)
-    train = data.graph.split("train")
-    counts = torch.zeros(2, 4, dtype=torch.long)
-    for node in train.tolist():
-        counts[partition.assignment[node], data.graph.node_arrays["y"][node]] += 1
-    assert record.parts.labels == counts.tolist() and record.parts.classes == [0, 1, 2, 3]
-    part = data.part(0, 2)
-    assert record.coverage[0] == pytest.approx(float(part.node_arrays["coverage"][part.split("train")].mean()))
+def test_the_table_has_a_line_for_each_rank_and_no_columns_of_zeros(told: Told) -> None:
+    ranks, table = told
+    heading, titles, *lines = table.splitlines()
+    assert heading.startswith("LocalSGDStrategy with EverySteps(steps=5, growth=1.0, limit=None), 2 ranks, ")
+    assert re.search(r", \d\d\.\d% of the edges cut, mean coverage [01]\.\d\d\. Where the time went:$", heading)
+    assert re.split("  +", titles) == ["rank", "batches", "training", "data", "meetings", "validation", "MB sent"]
+    for number, (line, rank) in enumerate(zip(lines, ranks, strict=True)):
+        cells = re.split("  +", line.strip())
+        assert cells[:2] == [str(number), "15"] and cells[-1] == f"{rank['bytes_sent'] / 1e6:.2f}"
+        assert cells[2] == f"{rank['training_seconds']:.2f} s"
 
 
-def test_any_logger_hears_of_the_cut_and_the_coverage(folder: Path, record: RunRecord) -> None:
-    assert record.parts is not None
+def test_loggers_have_the_sums_over_the_ranks(folder: Path, told: Told) -> None:
     (metrics,) = folder.rglob("metrics.csv")
-    rows = [row for row in csv.DictReader(metrics.read_text().splitlines()) if row["partition/cut_ratio"]]
-    assert len(rows) == 3
-    assert float(rows[0]["partition/cut_ratio"]) == pytest.approx(record.parts.cut_ratio, abs=1e-6)
-    assert float(rows[0]["data/coverage"]) == pytest.approx(record.coverage[0], abs=1e-6)
-    assert {"comm/bytes_sent", "comm/seconds", "data/waited_seconds"} <= rows[0].keys()
+    for name in told[0][0].keys() - {"coverage"}:
+        assert logged(folder, f"report/{name}") == pytest.approx([sum(rank[name] for rank in told[0])], rel=1e-6)
+    assert "report/coverage" not in metrics.read_text()
 
 
-def fit_grappa(rank: int, world_size: int, folder: Path) -> tuple[RunRecord | None, int]:
-    report = RunReport(folder / "mine")
+def test_any_logger_hears_of_the_cut_and_the_coverage(folder: Path, told: Told) -> None:
+    data = data_module()
+    report = data.partition(2).report(data.graph)
+    assert logged(folder, "partition/cut_ratio") == pytest.approx([report.cut_ratio] * 3, abs=1e-6)
+    part = data.part(0, 2)
+    coverage = float(part.node_arrays["coverage"][part.split("train")].mean())
+    assert told[0][0]["coverage"] == pytest.approx(coverage)
+    assert logged(folder, "data/coverage") == pytest.approx([coverage] * 3, abs=1e-6)
+    assert all(len(logged(folder, name)) == 3 for name in ("comm/bytes_sent", "comm/seconds", "data/waited_seconds"))
+
+
+def fit_grappa(rank: int, world_size: int, folder: Path) -> tuple[list[dict[str, float]], int]:
+    report = RunReport()
     trainer = fit(folder, world_size, GrappaStrategy(), [report], check_val_every_n_epoch=2)
-    return report.record, trainer.global_step
+    return report.ranks, trainer.global_step
 
 
-def test_gradients_are_counted_too_and_an_epoch_without_validation_has_no_metrics(tmp_path: Path) -> None:
-    (record, steps), _ = run_ranks(fit_grappa, 2, tmp_path)
-    assert record == RunRecord.load(tmp_path / "mine")
-    assert [bool(measured.metrics) for measured in record.rounds] == [False, True, False]
+def test_gradients_are_counted_too(tmp_path: Path) -> None:
+    (ranks, steps), _ = run_ranks(fit_grappa, 2, tmp_path)
     sent = 2 * steps * (MODEL_BYTES + 5 * 8) + 2 * MODEL_BYTES  # of the start, which settles DDP's buckets
-    assert sent <= record.bytes_sent[-1] <= sent + 400  # and what ranks compare at the start, and at an epoch's end
+    # And what ranks compare at the start, and at an epoch's end.
+    assert sent <= sum(rank["bytes_sent"] for rank in ranks) <= sent + 800
 
 
-def fit_ddp(rank: int, world_size: int, folder: Path) -> RunRecord | None:
+def fit_ddp(rank: int, world_size: int, folder: Path) -> Told:
     report = RunReport()
     fit(folder, world_size, "ddp", [report])
-    return report.record
+    return report.ranks, report.table
 
 
 def test_what_another_strategy_sends_is_not_known(tmp_path: Path) -> None:
-    record, _ = run_ranks(fit_ddp, 2, tmp_path)
-    assert record.bytes_sent is None and record.ranks[1][0].meeting_seconds is None
-    assert record.parts is not None and len(record.rounds) == 3
+    (ranks, table), _ = run_ranks(fit_ddp, 2, tmp_path)
+    assert not {"bytes_sent", "meeting_seconds"} & (ranks[0].keys() | ranks[1].keys())
+    assert re.split("  +", table.splitlines()[1]) == ["rank", "batches", "training", "data", "validation"]
+    assert len(logged(tmp_path, "partition/cut_ratio")) == 3
 
 
-def fit_with_exchange(rank: int, world_size: int, folder: Path, strategy: Any) -> RunRecord | None:
+def fit_with_exchange(rank: int, world_size: int, folder: Path, strategy: Any) -> Told:
     data = PartitionedDataModule(
         graph_of(weighted_data()), partitioner=RandomPartitioner(), sampler=WholePartSampler(2), boundary=Exchange()
     )
-    report = RunReport(monitor="loss")
+    report = RunReport()
     fit(folder, world_size, strategy, [report], data, model("SAGE", 2), precision="64-true")
-    return report.record
+    return report.ranks, report.table
 
 
 @pytest.mark.parametrize("strategy", [pytest.param("grappa", marks=pytest.mark.slow), "ddp"])
 def test_rows_at_the_boundary_are_told_apart(strategy: str, tmp_path: Path) -> None:
-    record, _ = run_ranks(fit_with_exchange, 2, tmp_path, strategy)
-    steps = [row.boundary_bytes for rows in record.ranks for row in rows]
-    assert min(steps) > 0 and len(set(steps[:3])) == len(set(steps[3:])) == 1  # each step sends as much
-    assert sum(steps) == record.boundary_bytes
-    assert record.bytes_sent is None if strategy == "ddp" else record.bytes_sent[-1] > record.boundary_bytes
-    (metrics,) = tmp_path.rglob("metrics.csv")
-    rows = [row for row in csv.DictReader(metrics.read_text().splitlines()) if row.get("comm/boundary_bytes")]
-    assert [float(row["comm/boundary_bytes"]) for row in rows] == [steps[0], 2 * steps[0], 3 * steps[0]]
-    assert all(row.get("comm/bytes_sent") for row in rows) == (strategy == "grappa")
-
-
-class Bar(Callback):
-    """What a progress bar would show."""
-
-    shown: dict[str, Any]
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.shown = dict(trainer.progress_bar_metrics)
+    (ranks, table), _ = run_ranks(fit_with_exchange, 2, tmp_path, strategy)
+    assert "MB at boundary" in table and min(rank["boundary_bytes"] for rank in ranks) > 0
+    assert strategy == "ddp" or all(rank["bytes_sent"] > rank["boundary_bytes"] for rank in ranks)
+    step, *_ = steps = logged(tmp_path, "comm/boundary_bytes")
+    assert steps == [step, 2 * step, 3 * step] and ranks[0]["boundary_bytes"] == steps[-1]
+    assert bool(logged(tmp_path, "comm/bytes_sent")) == (strategy == "grappa")
 
 
 class Sends(SAGE):
@@ -192,28 +173,25 @@ class Sends(SAGE):
         collectives.all_gather_rows(torch.zeros(10))
 
 
-def show(rank: int, world_size: int, folder: Path, names: tuple[str, ...]) -> tuple[dict[str, Any], Any]:
-    bar, report = Bar(), RunReport(progress_bar=names)
-    strategy, options = LocalSGDStrategy(EverySteps(5)), {"max_epochs": 2, "num_sanity_val_steps": 1}
-    fit(folder, world_size, strategy, [report, bar], module=Sends(8, 4), **options)
-    return bar.shown, report.record
+def fit_that_sends(rank: int, world_size: int, folder: Path) -> Told:
+    report, strategy = RunReport(), LocalSGDStrategy(EverySteps(5))
+    fit(folder, world_size, strategy, [report], module=Sends(8, 4), max_epochs=2, num_sanity_val_steps=1)
+    return report.ranks, report.table
 
 
-def test_the_progress_bar_shows_what_was_asked_for(tmp_path: Path) -> None:
-    (shown, record), _ = run_ranks(show, 2, tmp_path, ("round", "MB_sent", "cut", "coverage"))
-    assert {"round", "MB_sent", "cut", "coverage"} <= shown.keys() and "data_s" not in shown
-    assert shown["round"] == 2.0 and 0 < shown["MB_sent"] < 0.1 and 0 < shown["cut"] < 1
-    sent = sum(row.bytes_sent for row in record.ranks[0])
-    assert shown["MB_sent"] == pytest.approx(sent / 1e6)  # also what the validation of the last round has sent
-    assert [row.validation_bytes for row in record.ranks[0]] == [80.0, 40.0]  # the first has the sanity check's, too
+def test_bytes_of_validations_are_told_apart(tmp_path: Path) -> None:
+    (ranks, table), _ = run_ranks(fit_that_sends, 2, tmp_path)
+    assert [rank["validation_bytes"] for rank in ranks] == [120.0] * 2  # that before the first round is one of three
+    assert "in validation" in table
 
 
-def test_one_process_needs_no_parts(tmp_path: Path) -> None:
-    report = RunReport(monitor="something_else")
-    fit(tmp_path, 1, "auto", [report])
-    assert report.record is not None and report.record.parts is None and report.record.bytes_sent == [0.0] * 3
-    assert report.record.monitor == "something_else"
-    assert str(report.record).count("\n") == 2  # nothing was measured by this name
+def test_one_process_has_no_parts_and_each_fit_its_own_figures(tmp_path: Path) -> None:
+    report = RunReport()
+    for _ in range(2):
+        fit(tmp_path, 1, "auto", [report], max_epochs=1)
+        ((rank,), heading) = report.ranks, report.table.splitlines()[0]
+        assert heading == "SingleDeviceStrategy, 1 rank. Where the time went:"
+        assert rank["bytes_sent"] == 0.0 and rank["batches"] == 3
 
 
 def test_nobody_cuts_shards_again(tmp_path: Path) -> None:
@@ -221,13 +199,7 @@ def test_nobody_cuts_shards_again(tmp_path: Path) -> None:
     save_shards(graph, RandomPartitioner()(graph, 1, 0), tmp_path / "shards")
     data = PartitionedDataModule(tmp_path / "shards", sampler=NeighborSampler([3, 3]), batch_size=16)
     fit(tmp_path, 1, LocalSGDStrategy(EverySteps(2)), [report], data, max_epochs=1)
-    assert report.record is not None and report.record.partitioner == "as the shards were cut"
-
-
-def test_the_metric_that_stops_the_fit_is_shown(tmp_path: Path) -> None:
-    report = RunReport()
-    fit(tmp_path, 1, "auto", [report, EarlyStopping("val_loss", patience=9, strict=False)], max_epochs=1)
-    assert report.record is not None and report.record.monitor == "val_loss"
+    assert report.table and logged(tmp_path, "partition/cut_ratio") == []
 
 
 class Fate(Callback):
@@ -243,23 +215,22 @@ class Fate(Callback):
             os.kill(os.getpid(), self.sends)
 
 
-def meet_fate(rank: int, world_size: int, folder: Path, fate: Fate) -> RunRecord | None:
+def meet_fate(rank: int, world_size: int, folder: Path, fate: Fate) -> Told:
     report = RunReport()
     try:
         fit(folder, world_size, LocalSGDStrategy(EverySteps(5)), [report, fate])
     except SystemExit:  # Lightning's, after SIGTERM
-        return report.record
+        return report.ranks, report.table
     raise AssertionError("the fit should not have come to its end")
 
 
 def test_a_fit_that_is_preempted_tells_of_all_ranks(tmp_path: Path) -> None:
-    record, _ = run_ranks(meet_fate, 2, tmp_path, Fate(1, signal.SIGTERM))
-    assert record.finished and [len(rows) for rows in record.ranks] == [2, 2]
-    assert record == RunRecord.load(tmp_path / "lightning_logs" / "version_0")
+    (ranks, table), _ = run_ranks(meet_fate, 2, tmp_path, Fate(1, signal.SIGTERM))
+    assert [rank["batches"] for rank in ranks] == [10, 10] and len(table.splitlines()) == 4
+    assert len(logged(tmp_path, "report/batches")) == 1
 
 
-def test_a_fit_that_fails_leaves_what_rank_0_knows(tmp_path: Path) -> None:
+def test_a_fit_that_fails_leaves_what_loggers_have_heard(tmp_path: Path) -> None:
     with pytest.raises(RankError, match="the disk is full"):
         run_ranks(meet_fate, 2, tmp_path, Fate(0, None))
-    record = RunRecord.load(tmp_path / "lightning_logs" / "version_0")
-    assert not record.finished and [len(rows) for rows in record.ranks] == [1] and record.num_ranks == 2
+    assert len(logged(tmp_path, "comm/bytes_sent")) == 1 and logged(tmp_path, "report/batches") == []

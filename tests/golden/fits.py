@@ -41,7 +41,7 @@ from tests.samplers import SAMPLERS
 
 PATIENCE: dict[str, Any] = {"launch": Launch(timeout=timedelta(seconds=60), start_timeout=timedelta(seconds=60))}
 SECONDS = ("seconds", "waited", "_s")  # figures of time, which no two runs share
-COUNTED = ("bytes_sent", "boundary_bytes", "fetched_bytes", "cache_asked", "cache_hits")
+COUNTED = ("bytes_sent", "boundary_bytes", "fetched_bytes")
 Make = Callable[[], Any]
 
 
@@ -125,14 +125,14 @@ def show_fit(
     tally: Tally, data: Any, module: Any, strategy: Any, num_ranks: int, *, evaluates: bool = True, **options: Any
 ) -> None:
     """Fit, test and predict, and show all that comes of it."""
-    report = RunReport()
-    settings = {"devices": num_ranks, "callbacks": [report, *options.pop("callbacks", [])]}
+    report, metrics = RunReport(), Metrics()
+    settings = {"devices": num_ranks, "callbacks": [report, metrics, *options.pop("callbacks", [])]}
     resume = options.pop("ckpt_path", None)
     run = trainer(strategy, **settings, **options)
     torch.manual_seed(1)
     run.fit(module, data, ckpt_path=resume)
     show_state(tally, run, module)
-    show_record(tally, report.record)
+    show_report(tally, report, metrics)
     if evaluates:
         tally.add("test", run.test(module, data, verbose=False))
         if hasattr(module, "predict_step") and not isinstance(module, Links):
@@ -154,18 +154,34 @@ def tensors_of(state: Any) -> Any:
     return state if isinstance(state, torch.Tensor | int | float | bool | str | None) else str(state)
 
 
-def show_record(tally: Tally, record: Any) -> None:
-    """The ledger of all ranks, which rank 0 has."""
-    if record is not None:
-        tally.add("rounds", [[(row.round_idx, row.batches) for row in rows] for rows in record.ranks])
-        tally.add("metrics of rounds", [row.metrics for row in record.rounds])
+class Metrics(pl.Callback):
+    """Keeps what was logged by the end of each round; nothing of a round without validation, if others have one."""
+
+    def __init__(self) -> None:
+        self.of_rounds: list[dict[str, float]] = []
+        self.validates = self.has_validated = False
+
+    def on_train_epoch_start(self, *args: Any) -> None:
+        self.has_validated = False
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self.validates = self.has_validated = True
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if "/" not in name}
+        self.of_rounds.append(metrics if self.has_validated or not self.validates else {})
+
+
+def show_report(tally: Tally, report: RunReport, metrics: Metrics) -> None:
+    """What all ranks have done, which rank 0 has."""
+    if report.ranks:
+        tally.add("batches of ranks", [rank["batches"] for rank in report.ranks])
+        tally.add("metrics of rounds", metrics.of_rounds)
         for name in COUNTED:  # of the fit: what ranks ask each other falls into this round or the next, by chance
-            tally.say(f"ledger: {name}", str([sum(getattr(row, name) or 0 for row in rows) for rows in record.ranks]))
-        tally.add("coverage", record.coverage)
-        if record.parts is not None:
-            parts = record.parts
-            tally.add("parts", {name: getattr(parts, name) for name in ("nodes", "edges", "classes", "labels")})
-        tally.say("said", f"{record.strategy}; {record.partitioner}; {record.estimated_by}")
+            tally.say(f"ledger: {name}", str([rank.get(name, 0) for rank in report.ranks]))
+        tally.add("coverage", [rank.get("coverage") for rank in report.ranks])
+        tally.say("said", report.table.partition(". Where")[0])
 
 
 def of_nodes(

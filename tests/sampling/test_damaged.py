@@ -24,7 +24,7 @@ from lightning_gnn_dist.batches.pool import gather_rows
 from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph_report import GraphReport
-from lightning_gnn_dist.partition.partition_report import edges_between
+from lightning_gnn_dist.partition.partition_report import cut_ratio
 from lightning_gnn_dist.sampling.negatives import draw_receivers, has_edges
 from tests.sampling.neighborhoods import CHANGES, damaged
 
@@ -39,7 +39,7 @@ WHOLE: dict[str, Callable[[Graph], Any]] = {
     "METIS": lambda graph: MetisPartitioner()(graph, 2, 0),
     "streaming": lambda graph: StreamingPartitioner()(graph, 2, 0),
     "a report": lambda graph: halves(graph).report(graph),
-    "edges between": lambda graph: edges_between(graph, halves(graph).assignment, 2),
+    "cut edges": lambda graph: cut_ratio(graph, halves(graph).assignment),
     "a graph's report": GraphReport.of,
 }
 

@@ -1,1 +1,0 @@
-"""Charts of runs, drawn as SVG in a page or as PNG."""
