@@ -6,12 +6,9 @@ python examples/strategies.py history   # rare meetings, and no lost edge: reads
 python examples/strategies.py grappa    # gradients every step and nothing else: parts that rotate
 
 lightning-gnn-dist elastic --ranks 3 -- python examples/strategies.py elastic    # TMA with ranks that may die
-
-torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/strategies.py restarted    # Grappa with such
 """
 
 import argparse
-import os
 from functools import partial
 
 import lightning.pytorch as pl
@@ -20,14 +17,12 @@ from node_classification import SAGE
 from torch.nn import functional
 
 from lightning_gnn_dist import (
-    AsRanks,
     Correction,
     DiscrepancyProbe,
     Elastic,
     EverySeconds,
     EverySteps,
     GrappaStrategy,
-    Halo,
     History,
     Holding,
     LLCGStrategy,
@@ -42,7 +37,6 @@ from lightning_gnn_dist import (
     communities,
     coverage_mean,
 )
-from lightning_gnn_dist.callbacks.last_step import LastStep
 
 
 def llcg():
@@ -70,15 +64,6 @@ def grappa():
     fit(parts, WeighedSAGE, devices=3, strategy=GrappaStrategy(), max_epochs=20, check_val_every_n_epoch=10)
 
 
-def restarted():
-    # When a rank dies, torchrun starts all anew on the hosts that it still has: they lose at most five steps.
-    last, hosts = LastStep(every_n_steps=5), int(os.environ["GROUP_WORLD_SIZE"])
-    parts = {"partitioner": MetisPartitioner(balance="train"), "holding": Holding(AsRanks(4)), "boundary": Halo(2)}
-    options = {"devices": int(os.environ["LOCAL_WORLD_SIZE"]), "num_nodes": hosts, "callbacks": [last]}
-    fit(parts, ckpt_path=last.newest(), strategy=GrappaStrategy(), max_epochs=20, **options)
-    last.clear()
-
-
 class WeighedSAGE(SAGE):
     """Returns the mean of its seeds' losses by coverage. With a plain mean, whole batches are weighed."""
 
@@ -87,17 +72,16 @@ class WeighedSAGE(SAGE):
         return coverage_mean(losses, batch)
 
 
-def fit(parts, module=SAGE, devices=2, ckpt_path=None, **options):
+def fit(parts, module=SAGE, devices=2, **options):
     graph = communities(num_nodes=20_000, num_classes=8)
     data = PartitionedDataModule(graph, sampler=NeighborSampler([10, 10]), batch_size=256, **parts)
     trainer = pl.Trainer(accelerator="cpu", devices=devices, logger=False, **options)
     model = module(num_features=64, num_classes=8)
-    trainer.fit(model, data, ckpt_path=ckpt_path)
+    trainer.fit(model, data)
     trainer.test(model, data)
 
 
 STRATEGIES = {"llcg": llcg, "tma": tma, "elastic": partial(tma, Elastic()), "history": history, "grappa": grappa}
-STRATEGIES |= {"restarted": restarted}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.graph.graph import Graph as Graph
     from lightning_gnn_dist.graph.synthetic import citations as citations
     from lightning_gnn_dist.graph.synthetic import communities as communities
-    from lightning_gnn_dist.homes.residency import AsRanks as AsRanks
     from lightning_gnn_dist.homes.residency import Fixed as Fixed
     from lightning_gnn_dist.homes.residency import Holding as Holding
     from lightning_gnn_dist.homes.residency import Redeal as Redeal

@@ -16,6 +16,8 @@ GONE: dict[str, str] = {
     "Outer.bits": "pass reducer=Rounded(8) to the strategy",
     "TMAStrategy.elastic": "pass peers=Elastic(), or Elastic(...) with other settings",
     "TMAStrategy.overlap": "pass reducer=Overlapped()",
+    "AsRanks": "GrappaStrategy resumes on another number of ranks, and accumulate_grad_batches sums batches of a rank",
+    "LastStep": "write checkpoints, ModelCheckpoint(every_n_train_steps=50), and let torchrun start the ranks again",
     "AutoStrategy": "GrappaStrategy() first, and rounds where a step's bytes take longer than it (docs/choosing.md)",
     "Trainer.strategy='choose'": "name one, 'grappa' first (docs/choosing.md has a table)",
     "inspect --bandwidth": "divide bytes by the wire's rate (docs/wire.md)",

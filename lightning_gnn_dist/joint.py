@@ -52,19 +52,6 @@ class HasFigures(Protocol):
         """The numbers to log, by name."""
 
 
-@runtime_checkable
-class DividesSteps(Protocol):
-    """A data module that may divide a step into several batches a rank."""
-
-    @property
-    def batches_of_step(self) -> int | None:
-        """The batches that each rank takes in a step; None where the trainer says so.
-
-        A batch then has ``of_step``: how many ``num_batches`` and ``num_seeds`` the rank has in the step, and the
-        ``random_seed`` of what the model draws on it.
-        """
-
-
 class HasDigests(Protocol):
     """A data module whose graph, arrays and parts all ranks must have alike."""
 

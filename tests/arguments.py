@@ -303,7 +303,6 @@ def _of_samplers() -> Calls:
 def _of_classes(world: World) -> Calls:
     split, ids = world.split, torch.tensor([0])
     return {
-        "LastStep": lambda: {"folder": world.folder / "last"},
         "EverySeconds": lambda: {"seconds": 1.0},
         "EverySteps": lambda: {"steps": 4},
         "LazyAdam": lambda: {"params": [torch.nn.Parameter(torch.ones(2))]},
@@ -316,8 +315,6 @@ def _of_classes(world: World) -> Calls:
         "PartitionedDataModule": lambda: {"graph": world.graph},
         "PredictionWriter": lambda: {"path": "predicted.npy"},
         "Redeal": lambda: {"num_supernodes": 8},
-        "AsRanks": lambda: {"num_ranks": 8},
-        "AsRanks.batches_of_step": lambda: {"world_size": 4},
         "SuperNodePartitioner": lambda: {"num_supernodes": 8},
         "Sweep": lambda: {"chunks": 2, "of": 8},
     }

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import (
-    AsRanks,
     Auto,
     Exchange,
     Fetch,
@@ -62,7 +61,7 @@ BOUNDARIES: list[Boundary] = [
     History(),
     Fetch(),
 ]
-RESIDENCIES: list[Residency] = [Fixed(), Rotate(), Redeal(6), Sweep(chunks=1, of=6), AsRanks(5)]
+RESIDENCIES: list[Residency] = [Fixed(), Rotate(), Redeal(6), Sweep(chunks=1, of=6)]
 SAMPLERS: list[Sampler] = [
     NeighborSampler([3, 3]),
     LadiesSampler([8, 8]),

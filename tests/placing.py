@@ -24,7 +24,7 @@ def placing(data: Any, rank: int, num_ranks: int) -> Iterator[Any]:
 def batches_of(data: Any, part: Any, num_batches: int, seed: int, rank: int, num_ranks: int) -> Any:
     """The loader of a rank's training batches of a part."""
     with placing(data, rank, num_ranks):
-        return data._batches_of(part, num_batches, data._home.learners(), seed=seed)
+        return data._batches_of(part, num_batches, data._home.holder, seed=seed)
 
 
 def most_seeds(data: Any, num_ranks: int) -> int:

@@ -50,7 +50,7 @@ OF_AN_ENGINEER = [
     ("Where did the time go?", "guides/plan", "While it trains", "`meetings`"),
     ("How do I start on two hosts?", "guides/several-hosts", "Start it", "--node-rank 1"),
     ("What if a rank does not start?", "guides/several-hosts", "If a rank does not come", "who is missing"),
-    ("What if a host is taken away?", "guides/several-hosts", "If a host may be taken away", "LastStep()"),
+    ("What if a host is taken away?", "guides/several-hosts", "If a host may be taken away", "peers=Elastic()"),
     ("How do I train on four GPUs?", "guides/gpu-training", "Start it", 'accelerator="gpu", devices=4'),
     ("What do I do when GPUs wait for batches?", "guides/gpu-training", "Let the GPU draw", 'sample_on="auto"'),
 ]

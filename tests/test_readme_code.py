@@ -48,7 +48,6 @@ QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", 
 # Run with what they need around them: by the launcher, below; in test_ray.py, test_readme.py, test_tools.py and
 # serving/test_page.py.
 ELSEWHERE = {
-    "GROUP_WORLD_SIZE": "elastic",
     "peers=Elastic())": "elastic",
     "RayDDPStrategy": "hosts",
     "g.edges()": "migration",
@@ -230,37 +229,19 @@ def test_no_block_is_forgotten() -> None:
     ]
 
 
-TRAIN = """
-import os
-from tests.test_readme_code import run_block
-
-run_block(0, int(os.environ.get("LOCAL_WORLD_SIZE", 1)), open("block.txt").read(), ".")
-"""
-
-
-def run_elastic_block(sign: str, launcher: list[str], folder: Path) -> None:
-    (block,) = [block for block in blocks("python", "elastic") if sign in block.code]
-    (folder / "block.txt").write_text(block.code)
-    (folder / "train.py").write_text(TRAIN)
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", *launcher, "train.py"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0 and "[elastic]" not in done.stdout, done.stderr
-
-
 @pytest.mark.slow
 def test_the_elastic_block_runs_as_its_page_says(tmp_path: Path) -> None:
     pytest.importorskip("torchft", reason="torchft is not installed: pip install lightning-gnn-dist[elastic]")
-    run_elastic_block(
-        "peers=Elastic())", ["lightning_gnn_dist", "elastic", "--ranks", "2", "--", fast_python()], tmp_path
+    (block,) = [block for block in blocks("python", "elastic") if "peers=Elastic())" in block.code]
+    (tmp_path / "block.txt").write_text(block.code)
+    (tmp_path / "train.py").write_text(
+        'from tests.test_readme_code import run_block\nrun_block(0, 1, open("block.txt").read(), ".")\n'
     )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "lightning_gnn_dist", "elastic", "--ranks", "2", "--", fast_python(), "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and "[elastic]" not in done.stdout, done.stderr
     assert (tmp_path / "checkpoints" / "last.ckpt").is_file()
-
-
-@pytest.mark.slow
-def test_the_block_of_hosts_that_come_and_go_runs(tmp_path: Path) -> None:
-    Graph.from_pyg(as_pyg()).save(tmp_path / "my_graph")
-    run_elastic_block("LastStep()", ["torch.distributed.run", "--standalone", "--nproc-per-node=2"], tmp_path)
 
 
 def commands(*programs: str) -> list[Any]:
@@ -310,8 +291,7 @@ def test_the_extras_that_pages_name_exist() -> None:
 
 def test_the_variables_of_elastic_ranks_are_those_that_are_read() -> None:
     code = "".join(block.code for block in blocks("console", "elastic"))
-    of_torchrun = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE"}
-    assert set(re.findall(r"\b([A-Z_]{6,})=", code)) == {LIGHTHOUSE, RANK, RANKS} | of_torchrun
+    assert set(re.findall(r"\b([A-Z_]{6,})=", code)) == {LIGHTHOUSE, RANK, RANKS}
 
 
 @pytest.mark.slow

@@ -1,10 +1,9 @@
-"""How the seeds of one learner are dealt to the batches of a pass."""
+"""How seeds are dealt to the batches of a pass."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,20 +17,6 @@ Order = Callable[[Tensor, int, int], Tensor | None]
 
 class NoSeedsError(ValueError):
     """There are no seeds to make batches of."""
-
-
-class OfStep(NamedTuple):
-    """What a rank computes in the step of a batch, and the random numbers that the model draws on it.
-
-    Attributes:
-        num_batches: The rank's batches in the step, without those that only keep ranks in step.
-        num_seeds: Their seeds.
-        random_seed: For ``torch.manual_seed``; no other batch of the run has it, whichever rank computes it.
-    """
-
-    num_batches: int
-    num_seeds: int
-    random_seed: int
 
 
 @dataclass(eq=False)
@@ -48,7 +33,6 @@ class Deal:
         shuffle: Whether orders change; otherwise seeds stand in the order given.
         inputs: A number for each seed, that batches hold as ``input_id``. Default: they hold none.
         num_taken: How many of the seeds a pass takes. Default: all. It goes with ``shuffle``.
-        is_filler: Whether the batches only keep ranks in step.
         place: The number of this one among those who deal the same seeds.
         num_places: How many they are.
     """
@@ -59,7 +43,6 @@ class Deal:
     shuffle: bool = True
     inputs: Tensor | None = None
     num_taken: int | None = None
-    is_filler: bool = False
     place: int = 0
     num_places: int = 1
     _orders: dict[int, Tensor] = field(default_factory=dict, init=False)
@@ -88,7 +71,7 @@ class Deal:
 
     def repeats(self, batch: int) -> bool:
         """Return whether a batch has nothing of its own to learn from."""
-        return self.is_filler or batch >= self._num_all
+        return batch >= self._num_all
 
     def size(self, batch: int) -> int:
         """Return the number of seeds of a batch."""

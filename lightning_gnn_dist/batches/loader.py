@@ -17,11 +17,9 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, in_type
-from lightning_gnn_dist.batches.deal import Deal, OfStep
+from lightning_gnn_dist.batches.deal import Deal
 from lightning_gnn_dist.batches.source import BatchSource, BulkSeeds, MadeBulk
 from lightning_gnn_dist.checks import check_at_least
-from lightning_gnn_dist.engine.rng import Purpose, key
-from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.sampling.base import check_seeds
 
 Item = TypeVar("Item")
@@ -35,12 +33,11 @@ Batches = Generator[SampledData, None, None]
 
 
 class BatchLoader:
-    """The batches that learners deal: pass by pass, or as an endless stream.
+    """The batches to which seeds are dealt: pass by pass, or as an endless stream.
 
     A pass deals every seed to exactly one batch, of nearly equal size, because ranks that must take the same number
     of steps ask for the same number of batches. Batch ``t`` of the stream is batch ``t % len(self)`` of pass
-    ``t // len(self)``, and it is the same whatever the bulk size, the threads and the look-ahead. Of several learners
-    each batch of the first is followed by one of every other.
+    ``t // len(self)``, and it is the same whatever the bulk size, the threads and the look-ahead.
 
     Iterating starts nothing before the first batch is asked for, and no thread outlives its iterator. Beside the
     batches that the user keeps, at most ``(prefetch + 1) * bulk_size + 1`` exist at a time, and as many buffers for
@@ -51,7 +48,7 @@ class BatchLoader:
 
     Args:
         source: Makes the batches.
-        deals: How each learner deals its seeds, to as many batches as the others.
+        deal: How it deals its seeds.
         bulk_size: Batches that are made together.
         num_threads: Threads that make batches in the background, at most one where other ranks are asked. With 0 a
             bulk is made when it is due.
@@ -65,7 +62,7 @@ class BatchLoader:
     def __init__(
         self,
         source: BatchSource,
-        deals: Sequence[Deal],
+        deal: Deal,
         *,
         bulk_size: int = 2,
         num_threads: int = 1,
@@ -77,17 +74,16 @@ class BatchLoader:
         check_at_least(0, num_threads=num_threads)
         prefetch = num_threads + 1 if prefetch is None else prefetch
         check_at_least(max(1, num_threads), prefetch=prefetch)
-        for deal in deals:
-            check_seeds(deal.seeds, source.num_ids)
+        check_seeds(deal.seeds, source.num_ids)
         source.keep_buffers(int((prefetch + 1) * bulk_size + 1))
-        self._source, self._deals, self._bulk_size = source, deals, bulk_size
+        self._source, self._deal, self._bulk_size = source, deal, bulk_size
         self._num_threads = min(num_threads, source.depth(prefetch), *([1] if source.is_remote else []))
         self._prefetch = prefetch
         self._next_pass = 0
         self._running: set[Ahead[Any, MadeBulk]] = set()
         self._kept: _Run | None = None
         self.num_ranks, self._dtype = num_ranks, dtype
-        self.num_seeds = sum(deal.num_seeds for deal in deals if not deal.is_filler)  # of a pass
+        self.num_seeds = deal.num_seeds  # of a pass
         self.waited_seconds = 0.0  # how long consumers have waited for batches, since the loader was made
 
     @classmethod
@@ -103,21 +99,14 @@ class BatchLoader:
         **options: Any,
     ) -> BatchLoader:
         """Return the loader of one set of seeds."""
-        return cls(source, [Deal(seeds, num_batches, seed, shuffle, inputs)], **options)
+        return cls(source, Deal(seeds, num_batches, seed, shuffle, inputs), **options)
 
     def __len__(self) -> int:
-        return self._deals[0].num_batches * len(self._deals)
+        return self._deal.num_batches
 
     def repeats(self, number: int) -> bool:
         """Return whether a batch of the stream has nothing of its own to learn from."""
-        deal, (_, _, batch) = self._dealt(number)
-        return deal.repeats(batch)
-
-    def of_step(self, number: int) -> OfStep:
-        """Return what a batch of the stream is in its step."""
-        seed, epoch, batch = self._dealt(number)[1]
-        sizes = [each.size(batch) for each in self._deals if not each.repeats(batch)]
-        return OfStep(len(sizes), sum(sizes), int(key(seed + Purpose.MODEL, epoch, batch, 0)) >> 1)
+        return self._deal.repeats(self._deal.key(number).batch)
 
     def spare_memory(self) -> None:
         """From now on, keep no pages of mapped files in memory; making batches takes longer."""
@@ -217,18 +206,10 @@ class BatchLoader:
         return len(numbers), self._source.make(*self._asked(numbers))
 
     def _asked(self, numbers: list[int]) -> BulkSeeds:
-        deals, keys = zip(*map(self._dealt, numbers), strict=True)
-        places = [deal.places(key, self._source.order) for deal, key in zip(deals, keys, strict=True)]
-        seeds = [deal.seeds[at] for deal, at in zip(deals, places, strict=True)]
-        if deals[0].inputs is None:
-            return seeds, list(keys), None
-        return seeds, list(keys), [deal.inputs[at] for deal, at in zip(deals, places, strict=True)]
-
-    def _dealt(self, number: int) -> tuple[Deal, BatchKey]:
-        """Return who deals the seeds of a batch of the stream, and the key of the batch."""
-        step, learner = divmod(number, len(self._deals))
-        deal = self._deals[learner]
-        return deal, deal.key(step)
+        deal, keys = self._deal, [self._deal.key(number) for number in numbers]
+        places = [deal.places(key, self._source.order) for key in keys]
+        inputs = None if deal.inputs is None else [deal.inputs[at] for at in places]
+        return [deal.seeds[at] for at in places], keys, inputs
 
 
 @dataclass

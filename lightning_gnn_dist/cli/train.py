@@ -22,7 +22,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from lightning_gnn_dist.callbacks.last_step import LastStep
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
 from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
 from lightning_gnn_dist.callbacks.run_report import RunReport
@@ -184,9 +183,6 @@ class TrainCLI(LightningCLI):
         callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         if self.trainer.checkpoint_callback is not None and not _has(callbacks, PreemptionCheckpoint):
             callbacks.insert(0, PreemptionCheckpoint())
-        kept = [callback for callback in callbacks if isinstance(callback, LastStep)]
-        if kept and self.config_init.fit.ckpt_path is None:
-            self.config_init.fit.ckpt_path = kept[0].newest()
         if self.config_init.fit.report and not _has(callbacks, RunReport):
             callbacks.insert(0, RunReport())
 

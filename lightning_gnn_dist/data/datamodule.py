@@ -23,7 +23,6 @@ from lightning_gnn_dist.data.inductive import check_alike, task_elsewhere
 from lightning_gnn_dist.data.task import NodeTask
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.homes.learners import check_as_ranks
 from lightning_gnn_dist.homes.opening import (
     check_labelled,
     check_samplers,
@@ -47,7 +46,7 @@ from lightning_gnn_dist.sampling.base import Sampler
 
 if TYPE_CHECKING:
     from lightning_gnn_dist.data.train_loader import TrainLoader
-    from lightning_gnn_dist.joint import CountsSeeds, DividesSteps, ForStrategies, HasDigests, HasParts, KeepsRows
+    from lightning_gnn_dist.joint import CountsSeeds, ForStrategies, HasDigests, HasParts, KeepsRows
 
 
 class PartitionedDataModule(GraphDataModule):
@@ -151,8 +150,6 @@ class PartitionedDataModule(GraphDataModule):
         check_typed(whole.types, settings, asked)
         check_samplers(whole, settings)
         plan = PartPlan(whole, unless_auto(partitioner), holding, asked, coverage, settings.seed_of_parts)
-        if plan.as_ranks is not None:
-            check_as_ranks(plan.as_ranks, asked, settings)
         learned = NodeTask(WholeHome(plan, running), values)
         learned.check(whole)
         super().__init__(learned, task_elsewhere(running, whole.types))
@@ -240,6 +237,6 @@ if TYPE_CHECKING:
 
     def _offers(
         data: GraphDataModule, loader: TrainLoader
-    ) -> tuple[ForStrategies, HasDigests, HasParts, KeepsRows, DividesSteps, CountsSeeds]:
+    ) -> tuple[ForStrategies, HasDigests, HasParts, KeepsRows, CountsSeeds]:
         """Let mypy check that these have what the Protocols of ``joint`` ask for."""
-        return data, data, data, data, data, loader
+        return data, data, data, data, loader

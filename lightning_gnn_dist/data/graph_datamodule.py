@@ -12,6 +12,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lightning_gnn_dist.batches.deal import Deal
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import warn_of_slow_bfloat16
@@ -32,9 +33,9 @@ from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader, passes
 from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.parquet_rows import Columns
-from lightning_gnn_dist.homes.learners import Learners
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.shards import ShardHome
+from lightning_gnn_dist.homes.shared_parts import Holder
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.layers.evaluating.probe import Exactness
@@ -204,22 +205,19 @@ class GraphDataModule(LightningDataModule):
 
     def train_dataloader(self) -> TrainLoader:
         guard_plain_ddp(self.trainer)
-        learners, size = self._home.learners(), self._num_batches()  # later others may be
-        learners.check_strategy(self.trainer)
-        of_step, num_ranks = learners.batches_of_step or 1, self._running.num_ranks
+        holder, size = self._home.holder, self._num_batches()  # later others may be
         is_cut, coverage = self._home.is_cut, self.coverage
         self._train_loader = TrainLoader(
             self._home.parts(),
-            lambda part, num_batches: self._local_batches(part, num_batches // of_step, learners),
-            size * of_step,
+            lambda part, num_batches: self._local_batches(part, num_batches, holder),
+            size,
             every=self._home.every() if is_cut else None,
-            num_ranks=num_ranks,
-            of_step=learners.batches_of_step,
+            num_ranks=self._running.num_ranks,
             turns=self._home.turns(),
             batch_level=is_cut and coverage is not None and coverage.level == "batch",
             overfits=self.trainer is not None and self.trainer.overfit_batches > 0,  # type: ignore[attr-defined]
             num_used=lambda: self.trainer.num_training_batches if self.trainer is not None else math.inf,
-            num_left=lambda: passes_left(self.trainer, size * of_step * self._home.turns()),
+            num_left=lambda: passes_left(self.trainer, size * self._home.turns()),
         )
         self._loaders.append(self._train_loader)
         if self._home.exchanges:
@@ -317,7 +315,7 @@ class GraphDataModule(LightningDataModule):
         if self._anchors is None or self._anchors[0] is not part:
             # Few batches at a time, so nothing in the background.
             how: Any = {"seed": self.seed + Purpose.ANCHORS, "bulk_size": 1, "num_threads": 0}
-            self._anchors = part, self._batches_of(part, self._num_batches(), self._home.learners(), **how)
+            self._anchors = part, self._batches_of(part, self._num_batches(), self._home.holder, **how)
         self._anchors[1].set_epoch(round_idx)
         return iter(self._anchors[1])
 
@@ -337,11 +335,6 @@ class GraphDataModule(LightningDataModule):
     def against_averaging(self) -> str | None:
         """Return why averaging alone loses accuracy on these parts, and what to do; None where it loses little."""
         return self._home.against_averaging() if self._task.has_inputs else None
-
-    @property
-    def batches_of_step(self) -> int | None:
-        """The batches that each rank takes in a step; None where the trainer says so."""
-        return self._home.learners().batches_of_step
 
     def keeps_rows(self) -> bool:
         """Return whether ranks compute rows of inner layers for each other at meetings."""
@@ -371,22 +364,28 @@ class GraphDataModule(LightningDataModule):
         """Return the number of batches of a pass over a part, the same for all ranks and parts."""
         return self._home.batches_of_pass(self._task.most)
 
-    def _local_batches(self, part: Graph, num_batches: int, learners: Learners) -> PassLoader:
+    def _local_batches(self, part: Graph, num_batches: int, holder: Holder) -> PassLoader:
         if self._home.exchanges:
             inputs = self._task.inputs_of(part, part.split("train"))
             return self._home.exchange_loader(part, inputs, self._task.values)
         if self._anchors is not None and self._anchors[0] is not part:
             self._anchors = None  # else the part before would stay in memory
-        return self._batches_of(part, num_batches, learners, seed=self.seed)
+        return self._batches_of(part, num_batches, holder, seed=self.seed)
 
-    def _batches_of(
-        self, part: Graph, num_batches: int, learners: Learners, *, seed: int, **others: Any
-    ) -> BatchLoader:
-        """Return a loader of training batches of a part."""
+    def _batches_of(self, part: Graph, num_batches: int, holder: Holder, *, seed: int, **others: Any) -> BatchLoader:
+        """Return a loader of training batches of a part. No two parts are dealt alike."""
         own, source = self._task.seeds_and_source(part)
         seeds = torch.cat([own, self._task.seeds_around(part)])
-        inputs, how = self._task.inputs_of(part, seeds), self._running.options_of_loader | others
-        return BatchLoader(source, learners.deals(part, seeds, inputs, num_batches, seed, own.numel()), **how)
+        deal = Deal(
+            seeds,
+            num_batches,
+            seed * holder.num_parts + holder.part,
+            inputs=self._task.inputs_of(part, seeds),
+            num_taken=own.numel(),
+            place=holder.member,
+            num_places=holder.num_members,
+        )
+        return BatchLoader(source, deal, **self._running.options_of_loader | others)
 
     def _global_batches(self) -> GlobalBatches:
         if self._global is None:

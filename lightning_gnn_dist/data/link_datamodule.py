@@ -298,11 +298,9 @@ def _in_bounds(bounds: Bounds) -> tuple[LinkBounds, TypedBounds]:
 
 
 def _check_parts(plan: PartPlan) -> None:
-    """Refuse to learn some seeds at a time, as other ranks, or as hosts."""
+    """Refuse to learn some seeds at a time, or as hosts."""
     if plan.holding.per == "host":
         raise ValueError('Holding(per="host") is for nodes as seeds: leave per out of a LinkDataModule.')
-    if plan.as_ranks is not None:
-        raise ValueError(f"{plan.as_ranks} is for nodes: leave it out of a LinkDataModule.")
     if plan.residency.turns(1) > 1:
         raise ValueError(
             f"{plan.residency} is for nodes as seeds, each of which lies in one chunk, and an edge joins two: take "

@@ -101,7 +101,7 @@ class Evaluating:
         how = run.options_of_loader
         if run.settings.loading.sample_on != "cpu":
             how["bulk_size"] = 1  # full neighbourhoods are large for a device
-        return make(source, [Deal(share, num_batches, run.seed, shuffle=False, inputs=places)], **how)
+        return make(source, Deal(share, num_batches, run.seed, shuffle=False, inputs=places), **how)
 
 
 class Task(ForgetsRun, ABC):

@@ -33,7 +33,6 @@ class TrainLoader:
         part_at: Returns the part of a super-epoch.
         make_loader: Returns the loader of a part, given the part and ``num_batches``.
         num_batches: Batches in a pass over a part.
-        of_step: Batches of a step, which then say what they are in it. None: the trainer says what a step is.
         every: Passes over a part in a super-epoch. None: the part never changes.
         turns: Parts in a pass, one after the other, each for a super-epoch.
         num_ranks: The number of ranks that it is made for.
@@ -53,7 +52,6 @@ class TrainLoader:
         *,
         every: int | None,
         num_ranks: int,
-        of_step: int | None = None,
         turns: int = 1,
         batch_level: bool = False,
         num_used: Callable[[], float] = lambda: math.inf,
@@ -63,7 +61,6 @@ class TrainLoader:
         self._part_at, self._make_loader = part_at, make_loader
         self._num_batches, self._every, self._turns, self._num_used = num_batches, every, turns, num_used
         self._batch_level, self._overfits, self._num_left = batch_level, overfits, num_left
-        self._of_step = of_step
         self._running: tuple[int, PassLoader] | None = None
         self._next_pass = self._skipped = self._done = 0
         self._waited_before = 0.0
@@ -98,12 +95,9 @@ class TrainLoader:
         self._next_pass = epoch
 
     def state_dict(self) -> dict[str, int]:
-        """Return how many batches of the pass are done; 0 at its end, where the next pass begins.
-
-        Of steps of several batches these are steps, for on another number of ranks they have others.
-        """
+        """Return how many batches of the pass are done; 0 at its end, where the next pass begins."""
         is_over = self._done >= min(len(self), self._num_used())
-        done = {"batches_done": 0 if is_over else self._done // (self._of_step or 1)}
+        done = {"batches_done": 0 if is_over else self._done}
         return done if self._turns == 1 else done | {"num_ranks": self.num_ranks, "turns": self._turns}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -115,7 +109,7 @@ class TrainLoader:
                 f"{now[0]} ranks would in {now[1]}, in another order: resume with as many ranks and the same holding, "
                 "or from a checkpoint of the end of an epoch."
             )
-        self._skipped = self._done = int(state["batches_done"]) * (self._of_step or 1)
+        self._skipped = self._done = int(state["batches_done"])
 
     def __iter__(self) -> Batches:
         # A generator, so that all of this waits for the first batch to be asked for. Lightning creates
@@ -191,9 +185,6 @@ class TrainLoader:
         """Return the batch with its weights. A part with fewer seeds than batches repeats some, with weight 0."""
         assert self._running is not None
         loader = self._running[1]
-        if self._of_step is not None:
-            assert isinstance(loader, BatchLoader)
-            batch.of_step = loader.of_step(number)
         if loader.repeats(number):
             batch.is_filler = True
             batch.coverage = torch.zeros(batch.num_nodes, device=device_of_batch(batch))

@@ -40,7 +40,6 @@ from lightning_gnn_dist.engine.weighted import Aside, Piece, Rule, aside_for, ne
 
 NOTES = 256  # pieces that may wait to be drawn from
 ONE_TYPE = np.empty(0, np.uint8)  # what ``Draws.edge_type`` is where rows are not divided
-OWN_IDS = np.empty(0, np.int64)  # what ``Draws.names`` is where nodes draw by their own ids
 _U = np.uint64
 
 
@@ -52,14 +51,12 @@ class Draws(NamedTuple):
         fanouts: Neighbours to draw per hop and edge type, int64, shape (hops, types); -1 takes all, 0 none.
         keys: The key of each hop and edge type, uint64, shape (hops, types).
         rule: How the neighbours of one type are drawn.
-        names: By which id each node draws, int64; empty: by its own.
     """
 
     edge_type: Array
     fanouts: Array
     keys: Array
     rule: Rule
-    names: Array
 
 
 @compiled
@@ -158,8 +155,8 @@ def _draw_rows(
     """Choose the edges of the frontier rows ``low`` to ``high``; return the batch's edges so far, or ``DAMAGED``."""
     num_types, rule, noted = draws.fanouts.shape[1], draws.rule, ZERO
     for i in range(low, high):
-        first, node = work.first[_U(i - begin)], work.nodes[_U(i)]
-        name: Any = draws.names[_U(node)] if len(draws.names) else np.int64(node)
+        first = work.first[_U(i - begin)]
+        node: Any = np.int64(work.nodes[_U(i)])
         last = first + work.degree[_U(i - begin)]
         while first < last:
             kind, stop = ZERO, last
@@ -177,13 +174,13 @@ def _draw_rows(
                         fill_run(work.kinds, total + edge, kind)
                 _take_first(indices, first, count, work.positions, total)
                 notes[_U(noted), 0], notes[_U(noted), 1] = total, degree
-                notes[_U(noted), 2], notes[_U(noted), 3] = name, kind
+                notes[_U(noted), 2], notes[_U(noted), 3] = node, kind
                 noted += np.int64((not is_whole) & (fanout > 0))
                 if rule.shared and not is_whole:
                     for edge in range(fanout, degree, LINE // 4):
                         prefetch(indices, first + edge)
                 if len(rule.weights.table) and not is_whole:
-                    prefetch_weights(Piece(first, degree, fanout, draws.keys[_U(hop), _U(kind)], name), rule)
+                    prefetch_weights(Piece(first, degree, fanout, draws.keys[_U(hop), _U(kind)], node), rule)
             first, total = stop, total + count
         work.starts[_U(i + 1)] = total
         if noted >= NOTES:  # the next row may add one for each type

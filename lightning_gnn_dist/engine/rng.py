@@ -40,7 +40,6 @@ class Purpose(IntEnum):
     SURROUNDINGS = 1 << 42  # extra nodes of a part, and a limited halo
     DEALS = 1 << 43  # which rank gets which chunk
     LINKS = 1 << 44  # which links are held out, and their negatives
-    MODEL = 1 << 45  # what a model draws on a batch
 
 
 def key(seed: int, epoch: int, batch: int, hop: int) -> np.uint64:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.hop_kernels import ONE_TYPE, OWN_IDS, Draws, sample
+from lightning_gnn_dist.engine.hop_kernels import ONE_TYPE, Draws, sample
 from lightning_gnn_dist.engine.intrinsics import RUN
 from lightning_gnn_dist.engine.kernels import AT_ONCE, DAMAGED, REPEATED_SEED, Array, Csr, Table, Work
 from lightning_gnn_dist.engine.rng import typed_keys
@@ -249,10 +249,8 @@ def edge_types_of(types: GraphTypes) -> Array:
     return numbers
 
 
-def sample_neighbors(
-    graph: Graph, seeds: Tensor, fanouts: Array, batch_key: BatchKey, rule: Rule, names: Array = OWN_IDS
-) -> Sample:
-    """Draw so many neighbours of each edge type at each hop, ``fanouts[hop, type]``. Nodes draw by their ``names``."""
+def sample_neighbors(graph: Graph, seeds: Tensor, fanouts: Array, batch_key: BatchKey, rule: Rule) -> Sample:
+    """Draw so many neighbours of each edge type at each hop, ``fanouts[hop, type]``."""
     keys = typed_keys(*batch_key, *fanouts.shape, alike=rule.shared)
-    draws = Draws(edge_types_of(graph.types), fanouts, keys, rule, names)
+    draws = Draws(edge_types_of(graph.types), fanouts, keys, rule)
     return sample_hops(graph, seeds, len(fanouts), sample, draws, with_kinds=have_names(graph.types))

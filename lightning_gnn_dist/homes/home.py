@@ -21,7 +21,6 @@ from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.homes.costs import ShardCosts, WholeCosts
-from lightning_gnn_dist.homes.learners import Learners
 from lightning_gnn_dist.homes.residency import Per
 from lightning_gnn_dist.homes.running import ForgetsRun, Running
 from lightning_gnn_dist.homes.shared_parts import Holder
@@ -122,12 +121,10 @@ class Home(ForgetsRun, ABC):
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed fit keeps."""
-        return {**self.learners().state()}
+        return {}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any]) -> None:  # optional
         """Go on with what the fit of a checkpoint has kept."""
-        if self.running.fits:
-            self.learners().check_resumed(state)
 
     @property
     def figures(self) -> dict[str, float]:
@@ -137,18 +134,19 @@ class Home(ForgetsRun, ABC):
     # The part.
 
     @property
-    def _holder(self) -> Holder:
+    def holder(self) -> Holder:
+        """Who holds this rank's part, and which of them it is."""
         run = self.running
         return Holder(run.rank, run.num_ranks) if self._per == "rank" else Holder.of_host(run.trainer)
 
     @property
     def num_parts(self) -> int:
         """How many parts of the graph are trained on at a time."""
-        return self._holder.num_parts
+        return self.holder.num_parts
 
     def batches_of_pass(self, most: Callable[[], int]) -> int:
         """Return the batches of a pass, the same for all ranks, if no part has more than ``most()`` to learn."""
-        at_once = self.running.settings.batch_size * self._holder.num_members
+        at_once = self.running.settings.batch_size * self.holder.num_members
         return 1 if self.exchanges else -(-most() // at_once)
 
     @property
@@ -211,10 +209,6 @@ class Home(ForgetsRun, ABC):
     @abstractmethod
     def own_seeds(self, part: Graph) -> Tensor:
         """Return the training nodes of a part that are the rank's own."""
-
-    def learners(self) -> Learners:
-        """Return who learns side by side."""
-        return Learners(self.running.num_ranks, (self.running.rank,))
 
     @abstractmethod
     def own_nodes(self, part: Graph) -> Tensor:

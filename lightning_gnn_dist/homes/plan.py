@@ -20,9 +20,8 @@ from lightning_gnn_dist.graph.digest import sampled_digest, sketches
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.chunk_reading import ChunkReader
-from lightning_gnn_dist.homes.learners import Learners
 from lightning_gnn_dist.homes.parts import PartReader
-from lightning_gnn_dist.homes.residency import AsRanks, Fixed, Holding, Residency, held_by_all
+from lightning_gnn_dist.homes.residency import Fixed, Holding, Residency, held_by_all
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.shared_parts import Holder
 from lightning_gnn_dist.layers.budget import memory_bytes
@@ -31,8 +30,6 @@ from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.default import default_partitioner
 from lightning_gnn_dist.partition.partition_report import learned_from
 from lightning_gnn_dist.partition.saved_chunks import Chunks, SavedChunks
-from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.neighbor import KeyedByName, NeighborSampler
 
 _HORIZON = 16  # super-epochs whose largest part decides the number of batches of a pass, however long the run
 _LONGEST = 1000  # super-epochs, at most, that are searched for ranks with nothing to learn from
@@ -69,9 +66,7 @@ class PartPlan:
                 "partitioner", self.partitioner, "an object such as MetisPartitioner(), or a Partition", "graph", 2, 0
             )
         check_instance("holding", self.holding, Holding, "an object such as Holding(Rotate())")
-        is_for_all = self.as_ranks is not None and not self.holding.extra_nodes
-        sees_more = (self.boundary.sees_whole_graph and not is_for_all) or self.boundary.exchanges
-        if sees_more and not self.holding.is_one_chunk:
+        if (self.boundary.sees_whole_graph or self.boundary.exchanges) and not self.holding.is_one_chunk:
             name = type(self.boundary).__name__
             raise ValueError(f"holding says what a part holds, and boundary={name}() sees the whole graph: choose one.")
         if self.holding.per == "host" and (self.boundary.exchanges or self.boundary.keeps_rows):
@@ -108,34 +103,9 @@ class PartPlan:
     def residency(self) -> Residency:
         return self.holding.residency
 
-    @property
-    def as_ranks(self) -> AsRanks | None:
-        """Which ranks the run is trained as, where that is not those that there are."""
-        return self.residency if isinstance(self.residency, AsRanks) else None
-
     def most_on_host(self, num_parts: int) -> int:
         """Return how many of the parts may lie on one host."""
         return 1 if self.holding.per == "host" else num_parts
-
-    def num_learners(self, world_size: int) -> int:
-        """Return how many learn side by side: the ranks, or those that the run is trained as."""
-        return world_size if self.as_ranks is None else self.as_ranks.num_chunks(world_size)
-
-    def learners(self, holder: Holder) -> Learners:
-        """Return who learns side by side, and which of them are a rank's own."""
-        rank, world_size = holder.part, holder.num_parts
-        if self.as_ranks is None:
-            return Learners(world_size, (rank,), member=holder.member, num_members=holder.num_members)
-        own, chunks = self.as_ranks.held(0, rank, world_size, 0).own, self.partition(world_size).assignment
-        of_step = self.as_ranks.batches_of_step(world_size)
-        return Learners(self.num_learners(world_size), own, self.graph, chunks, of_step)
-
-    def sampler_of(self, part: Graph, sampler: Sampler) -> Sampler:
-        """Return what draws from a part as ``sampler`` does, or as it would from the whole graph."""
-        if self.as_ranks is None or part is self.graph:
-            return sampler
-        assert isinstance(sampler, NeighborSampler), sampler
-        return KeyedByName(sampler, part.node_arrays["n_id"])
 
     def suited(self, *, to_averages: bool, is_told: bool) -> PartPlan:
         """Return the plan with a partitioner, also where none was named.
@@ -238,11 +208,11 @@ class PartPlan:
         return chosen_here(allowed_by(asked, self.most_on_host(num_parts)), self.graph, parts, steps)
 
     def most_seeds(self, world_size: int) -> int:
-        """Return the number of training nodes of the learner that has most in any of the first 16 super-epochs.
+        """Return the number of training nodes of the rank that has most in any of the first 16 super-epochs.
 
         Every rank sees the same counts, so all of them raise or none.
         """
-        if self.num_learners(world_size) == 1 and self.residency.turns(world_size) == 1:
+        if world_size == 1 and self.residency.turns(world_size) == 1:
             return _train_nodes(self.graph).numel()
         return self.most(world_size, *self._train_nodes_of_ranks(world_size))
 
@@ -261,12 +231,12 @@ class PartPlan:
         return share if self.residency.sweep(world_size) == 1 else 2 * share
 
     def most(self, world_size: int, what: str, count: CountSeeds, otherwise: str) -> int:
-        """Return the number of seeds of the learner that has most in any of the first 16 super-epochs.
+        """Return the number of seeds of the rank that has most in any of the first 16 super-epochs.
 
         Args:
             world_size: How many ranks there are.
             what: The number and name of the seeds, for an error.
-            count: Maps the learner of each chunk, shape ``(num_chunks,)``, to the seeds of each learner.
+            count: Maps the rank of each chunk, shape ``(num_chunks,)``, to the seeds of each rank.
             otherwise: What else than fewer ranks gives each rank seeds.
         """
         horizon = max(_HORIZON, self.residency.turns(world_size))
@@ -279,23 +249,21 @@ class PartPlan:
         otherwise = 'MetisPartitioner(balance="train"), RandomPartitioner() or more super-nodes'
         if self.residency.turns(world_size) > 1:
             otherwise = "hold more chunks at a time"
-        learners = self.num_learners(world_size)
 
         def count(owner: Tensor) -> Tensor:
             is_held = owner >= 0
-            return torch.bincount(owner[is_held], per_chunk[is_held], learners)
+            return torch.bincount(owner[is_held], per_chunk[is_held], world_size)
 
         return f"{nodes.numel()} training nodes", count, otherwise
 
     def _seeds_of_ranks(
         self, super_epoch: int, world_size: int, what: str, count: CountSeeds, otherwise: str
     ) -> Tensor:
-        learners = self.num_learners(world_size)
-        seeds = count(self.owner(super_epoch, world_size) if self.as_ranks is None else torch.arange(learners))
+        seeds = count(self.owner(super_epoch, world_size))
         if bool((seeds == 0).any()):
             when = f" in super-epoch {super_epoch}" if self.residency.sweep(world_size) > 1 else ""
             raise ValueError(
-                f"The chunks of rank {int(seeds.argmin())} of {learners} hold none of the {what}{when}, so it would "
+                f"The chunks of rank {int(seeds.argmin())} of {world_size} hold none of the {what}{when}, so it would "
                 f"have nothing to learn from: use fewer ranks, {otherwise}."
             )
         return seeds

@@ -151,51 +151,6 @@ class Redeal(Residency):
 
 
 @dataclass(frozen=True)
-class AsRanks(Residency):
-    """Train as so many ranks would, on as many as there are: the curve is the same on all of them.
-
-    The graph has one chunk for each of ``num_ranks`` learners, and each rank has the work of some of them. It computes
-    one batch of each learner, one after the other, and steps once. So ``batch_size * num_ranks`` seeds are learned from
-    in a step, on a laptop and on a cluster, and a search of learning rates on one rank holds on eight. What a learner's
-    batch holds, and what dropout draws on it, depends on the seed and the step alone. Losses are then equal but for the
-    order of sums, and a checkpoint goes on, on another number of ranks.
-
-    It takes a :class:`GrappaStrategy`, also on one rank, and a boundary that hides nothing: ``Fetch()``, or ``Halo(L)``
-    with the ``L`` hops of a ``NeighborSampler``. Ranks with more learners than others take longer. The statistics of
-    batch normalisation depend on the number of ranks.
-
-    Args:
-        num_ranks: The number of learners: as many as there may be ranks.
-    """
-
-    num_ranks: Count
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    def num_chunks(self, world_size: int) -> int:
-        check_at_least(1, world_size=world_size)
-        if self.num_ranks < world_size:
-            raise ValueError(
-                f"AsRanks({self.num_ranks}) divides a step among {self.num_ranks} learners, and there are {world_size} "
-                f"ranks: use AsRanks({world_size}), or fewer ranks."
-            )
-        return self.num_ranks
-
-    def sweep(self, world_size: int) -> int:
-        check_at_least(1, world_size=world_size)
-        return 1
-
-    def held(self, super_epoch: int, rank: int, world_size: int, seed: int) -> Held:
-        _check_place(super_epoch, rank, world_size, seed)
-        return Held(tuple(range(self.num_ranks)[slice_of(self.num_chunks(world_size), world_size, rank)]))
-
-    def batches_of_step(self, world_size: int) -> int:
-        """Return the batches that each rank takes in a step: those of the rank with most learners."""
-        return -(-self.num_chunks(world_size) // world_size)
-
-
-@dataclass(frozen=True)
 class Sweep(Residency):
     """Each rank holds some of many small chunks at a time, and an epoch goes through all of them once.
 
@@ -273,8 +228,7 @@ class Holding:
 
     Args:
         residency: Which chunks of the partition, and when that changes: :class:`Fixed` (one for each rank, for good),
-            :class:`Rotate`, :class:`Redeal`, :class:`AsRanks` or :class:`Sweep`. The next part is read while the
-            current one trains.
+            :class:`Rotate`, :class:`Redeal` or :class:`Sweep`. The next part is read while the current one trains.
         every: Passes over the training data between two changes. Default: as many as let a whole sweep of the
             residency fit into ``max_epochs``.
         extra_nodes: Random nodes of other parts that send messages and are not learned from (the LLCG paper's subgraph
@@ -295,7 +249,7 @@ class Holding:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.every is not None and isinstance(self.residency, Fixed | AsRanks):
+        if self.every is not None and isinstance(self.residency, Fixed):
             raise ValueError(
                 f"every={self.every} says how often parts change, and with {self.residency} they never do: use "
                 "Rotate() or Redeal(1000), or leave it out."
@@ -304,11 +258,6 @@ class Holding:
             raise ValueError(
                 f"Sweep() goes through all chunks once in an epoch and reads nothing beside them: leave "
                 f"{'extra_nodes' if self.every is None else 'every'} out."
-            )
-        if self.per == "host" and isinstance(self.residency, AsRanks):
-            raise ValueError(
-                f'{self.residency} gives each rank learners of its own, and per="host" gives the ranks of a host one '
-                "part: choose one."
             )
         if self.cache_dir is not None:
             check_folder("cache_dir", self.cache_dir)

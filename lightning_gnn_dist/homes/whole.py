@@ -31,7 +31,6 @@ from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.homes.costs import WholeCosts
 from lightning_gnn_dist.homes.home import Home, Shown
-from lightning_gnn_dist.homes.learners import Learners
 from lightning_gnn_dist.homes.meeting_rows import MeetingRows, PartNodes
 from lightning_gnn_dist.homes.memory import check_memory
 from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher
@@ -105,7 +104,7 @@ class WholeHome(Home):
 
     @property
     def digests(self) -> dict[str, Any]:
-        return self.cut.digests(self._holder.num_parts)
+        return self.cut.digests(self.holder.num_parts)
 
     def features(self) -> Tensor | None:
         return None if have_names(self.types) else self.whole.node_arrays.get("x")
@@ -121,7 +120,7 @@ class WholeHome(Home):
         """How the graph is cut in this run: where no partitioner was named, it depends on the strategy."""
         trainer = self.running.trainer
         to_averages = trainer is not None and isinstance(trainer.strategy, TrainsReplicasApart)
-        run = to_averages, self._holder.num_parts > 1
+        run = to_averages, self.holder.num_parts > 1
         if run not in self._suited:
             self._suited[run] = self._plan.suited(to_averages=to_averages, is_told=run[1])
         return self._suited[run]
@@ -136,10 +135,10 @@ class WholeHome(Home):
         if self.running.stage == TrainerFn.FITTING and self._has_parts:
             # An error here would stop this rank alone. In setup() all ranks meet it, and stop together.
             with suppress(ValueError, TypeError):
-                self.partition(self._holder.num_parts)
+                self.partition(self.holder.num_parts)
 
     def begin_fit(self) -> None:
-        asked, holder = self.cut.boundary, self._holder
+        asked, holder = self.cut.boundary, self.holder
         if self._per == "host":
             self._shelf = Shelf.of(holder, self.running.num_ranks)
         if not self._has_parts:
@@ -153,13 +152,13 @@ class WholeHome(Home):
         """Compare what a fit takes with the memory that is there: the graph is open, and was looked at."""
         if is_fit:
             sweeps = self._shown_edges is None
-            check_memory(self.cut, self._holder.num_parts, self.running, is_cut=self.is_cut, sweeps=sweeps)
+            check_memory(self.cut, self.holder.num_parts, self.running, is_cut=self.is_cut, sweeps=sweeps)
 
     def begin_nodes(self, *, is_fit: bool) -> None:
         if is_fit and self.is_cut:
             num_batches = self.batches_of_pass(self.most_seeds)
             super_epochs = self.running.num_super_epochs(num_batches, self.every(), self.turns())
-            self.cut.check_run(self._holder.num_parts, super_epochs)
+            self.cut.check_run(self.holder.num_parts, super_epochs)
 
     def close(self) -> None:
         for each in (self._parts, self._disk_rows, self._meetings, self._shelf):
@@ -173,10 +172,9 @@ class WholeHome(Home):
     def state(self) -> dict[str, Any]:
         """Return what a resumed fit keeps: passes in a super-epoch, and what "auto" has chosen."""
         state: dict[str, Any] = {} if self.every() is None else {"repartition_every": self.every()}
-        return super().state() | state | ({"boundary": short_name(self.boundary)} if self._has_chosen() else {})
+        return state | ({"boundary": short_name(self.boundary)} if self._has_chosen() else {})
 
     def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state)
         if self.holding.every is None:
             self._period = state.get("repartition_every")
         name = state.get("boundary")
@@ -196,7 +194,7 @@ class WholeHome(Home):
         """Treat the edges that leave the part in this way from now on, and say why."""
         if reason:
             rank_zero_info(reason)
-        loses_nothing = boundary.exchanges or boundary.keeps_rows or self.cut.as_ranks is not None
+        loses_nothing = boundary.exchanges or boundary.keeps_rows
         self.boundary, self.coverage = boundary, None if loses_nothing else self.cut.coverage
 
     def _has_chosen(self) -> bool:
@@ -216,17 +214,17 @@ class WholeHome(Home):
         return self.cut.partition(num_parts)
 
     def every(self) -> int | None:
-        sweep, trainer = self.cut.residency.sweep(self._holder.num_parts), self.running.trainer
+        sweep, trainer = self.cut.residency.sweep(self.holder.num_parts), self.running.trainer
         if sweep == 1 or self.turns() > 1:
             return None if sweep == 1 else 1
         return self.holding.every or self._period or default_period(trainer.max_epochs if trainer else None, sweep)
 
     def turns(self) -> int:
-        return self.cut.residency.turns(self._holder.num_parts)
+        return self.cut.residency.turns(self.holder.num_parts)
 
     @property
     def _has_parts(self) -> bool:
-        return self._holder.num_parts > 1 or self.turns() > 1
+        return self.holder.num_parts > 1 or self.turns() > 1
 
     @property
     def is_cut(self) -> bool:
@@ -252,7 +250,7 @@ class WholeHome(Home):
 
     def _own_parts(self) -> PartSwitcher:
         if self._parts is None:
-            reader = self._reader(self._holder.part, self._holder.num_parts)
+            reader = self._reader(self.holder.part, self.holder.num_parts)
             reader = reader if self._shelf is None else self._shelf.shared(reader)
             self._parts = PartSwitcher(reader, in_background=self.running.settings.loading.num_threads > 0)
         return self._parts
@@ -284,7 +282,7 @@ class WholeHome(Home):
 
         Of lost neighbours this rank's part is the sample. Parts that change are not judged.
         """
-        num_parts = self._holder.num_parts
+        num_parts = self.holder.num_parts
         if num_parts == 1 or self.every() is not None:
             return None
         self.running_part()  # whose nodes ``uncovered`` counts
@@ -294,16 +292,13 @@ class WholeHome(Home):
     # Training nodes of the part.
 
     def most_seeds(self) -> int:
-        return self.cut.most_seeds(self._holder.num_parts)
+        return self.cut.most_seeds(self.holder.num_parts)
 
     def own_seeds(self, part: Graph) -> Tensor:
         seeds = part.split("train")
-        if part is not self.whole or self._holder.num_parts == 1:
+        if part is not self.whole or self.holder.num_parts == 1:
             return seeds
         return seeds[self._is_own(seeds)]
-
-    def learners(self) -> Learners:
-        return self.cut.learners(self._holder)
 
     def own_nodes(self, part: Graph) -> Tensor:
         nodes = part.node_arrays["n_id"]
@@ -314,13 +309,13 @@ class WholeHome(Home):
         return torch.searchsorted(self.split("train"), rows)
 
     def own_training(self) -> tuple[Tensor, Tensor, int]:
-        seeds, holder = self.split("train"), self._holder
+        seeds, holder = self.split("train"), self.holder
         own = self._is_own(seeds).nonzero().view(-1)[holder.member :: holder.num_members]
         return seeds[own], own, seeds.numel()
 
     def _is_own(self, nodes: Tensor) -> Tensor:
         """Return which nodes of the whole graph are learned from where this rank's part is, in super-epoch 0."""
-        return self.cut.by_rank(self._holder.num_parts).assignment[nodes] == self._holder.part
+        return self.cut.by_rank(self.holder.num_parts).assignment[nodes] == self.holder.part
 
     # Batches.
 
@@ -328,7 +323,7 @@ class WholeHome(Home):
         if self.turns() > 1:
             self.running.warn_of_drift()
         if not self.keeps_history:
-            return seeds, self.source(self.shown(part), self.cut.sampler_of(part, sampler))
+            return seeds, self.source(self.shown(part), sampler)
         rows = self._rows_of_meetings(part)
 
         def with_places() -> Graph:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -80,7 +80,6 @@ class PartitionedStrategy(DDPStrategy):
         self.tables: LearnedTables | None = None  # of the module, in a call of the trainer
         self._has_asked_for_tables = False
         self._resumed: replica_state.ReplicaState | None = None
-        self._saves_on_each_host = False
         self._companion: Callback | None = None  # for hooks that strategies do not have
 
     def __repr__(self) -> str:  # a Trainer of pytorch_lightning names what it does not take
@@ -218,20 +217,8 @@ class PartitionedStrategy(DDPStrategy):
             if isinstance(self._launcher, FunctionLauncher):
                 refusals.refuse_to_save()
             self._replica(weights=not self.processors_differ).check(self.root_device)
-            of_run, of_rank, everywhere = self._of_run(), self._of_rank(checkpoint), self._saves_on_each_host
-            replica_state.add_to_checkpoint(checkpoint, of_run, of_rank, everywhere=everywhere)
+            replica_state.add_to_checkpoint(checkpoint, self._of_run(), self._of_rank(checkpoint))
         super().save_checkpoint(checkpoint, filepath, storage_options)
-        if self._saves_on_each_host and self.local_rank == 0 and not self.is_global_zero:
-            self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options)
-
-    @contextmanager
-    def saving_on_each_host(self) -> Iterator[None]:
-        """A checkpoint that is saved in the block is written by one rank of each host, not by rank 0 alone."""
-        self._saves_on_each_host = True
-        try:
-            yield
-        finally:
-            self._saves_on_each_host = False
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         is_file = type(self.checkpoint_io) is TorchCheckpointIO and os.path.isfile(checkpoint_path)

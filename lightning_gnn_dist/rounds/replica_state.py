@@ -69,14 +69,12 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def add_to_checkpoint(
-    checkpoint: dict[str, Any], of_run: Mapping[str, Any], of_rank: Mapping[str, Any], *, everywhere: bool = False
-) -> None:
-    """Add all ranks' states, on rank 0 or ``everywhere``. Collective.
+def add_to_checkpoint(checkpoint: dict[str, Any], of_run: Mapping[str, Any], of_rank: Mapping[str, Any]) -> None:
+    """Add all ranks' states, on rank 0. Collective.
 
     They may hold only what ``torch.load(weights_only=True)`` reads.
     """
-    ranks = collectives.gather_objects({"random_state": random_state(), **of_rank}, everywhere=everywhere)
+    ranks = collectives.gather_objects({"random_state": random_state(), **of_rank})
     checkpoint[KEY] = {"version": VERSION, "ranks": ranks, **of_run}
 
 
@@ -143,15 +141,10 @@ def _with_rows_of_all(states: list[dict[str, Any]], of_all: list[dict[str, Any]]
     return made
 
 
-def take_of_gradients(
-    checkpoint: dict[str, Any], path: object = "the checkpoint", *, draws_alike: bool = False
-) -> ReplicaState | None:
+def take_of_gradients(checkpoint: dict[str, Any], path: object = "the checkpoint") -> ReplicaState | None:
     """Return this rank's state in a checkpoint of a strategy that exchanges gradients, or None if it has none.
 
-    Args:
-        checkpoint: The checkpoint.
-        path: Where it was, for errors.
-        draws_alike: Whether what is drawn does not depend on the number of ranks.
+    ``path`` is for errors.
     """
     saved = _saved(checkpoint, path)
     if saved is None:  # of plain DDP
@@ -160,13 +153,14 @@ def take_of_gradients(
         raise ValueError(
             f"The checkpoint was written by a strategy of rounds, whose epochs are rounds and not passes. {_OUT}"
         )
+    if "batches_of_step" in saved:
+        raise ValueError(f"The checkpoint is of a fit with Holding(AsRanks(...)), which went. {_OUT}")
     num_ranks = len(saved["ranks"])
     if num_ranks != collectives.world_size():
-        if not draws_alike:
-            rank_zero_warn(
-                f"The checkpoint was written by {num_ranks} ranks, and this fit has {collectives.world_size()}: "
-                "it goes on with other parts, and other draws of dropout."
-            )
+        rank_zero_warn(
+            f"The checkpoint was written by {num_ranks} ranks, and this fit has {collectives.world_size()}: "
+            "it goes on with other parts, and other draws of dropout."
+        )
         return None
     mine: dict[str, Any] = saved["ranks"][collectives.rank()]
     _check_entries(mine, {"random_state": dict, "buffers": dict}, path)

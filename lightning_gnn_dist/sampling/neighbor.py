@@ -21,7 +21,6 @@ import numpy as np
 from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.engine.hop_kernels import OWN_IDS
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, sample_neighbors
 from lightning_gnn_dist.engine.weighted import Rule
@@ -110,12 +109,11 @@ class NeighborSampler:
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         return [self._sample(graph, ids, batch_key) for ids, batch_key in check_bulk(graph, seeds, keys)]
 
-    def _sample(self, graph: Graph, seeds: Tensor, batch_key: BatchKey, names: Array = OWN_IDS) -> Sample:
-        """Sample one batch; nodes draw by their ``names``."""
+    def _sample(self, graph: Graph, seeds: Tensor, batch_key: BatchKey) -> Sample:
         fanouts = self.of_types(graph.types)
         by_table = not self.shared and bool((fanouts >= 0).any())
         rule = Rule(weights_of(graph, self.weight, draws=by_table), self.replace, self.shared)
-        return sample_neighbors(graph, seeds, fanouts, batch_key, rule, names)
+        return sample_neighbors(graph, seeds, fanouts, batch_key, rule)
 
     def of_types(self, types: TypeNames) -> Array:
         """The numbers of each hop and edge type, int64, shape (hops, types); those of other types are refused.
@@ -139,27 +137,6 @@ class NeighborSampler:
                 f"num_neighbors has no numbers for the edge type {missing[0]}: give it some, or {none} to leave it out."
             )
         return np.array([given[kind] for kind in types.edge_types], np.int64).T.copy()
-
-
-@dataclass(frozen=True, eq=False)
-class KeyedByName:
-    """Draws from a part of a graph what a sampler would draw for the same nodes from the whole graph.
-
-    Args:
-        sampler: Draws without ``shared``.
-        names: The id in the whole graph of each node of the part.
-    """
-
-    sampler: NeighborSampler
-    names: Tensor
-
-    @property
-    def num_hops(self) -> int:
-        return self.sampler.num_hops
-
-    def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        names: Array = self.names.numpy()
-        return [self.sampler._sample(graph, ids, key, names) for ids, key in check_bulk(graph, seeds, keys)]
 
 
 def _per_type(given: Mapping[Any, Sequence[int]]) -> PerType:

@@ -42,7 +42,6 @@ from lightning_gnn_dist.rounds.means.reducer import SendsMeans
 from lightning_gnn_dist.rounds.meeting import log_figures
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.rounds.walking import trained_parameters
-from lightning_gnn_dist.strategies.divided_steps import DividedSteps, batches_of_step, take_from_checkpoint
 from lightning_gnn_dist.strategies.leaving import Leaving
 from lightning_gnn_dist.strategies.used_parameters import UsedParameters, counting_unfrozen
 from lightning_gnn_dist.tables.gradients import TableGradients
@@ -53,6 +52,8 @@ from lightning_gnn_dist.wire.hosts import HostGradients
 Weights = Literal["coverage", "nodes", "uniform"]
 # The option not to send buffers at every forward; torch 2.13 has renamed it.
 _IS_RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+# The weight of a seed without coverage: negligible beside others, and equal where all seeds are without.
+_UNCOVERED = 1e-20
 _LEAVE_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _IS_RENAMED else "broadcast_buffers": False}
 
 
@@ -123,7 +124,7 @@ class GrappaStrategy(PartitionedStrategy):
         self._parameters: UsedParameters | None = None
         self.reducer, self._sums = reducer, GradientSums()
         self._table_gradients: TableGradients | None = None
-        self._scale, self._steps = torch.ones(()), DividedSteps()
+        self._scale = torch.ones(())
         self._has_stepped = False  # since buffers were averaged
         self._has_types = False  # whether batches have
         self._companion = StepCallback(self)
@@ -172,17 +173,17 @@ class GrappaStrategy(PartitionedStrategy):
         super().on_train_batch_start(batch, batch_idx)
         if self._table_gradients is not None:
             self._table_gradients.begin_batch()
-        leaving, (own, in_step) = self._leaving(), self._steps.begin_batch(batch, self.weights)
+        leaving, own = self._leaving(), _weight(batch, self.weights)
         votes = leaving.own()
         sums = torch.zeros(1 + len(votes), dtype=torch.float64, device=self.root_device)
-        for place, number in enumerate([in_step, *votes]):  # filled in on the device: a copy from RAM would wait for it
+        for place, number in enumerate([own, *votes]):  # filled in on the device: a copy from RAM would wait for it
             sums[place].fill_(number)
         collectives.sum_(sums)
         leaving.take(sums[1:])
         self._has_stepped, self._has_types = True, isinstance(batch, HeteroData)
         total = sums[0]
         # Without weight on any rank, all batches are fillers.
-        self._scale = torch.where(total > 0, self.world_size * self._steps.factor * own / total, 0.0)
+        self._scale = torch.where(total > 0, self.world_size * own / total, 0.0)
 
     def backward(self, closure_loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         assert self._parameters is not None
@@ -241,13 +242,11 @@ class GrappaStrategy(PartitionedStrategy):
     def _begin_fit(self, trainer: Trainer) -> None:
         refusals.check_validation_clock(trainer)
         self.is_cut_off = False
-        self._steps.begin(trainer)
         self._sums, self._table_gradients = GradientSums(), None
         self.leaving = self._watch(trainer)
 
     def _give_back(self, trainer: Trainer) -> None:
         super()._give_back(trainer)
-        self._steps.end(trainer)
         give_back_loops(trainer)
         hear_no_skips(self._module())
 
@@ -259,16 +258,13 @@ class GrappaStrategy(PartitionedStrategy):
         return loader
 
     def _of_run(self) -> dict[str, Any]:
-        return {"strategy": self.strategy_name, **self._steps.of_run()}
+        return {"strategy": self.strategy_name}
 
     def _of_rank(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
         return {"buffers": replica_state.cpu_buffers(self._module()), **self._sums.state()}
 
     def _take_state(self, checkpoint: dict[str, Any], path: object) -> replica_state.ReplicaState | None:
-        trainer, saved = self._module().trainer, checkpoint.get(replica_state.KEY, {})
-        state = replica_state.take_of_gradients(checkpoint, path, draws_alike=batches_of_step(trainer) is not None)
-        take_from_checkpoint(checkpoint, saved.get("batches_of_step"), trainer)
-        return state
+        return replica_state.take_of_gradients(checkpoint, path)
 
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
         for name, buffer in self._module().named_buffers():  # DDP gave all ranks those of rank 0
@@ -358,6 +354,18 @@ class StepCallback(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # First of all callbacks. A SIGTERM ends all ranks at one place, whatever else may end this one alone.
         self.strategy.is_cut_off = not isinstance(exception, SIGTERMException)
+
+
+def _weight(batch: Any, weights: str) -> float | Tensor:
+    """Return the weight of a batch; 0 for a filler."""
+    if getattr(batch, "is_filler", False):
+        return 0.0
+    size = 1.0 if weights == "uniform" else float(getattr(batch, "num_targets", getattr(batch, "batch_size", 1)))
+    coverage = getattr(batch, "coverage", None)
+    if coverage is None or weights != "coverage":
+        return size
+    total = coverage[: batch.batch_size].sum(dtype=torch.float64)
+    return torch.where(total > 0, total, _UNCOVERED * size)
 
 
 def _say_what_is_weighed(batch: Any, weights: str) -> None:

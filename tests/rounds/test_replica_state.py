@@ -76,3 +76,15 @@ def test_that_of_gradients_too(change: dict[str, Any]) -> None:
     whole[KEY]["strategy"] = "grappa"
     with pytest.raises(ValueError, match=r"^a\.ckpt is damaged \("):
         take_of_gradients(whole, "a.ckpt")
+
+
+def test_that_of_another_number_of_ranks_goes_on_with_a_warning() -> None:
+    whole = checkpoint(strategy="grappa")
+    whole[KEY]["ranks"] *= 2
+    with pytest.warns(UserWarning, match="was written by 2 ranks, and this fit has 1: it goes on with other parts"):
+        assert take_of_gradients(whole) is None
+
+
+def test_that_of_steps_in_several_batches_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"is of a fit with Holding\(AsRanks\(\.\.\.\)\), which went\. .*weights"):
+        take_of_gradients(checkpoint(strategy="grappa", batches_of_step=4))

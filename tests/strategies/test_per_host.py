@@ -15,7 +15,6 @@ from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import (
-    AsRanks,
     Correction,
     Elastic,
     EverySteps,
@@ -360,7 +359,6 @@ def test_ranks_that_may_die_are_refused() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Holding(AsRanks(4), per="host"), r'AsRanks\(num_ranks=4\) gives each rank .* and per="host"'),
         (
             lambda: data_of(boundary=Exchange(), sampler=WholePartSampler(2)),
             r'boundary=Exchange\(\) exchanges rows between ranks with a part each, and per="host"',
@@ -371,7 +369,7 @@ def test_ranks_that_may_die_are_refused() -> None:
         ),
         (lambda: Holding(per="node"), r"per must be"),
     ],
-    ids=["AsRanks", "Exchange", "links", "another word"],
+    ids=["Exchange", "links", "another word"],
 )
 def test_what_needs_a_part_for_each_rank_is_refused(make: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):

@@ -266,7 +266,7 @@ class EvaluationLoader(BatchLoader):
 
     def __iter__(self) -> Batches:
         rows = self._rows
-        answers = None if rows is None else rows.computed(lambda: self._targets(self._deals[0].seeds).nodes.unique())
+        answers = None if rows is None else rows.computed(lambda: self._targets(self._deal.seeds).nodes.unique())
         if rows is None or answers is None:
             self._look()
             yield from super().__iter__()

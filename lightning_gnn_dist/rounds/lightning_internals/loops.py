@@ -33,14 +33,6 @@ def resume_loader(trainer: Trainer) -> None:
     trainer.fit_loop._load_combined_loader_states()
 
 
-def scale_batches(checkpoint: dict[str, Any], before: int, now: int) -> None:
-    """Let a checkpoint count ``now`` batches in each step, where it has counted ``before``."""
-    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-    for counters in (progress["total"], progress["current"]):
-        ready = counters["ready"]
-        counters |= {name: count - ready + ready // before * now for name, count in counters.items()}
-
-
 def watch_loops(
     trainer: Trainer,
     *,

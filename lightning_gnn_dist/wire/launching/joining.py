@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -30,17 +28,3 @@ def join_torchrun() -> bool:
             dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=_PATIENCE)
         note_host()
     return True
-
-
-@contextmanager
-def joined_by_torchrun() -> Iterator[None]:
-    """Ranks that torchrun has started are a group within the block, and behind it as they were before. Collective."""
-    was_joined = is_joined()
-    join_torchrun()
-    try:
-        yield
-        if is_joined() and not was_joined:
-            dist.barrier()  # rank 0, which serves the store, must not leave while another still reads from it
-    finally:
-        if is_joined() and not was_joined:
-            dist.destroy_process_group()
