@@ -1,0 +1,82 @@
+"""Each folder of extensions can be deleted: the package imports, and the four strategies train as before."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXTENSIONS = sorted(path.parent.name for path in (ROOT / "lightning_gnn_dist" / "extensions").glob("*/__init__.py"))
+FITS = """
+import lightning.pytorch as pl, torch
+import lightning_gnn_dist as package
+from torch.nn.functional import cross_entropy
+from torch_geometric.nn import SAGEConv
+
+assert not {gone} & set(package.__all__)
+for name in package.__all__:
+    getattr(package, name)
+
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.conv = SAGEConv(32, 8)
+
+    def training_step(self, batch):
+        return cross_entropy(self.conv(batch.x, batch.edge_index)[: batch.batch_size], batch.y[: batch.batch_size])
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), 0.01)
+
+
+if __name__ == "__main__":
+    clock, one = package.EverySteps(2), package.EverySteps(1)
+    strategies = [package.GrappaStrategy(), package.LocalSGDStrategy(clock), package.LLCGStrategy(clock)]
+    quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, limit_val_batches=0)
+    for strategy in [*strategies, package.TMAStrategy(one)]:
+        data = package.PartitionedDataModule(
+            package.communities(300, num_features=32, num_classes=8, seed=0),
+            sampler=package.NeighborSampler([5, 5]),
+            batch_size=32,
+        )
+        model = Model()
+        before = model.conv.lin_l.weight.clone()
+        trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_epochs=2, **quiet)
+        trainer.fit(model, data)
+        assert not torch.equal(before, model.conv.lin_l.weight)
+    print("trained")
+"""
+
+
+def without(names: list[str], folder: Path) -> set[str]:
+    """Copy the package without some extensions and the lines that lead to them; return the public names that went."""
+    package = folder / "lightning_gnn_dist"
+    shutil.copytree(ROOT / "lightning_gnn_dist", package, ignore=shutil.ignore_patterns("__pycache__"))
+    gone = set()
+    for name in names:
+        shutil.rmtree(package / "extensions" / name)
+        for path in package.rglob("*.py"):
+            lines = path.read_text().splitlines(keepends=True)
+            kept = [line for line in lines if f"lightning_gnn_dist.extensions.{name}." not in line]
+            if len(kept) < len(lines):
+                where = path.relative_to(package).parts
+                assert where[0] in ("__init__.py", "names.py", "cli", "extensions"), f"{path} names {name}"
+                gone |= {line.split()[-1] for line in lines if line not in kept and " as " in line}
+                path.write_text("".join(kept))
+    return gone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [*([name] for name in EXTENSIONS), EXTENSIONS], ids=",".join)
+def test_the_core_trains_without(names: list[str], tmp_path: Path) -> None:
+    gone = without(names, tmp_path)
+    (tmp_path / "fits.py").write_text(FITS.replace("{gone}", repr(gone or {""})))
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "fits.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600
+    )
+    assert run.returncode == 0 and "trained" in run.stdout, run.stderr[-3000:]
