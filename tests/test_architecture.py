@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parents[1] / "lightning_gnn_dist"
 # column and the strategy column meet in `joint`.
 LINE = [
     {"gone"},
-    {"checks", "joint", "answers"},
+    {"checks", "joint", "answers", "names"},
     {"rules"},
     {"wire", "graph"},
     {"partition", "engine"},
@@ -34,11 +34,12 @@ LINE = [
     {"extensions"},
 ]
 HEIGHT = {name: height for height, names in enumerate(LINE) for name in names}
-ROOT_FILES = {"__init__", "__main__", "answers", "checks", "gone", "joint", "rules"}
+ROOT_FILES = {"__init__", "__main__", "answers", "checks", "gone", "joint", "names", "rules"}
 FACADES = {"__init__", "__main__"}
 TALKS = {"wire", "extensions"}  # what calls torch.distributed: whoever says who meets may do so in his own way
 PRINTS = "cli"  # the one folder that prints, beside the commands of extensions
 COMMAND = "command.py"
+NAMES = {"__init__", "names", "cli", "prepare"}  # what imports by a text: the facade, and what names others
 KNOWS_NO_BATCH = "engine"  # neither PyG nor Lightning
 MAX_FUNCTION_LINES = 60
 BESIDE_THE_CORE = {"extensions", "prepare"}  # what the strategies and the data module do without
@@ -116,6 +117,12 @@ def nobody_prints(package: Path) -> Iterator[str]:
                 yield f"{path.name}:{node.lineno} prints: log, or let {PRINTS} do it"
 
 
+def few_import_by_a_text(package: Path) -> Iterator[str]:
+    for path in modules(package):
+        if part(path, package) not in NAMES and any(name == "import_module" for _, name in imports(path)):
+            yield f"{path.name} imports by a text, which no rule on imports sees: names.py has a table for it"
+
+
 def every_module_says_what_it_is(package: Path) -> Iterator[str]:
     for path in modules(package):
         if not ast.get_docstring(tree(path)):
@@ -148,6 +155,7 @@ RULES: list[Rule] = [
     no_module_imports_itself_through_others,
     one_folder_talks_to_torch_distributed,
     nobody_prints,
+    few_import_by_a_text,
     every_module_says_what_it_is,
     functions_stay_small,
     constructors_take_few_arguments,
@@ -328,6 +336,11 @@ BAD_TREES: list[tuple[Rule, str, dict[str, str]]] = [
         },
     ),
     (nobody_prints, "base.py:1 prints: ", {"rounds/base.py": "print(1)", "cli/main.py": "print(1)"}),
+    (
+        few_import_by_a_text,
+        "base.py imports by a text",
+        {"rounds/base.py": "from importlib import import_module", "names.py": "from importlib import import_module"},
+    ),
     (
         names_come_from_the_facade_where_it_has_them,
         "test_graph.py: Graph imported from lightning_gnn_dist.graph.graph",

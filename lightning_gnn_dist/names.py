@@ -1,8 +1,8 @@
-"""Names that Lightning learns: ``Trainer(strategy="llcg")``, and classes that a configuration names without a module.
+"""Names: those that Lightning learns, and those by which the core asks for an extension that it does not import.
 
-A strategy is known by the path of its class, too, where that stands as a text in the place of a name.
-
-Both work once the package is imported, before Lightning or after it.
+Lightning learns ``Trainer(strategy="llcg")``, and classes that a configuration names without a module. A strategy is
+known by the path of its class, too, where that stands as a text in the place of a name. Both work once the package is
+imported, before Lightning or after it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,28 @@ from typing import Any
 from lightning_gnn_dist.gone import GONE, way_out
 
 _PACKAGE = __name__.partition(".")[0]
+EXTENSIONS = {  # what a user asks for by something that is not of this package, such as a layer of torch
+    "sparse rows": "lightning_gnn_dist.extensions.tables.learned_tables:LearnedTables",
+}
 _CLASSES = {  # by `strategy_name`; imported when a Trainer is made with one
     "local_sgd": ("local_sgd", "LocalSGDStrategy"),
     "llcg": ("llcg", "LLCGStrategy"),
     "tma": ("tma", "TMAStrategy"),
     "grappa": ("grappa", "GrappaStrategy"),
 }
+
+
+def extension(name: str) -> Any:
+    """Import what an extension has under a name of :data:`EXTENSIONS`; refuse one whose folder was taken out."""
+    module, _, attribute = EXTENSIONS[name].partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise
+        raise ImportError(
+            f"This needs {module}, whose folder this copy of {_PACKAGE} lacks: install the whole package."
+        ) from error
 
 
 def tell_lightning(import_all: Callable[[], None]) -> None:
@@ -74,7 +90,7 @@ def _refuse(**settings: Any) -> None:
 
 def _maker(file: str, strategy: str) -> Callable[..., Any]:
     def make(**settings: Any) -> Any:
-        return getattr(import_module(f"{__package__}.{file}"), strategy)(**settings)
+        return getattr(import_module(f"{_PACKAGE}.strategies.{file}"), strategy)(**settings)
 
     return make
 
