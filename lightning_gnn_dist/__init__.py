@@ -18,14 +18,14 @@ prepare/  sampling/ files become saved graphs and shards in bounded memory; no t
 batches/            a sample becomes a batch, in time: gathering, buffers, devices, loaders; no parts
 layers/             models by their layers: on a batch, or each layer once for all nodes, shared by the ranks
 boundary/           the edges that leave a part: nodes that come along, rows that ranks send each other in every layer
-tables/             learned rows of nodes: which there are, who has them, their exchange and moments; no meeting
+tables/             what a model knows of the tables of a database: encoders of columns, heads of tasks; no meeting
 data/  rounds/      what a rank reads: residency, coverage, parts, data modules; no strategy
                     what strategies share: start, refusals, clock, meeting, drift, averages; no data module
 sharded/  strategies/  a graph that no host holds: rows fetched from their owners, its data module
                     what ranks exchange, and when: one method a file
 callbacks/          what a user may watch a training by, and the record that a run leaves
 cli/                the command `lightning-gnn-dist`; the one place that prints
-extensions/         what a user may pass, a folder each, which nothing above imports: ranks that may die
+extensions/         what a user may pass, a folder each, which nothing above imports: ranks that may die, learned rows
 """
 
 import ast
@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.extensions.elastic.living_peers import Elastic as Elastic
     from lightning_gnn_dist.extensions.rounded.reducers import Overlapped as Overlapped
     from lightning_gnn_dist.extensions.rounded.reducers import Rounded as Rounded
+    from lightning_gnn_dist.extensions.tables.lazy_adam import LazyAdam as LazyAdam
+    from lightning_gnn_dist.extensions.tables.owned_embedding import OwnedEmbedding as OwnedEmbedding
     from lightning_gnn_dist.graph.graph import Graph as Graph
     from lightning_gnn_dist.graph.synthetic import citations as citations
     from lightning_gnn_dist.graph.synthetic import communities as communities
@@ -104,8 +106,6 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.strategies.llcg import LLCGStrategy as LLCGStrategy
     from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy as LocalSGDStrategy
     from lightning_gnn_dist.strategies.tma import TMAStrategy as TMAStrategy
-    from lightning_gnn_dist.tables.lazy_adam import LazyAdam as LazyAdam
-    from lightning_gnn_dist.tables.owned_embedding import OwnedEmbedding as OwnedEmbedding
 
 __version__ = "0.1.0"
 

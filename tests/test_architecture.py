@@ -39,11 +39,11 @@ FACADES = {"__init__", "__main__"}
 TALKS = {"wire", "extensions"}  # what calls torch.distributed: whoever says who meets may do so in his own way
 PRINTS = "cli"  # the one folder that prints, beside the commands of extensions
 COMMAND = "command.py"
-NAMES = {"__init__", "names", "cli", "prepare"}  # what imports by a text: the facade, and what names others
+NAMES = {"__init__", "answers", "names", "cli", "prepare"}  # what imports by a text: the facade, and what names others
 KNOWS_NO_BATCH = "engine"  # neither PyG nor Lightning
 MAX_FUNCTION_LINES = 60
 BESIDE_THE_CORE = {"extensions", "prepare"}  # what the strategies and the data module do without
-MAX_CLOSURE = {"modules": 245, "lines of code": 30_570, "modules beside the core": 9}  # these may only fall
+MAX_CLOSURE = {"modules": 220, "lines of code": 26_354, "modules beside the core": 9}  # these may only fall
 MAX_ARGUMENTS = 12  # of a constructor
 
 Rule = Callable[[Path], Iterator[str]]

@@ -14,6 +14,7 @@ from lightning_gnn_dist.boundary.refusals import check_seed_hops
 from lightning_gnn_dist.checks import check_instance, check_path, shown
 from lightning_gnn_dist.engine.temporal.times import sources_of
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.storage.store import tables_at
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.tables import TIME, Tables
 from lightning_gnn_dist.graph.typed.types import GraphTypes
@@ -26,7 +27,6 @@ from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.temporal import TemporalSampler
 from lightning_gnn_dist.sharded.source import check_sampler
-from lightning_gnn_dist.tables.column_encoder import tables_at
 from lightning_gnn_dist.wire.collectives import all_gather_rows
 
 HOPS_OF_TASK = [1, 16, 8]  # the row that a question is about, then its neighbours of each type, then theirs

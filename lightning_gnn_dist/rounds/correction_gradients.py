@@ -16,8 +16,7 @@ from torchmetrics import Metric
 from lightning_gnn_dist.rounds.lightning_internals.trainer import takes_batch_idx
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.part import Fit
-from lightning_gnn_dist.tables.gradients import mean_gradients
-from lightning_gnn_dist.tables.table import check_sparse, no_rows
+from lightning_gnn_dist.rounds.sparse_gradients import check_sparse, no_rows
 from lightning_gnn_dist.wire import collectives
 
 Step = Callable[[Any], Tensor | None]
@@ -32,15 +31,14 @@ def mean_gradient(
         \frac{\sum_b n_b \nabla \mathcal{L}_b}{\sum_b n_b},
         \qquad n_b = \texttt{num\_targets(b)},\; \mathcal{L}_b \text{ the mean over the targets of } b
 
-    The gradient has one tensor for each of ``parameters``, by default those that are trained; that of a table is
-    sparse. Nothing is exchanged. A batch without targets, or whose step returns None, counts for nothing; without any
-    batch the gradient is zero.
+    The gradient has one tensor for each of ``parameters``, by default those that are trained; that of a weight
+    with rows is sparse. Nothing is exchanged. A batch without targets, or whose step returns None, counts for nothing;
+    without any batch the gradient is zero.
     """
     module = fit.lightning_module
     parameters = fit.trained_parameters() if parameters is None else parameters
-    tables = {} if fit.tables is None else {id(table.weight): table.name for table in fit.tables.trained()}
     step, scale = step_of(module), loss_scale(fit)
-    total, targets = [no_rows(each) if id(each) in tables else torch.zeros_like(each) for each in parameters], 0
+    total, targets = [no_rows(each) if id(each) in fit.rows else torch.zeros_like(each) for each in parameters], 0
     for batch in batches:
         if not (count := num_targets(batch)):
             continue
@@ -49,7 +47,7 @@ def mean_gradient(
         if loss is None:
             continue
         fit.round.gradients_beyond += 1
-        gradients = _gradients(loss * scale, parameters, _name_of_step(module), tables)
+        gradients = _gradients(loss * scale, parameters, _name_of_step(module), fit.rows)
         if scale != 1.0 and not finite.are_finite(gradient for gradient in gradients if gradient is not None):
             continue  # an overflow of half precision: as in training, the batch is skipped
         for whole, gradient in zip(total, gradients, strict=True):
@@ -69,18 +67,14 @@ def num_targets(batch: Any) -> int:
 def average_gradient_(fit: Fit, gradient: list[Tensor], seeds: float) -> None:
     """Replace each rank's :func:`mean_gradient` by the mean over the targets of all ranks. Collective.
 
-    Of a table whose rows live with one rank each, a rank gets the gradient of the rows that lie there.
+    Of a weight whose rows live with one rank each, a rank gets the gradient of the rows that lie there.
     """
 
     def average(_: Sequence[Tensor], weight: float) -> None:
         fit.reducer.mean_({"gradient": [each for each in gradient if not each.is_sparse]}, weight)
-        sparse = [place for place, each in enumerate(gradient) if each.is_sparse]
-        if sparse and fit.tables is not None and collectives.world_size() > 1:
-            by_id = {id(table.weight): table for table in fit.tables.all}
-            tables = [by_id[id(each)] for each in fit.trained_parameters() if id(each) in by_id]
-            means = mean_gradients(tables, [gradient[place] for place in sparse], weight)
-            for place, mean in zip(sparse, means, strict=True):
-                gradient[place] = mean
+        if collectives.world_size() > 1 and any(each.is_sparse for each in gradient):
+            for state in fit.states:
+                state.average_gradients_(fit.trained_parameters(), gradient, weight)
 
     try:
         finite.average_gradient_(gradient, seeds, fit.nonfinite, "correction", average)
@@ -190,7 +184,7 @@ def _problem(loss: Any) -> str | None:
     return None
 
 
-def _gradients(loss: Tensor, parameters: list[Tensor], name: str, tables: Mapping[int, str]) -> Sequence[Tensor | None]:
+def _gradients(loss: Tensor, parameters: list[Tensor], name: str, rows: Mapping[int, str]) -> Sequence[Tensor | None]:
     try:
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     except RuntimeError as error:
@@ -199,8 +193,8 @@ def _gradients(loss: Tensor, parameters: list[Tensor], name: str, tables: Mappin
         raise RuntimeError(f"{name}() must return the loss and leave backward() to the strategy.") from error
     found = []
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        if gradient is not None and id(parameter) in tables:
-            check_sparse(gradient, tables[id(parameter)])
+        if gradient is not None and id(parameter) in rows:
+            check_sparse(gradient, rows[id(parameter)])
         elif gradient is not None and gradient.is_sparse:
             gradient = gradient.to_dense()  # as ranks exchange it
         found.append(gradient)

@@ -112,10 +112,9 @@ class DriftCorrection(Part):
         super().begin(fit)
         self._data = refusals.require_anchors(fit.lightning_module.trainer, f"drift={self.drift}")
         refusals.require_step(fit.lightning_module)
-        if fit.tables is not None and (trained := fit.tables.trained()) and not fit.dense_parameters():
-            names = ", ".join(table.name for table in trained)
+        if (rows := fit.names_of_rows()) and not fit.dense_parameters():
             raise ValueError(
-                f"{names} is all that trains, and drift correction shifts dense gradients: use drift=None."
+                f"{', '.join(rows)} is all that trains, and drift correction shifts dense gradients: use drift=None."
             )
 
     def begin_round(self) -> None:

@@ -9,17 +9,21 @@ apply         after it: what becomes of the mean
 finish        once, behind the last meeting
 end           once, when the fit is over
 
-A strategy says which parts meet, and in which order. What is off is not among them.
+A strategy says which parts meet, and in which order. What is off is not among them. What ranks do not have alike is a
+:class:`ReplicaState`, which a module of the user's brings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor
 from torch.optim import Optimizer
@@ -27,7 +31,6 @@ from torch.optim import Optimizer
 from lightning_gnn_dist.joint import KeepsRows
 from lightning_gnn_dist.rounds.means.reducer import Groups, Reducer
 from lightning_gnn_dist.rounds.walking import trained_parameters
-from lightning_gnn_dist.tables.learned_tables import LearnedTables
 from lightning_gnn_dist.wire import collectives
 
 
@@ -73,7 +76,7 @@ class Fit:
         weight_of_rows: Says what a local step of it counts for in the mean of a row that it has touched.
         nonfinite: What to do with a rank whose weights or gradients are not finite.
         processors_differ: Whether ranks compute on processors of different kinds, so that last digits may differ.
-        tables: The module's learned rows of nodes; None where it has none.
+        states: What ranks do not have alike.
     """
 
     lightning_module: LightningModule
@@ -86,7 +89,17 @@ class Fit:
     weight_of_rows: Callable[[], float]
     nonfinite: str
     processors_differ: bool
-    tables: LearnedTables | None
+    states: Sequence[ReplicaState]
+
+    @cached_property
+    def excluded(self) -> frozenset[int]:
+        """The parameters and buffers that no broadcast, mean or comparison touches, by ``id()``."""
+        return frozenset(chain.from_iterable(state.excluded() for state in self.states))
+
+    @cached_property
+    def rows(self) -> dict[int, str]:
+        """The names of weights whose gradients have some rows alone, trained or not, by ``id()``."""
+        return dict(chain.from_iterable(state.rows().items() for state in self.states))
 
     @property
     def device(self) -> torch.device:
@@ -94,21 +107,20 @@ class Fit:
         return self.lightning_module.device
 
     def trained_parameters(self) -> list[Tensor]:
-        """Return the parameters that require gradients, in the same order on every rank."""
-        return [*trained_parameters(self.lightning_module)]
+        """Return the parameters that ranks train together, in the same order on every rank."""
+        return [*trained_parameters(self.lightning_module, self.excluded - self.rows.keys())]
 
     def dense_parameters(self, *, frozen: bool = False) -> list[Tensor]:
-        """Return the parameters that are trained, or also ``frozen`` ones, and are no tables: alike on all ranks."""
-        tables, all_of_them = self.ids_of_tables(), self.lightning_module.parameters()
-        return [each for each in all_of_them if (frozen or each.requires_grad) and id(each) not in tables]
+        """Return the parameters that are trained, or also ``frozen`` ones, and go whole: alike on all ranks."""
+        return [
+            each
+            for each in self.lightning_module.parameters()
+            if (frozen or each.requires_grad) and id(each) not in self.rows and id(each) not in self.excluded
+        ]
 
-    def ids_of_tables(self) -> set[int]:
-        """Return the weights of all tables, by ``id()``."""
-        return set() if self.tables is None else self.tables.ids()
-
-    def ids_of_owned(self) -> set[int]:
-        """Return the weights of tables whose rows live with one rank each, by ``id()``."""
-        return set() if self.tables is None else self.tables.ids_of_owned()
+    def names_of_rows(self) -> list[str]:
+        """Return the names of trained weights whose gradients have some rows alone."""
+        return [self.rows[id(each)] for each in self.trained_parameters() if id(each) in self.rows]
 
 
 class Part:
@@ -175,6 +187,105 @@ class Part:
     def equal(self) -> list[Tensor]:
         """Return what all ranks have alike after a meeting, which is checked."""
         return []
+
+
+class ReplicaState:
+    """What ranks do not have alike of a module, or do not exchange as a whole, in a call of the trainer.
+
+    Every method may be left out. Those that say so are called on all ranks at once, and may exchange.
+    """
+
+    maps_files = False  # whether a rank reads a part of a checkpoint alone, so that the file is mapped
+
+    def check(self, trainer: Trainer) -> None:
+        """Refuse a trainer with several ranks that does not go with it, before anything is made."""
+
+    def check_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
+        """Refuse optimizers that do not take its gradients."""
+
+    def refuse_replicas(self, what: str, way_out: str) -> None:
+        """Refuse it for ``what``, where each rank must have all of it."""
+
+    def divide(self, device: torch.device) -> None:
+        """Keep what is this rank's, unless it has. Before a checkpoint is read, and before optimizers. Collective."""
+
+    def excluded(self) -> set[int]:
+        """Return the parameters and buffers that no DDP, broadcast, mean or comparison touches, by ``id()``."""
+        return set()
+
+    def rows(self) -> dict[int, str]:
+        """Return the names of weights whose gradients have some rows alone, trained or not, by ``id()``."""
+        return {}
+
+    def begin_fit(self, optimizers: Sequence[Optimizer], precision: Precision) -> None:
+        """Begin a fit, whose optimizers are made; refuse those that do not go with it."""
+
+    def have_changed(self) -> None:
+        """Note that all ranks have stepped what they have."""
+
+    def leave(self, *, at_once: bool, stays: bool, gathers: bool) -> None:
+        """End a fit or an evaluation. Not collective.
+
+        Args:
+            at_once: Whether others may wait for what this rank does not do any more: then it waits for no other's end.
+            stays: Whether this process goes on.
+            gathers: Whether the process that started this one gets the model from it.
+        """
+
+    # In rounds.
+
+    def parts(self, averages: Callable[[str], bool]) -> Sequence[Part]:
+        """Return what takes part in meetings; ``averages`` says whether ranks average a moment of optimizers."""
+        return []
+
+    def stepping(self, precision: Precision) -> AbstractContextManager[None]:
+        """In the block, all ranks may step what they have along one gradient, and clip it by one norm."""
+        return nullcontext()
+
+    def average_gradients_(self, parameters: Sequence[Tensor], gradients: list[Tensor], weight: float) -> None:
+        """Replace its gradients among those of ``parameters`` by means over ranks. Collective."""
+
+    # Where ranks exchange gradients at every step.
+
+    def left_by_ddp(self, strategy: str, *, has_others: bool) -> list[Tensor]:
+        """Return what else DDP must leave alone, which is then alike on all ranks. Collective.
+
+        Args:
+            strategy: The strategy's name, for errors.
+            has_others: Whether other parameters train, which DDP needs.
+        """
+        return []
+
+    def begin_batch(self) -> None:
+        """Note that a batch begins on all ranks, whether or not the optimizer has stepped after the one before."""
+
+    def exchange_gradients(self, *, steps_next: bool) -> bool:
+        """Replace its gradients by means over ranks, after a backward pass. Collective.
+
+        Args:
+            steps_next: Whether the optimizer steps next.
+
+        Returns whether those are finite that lie on one rank each.
+        """
+        return True
+
+    # In checkpoints.
+
+    def model_state(self, get: Callable[[], dict[str, Any]], *, is_alone: bool) -> dict[str, Any]:
+        """Return the state of the module from ``get``, on a rank that writes no checkpoint, or is alone."""
+        return get()
+
+    def optimizer_state(self, get: Callable[[], dict[str, Any]], optimizer: Optimizer) -> dict[str, Any]:
+        """Return the state of an optimizer from ``get``, as the checkpoint has it for all ranks. Not collective."""
+        return get()
+
+    def own_states(self, states: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+        """Return this rank's states of optimizers, of those in a checkpoint."""
+        return states
+
+    def without_rows(self, states: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+        """Return states of optimizers for a checkpoint of each rank's, without what it has once for all."""
+        return states
 
 
 class KeptRows(Part):

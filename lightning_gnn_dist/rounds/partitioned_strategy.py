@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Mapping
-from contextlib import nullcontext
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -26,17 +26,14 @@ from lightning_gnn_dist.rounds.launching.launchers import FunctionLauncher, Scri
 from lightning_gnn_dist.rounds.lightning_internals.loops import refuse_stop_iteration, resume_loader
 from lightning_gnn_dist.rounds.lightning_internals.trainer import (
     announce_sigterm,
-    clip_sparse_gradients,
-    give_back_clipping,
     give_back_sigterm,
     join_process_group,
     module_of,
     take_over_sigterm,
 )
+from lightning_gnn_dist.rounds.own_states import hide_from_ddp, show_to_ddp, states_of
+from lightning_gnn_dist.rounds.part import ReplicaState
 from lightning_gnn_dist.rounds.premises import check_ranks
-from lightning_gnn_dist.rounds.walking import has_tables
-from lightning_gnn_dist.tables.learned_tables import LearnedTables, hidden_from_ddp, refuse_copies
-from lightning_gnn_dist.tables.owned_embedding import owned_tables
 from lightning_gnn_dist.wire import channel, collectives
 from lightning_gnn_dist.wire.addresses import kept_on_host
 from lightning_gnn_dist.wire.hosts import find_hosts
@@ -77,9 +74,8 @@ class PartitionedStrategy(DDPStrategy):
         self.launch = launch
         self.processors_differ = False
         self.sigterm_received = False
-        self.tables: LearnedTables | None = None  # of the module, in a call of the trainer
-        self._has_asked_for_tables = False
-        self._resumed: replica_state.ReplicaState | None = None
+        self._forget_states()
+        self._resumed: replica_state.Resumed | None = None
         self._companion: Callback | None = None  # for hooks that strategies do not have
 
     def __repr__(self) -> str:  # a Trainer of pytorch_lightning names what it does not take
@@ -108,7 +104,7 @@ class PartitionedStrategy(DDPStrategy):
         """Return what a checkpoint holds of this rank."""
 
     @abstractmethod
-    def _take_state(self, checkpoint: dict[str, Any], path: object) -> replica_state.ReplicaState | None:
+    def _take_state(self, checkpoint: dict[str, Any], path: object) -> replica_state.Resumed | None:
         """Return this rank's state in a checkpoint, or None if it has none."""
 
     @abstractmethod
@@ -134,7 +130,7 @@ class PartitionedStrategy(DDPStrategy):
 
     def connect(self, model: LightningModule) -> None:
         super().connect(model)
-        self.tables, self._has_asked_for_tables = None, False
+        self._forget_states()
         if model.trainer.state.fn == TrainerFn.FITTING:
             collectives.traffic.begin_fit()
         callbacks: list[Callback | None] = model.trainer.callbacks  # type: ignore[attr-defined]
@@ -143,9 +139,9 @@ class PartitionedStrategy(DDPStrategy):
 
     def setup(self, trainer: Trainer) -> None:
         refuse_stop_iteration(trainer)
-        tables = self._learned_tables()
-        if tables is not None and trainer.world_size > 1:
-            refuse_copies(self._module(), trainer.callbacks)  # type: ignore[attr-defined]
+        for state in self._find_states():
+            if trainer.world_size > 1:
+                state.check(trainer)
         is_fit = trainer.state.fn == TrainerFn.FITTING
         if is_fit:
             refusals.check_loaders(trainer)
@@ -155,36 +151,40 @@ class PartitionedStrategy(DDPStrategy):
             self.sigterm_received = False
             take_over_sigterm(trainer, self._on_sigterm)
             self.processors_differ = check_ranks(trainer, self.root_device)
-        owned = [] if tables is None or is_fit else [*owned_tables(self._module()).values()]
-        with hidden_from_ddp(self._module(), [each.parameter for each in owned]) if owned else nullcontext():
+        try:
             super().setup(trainer)
-        if tables is not None and is_fit:
-            tables.begin_fit(self.optimizers)
-            clip_sparse_gradients(self.precision_plugin)
+        finally:
+            show_to_ddp(self._module())
+        for state in self.states if is_fit else []:
+            state.begin_fit(self.optimizers, self.precision_plugin)
 
     def model_to_device(self) -> None:
         super().model_to_device()
-        self._divide_tables()
+        self._divide_states()
+        hide_from_ddp(self._module(), self.excluded)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        get, tables = super().lightning_module_state_dict, self._tables_with_owners()
-        if tables is None or (self.is_global_zero and not self.is_alone):
+        get = super().lightning_module_state_dict
+        if self.is_global_zero and not self.is_alone:
             return get()
-        return tables.model_state(get, is_alone=self.is_alone)
+        for state in self.states:
+            get = partial(state.model_state, get, is_alone=self.is_alone)
+        return get()
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        self._divide_tables()  # so that each rank reads its rows alone
+        self._divide_states()  # so that each rank reads its own alone
         super().load_model_state_dict(checkpoint, strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        get, tables = partial(super().optimizer_state, optimizer), self._tables_with_owners()
-        if tables is None or self.is_alone or not self.is_global_zero:
-            return get()
-        return tables.optimizer_state(get, optimizer)
+        get = partial(super().optimizer_state, optimizer)
+        if self.is_global_zero and not self.is_alone:
+            for state in self.states:
+                get = partial(state.optimizer_state, get, optimizer)
+        return get()
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        if (tables := self._tables_with_owners()) is not None:
-            checkpoint = {**checkpoint, "optimizer_states": tables.own_states(checkpoint["optimizer_states"])}
+        for state in self.states:
+            checkpoint = {**checkpoint, "optimizer_states": state.own_states(checkpoint["optimizer_states"])}
         super().load_optimizer_state_dict(checkpoint)
 
     def process_dataloader(self, dataloader: Any) -> Any:
@@ -223,7 +223,7 @@ class PartitionedStrategy(DDPStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         is_file = type(self.checkpoint_io) is TorchCheckpointIO and os.path.isfile(checkpoint_path)
         read = super().load_checkpoint
-        if is_file and self.world_size > 1 and self._learned_tables() is not None and owned_tables(self._module()):
+        if is_file and self.world_size > 1 and any(state.maps_files for state in self._find_states()):
             read = partial(torch.load, map_location="cpu", mmap=True)  # tensors stay in the file until they are read
         checkpoint = read(checkpoint_path, weights_only=weights_only)
         if self._module().trainer.state.fn == TrainerFn.FITTING:
@@ -241,8 +241,8 @@ class PartitionedStrategy(DDPStrategy):
     def teardown(self) -> None:
         trainer = None if self.lightning_module is None else self.lightning_module._trainer
         is_fit = trainer is not None and trainer.state.fn == TrainerFn.FITTING
-        if self.tables is not None:
-            self.tables.leave(
+        for state in self.states:
+            state.leave(
                 at_once=self._must_leave_at_once(),
                 stays=self._launcher is not None,  # else the process that started this rank gets one model of each host
                 gathers=is_fit and self.local_rank == 0,
@@ -285,36 +285,35 @@ class PartitionedStrategy(DDPStrategy):
     def _give_back(self, trainer: Trainer) -> None:
         """Undo what a fit changed in the trainer."""
         give_back_sigterm(trainer)
-        give_back_clipping(self.precision_plugin)
 
     def _replica(self, *, weights: bool = True, buffers: bool = False) -> Replica:
         """Return what all ranks must have alike. Steps on processors of different kinds differ in the last digits."""
         module, tensors = self._module(), dict[str, Tensor]()
         if weights:
-            owned = self.ids_of_owned()
-            tensors |= {name: each for name, each in module.named_parameters() if id(each) not in owned}
+            tensors |= module.named_parameters()
         if buffers:
             tensors |= module.named_buffers()
-        return Replica(tensors, self.optimizers)
+        alike = {name: each for name, each in tensors.items() if id(each) not in self.excluded}
+        return Replica(alike, self.optimizers)
 
-    def ids_of_owned(self) -> set[int]:
-        """Return the weights of tables of which each rank has some rows, by ``id()``."""
-        return set() if self.tables is None else self.tables.ids_of_owned()
+    def _forget_states(self) -> None:
+        self.states: list[ReplicaState] = []  # what ranks do not have alike, in a call of the trainer
+        self._has_asked_for_states = False
+        self.excluded: frozenset[int] = frozenset()  # of them, what nobody else has, by id()
+        self.rows: dict[int, str] = {}  # of them, names of weights whose gradients have some rows alone, by id()
 
-    def _learned_tables(self) -> LearnedTables | None:
-        """Return the tables of the module, which is asked once in a call of the trainer."""
-        if not self._has_asked_for_tables:
-            self._has_asked_for_tables = True
-            self.tables = LearnedTables(self._module()) if has_tables(self._module()) else None
-        return self.tables
+    def _find_states(self) -> list[ReplicaState]:
+        """Return what ranks do not have alike of the module, which is asked once in a call of the trainer."""
+        if not self._has_asked_for_states:
+            self._has_asked_for_states, self.states = True, states_of(self._module())
+        return self.states
 
-    def _divide_tables(self) -> None:
-        """Let each rank own some rows of each :class:`OwnedEmbedding`, unless it does. Collective."""
-        if (tables := self._learned_tables()) is not None:
-            tables.divide(self.root_device)
-
-    def _tables_with_owners(self) -> LearnedTables | None:
-        return None if self.tables is None or self.tables.owners is None else self.tables
+    def _divide_states(self) -> None:
+        """Let each rank keep what is its own, unless it does. Collective."""
+        for state in self._find_states():
+            state.divide(self.root_device)
+        self.excluded = frozenset(chain.from_iterable(state.excluded() for state in self.states))
+        self.rows = dict(chain.from_iterable(state.rows().items() for state in self.states))
 
     def _on_sigterm(self) -> None:
         self.sigterm_received = True  # all ranks hear of it where they meet next

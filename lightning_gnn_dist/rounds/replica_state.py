@@ -6,7 +6,7 @@ the generators of random numbers differ from rank to rank.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -34,7 +34,7 @@ _OUT = (
 
 
 @dataclass(frozen=True)
-class ReplicaState:
+class Resumed:
     """This rank's state in a checkpoint, and the round and batch where the run stood."""
 
     random_state: Mapping[str, Any]
@@ -102,7 +102,7 @@ def average_buffers_of(checkpoint: dict[str, Any], module: nn.Module) -> None:
         state.update(means)
 
 
-def take_from_checkpoint(checkpoint: dict[str, Any], path: object = "the checkpoint") -> ReplicaState:
+def take_from_checkpoint(checkpoint: dict[str, Any], path: object = "the checkpoint") -> Resumed:
     """Put this rank's optimizers and buffers in the place of rank 0's, and return its state. ``path`` is for errors."""
     saved = _saved(checkpoint, path)
     if saved is None or "strategy" in saved:
@@ -126,7 +126,7 @@ def take_from_checkpoint(checkpoint: dict[str, Any], path: object = "the checkpo
     _check_tensors(mine, path)
     checkpoint["optimizer_states"] = _with_rows_of_all(mine["optimizer_states"], checkpoint["optimizer_states"])
     checkpoint["state_dict"].update(mine["buffers"])
-    return ReplicaState(mine["random_state"], {**mine["extra"]}, saved["round_idx"], mine["batches_done"])
+    return Resumed(mine["random_state"], {**mine["extra"]}, saved["round_idx"], mine["batches_done"])
 
 
 def _with_rows_of_all(states: list[dict[str, Any]], of_all: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -141,7 +141,7 @@ def _with_rows_of_all(states: list[dict[str, Any]], of_all: list[dict[str, Any]]
     return made
 
 
-def take_of_gradients(checkpoint: dict[str, Any], path: object = "the checkpoint") -> ReplicaState | None:
+def take_of_gradients(checkpoint: dict[str, Any], path: object = "the checkpoint") -> Resumed | None:
     """Return this rank's state in a checkpoint of a strategy that exchanges gradients, or None if it has none.
 
     ``path`` is for errors.
@@ -165,7 +165,7 @@ def take_of_gradients(checkpoint: dict[str, Any], path: object = "the checkpoint
     mine: dict[str, Any] = saved["ranks"][collectives.rank()]
     _check_entries(mine, {"random_state": dict, "buffers": dict}, path)
     _check_tensors(mine, path)
-    return ReplicaState(random_state=mine["random_state"], extra=mine)
+    return Resumed(random_state=mine["random_state"], extra=mine)
 
 
 @torch.no_grad()
@@ -238,18 +238,19 @@ def forget_moments(optimizers: Iterable[Optimizer]) -> None:
 
 
 def optimizer_tensors(
-    optimizers: Iterable[Optimizer], names: Collection[str] | None = None, of: Iterable[Tensor] | None = None
+    optimizers: Iterable[Optimizer],
+    is_wanted: Callable[[str], bool] = lambda _: True,
+    of: Iterable[Tensor] | None = None,
 ) -> list[Tensor]:
-    """Return the tensors of the optimizers' states, all or those of ``names``, in the same order on every rank.
+    """Return the tensors of the optimizers' states, all or those of some names, in the same order on every rank.
 
     With ``of``, those of these parameters alone.
     """
     tensors, asked = [], None if of is None else {id(parameter) for parameter in of}
     for optimizer in optimizers:
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            if asked is not None and id(parameter) not in asked:
-                continue
-            state = optimizer.state.get(parameter, {})
-            wanted = sorted(state if names is None else state.keys() & names)
-            tensors += [state[name] for name in wanted if isinstance(state[name], Tensor)]
+            if asked is None or id(parameter) in asked:
+                state = optimizer.state.get(parameter, {})
+                names = filter(is_wanted, sorted(state))
+                tensors += [state[name] for name in names if isinstance(state[name], Tensor)]
     return tensors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 from lightning.fabric.utilities.data import sized_len
@@ -15,11 +16,11 @@ from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import check_choice
 from lightning_gnn_dist.joint import CountsNodes, JudgesParts, KeepsRows
+from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.rounds import refusals, replica_state
 from lightning_gnn_dist.rounds.clock import EveryPass, KnownSteps, RoundClock
 from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards, resolved
 from lightning_gnn_dist.rounds.launching.launch import Launch
-from lightning_gnn_dist.rounds.learned_rows import LearnedRows
 from lightning_gnn_dist.rounds.lightning_internals.loops import take_over_bar, take_over_estimate
 from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
 from lightning_gnn_dist.rounds.means.averaging import (
@@ -36,7 +37,6 @@ from lightning_gnn_dist.rounds.meeting import Meeting, MeetingCallback, Peers, V
 from lightning_gnn_dist.rounds.pace import Pace, RoundLoader
 from lightning_gnn_dist.rounds.part import Fit, KeptRows, Part, RoundState
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
-from lightning_gnn_dist.tables.replica_rows import check_lasting
 from lightning_gnn_dist.wire import collectives
 
 Weights = Literal["uniform", "nodes"]
@@ -57,8 +57,8 @@ class RoundStrategy(PartitionedStrategy):
 
     The mean counts also ranks that did not train a weight. The row of an ``nn.Embedding`` over nodes is trained only by
     the rank that has the node, so with P ranks it keeps 1/P of the way that Adam has moved it. Of an embedding with
-    ``sparse=True`` only rows that were touched are sent, and each counts the local steps that have touched it
-    (:mod:`~lightning_gnn_dist.rounds.learned_rows`): train it with :class:`LazyAdam`.
+    ``sparse=True`` only rows that were touched are sent, and each counts the local steps that have touched it: train it
+    with :class:`LazyAdam`.
 
     Args:
         clock: Decides when a round ends. Default: after each pass over the training nodes.
@@ -141,13 +141,14 @@ class RoundStrategy(PartitionedStrategy):
         :meth:`average_replicas` holds the first stage, whose parts share one exchange.
         """
         moments = AveragedMoments(self.average_optimizer) if self.average_optimizer else None
+        averages: Callable[[str], bool] = (lambda _: False) if moments is None else moments.has
         outer = None
         if self.outer is not None and self.peers.are_several and fit.dense_parameters(frozen=True):
             outer = OuterStep(self.outer)
         data = datamodule_of(fit.lightning_module.trainer)
         first, late = self.reducer.stage(outer, moments)
         parts = [
-            None if fit.tables is None else LearnedRows(moments),
+            *chain.from_iterable(state.parts(averages) for state in fit.states),
             Parameters(trained=outer is None),
             outer if outer in first else None,
             AveragedBuffers() if self.buffers != "local" else None,
@@ -176,8 +177,8 @@ class RoundStrategy(PartitionedStrategy):
         return self.own_weight()
 
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
-        if "rows" in state and self.tables is None:
-            check_lasting(state["rows"], 0)
+        if "rows" in state and not self.states:
+            extension("sparse rows").check_lasting(state["rows"], 0)
         if "outer" in state and self.outer is None:
             rank_zero_warn("The checkpoint holds the state of outer=Outer(...), which this fit leaves out.")
         if "under_way" in state and not self.reducer.is_late:
@@ -217,9 +218,9 @@ class RoundStrategy(PartitionedStrategy):
     def configure_ddp(self) -> None:
         # Replicas start equal and exchange nothing during a round, so there is nothing to wrap.
         if self._resumed is None:  # else every rank has read its state from the checkpoint
-            module, owned = self._module(), self.ids_of_owned()
-            equal = [each.data for each in module.parameters() if id(each) not in owned]
-            collectives.broadcast_([*equal, *module.buffers()])
+            parameters, buffers = self._module().parameters(), self._module().buffers()
+            alike = [each for each in (*parameters, *buffers) if id(each) not in self.excluded]
+            collectives.broadcast_([each.data for each in alike])
 
     def on_train_start(self) -> None:
         rank_zero_info(self.pace.schedule())
@@ -237,11 +238,6 @@ class RoundStrategy(PartitionedStrategy):
         super().on_train_start()
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
-        if self.tables is not None and self.tables.replicas and self._companion not in self._module().trainer.callbacks:  # type: ignore[attr-defined]
-            raise ValueError(
-                "A Tuner searches without the callback that hands an OwnedEmbedding its rows at each step: use "
-                "nn.Embedding(..., sparse=True) for the search."
-            )
         try:
             return super().optimizer_step(optimizer, closure, *args, **kwargs)
         finally:
@@ -323,7 +319,7 @@ class RoundStrategy(PartitionedStrategy):
             weight_of_rows=self.weight_of_rows,
             nonfinite=self.nonfinite,
             processors_differ=self.processors_differ,
-            tables=self.tables,
+            states=self.states,
         )
 
     def _training_loader(self, loader: Any) -> RoundLoader:
@@ -344,14 +340,16 @@ class RoundStrategy(PartitionedStrategy):
 
     def _of_rank(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
         states = checkpoint["optimizer_states"]
+        for each in self.states:
+            states = each.without_rows(states)
         return {
             "batches_done": self.state.batches_done,
-            "optimizer_states": states if self.tables is None else self.tables.without_rows(states),
+            "optimizer_states": states,
             "buffers": replica_state.cpu_buffers(self._module()) if self.buffers == "local" else {},
             "extra": self.meeting.state(),
         }
 
-    def _take_state(self, checkpoint: dict[str, Any], path: object) -> replica_state.ReplicaState:
+    def _take_state(self, checkpoint: dict[str, Any], path: object) -> replica_state.Resumed:
         taken = replica_state.take_from_checkpoint(checkpoint, path)
         self.state.round_idx, self.state.batches_done = taken.round_idx, taken.batches_done
         return taken

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.rounds import refusals, replica_state
 from lightning_gnn_dist.strategies.correction import Correction, check_lr
-from lightning_gnn_dist.tables.table import check_tables
 from lightning_gnn_dist.wire import collectives
 
 _WAY_OUT = (
@@ -49,10 +48,9 @@ class CorrectionOptimizer:
             for optimizer in local:
                 _check_copies(optimizer)
 
-    def check_tables(self, module: nn.Module, parameters: list[Tensor]) -> None:
-        """Refuse an optimizer of a function that does not take the gradients of the module's tables."""
-        if callable(self._make):
-            check_tables(module, [_checked(self._make(parameters))])
+    def of_a_function(self, parameters: list[Tensor]) -> list[Optimizer]:
+        """Return what a function makes for parameters, to look at; nothing where the optimizers are like the local."""
+        return [_checked(self._make(parameters))] if callable(self._make) else []
 
     def prepare(self, parameters: list[Tensor], round_idx: int, steps: int = 1) -> None:
         """Get ready for the steps of a round. Collective: every rank calls it, also one that will take no step.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeGuard
 
 import torch
@@ -34,11 +34,9 @@ from lightning_gnn_dist.rounds.drift import DriftCorrection
 from lightning_gnn_dist.rounds.means.averaging import AveragedBuffers, AveragedMoments
 from lightning_gnn_dist.rounds.means.reducer import length_of
 from lightning_gnn_dist.rounds.part import Fit, Part, part_of
+from lightning_gnn_dist.rounds.sparse_gradients import no_rows, take_rows_
 from lightning_gnn_dist.strategies.correction import Correction
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer
-from lightning_gnn_dist.tables.exchange import take_rows_
-from lightning_gnn_dist.tables.gradients import norms_of_ranks
-from lightning_gnn_dist.tables.table import no_rows, refuse_average_of_moments, refuse_owned
 from lightning_gnn_dist.wire import collectives
 
 NEEDS = "A correction on the whole graph"
@@ -65,15 +63,16 @@ class CorrectionSteps(Part):
         refusals.require_corrections(fit.lightning_module.trainer, NEEDS)
         refusals.require_step(fit.lightning_module)
         self._optimizer = CorrectionOptimizer(self._correction, fit.optimizers, are_averaged=self._are_averaged)
-        if fit.tables is None:
-            return
-        tables = fit.tables.trained()
-        if self._correction.optimizer == "averaged" and not self._are_averaged:
-            refuse_average_of_moments(tables)
-        if tables:
-            with self._in_own_form():
-                parameters = [*fit.dense_parameters(), *(table.weight for table in tables)]
-                self._optimizer.check_tables(fit.lightning_module, parameters)
+        names = fit.names_of_rows()
+        if names and self._correction.optimizer == "averaged" and not self._are_averaged:
+            raise ValueError(
+                f'Correction(optimizer="averaged") would average all moments of {names[0]}: add '
+                'average_optimizer=True, which puts those of touched rows together, or use optimizer="persistent".'
+            )
+        with self._in_own_form():
+            made = self._optimizer.of_a_function([*fit.dense_parameters(), *self._with_rows()]) if names else []
+            for state in fit.states:
+                state.check_optimizers(made)
 
     def apply(self) -> None:
         steps = self._number()
@@ -118,8 +117,8 @@ class CorrectionSteps(Part):
     def _step(self, parameters: list[Tensor], gradient: list[Tensor]) -> None:
         with self._in_own_form():
             self._optimizer.step(parameters, gradient, self._clip)
-        if self.fit.tables is not None:
-            self.fit.tables.have_changed()
+        for state in self.fit.states:
+            state.have_changed()
 
     def _clip(self, optimizer: Optimizer) -> None:
         """Clip as in local steps. With manual optimisation ``training_step`` does that, so nothing is clipped here."""
@@ -136,13 +135,16 @@ class CorrectionSteps(Part):
         first = 0 if self._drift is None else self._drift.batches_of_graph  # the anchor's come before
         return data.correction_batches(self.fit.round.round_idx, sliced=sliced, start=first, stop=first + steps)
 
+    def _with_rows(self) -> list[Tensor]:
+        """Return the trained parameters whose gradients have some rows alone."""
+        return [each for each in self.fit.trained_parameters() if id(each) in self.fit.rows]
+
     @contextmanager
     def _in_own_form(self) -> Iterator[None]:
-        """In the block, rows that live with one rank each can be stepped where they are, and clipped together."""
-        if (tables := self.fit.tables) is None:
-            yield
-            return
-        with tables.in_own_form(), norms_of_ranks(self.fit.precision_plugin, tables.owned):
+        """In the block, what lives with one rank each can be stepped where it is, and clipped together."""
+        with ExitStack() as stack:
+            for state in self.fit.states:
+                stack.enter_context(state.stepping(self.fit.precision_plugin))
             yield
 
 
@@ -150,12 +152,12 @@ class StepsOnRank0(CorrectionSteps):
     """Takes them on rank 0, which sends its model to the others."""
 
     def begin(self, fit: Fit) -> None:
-        if collectives.world_size() > 1:
-            refuse_owned(fit.lightning_module, 'Correction(way="rank0")', 'way="sliced"')
+        for state in fit.states if collectives.world_size() > 1 else []:
+            state.refuse_replicas('Correction(way="rank0")', 'way="sliced"')
         super().begin(fit)
 
     def take(self, steps: int) -> None:
-        tables = [] if self.fit.tables is None else [table.weight for table in self.fit.tables.trained()]
+        tables = self._with_rows()
         touched = [no_rows(table) for table in tables]
         if collectives.rank() == 0:
             self.fit.round.others_wait = True

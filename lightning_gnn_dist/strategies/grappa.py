@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from itertools import compress
 from typing import Any, ClassVar, Literal
 
@@ -40,11 +40,11 @@ from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.reducer import SendsMeans
 from lightning_gnn_dist.rounds.meeting import log_figures
+from lightning_gnn_dist.rounds.own_states import hide_from_ddp
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.rounds.walking import trained_parameters
 from lightning_gnn_dist.strategies.leaving import Leaving
 from lightning_gnn_dist.strategies.used_parameters import UsedParameters, counting_unfrozen
-from lightning_gnn_dist.tables.gradients import TableGradients
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.gradient_sums import GradientSums
 from lightning_gnn_dist.wire.hosts import HostGradients
@@ -123,7 +123,6 @@ class GrappaStrategy(PartitionedStrategy):
         self._losses: list[Tensor] = []  # of this rank, since the last exchange of gradients
         self._parameters: UsedParameters | None = None
         self.reducer, self._sums = reducer, GradientSums()
-        self._table_gradients: TableGradients | None = None
         self._scale = torch.ones(())
         self._has_stepped = False  # since buffers were averaged
         self._has_types = False  # whether batches have
@@ -147,32 +146,31 @@ class GrappaStrategy(PartitionedStrategy):
         looks_itself = bool(self._ddp_kwargs["find_unused_parameters"] or self._ddp_kwargs["static_graph"])
         module = self._module()
         with counting_unfrozen(module):
-            tables = set() if self.tables is None else {id(table.weight) for table in self.tables.trained()}
-            others = trained_parameters(module, tables)
-            if self.tables is not None:
-                self._table_gradients = TableGradients(self.tables, type(self).__name__, has_others=bool(others))
-            with nullcontext() if self._table_gradients is None else self._table_gradients.hidden():
-                super().configure_ddp()
+            others = trained_parameters(module, self.excluded | self.rows.keys())
+            name, left = type(self).__name__, {*self.excluded}
+            for state in self.states:
+                left |= {id(each) for each in state.left_by_ddp(name, has_others=bool(others))}
+            hide_from_ddp(module, left)
+            super().configure_ddp()
             ddp: Any = self.model
             if self.reducer is not None:
                 self._sums = self.reducer.of_steps(ddp, others, overlaps=not looks_itself)
             elif collectives.sums_by_hosts(self.root_device):
                 self._sums = HostGradients(ddp, collectives.hosts)
-            self._parameters = UsedParameters(module, hands_in_zeros=not looks_itself, ignored=tables)
+            ignored = {id(each) for each in trained_parameters(module)}.difference(map(id, others))
+            self._parameters = UsedParameters(module, hands_in_zeros=not looks_itself, ignored=ignored)
             if not looks_itself and self._sums.is_of_ddp:
                 self._parameters.settle_buckets(ddp.reducer.prepare_for_backward)
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        if self._table_gradients is not None:
-            self._table_gradients.begin(self.precision_plugin)
         self._leaving().vote()  # a hook may have stopped this rank before its first step
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Agree on this rank's share of the step, and tell the others what this one wants. Collective."""
         super().on_train_batch_start(batch, batch_idx)
-        if self._table_gradients is not None:
-            self._table_gradients.begin_batch()
+        for state in self.states:
+            state.begin_batch()
         leaving, own = self._leaving(), _weight(batch, self.weights)
         votes = leaving.own()
         sums = torch.zeros(1 + len(votes), dtype=torch.float64, device=self.root_device)
@@ -195,17 +193,16 @@ class GrappaStrategy(PartitionedStrategy):
         loss = super().backward(closure_loss * self._scale.to(closure_loss.dtype), *args, **kwargs)
         if exchanges:
             self._parameters.hand_in_zeros()
-            are_finite = True
-            if self._table_gradients is not None:  # by hand other backwards may follow before the step
-                are_finite = self._table_gradients.exchange(steps_next=self._module().automatic_optimization)
+            steps_next = self._module().automatic_optimization  # by hand other backwards may follow before the step
+            are_finite = [state.exchange_gradients(steps_next=steps_next) for state in self.states]
             self._sums.finish()
-            self._take_gradients(are_finite)
+            self._take_gradients(all(are_finite))
         return loss
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
         result = super().optimizer_step(*args, **kwargs)
-        if self.tables is not None:
-            self.tables.have_changed()
+        for state in self.states:
+            state.have_changed()
         return result
 
     def on_exception(self, exception: BaseException) -> None:
@@ -242,7 +239,7 @@ class GrappaStrategy(PartitionedStrategy):
     def _begin_fit(self, trainer: Trainer) -> None:
         refusals.check_validation_clock(trainer)
         self.is_cut_off = False
-        self._sums, self._table_gradients = GradientSums(), None
+        self._sums = GradientSums()
         self.leaving = self._watch(trainer)
 
     def _give_back(self, trainer: Trainer) -> None:
@@ -263,7 +260,7 @@ class GrappaStrategy(PartitionedStrategy):
     def _of_rank(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
         return {"buffers": replica_state.cpu_buffers(self._module()), **self._sums.state()}
 
-    def _take_state(self, checkpoint: dict[str, Any], path: object) -> replica_state.ReplicaState | None:
+    def _take_state(self, checkpoint: dict[str, Any], path: object) -> replica_state.Resumed | None:
         return replica_state.take_of_gradients(checkpoint, path)
 
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
@@ -278,11 +275,10 @@ class GrappaStrategy(PartitionedStrategy):
         Args:
             are_finite: Whether those are that live with one rank each, which the others do not have.
         """
-        owned = self.ids_of_owned()
-        parameters = [each for each in self._module().parameters() if id(each) not in owned]
+        parameters = [each for each in self._module().parameters() if id(each) not in self.excluded]
         found = [(each.grad, each.requires_grad) for each in parameters if each.grad is not None]
         gradients = [gradient for gradient, _ in found]
-        if self._sums.is_of_ddp:  # tables, whose gradients are sparse, are counted where they are exchanged
+        if self._sums.is_of_ddp:  # sparse ones are counted where they are exchanged
             is_sent = [is_trained and not gradient.is_sparse for gradient, is_trained in found]
             collectives.count_all_reduce(compress(gradients, is_sent))
         # Mixed precision skips steps that overflow. The votes are read with the check: one wait for the device a step.

@@ -1,1 +1,1 @@
-"""Learned rows of nodes: tables of which a step touches some rows, and of which ranks exchange those alone."""
+"""What a model knows of the tables of a database: encoders of their columns, and heads of the tasks on them."""

@@ -17,7 +17,7 @@ from torch_geometric.data import HeteroData
 from torch_geometric.data.storage import NodeStorage
 
 from lightning_gnn_dist.checks import check_at_least, check_path, shown
-from lightning_gnn_dist.graph.storage.store import SHARD, read_meta
+from lightning_gnn_dist.graph.storage.store import tables_at
 from lightning_gnn_dist.graph.typed.tables import CATEGORIES, MOMENTS, NO_MOMENT, NUMBERS, TIME, Feature, Tables
 
 PER_AGE = 3  # numbers that tell an age
@@ -36,13 +36,6 @@ def read_tables(path: str | Path) -> Tables:
             f"{path} was not made of tables with keys, so it knows no columns: lightning-gnn-dist prepare."
         )
     return found
-
-
-def tables_at(path: Path) -> Tables | None:
-    """Do so; None if the graph was made of other files."""
-    files = sorted([*path.glob("meta.json"), *path.glob(f"{SHARD}*/meta.json")])
-    about = read_meta(files[0].parent).get("types", {}) if files else {}
-    return Tables.saved(about["tables"]) if "tables" in about else None
 
 
 class ColumnEncoder(nn.Module):

@@ -24,12 +24,12 @@ from lightning_gnn_dist import (
     save_shards,
 )
 from tests.data_fitting import trainer
+from tests.extensions.tables.test_owned_embedding import Owned
+from tests.extensions.tables.test_table_gradients import Loader
 from tests.ranks import start_ranks
 from tests.sage import SAGE
 from tests.sharded.graphs import some_partition
 from tests.strategies.fitting import fit
-from tests.tables.test_owned_embedding import Owned
-from tests.tables.test_table_gradients import Loader
 
 PATIENCE_SECONDS = 6.0
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")

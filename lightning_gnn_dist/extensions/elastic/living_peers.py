@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_gnn_dist.extensions.elastic.membership import Membership, Seat
 from lightning_gnn_dist.extensions.elastic.settings import Patience, check_available
@@ -30,10 +30,10 @@ from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.outer import OuterStep
 from lightning_gnn_dist.rounds.means.reducer import Groups
 from lightning_gnn_dist.rounds.meeting import Meeting, Peers, Votes, contributed
-from lightning_gnn_dist.rounds.part import part_of
+from lightning_gnn_dist.rounds.part import ReplicaState, part_of
 from lightning_gnn_dist.rounds.premises import Premises, check_same_premises, premises_of
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
-from lightning_gnn_dist.tables.table import refuse_elastic
+from lightning_gnn_dist.rounds.walking import trained_parameters
 from lightning_gnn_dist.wire.addresses import HERE
 from lightning_gnn_dist.wire.channel import Channel
 
@@ -130,8 +130,7 @@ class LivingPeers(Peers):
 
     def check(self, trainer: Trainer) -> None:
         _check_trainer(trainer, self._rounds.drift)
-        if self._rounds.tables is not None:
-            refuse_elastic(trainer.lightning_module)
+        refuse_states(trainer.lightning_module, self._rounds.states)
         data = datamodule_of(trainer)
         if isinstance(data, KeepsRows) and data.keeps_rows():
             raise ValueError(
@@ -328,6 +327,18 @@ class Elastic(Patience):
     def peers_of(self, strategy: RoundStrategy) -> LivingPeers:
         """Return the ranks that are alive, as those who meet in the fits of a strategy."""
         return LivingPeers(strategy, self)
+
+
+def refuse_states(module: nn.Module, states: Sequence[ReplicaState]) -> None:
+    """Refuse what ranks do not have alike: a meeting that is held again averages whole parameters."""
+    for state in states:
+        state.refuse_replicas("TMAStrategy(peers=Elastic())", "TMAStrategy() without peers")
+        rows = state.rows()
+        if names := [rows[id(each)] for each in trained_parameters(module) if id(each) in rows]:
+            raise ValueError(
+                f"{names[0]} has sparse gradients, and with peers=Elastic() ranks average whole parameters: make it "
+                "with sparse=False, or leave peers out."
+            )
 
 
 def _check_trainer(trainer: Any, drift: object) -> None:

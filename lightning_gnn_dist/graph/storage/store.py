@@ -35,6 +35,7 @@ from lightning_gnn_dist.graph.storage.files import (
     unused_name,
 )
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save_for_good
+from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 SHARDS, SHARD = "shares.json", "share-"  # the file beside shards, and how the name of a shard begins
@@ -208,6 +209,13 @@ def read_meta(path: Path) -> dict[str, Any]:
     _check_arrays(meta["arrays"], file)
     check_unchanged(path)
     return meta
+
+
+def tables_at(path: Path) -> Tables | None:
+    """Return what became of the tables of a database in a saved graph or its shards; None if it is of other files."""
+    files = sorted([*path.glob("meta.json"), *path.glob(f"{SHARD}*/meta.json")])
+    about = read_meta(files[0].parent).get("types", {}) if files else {}
+    return Tables.saved(about["tables"]) if "tables" in about else None
 
 
 def _check_arrays(entries: Mapping[str, dict[str, Any]], file: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -18,8 +18,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from lightning_gnn_dist.rounds.lightning_internals.loops import load_loop_state, loop_state, metrics_of, set_metrics
-from lightning_gnn_dist.rounds.walking import has_tables
-from lightning_gnn_dist.tables.owned_embedding import owned_tables, rows_here_alone
+from lightning_gnn_dist.rounds.own_states import asking_nobody
 from lightning_gnn_dist.wire.launching import by_value
 from lightning_gnn_dist.wire.launching.by_value import CannotTravelError
 from lightning_gnn_dist.wire.launching.rank_life import InterruptedRankError
@@ -44,8 +43,8 @@ class Keeper(Callback):
         is_alone: bool = trainer.strategy.is_alone  # type: ignore[attr-defined]
         self.is_in_step = not is_alone  # gradients are exchanged: only whole steps leave all ranks alike
         is_new_round = is_alone and self._round != _round_of(trainer)
-        # Of a table that no rank holds whole there is nothing to keep that a rank has the memory for.
-        if is_new_round and os.environ["LOCAL_RANK"] == "0" and not _has_owned(trainer):
+        # Of what no rank holds whole there is nothing to keep that a rank has the memory for.
+        if is_new_round and os.environ["LOCAL_RANK"] == "0" and not _lies_apart(trainer):
             self._weights = {name: _copied(value) for name, value in pl_module.state_dict().items()}
             self._round = _round_of(trainer)
 
@@ -60,10 +59,9 @@ class Keeper(Callback):
     on_validation_batch_start = on_test_batch_start = on_predict_batch_start = _end_if_interrupted  # type: ignore[assignment]
 
 
-def _has_owned(trainer: Trainer) -> bool:
-    """Return whether rows of the module lie with one rank each."""
-    module = trainer.lightning_module
-    return has_tables(module) and any(table.owners is not None for table in owned_tables(module).values())
+def _lies_apart(trainer: Trainer) -> bool:
+    """Return whether some of the module lies with one rank each."""
+    return any(state.excluded() for state in trainer.strategy.states)  # type: ignore[attr-defined]
 
 
 def _round_of(trainer: Trainer) -> int | None:
@@ -85,7 +83,7 @@ class AtStart:
 
     @classmethod
     def of(cls, module: LightningModule) -> AtStart:
-        with rows_here_alone() if has_tables(module) else nullcontext():
+        with asking_nobody():
             weights = {*module.state_dict()}
         tensors = {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
         counted = {name: (value, value._version) for name, value in tensors.items() if not value.is_inference()}
@@ -118,7 +116,7 @@ class Kept:
         weights_of: Callable[[Trainer], dict[str, Any]],
     ) -> Kept:
         weights, module = None, trainer.lightning_module
-        if trainer.state.fn == TrainerFn.FITTING and not _has_owned(trainer):  # else it was interrupted
+        if trainer.state.fn == TrainerFn.FITTING and not _lies_apart(trainer):  # else it was interrupted
             weights = weights_of(trainer)
         made = {name.split(".")[0] for name in (weights or {}).keys() - at_start.weights}
         return cls(

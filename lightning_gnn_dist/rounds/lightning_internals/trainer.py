@@ -1,4 +1,4 @@
-"""What strategies read and replace of a trainer: its module and data, SIGTERM, the process group, clipping.
+"""What strategies read and replace of a trainer: its module and data, SIGTERM and the process group.
 
 Since 2.5.2 Lightning broadcasts "did anybody receive SIGTERM" before every batch and once more inside the signal
 handler. The first keeps ranks in lock-step all through a round; the second waits for ranks that are busy elsewhere.
@@ -13,12 +13,9 @@ from typing import Any, Protocol
 
 from lightning.fabric.utilities.distributed import _init_dist_connection
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-
-from lightning_gnn_dist.tables.table import stand_ins
 
 
 class HasModule(Protocol):
@@ -101,16 +98,3 @@ def takes_batch_idx(module: LightningModule) -> bool:
 @lru_cache(maxsize=8)
 def _takes_batch_idx(step: Callable[..., Any]) -> bool:
     return is_param_in_hook_signature(step, "batch_idx", min_args=2)
-
-
-def clip_sparse_gradients(precision: Precision) -> None:
-    """Let Lightning clip sparse gradients beside dense ones, by norm and by value: torch's functions take none."""
-    give_back_clipping(precision)
-    parameters_of = precision.main_params
-    precision.main_params = lambda optimizer: stand_ins(parameters_of(optimizer))  # type: ignore[method-assign]
-
-
-def give_back_clipping(precision: Precision) -> None:
-    """Undo :func:`clip_sparse_gradients`, and what counts the rows of other ranks in a norm."""
-    vars(precision).pop("main_params", None)
-    vars(precision).pop("clip_grad_by_norm", None)

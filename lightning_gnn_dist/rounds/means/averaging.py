@@ -1,7 +1,8 @@
 """The parts of a meeting that average: trained parameters, buffers, moments, and frozen parameters that differ.
 
-Of tables with sparse gradients, and of their moments, ranks put together the rows that they have touched
-(:mod:`~lightning_gnn_dist.rounds.learned_rows`); they are no part of an average.
+Of weights whose gradients have some rows alone, and of their moments, a
+:class:`~lightning_gnn_dist.rounds.part.ReplicaState` puts together the rows that ranks have touched; they are no part
+of an average.
 
 Some frozen parameters change between meetings: the half of a GAN that is frozen while the other learns, a teacher, a
 moving target. Most, such as a pretrained encoder's, never change and may be large. So ranks compare checksums of frozen
@@ -23,8 +24,6 @@ from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.means.reducer import Groups, is_rounded, length_of
 from lightning_gnn_dist.rounds.part import Part
 from lightning_gnn_dist.rounds.replica_state import forget_moments, optimizer_tensors
-from lightning_gnn_dist.tables.lazy_adam import LazyAdam
-from lightning_gnn_dist.tables.table import holds
 from lightning_gnn_dist.wire.octets import checksum
 
 Moments = bool | Literal["momentum", "variance"]
@@ -59,7 +58,7 @@ class Parameters(Part):
         self._unequal: set[int] = set()  # parameters that differed between ranks when they met, by number
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Refuse sparse gradients of what is no table, whose rows nobody counts."""
+        """Refuse sparse gradients whose rows nobody counts."""
         sparse = (
             each
             for group in optimizer.param_groups
@@ -67,27 +66,26 @@ class Parameters(Part):
             if each.grad is not None and each.grad.is_sparse
         )
         for parameter in sparse:
-            if id(parameter) not in self.fit.ids_of_tables():
+            if id(parameter) not in self.fit.rows:
                 raise ValueError(refusals.OTHER_SPARSE.format(f" of shape {tuple(parameter.shape)}"))
 
     def contribute(self) -> Groups:
         return {"whole": self.tensors(trained=self._sends_trained)}
 
     def tensors(self, *, trained: bool) -> list[Tensor]:
-        """Return those that differ though they are frozen, and if asked for those that are trained and no tables."""
-        tables = self.fit.ids_of_tables()
+        """Return those that differ though they are frozen, and if asked for those that are trained and go whole."""
+        whole = {id(each) for each in self.fit.dense_parameters()} if trained else set()
         return [
             each.data
             for idx, each in enumerate(self._all())
-            if (trained and id(each) not in tables if each.requires_grad else idx in self._unequal)
+            if (id(each) in whole if each.requires_grad else idx in self._unequal)
         ]
 
     def sizes(self) -> list[int]:
         return [sum(each.numel() for each in self._all())]
 
     def trained(self) -> list[Tensor]:
-        owned = self.fit.ids_of_owned()
-        return [each for each in self._all() if each.requires_grad and id(each) not in owned]
+        return [each for each in self._all() if each.requires_grad and id(each) not in self.fit.excluded]
 
     def equal(self) -> list[Tensor]:
         return self.tensors(trained=True)
@@ -97,10 +95,10 @@ class Parameters(Part):
             forget_moments(self.fit.optimizers)  # those that are its own are NaN, too
 
     def checksums(self) -> list[int]:
-        """Return a checksum of 48 bits for each frozen parameter; -1 where it is trained, or lives with its owners."""
-        owned = self.fit.ids_of_owned()
+        """Return a checksum of 48 bits for each frozen parameter; -1 where it is trained, or no other has it."""
+        excluded = self.fit.excluded
         return [
-            _TRAINED if each.requires_grad or id(each) in owned else checksum([each]) % (1 << 48)
+            _TRAINED if each.requires_grad or id(each) in excluded else checksum([each]) % (1 << 48)
             for each in self._all()
         ]
 
@@ -127,7 +125,7 @@ class AveragedBuffers(Part):
 
 
 class AveragedMoments(Part):
-    """The states of the optimizers. Those of rows of tables go with the rows.
+    """The states of the optimizers. Those of rows go with the rows.
 
     Args:
         which: All of them, or those of one kind.
@@ -149,17 +147,15 @@ class AveragedMoments(Part):
         return [length_of(rounded), sum(each.numel() for each in self.equal())]
 
     def equal(self) -> list[Tensor]:
-        tables = [] if self.fit.tables is None else self.fit.tables.trained()
-        of_rows = {id(moment) for table in tables if table.embedding is None for moment in self.of_rows(table.weight)}
-        return [each for each in optimizer_tensors(self.fit.optimizers, self._names) if id(each) not in of_rows]
-
-    def of_rows(self, table: Tensor) -> list[Tensor]:
-        """Return the moments of a table that have a row for each of its own."""
-        holders = [each for each in self.fit.optimizers if holds(each, table)]
-        for optimizer in holders:
-            if isinstance(optimizer, LazyAdam):
-                optimizer.begin_state(table)  # another rank may have touched rows where this one has none
-        return [each for each in optimizer_tensors(holders, self._names, [table]) if each.shape == table.shape]
+        rows, excluded = self.fit.rows, self.fit.excluded
+        own = [each for each in self.fit.lightning_module.parameters() if id(each) in excluded or id(each) in rows]
+        skipped = {
+            id(moment)
+            for each in own
+            for moment in optimizer_tensors(self.fit.optimizers, self.has, [each])
+            if id(each) not in rows or (each.requires_grad and moment.shape == each.shape)
+        }
+        return [each for each in optimizer_tensors(self.fit.optimizers, self.has) if id(each) not in skipped]
 
     def has(self, name: str) -> bool:
         """Return whether moments of a name are averaged."""

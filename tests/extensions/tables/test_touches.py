@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_gnn_dist.tables.exchange import Touches
+from lightning_gnn_dist.extensions.tables.exchange import Touches
 
 OF_RANKS = [[0, 2, 3, 7, 8], [], [2, 3, 4, 8, 9, 11], [3, 7]]
 

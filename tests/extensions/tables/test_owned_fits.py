@@ -28,10 +28,10 @@ from lightning_gnn_dist import (
 )
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
+from tests.extensions.tables.fitting import Made, owned, state_of
+from tests.extensions.tables.test_without_features import Rows, Typed, bare_graph
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import differs
-from tests.tables.fitting import Made, owned, state_of
-from tests.tables.test_without_features import Rows, Typed, bare_graph
 
 STRATEGIES: dict[str, Callable[[], Any]] = {
     "grappa": lambda: GrappaStrategy(**PATIENCE),

@@ -16,10 +16,10 @@ from torch_geometric.data import Data
 from lightning_gnn_dist import Correction, Drift, EverySteps, LLCGStrategy
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
+from tests.extensions.tables.fitting import NUM_ROWS, Made, batches_of, optimizer_of, owned, rows_by_hand, state_of
+from tests.extensions.tables.test_table_gradients import Loader, OfData
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import differs
-from tests.tables.fitting import NUM_ROWS, Made, batches_of, optimizer_of, owned, rows_by_hand, state_of
-from tests.tables.test_table_gradients import Loader, OfData
 
 STEPS, ROUNDS, BATCHES, CORRECTIONS = 3, 3, 4, 2
 PLAIN: dict[str, Any] = {

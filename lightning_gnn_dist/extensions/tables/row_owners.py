@@ -25,13 +25,13 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gnn_dist.engine.lending import sent
+from lightning_gnn_dist.rounds.sparse_gradients import short
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.asking import Asking, Message
 from lightning_gnn_dist.wire.channel import Channel, exchange_pieces, open_channel, patience
 
 ROWS, RANGE, WITH_MOMENTS = range(3)  # kinds of questions
 PIECE_BYTES = 1 << 24  # of what is sent in one answer where many rows are wanted
-_MOST_SHORT = 2**31 - 1  # the largest number of four bytes
 
 Moments = Callable[[Tensor], dict[str, Any]]
 
@@ -39,11 +39,6 @@ Moments = Callable[[Tensor], dict[str, Any]]
 def bounds_of(num_rows: int, num_ranks: int) -> list[int]:
     """Return where the rows of each rank begin, and at last where they all end: even ranges of ids."""
     return [num_rows * rank // num_ranks for rank in range(num_ranks + 1)]
-
-
-def short(places: Tensor, num_rows: int) -> Tensor:
-    """Return places of rows of a table with so many as they travel."""
-    return places.int() if num_rows <= _MOST_SHORT else places
 
 
 def pieces_of(start: int, stop: int, row_bytes: int) -> Iterator[tuple[int, int]]:

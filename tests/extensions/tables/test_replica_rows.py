@@ -16,10 +16,10 @@ from lightning_gnn_dist import EverySteps, LocalSGDStrategy, Outer, TMAStrategy
 from lightning_gnn_dist.rounds.clock import RoundProgress
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
+from tests.extensions.tables.fitting import NUM_ROWS, WIDTH, Made, Table, batches_of, loader_of, owned, state_of
+from tests.extensions.tables.test_touched_rows import BATCHES, ROUNDS, STEPS, train
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import differs, fit
-from tests.tables.fitting import NUM_ROWS, WIDTH, Made, Table, batches_of, loader_of, owned, state_of
-from tests.tables.test_touched_rows import BATCHES, ROUNDS, STEPS, train
 
 
 class UnequalSteps:

@@ -27,10 +27,10 @@ from lightning_gnn_dist import (
 )
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
+from tests.extensions.tables.fitting import Made, owned, state_of
 from tests.layers.models import NUM_CLASSES, Judged, graph_of, uneven_data
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import differs
-from tests.tables.fitting import Made, owned, state_of
 
 WIDTH = 4
 

@@ -8,8 +8,7 @@ gradients:    wait here until the strategy hands them to the rows' owners; or a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 from zlib import crc32
@@ -21,7 +20,8 @@ from torch.nn import functional
 
 from lightning_gnn_dist.checks import check_at_least, check_positive, check_seed, holds_integers, shown
 from lightning_gnn_dist.engine.lending import sent
-from lightning_gnn_dist.tables.row_owners import RowOwners, bounds_of, send_from_first
+from lightning_gnn_dist.extensions.tables.row_owners import RowOwners, bounds_of, send_from_first
+from lightning_gnn_dist.rounds.own_states import asks_nobody
 from lightning_gnn_dist.wire import collectives
 
 ROWS_OF_BLOCK = 1024  # that are drawn at once, so that any range can be made without the others
@@ -190,7 +190,7 @@ class OwnedEmbedding(nn.Module):
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        if _keeps_here[-1]:
+        if asks_nobody():
             destination[f"{prefix}weight"] = self.here.detach()
         elif self.owners is not None:
             destination[f"{prefix}weight"] = self._whole()
@@ -315,19 +315,6 @@ class _LookedUp(torch.autograd.Function):
         values = gradient.reshape(-1, ctx.shape[1])  # as torch's own: a row for each id, though some may be there twice
         indices = ids.long().reshape(1, -1)
         return torch.sparse_coo_tensor(indices, values, ctx.shape, check_invariants=False), None, None, None
-
-
-_keeps_here = [False]  # whether state_dict() asks nobody
-
-
-@contextmanager
-def rows_here_alone() -> Iterator[None]:
-    """In the block, ``state_dict()`` has the rows of tables that lie here: it asks nobody, and makes none."""
-    _keeps_here.append(True)
-    try:
-        yield
-    finally:
-        _keeps_here.pop()
 
 
 def owned_tables(module: nn.Module) -> dict[str, OwnedEmbedding]:

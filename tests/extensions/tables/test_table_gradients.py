@@ -13,9 +13,19 @@ from torch_geometric.data import Data
 from lightning_gnn_dist import GrappaStrategy, LocalSGDStrategy, Rounded
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
+from tests.extensions.tables.fitting import (
+    NUM_ROWS,
+    SIZES,
+    WIDTH,
+    Made,
+    Table,
+    batches_of,
+    optimizer_of,
+    owned,
+    state_of,
+)
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import differs, fit
-from tests.tables.fitting import NUM_ROWS, SIZES, WIDTH, Made, Table, batches_of, optimizer_of, owned, state_of
 
 BATCHES, EPOCHS = 4, 2
 

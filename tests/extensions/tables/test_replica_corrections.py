@@ -10,12 +10,12 @@ from torch import Tensor
 
 from lightning_gnn_dist import Correction, EverySteps, LazyAdam, LLCGStrategy
 from tests.every_strategy import PATIENCE
+from tests.extensions.tables import test_llcg_rows
+from tests.extensions.tables.fitting import Made, owned, state_of
+from tests.extensions.tables.test_llcg_rows import PLAIN
+from tests.extensions.tables.test_table_gradients import OfData
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import differs
-from tests.tables import test_llcg_rows
-from tests.tables.fitting import Made, owned, state_of
-from tests.tables.test_llcg_rows import PLAIN
-from tests.tables.test_table_gradients import OfData
 
 
 def lazy(parameters: list[Tensor]) -> LazyAdam:

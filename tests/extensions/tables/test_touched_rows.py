@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import EverySteps, LocalSGDStrategy, TMAStrategy
-from lightning_gnn_dist.rounds.learned_rows import LearnedRows
+from lightning_gnn_dist.extensions.tables.learned_rows import LearnedRows
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
-from tests.ranks import run_ranks
-from tests.strategies.fitting import differs, fit
-from tests.tables.fitting import (
+from tests.extensions.tables.fitting import (
     NUM_ROWS,
     WIDTH,
     Made,
@@ -27,6 +25,8 @@ from tests.tables.fitting import (
     rows_by_hand,
     state_of,
 )
+from tests.ranks import run_ranks
+from tests.strategies.fitting import differs, fit
 
 STEPS, ROUNDS, BATCHES = 3, 4, 5
 

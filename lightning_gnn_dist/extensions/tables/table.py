@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.tables.owned_embedding import OwnedEmbedding, owned_tables
+from lightning_gnn_dist.extensions.tables.owned_embedding import OwnedEmbedding, owned_tables
+from lightning_gnn_dist.rounds.sparse_gradients import check_sparse
 
 KINDS = (nn.Embedding, nn.EmbeddingBag, OwnedEmbedding)  # that can be tables
 # Optimizers of torch that raise where a gradient is sparse.
@@ -60,25 +61,6 @@ def check_tables(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:
                 _check_group(held[0], optimizer, group)
 
 
-def refuse_average_of_moments(tables: Sequence[Table]) -> None:
-    """Refuse tables for a correction whose optimizer takes means of moments that ranks do not share otherwise."""
-    if tables:
-        raise ValueError(
-            f'Correction(optimizer="averaged") would average all moments of {tables[0].name}: add '
-            'average_optimizer=True, which puts those of touched rows together, or use optimizer="persistent".'
-        )
-
-
-def refuse_elastic(module: nn.Module) -> None:
-    """Refuse tables where ranks may die: a meeting that is held again averages whole parameters."""
-    refuse_owned(module, "TMAStrategy(peers=Elastic())", "TMAStrategy() without peers")
-    if tables := [table for table in tables_of(module) if table.weight.requires_grad]:
-        raise ValueError(
-            f"{tables[0].name} has sparse gradients, and with peers=Elastic() ranks average whole parameters: make it "
-            "with sparse=False, or leave peers out."
-        )
-
-
 def refuse_owned(module: nn.Module, strategy: str, way_out: str = "GrappaStrategy()") -> None:
     """Refuse tables of which each rank has a part, for a strategy that cannot train them."""
     if tables := owned_tables(module):
@@ -110,15 +92,6 @@ def _check_group(name: str, optimizer: Optimizer, group: dict[str, Any]) -> None
         )
 
 
-def check_sparse(gradient: Tensor, name: str) -> None:
-    """Refuse a dense gradient of a table."""
-    if not gradient.is_sparse:
-        raise ValueError(
-            f"{name} has a dense gradient, though its sparse=True says that a step touches some rows: something uses "
-            "the whole table, as a product with it does. Look rows up by their ids alone, or make it with sparse=False."
-        )
-
-
 def holds(optimizer: Optimizer, parameter: Tensor) -> bool:
     """Return whether an optimizer steps a parameter."""
     return any(each is parameter for group in optimizer.param_groups for each in group["params"])
@@ -138,28 +111,3 @@ def coalesced(table: Tensor, name: str) -> Tensor | None:
 def touched(gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Return the ids and the values of the rows that a coalesced gradient has."""
     return gradient._indices()[0], gradient._values()
-
-
-def of_rows(table: Tensor, ids: Tensor, values: Tensor) -> Tensor:
-    """Return a gradient of a table that has these rows, each once and by increasing id."""
-    options = {"is_coalesced": True, "check_invariants": False}
-    return torch.sparse_coo_tensor(ids[None], values, table.shape, **options)  # type: ignore[arg-type]
-
-
-def no_rows(table: Tensor) -> Tensor:
-    """Return a gradient of a table that has no rows."""
-    ids = torch.empty(0, dtype=torch.int64, device=table.device)
-    return of_rows(table, ids, torch.empty((0, *table.shape[1:]), dtype=table.dtype, device=table.device))
-
-
-def stand_ins(parameters: Iterable[nn.Parameter]) -> Iterator[nn.Parameter]:
-    """Yield parameters for torch's clipping, which takes no sparse gradients: in their place, what has the values."""
-    for parameter in parameters:
-        if parameter.grad is None or not parameter.grad.is_sparse:
-            yield parameter
-            continue
-        parameter.grad = parameter.grad.coalesce()
-        values = parameter.grad._values()
-        stand_in = nn.Parameter(torch.empty_like(values), requires_grad=False)
-        stand_in.grad = values  # the same memory: what is clipped is the gradient's
-        yield stand_in

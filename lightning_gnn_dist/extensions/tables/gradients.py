@@ -10,21 +10,24 @@ Of a table that every rank has, all get it; of an :class:`OwnedEmbedding` the ow
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
 
 import torch
-from lightning.pytorch.plugins.precision import Precision
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from lightning_gnn_dist.tables.exchange import TouchedRows, ids_of, sums_of, to_all, to_owners, weights_of_ranks
-from lightning_gnn_dist.tables.learned_tables import LearnedTables, hidden_from_ddp
-from lightning_gnn_dist.tables.owned_embedding import OwnedEmbedding, refuse_product
-from lightning_gnn_dist.tables.table import Table, coalesced, no_rows, of_rows, stand_ins, touched
+from lightning_gnn_dist.extensions.tables.exchange import (
+    TouchedRows,
+    ids_of,
+    sums_of,
+    to_all,
+    to_owners,
+    weights_of_ranks,
+)
+from lightning_gnn_dist.extensions.tables.owned_embedding import OwnedEmbedding, refuse_product
+from lightning_gnn_dist.extensions.tables.row_owners import RowOwners
+from lightning_gnn_dist.extensions.tables.table import Table, coalesced, touched
+from lightning_gnn_dist.rounds.sparse_gradients import no_rows, of_rows
 from lightning_gnn_dist.wire import collectives
-
-_CLIPS = "clip_grad_by_norm"  # of Lightning's precision
 
 
 class TableGradients:
@@ -34,41 +37,24 @@ class TableGradients:
     ranks take rank 0's tables. Collective.
 
     Args:
-        tables: The module's.
-        has_others: Whether other parameters train, which DDP needs.
-        strategy: The strategy's name, for errors.
+        tables: The module's, trained or not.
+        owners: The ranks that own rows of some; None where nobody does.
+
+    Attributes:
+        of_all: The weights of trained tables that every rank has.
     """
 
-    def __init__(self, tables: LearnedTables, strategy: str, *, has_others: bool) -> None:
-        if (trained := tables.trained()) and not has_others:
-            others = "" if tables.owned else "use LocalSGDStrategy, or "
-            names = ", ".join(table.name for table in trained)
-            raise ValueError(
-                f"{names} is all that trains, and {strategy} needs a parameter with dense gradients, too: {others}add "
-                "a layer."
-            )
-        self._owners, self._owned = tables.owners, tables.owned
-        self._of_all = [table for table in trained if table.embedding is None]
-        self._module = tables.module
-        collectives.broadcast_([table.weight.data for table in self._of_all])
-
-    def hidden(self) -> AbstractContextManager[None]:
-        """Let DDP, which wraps the module in the block, ignore the tables."""
-        owned = [table.parameter for table in self._owned]
-        return hidden_from_ddp(self._module, [*(table.weight for table in self._of_all), *owned])
-
-    def begin(self, precision: Precision) -> None:
-        """Begin a fit, whose gradients are exchanged and clipped."""
-        if self._owners is not None:
-            self._owners.trains = True
-            clip_owned_gradients(precision, self._owned)
-            for table in self._owned:
-                table.take_gradients()  # of an earlier fit
+    def __init__(self, tables: Sequence[Table], owners: RowOwners | None) -> None:
+        self._owners = owners
+        self._owned = [table.embedding for table in tables if table.embedding is not None]
+        self._of_all = [table for table in tables if table.embedding is None and table.weight.requires_grad]
+        self.of_all = [table.weight for table in self._of_all]
+        collectives.broadcast_([weight.data for weight in self.of_all])
 
     def begin_batch(self) -> None:
         """Note that a batch begins on all ranks, whether or not the optimizer has stepped after the one before."""
         if self._owners is not None:
-            self._owners.is_stepping = False
+            self._owners.trains, self._owners.is_stepping = True, False
 
     @torch.no_grad()
     def exchange(self, *, steps_next: bool) -> bool:
@@ -183,42 +169,3 @@ def _sums_at_owners(tables: Sequence[Table], gradients: Sequence[Tensor | None])
     bad = torch.tensor([float(not all(bool(each._values().isfinite().all()) for each in found))], device=values.device)
     collectives.sum_(bad)
     return [_not_finite(each, torch.nan) for each in found] if bad.item() else found
-
-
-def clip_owned_gradients(precision: Precision, tables: Sequence[OwnedEmbedding]) -> None:
-    """Let Lightning clip by a norm that counts each row once, whichever rank has it. Collective when it clips."""
-    owned = {id(table.parameter) for table in tables}
-
-    def clip_by_norm(optimizer: Optimizer, clip_val: float) -> None:
-        held = [each for group in optimizer.param_groups for each in group["params"]]
-        mine, others = ([each for each in held if (id(each) in owned) is which] for which in (True, False))
-        found = [coalesced(each, "an OwnedEmbedding") for each in mine]
-        values = [gradient._values() for gradient in found if gradient is not None]
-        total = nn.utils.clip_grad_norm_([*stand_ins(others), *_norm_of_ranks(mine, values)], clip_val)
-        for each in values:
-            each.mul_((clip_val / (total + 1e-6)).clamp(max=1.0).to(each.dtype))  # as torch clips
-
-    vars(precision)[_CLIPS] = clip_by_norm
-
-
-@contextmanager
-def norms_of_ranks(precision: Precision, tables: Sequence[OwnedEmbedding]) -> Iterator[None]:
-    """Clip so in the block, where all ranks step along one gradient."""
-    if tables:
-        clip_owned_gradients(precision, tables)
-    try:
-        yield
-    finally:
-        vars(precision).pop(_CLIPS, None)
-
-
-def _norm_of_ranks(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> list[nn.Parameter]:
-    """Return what has as its gradient the norm of the rows of all ranks, for torch's clipping. Collective."""
-    if not parameters:
-        return []
-    like = parameters[0].data
-    square = sum((rows.double().square().sum() for rows in values), like.new_zeros((), dtype=torch.float64))
-    norm = collectives.all_gather_rows(square).sum().sqrt()  # the same bits on all ranks
-    stand_in = nn.Parameter(like.new_zeros(1), requires_grad=False)
-    stand_in.grad = norm.to(like.dtype)[None]
-    return [stand_in]

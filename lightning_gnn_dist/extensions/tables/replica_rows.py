@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.tables.exchange import TouchedRows
-from lightning_gnn_dist.tables.growing_rows import GrowingRows
-from lightning_gnn_dist.tables.lazy_adam import LazyAdam
-from lightning_gnn_dist.tables.owned_embedding import OwnedEmbedding, ask_owners, keep_apart, refuse_product
-from lightning_gnn_dist.tables.table import coalesced, holds, of_rows, touched
+from lightning_gnn_dist.extensions.tables.exchange import TouchedRows
+from lightning_gnn_dist.extensions.tables.growing_rows import GrowingRows
+from lightning_gnn_dist.extensions.tables.lazy_adam import LazyAdam
+from lightning_gnn_dist.extensions.tables.owned_embedding import OwnedEmbedding, ask_owners, keep_apart, refuse_product
+from lightning_gnn_dist.extensions.tables.table import coalesced, holds, touched
+from lightning_gnn_dist.rounds.sparse_gradients import of_rows
 
 _ROW, _STEPS = "the row", "local steps that have touched it"  # beside the names of moments
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_gnn_dist.tables import growing_rows
-from lightning_gnn_dist.tables.growing_rows import GrowingRows
+from lightning_gnn_dist.extensions.tables import growing_rows
+from lightning_gnn_dist.extensions.tables.growing_rows import GrowingRows
 
 
 @pytest.mark.parametrize("least_bytes", [0, growing_rows._LEAST_BYTES])

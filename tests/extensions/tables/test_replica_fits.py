@@ -17,12 +17,12 @@ from lightning_gnn_dist import (
 )
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
+from tests.extensions.tables.fitting import NUM_ROWS, WIDTH, Made, batches_of, owned, state_of
+from tests.extensions.tables.test_owned_embedding import Measured, WithoutRows
+from tests.extensions.tables.test_table_gradients import Loader, OfData
+from tests.extensions.tables.test_touched_rows import train
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import differs, fit
-from tests.tables.fitting import NUM_ROWS, WIDTH, Made, batches_of, owned, state_of
-from tests.tables.test_owned_embedding import Measured, WithoutRows
-from tests.tables.test_table_gradients import Loader, OfData
-from tests.tables.test_touched_rows import train
 
 # Ways to step.
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import GrappaStrategy, LazyAdam, OwnedEmbedding, Rounded
-from lightning_gnn_dist.tables.owned_embedding import initial_rows_
+from lightning_gnn_dist.extensions.tables.owned_embedding import initial_rows_
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
+from tests.extensions.tables.fitting import NUM_ROWS, WIDTH, Made, Table, batches_of, owned, state_of
+from tests.extensions.tables.test_table_gradients import BATCHES, Loader, OfData
 from tests.memory import Peak, reads_memory
 from tests.ranks import run_ranks
 from tests.strategies.fitting import differs, fit
-from tests.tables.fitting import NUM_ROWS, WIDTH, Made, Table, batches_of, owned, state_of
-from tests.tables.test_table_gradients import BATCHES, Loader, OfData
 
 
 class Owned(OfData):

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gnn_dist import LazyAdam
-from lightning_gnn_dist.tables.table import refuse_elastic
+from lightning_gnn_dist.extensions.elastic.living_peers import refuse_states
+from lightning_gnn_dist.rounds.own_states import states_of
 
 
 def nets() -> tuple[nn.ModuleList, nn.ModuleList]:
@@ -68,4 +69,4 @@ def test_decay_of_rows_is_refused() -> None:
 
 def test_elastic_ranks_refuse_tables() -> None:
     with pytest.raises(ValueError, match=r"0\.weight has sparse gradients, and with peers=Elastic\(\) .*sparse=False"):
-        refuse_elastic(nets()[0])
+        refuse_states(module := nets()[0], states_of(module))

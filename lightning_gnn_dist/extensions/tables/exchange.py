@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.lending import sent
-from lightning_gnn_dist.tables.row_owners import bounds_of, pieces_of, short
+from lightning_gnn_dist.extensions.tables.row_owners import bounds_of, pieces_of
+from lightning_gnn_dist.rounds.sparse_gradients import short, take_rows_
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import all_gather_pieces, exchange_pieces
 
@@ -212,18 +213,6 @@ def mean_at_all_(tables: Sequence[Sequence[Tensor]], steps: Sequence[Tensor], we
             tensor.index_copy_(0, touches.ids[is_counted], mean[is_counted])
         if len(left := touches.ids[~is_counted]):  # on all ranks alike
             take_rows_(tensors, [left] * len(tensors), counting[0])
-
-
-@torch.no_grad()
-def take_rows_(tables: Sequence[Tensor], ids: Sequence[Tensor], source: int) -> None:
-    """Replace rows of tables, in place, by those of rank ``source``, whose ids count. Collective."""
-    pieces = []
-    for table, which in zip(tables, ids, strict=True):
-        mine = which if collectives.rank() == source else which[:0]
-        pieces += [short(mine, len(table)), table.detach()[mine]]
-    theirs = iter(all_gather_pieces(pieces)[source])
-    for table in tables:
-        table.detach().index_copy_(0, next(theirs).long(), next(theirs))
 
 
 # To owners.

@@ -23,17 +23,18 @@ from lightning_gnn_dist import (
     OwnedEmbedding,
 )
 from lightning_gnn_dist.callbacks.averaged_rounds import AveragedRounds
-from lightning_gnn_dist.tables.table import refuse_elastic
+from lightning_gnn_dist.extensions.elastic.living_peers import refuse_states
+from lightning_gnn_dist.rounds.own_states import states_of
 from lightning_gnn_dist.wire.asking import THREAD_NAME
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
+from tests.extensions.tables.fitting import owned
+from tests.extensions.tables.test_owned_embedding import Owned
+from tests.extensions.tables.test_owned_fits import data_module
+from tests.extensions.tables.test_table_gradients import Loader
+from tests.extensions.tables.test_without_features import Rows
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import fit
-from tests.tables.fitting import owned
-from tests.tables.test_owned_embedding import Owned
-from tests.tables.test_owned_fits import data_module
-from tests.tables.test_table_gradients import Loader
-from tests.tables.test_without_features import Rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 
@@ -221,4 +222,4 @@ def test_ranks_that_differ_are_named(function: Any, message: str) -> None:
 
 def test_ranks_that_may_die_refuse_the_table() -> None:
     with pytest.raises(ValueError, match=r"OwnedEmbedding, .*peers=Elastic\(\)\).*use TMAStrategy\(\) without"):
-        refuse_elastic(owned(Rows(), "table"))
+        refuse_states(module := owned(Rows(), "table"), states_of(module))

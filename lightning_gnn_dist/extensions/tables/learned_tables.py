@@ -1,0 +1,264 @@
+"""The tables of a strategy's module: whose rows they are, and their moments, which a checkpoint has whole.
+
+A moment is what an optimizer's state has for each row of a table: Adam's running means are moments, its number of steps
+is none. Of a table of which each rank has some rows, rank 0 asks for those of all to write a checkpoint, and each rank
+takes its own from one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from weakref import WeakMethod
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_gnn_dist.extensions.tables.clipping import (
+    clip_owned_gradients,
+    clip_sparse_gradients,
+    give_back_clipping,
+    norms_of_ranks,
+)
+from lightning_gnn_dist.extensions.tables.gradients import TableGradients, mean_gradients
+from lightning_gnn_dist.extensions.tables.learned_rows import LearnedRows
+from lightning_gnn_dist.extensions.tables.owned_embedding import OwnedEmbedding, divide, owned_tables
+from lightning_gnn_dist.extensions.tables.replica_rows import ReplicaRows, check_lasting
+from lightning_gnn_dist.extensions.tables.row_owners import RowOwners
+from lightning_gnn_dist.extensions.tables.table import Table, check_tables, refuse_owned, tables_of
+from lightning_gnn_dist.rounds.own_states import asking_nobody
+from lightning_gnn_dist.rounds.part import Part, ReplicaState
+
+Entry = dict[str, Any]  # an optimizer's state of one parameter
+
+
+class LearnedTables(ReplicaState):
+    """The tables of a module, for a call of the trainer.
+
+    Args:
+        module: What has them.
+    """
+
+    def __init__(self, module: LightningModule) -> None:
+        self._module = module
+        self._all: list[Table] = []  # trained or not, once they are divided
+        self._owners: RowOwners | None = None  # of rows of some tables, until they leave; they may outlive this
+        self._optimizers: Sequence[Optimizer] = []  # of the fit
+        self._precision: Precision | None = None
+        self._rows: LearnedRows | None = None  # in a fit of rounds
+        self._gradients: TableGradients | None = None  # in a fit that exchanges gradients
+
+    def check(self, trainer: Trainer) -> None:
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        found = [each for each in callbacks if isinstance(each, WeightAveraging | StochasticWeightAveraging)]
+        if found and (tables := owned_tables(self._module)):
+            raise ValueError(
+                f"{type(found[0]).__name__} keeps a copy of all weights, and of {next(iter(tables))}, an "
+                "OwnedEmbedding, each rank has some rows: leave it out, or use nn.Embedding(..., sparse=True)."
+            )
+
+    def check_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
+        if any(table.weight.requires_grad for table in self._all):
+            check_tables(self._module, optimizers)
+
+    def refuse_replicas(self, what: str, way_out: str) -> None:
+        refuse_owned(self._module, what, way_out)
+
+    def divide(self, device: torch.device) -> None:
+        """Let each rank own some rows of each :class:`OwnedEmbedding`, unless it does. Collective."""
+        self._owners = divide(owned_tables(self._module).values(), device)
+        self._all = tables_of(self._module)
+        if self._owners is not None:
+            moments = WeakMethod(self._moments)
+            self._owners.keep_moments(lambda rows: {} if (call := moments()) is None else call(rows))
+
+    def excluded(self) -> set[int]:
+        return {id(table.parameter) for table in owned_tables(self._module).values() if table.owners is not None}
+
+    def rows(self) -> dict[int, str]:
+        return {id(table.weight): table.name for table in tables_of(self._module)}
+
+    def begin_fit(self, optimizers: Sequence[Optimizer], precision: Precision) -> None:
+        self._optimizers, self._precision = optimizers, precision
+        self.check_optimizers(optimizers)
+        clip_sparse_gradients(precision)
+        if self._gradients is not None and self._owners is not None:
+            clip_owned_gradients(precision, self._owned)
+            for table in self._owned:
+                table.take_gradients()  # of an earlier fit
+
+    def have_changed(self) -> None:
+        if self._owners is not None:
+            self._owners.has_changed()
+
+    def leave(self, *, at_once: bool, stays: bool, gathers: bool) -> None:
+        """End a fit or an evaluation; after it, ranks that go on may still ask each other for rows."""
+        if self._precision is not None:
+            give_back_clipping(self._precision)
+        if self._owners is None:
+            return
+        self._owners.trains = False
+        if at_once:
+            self._owners.abort()
+        elif stays:
+            return
+        else:
+            for table in self._owned if gathers else []:
+                table.gather()
+            self._owners.close()
+        self._owners, self._all = None, []
+
+    @property
+    def _owned(self) -> list[OwnedEmbedding]:
+        """The tables of which each rank has some rows."""
+        return [table.embedding for table in self._all if table.embedding is not None]
+
+    # In rounds.
+
+    def parts(self, averages: Callable[[str], bool]) -> Sequence[Part]:
+        self._rows = LearnedRows(self._all, self._owners, averages)
+        return [self._rows]
+
+    @contextmanager
+    def stepping(self, precision: Precision) -> Iterator[None]:
+        """In the block, parameters and optimizers have the rows that lie here, which may step there."""
+        with self._in_own_form(), norms_of_ranks(precision, self._owned):
+            yield
+
+    def average_gradients_(self, parameters: Sequence[Tensor], gradients: list[Tensor], weight: float) -> None:
+        by_id = {id(table.weight): table for table in self._all}
+        places = [place for place, each in enumerate(parameters) if id(each) in by_id]
+        if places:
+            tables = [by_id[id(parameters[place])] for place in places]
+            means = mean_gradients(tables, [gradients[place] for place in places], weight)
+            for place, mean in zip(places, means, strict=True):
+                gradients[place] = mean
+
+    @property
+    def _replicas(self) -> list[ReplicaRows]:
+        return [] if self._rows is None else self._rows.replicas
+
+    @contextmanager
+    def _in_own_form(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for replica in self._replicas:
+                stack.enter_context(replica.in_own_form())
+            yield
+
+    # Where ranks exchange gradients at every step.
+
+    def left_by_ddp(self, strategy: str, *, has_others: bool) -> list[Tensor]:
+        trained = [table.name for table in self._all if table.weight.requires_grad]
+        if trained and not has_others:
+            others = "" if self._owned else "use LocalSGDStrategy, or "
+            raise ValueError(
+                f"{', '.join(trained)} is all that trains, and {strategy} needs a parameter with dense gradients, too: "
+                f"{others}add a layer."
+            )
+        self._gradients = TableGradients(self._all, self._owners)
+        return [*self._gradients.of_all]
+
+    def begin_batch(self) -> None:
+        if self._gradients is not None:
+            self._gradients.begin_batch()
+
+    def exchange_gradients(self, *, steps_next: bool) -> bool:
+        return self._gradients is None or self._gradients.exchange(steps_next=steps_next)
+
+    # In checkpoints.
+
+    @property
+    def maps_files(self) -> bool:  # type: ignore[override]
+        return bool(owned_tables(self._module))
+
+    def model_state(self, get: Callable[[], dict[str, Any]], *, is_alone: bool) -> dict[str, Any]:
+        """Return the state of the module from ``get``: with rows that lie here, or, for a rank that is alone, none."""
+        if self._owners is None:
+            return get()
+        with asking_nobody():
+            state = get()
+        if is_alone:
+            names = [f"{name}.weight" for name in owned_tables(self._module)]
+            rank_zero_warn(f"This checkpoint lacks {', '.join(names)}, whose rows lie on ranks that may have ended.")
+            for name in names:
+                state.pop(name, None)
+        return state
+
+    def optimizer_state(self, get: Callable[[], dict[str, Any]], optimizer: Optimizer) -> dict[str, Any]:
+        """Return the state of an optimizer from ``get``, with the rows of all ranks. Not collective."""
+        if self._owners is None:
+            return get()
+        owned = {id(table.parameter): table for table in self._owned}
+
+        def whole(parameter: nn.Parameter, entry: Entry) -> Entry:
+            if (table := owned.get(id(parameter))) is None:
+                return entry
+            assert table.owners is not None
+            moments = _with_rows(entry, len(parameter))
+            return entry | {name: table.owners.whole(table.number, own, name) for name, own in moments.items()}
+
+        with self._in_own_form():
+            return _changed(get(), optimizer, whole)
+
+    def own_states(self, states: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+        """Return states of optimizers with the rows that lie here, of such with all rows; replicas take theirs."""
+        if self._owners is None:
+            return states
+        owned = {id(table.parameter): table for table in self._owned}
+        replicas = {id(replica.parameter): replica for replica in self._replicas}
+
+        def own(parameter: nn.Parameter, entry: Entry) -> Entry:
+            if (table := owned.get(id(parameter))) is None:
+                return entry
+            moments = _with_rows(entry, table.num_embeddings)
+            if (replica := replicas.get(id(parameter))) is not None:
+                replica.take_moments(moments)
+                return {name: each for name, each in entry.items() if name not in moments}
+            first, last = table.rows_of_rank
+            return entry | {name: whole[first:last].clone() for name, whole in moments.items()}
+
+        return [_changed(*pair, own) for pair in zip(states, self._optimizers, strict=False)]
+
+    def without_rows(self, states: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+        """Return states of optimizers without moments that a checkpoint has once."""
+        owned = self.excluded()
+
+        def without(parameter: nn.Parameter, entry: Entry) -> Entry:
+            if id(parameter) not in owned:
+                return entry
+            return {name: each for name, each in entry.items() if not isinstance(each, Tensor) or not each.dim()}
+
+        return [_changed(*pair, without) for pair in zip(states, self._optimizers, strict=False)]
+
+    @staticmethod
+    def check_lasting(states: Sequence[object], num_tables: int) -> None:
+        """Refuse what a checkpoint has of another number of tables."""
+        check_lasting(states, num_tables)
+
+    def _moments(self, rows: Tensor) -> dict[str, Any]:
+        """Return the moments that others may ask for, given what has the rows that lie here."""
+        for replica in self._replicas:
+            if replica.table.here is rows:
+                return {**replica.moments}
+        return next((each.state[rows] for each in self._optimizers if rows in each.state), {})
+
+
+def _with_rows(entry: Entry, number: int) -> dict[str, Tensor]:
+    """Return what a parameter's state has so many rows of."""
+    tensors = {name: each for name, each in entry.items() if isinstance(each, Tensor) and each.dim()}
+    return {name: each for name, each in tensors.items() if len(each) == number}
+
+
+def _changed(
+    state: dict[str, Any], optimizer: Optimizer, change: Callable[[nn.Parameter, Entry], Entry]
+) -> dict[str, Any]:
+    """Return the state of an optimizer with other entries of its parameters; an empty one is left out."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    entries = {number: change(each, state["state"].get(number, {})) for number, each in enumerate(parameters)}
+    return {**state, "state": {number: entry for number, entry in entries.items() if entry}}
