@@ -43,7 +43,7 @@ NAMES = {"__init__", "answers", "names", "cli", "prepare"}  # what imports by a 
 KNOWS_NO_BATCH = "engine"  # neither PyG nor Lightning
 MAX_FUNCTION_LINES = 60
 BESIDE_THE_CORE = {"extensions", "prepare"}  # what the strategies and the data module do without
-MAX_CLOSURE = {"modules": 220, "lines of code": 26_354, "modules beside the core": 9}  # these may only fall
+MAX_CLOSURE = {"modules": 201, "lines of code": 23_900, "modules beside the core": 2}  # these may only fall
 MAX_ARGUMENTS = 12  # of a constructor
 
 Rule = Callable[[Path], Iterator[str]]

@@ -286,7 +286,7 @@ def test_a_file_to_start_exists(words: list[str]) -> None:
 def test_the_extras_that_pages_name_exist() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = {name for page in PAGES for name in re.findall(r'pip install "?\.\[(\w+)\]', page.read_text())}
-    assert named == {"elastic", "kaminpar", "metis", "parquet", "plots", "serve"} <= extras.keys()
+    assert named == {"elastic", "kaminpar", "metis", "plots", "serve", "tables"} <= extras.keys()
 
 
 def test_the_variables_of_elastic_ranks_are_those_that_are_read() -> None:

@@ -160,24 +160,24 @@ OF_TABLES: dict[str, tuple[dict[str, str | None], tuple[str, ...], str]] = {
     "an id is missing": (
         {"nodes/b.csv": "id,v\nx,2\n,3\n"},
         (),
-        r"nodes/b\.csv has a row with an empty cell for the id of a node: fill it, or remove such rows",
+        r"nodes/b\.csv: column 'id' is empty in row 2, and every node has an id: fill it, or remove the row",
     ),
     "an end is missing": (
         {"edges/a__to__b.csv": "source,target\n1,x\n2,\n"},
         (),
-        r"a__to__b\.csv has a row with an empty cell for the id of a node",
+        r"a__to__b\.csv: column 'target' is empty in row 2, and an edge has two ends",
     ),
-    "ids of fractions": ({"nodes/a.csv": "id,v\n1.5,2\n2,3\n"}, (), "an id is a whole number or a word"),
+    "ids of fractions": ({"nodes/a.csv": "id,v\n1.5,2\n2,3\n"}, (), "names node 1, which .*a.csv does not list"),
     "an unknown split": (
         {"nodes/a.csv": "id,split\n1,train\n2,tset\n"},
         (),
-        "into the split 'tset': train, val, test or nothing is known",
+        "column 'split' holds 'tset' in row 2, which is no split: train, val, test or nothing is known",
     ),
     "a table of nodes apart": ({}, ("--nodes", "nodes.csv"), r"their nodes are known \(no --nodes\)"),
     "times in words": (
         {"edges/a__to__b.csv": "source,target,when\n1,x,monday\n2,y,friday\n"},
         ("--time", "when"),
-        "column 'when' holds 'monday' in row 1, and times are numbers, such as days or seconds since 1970",
+        "column 'when' holds 'monday' in row 1 .and in 1 more, such as row 2., and times are numbers, such as days or",
     ),
 }
 

@@ -19,9 +19,8 @@ from lightning_gnn_dist.engine.temporal.times import (
 )
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
-from lightning_gnn_dist.graph.typed.tables import ASKED, NEVER
+from lightning_gnn_dist.graph.typed.tables import ASKED, NEVER, as_told
 from lightning_gnn_dist.homes.settings import BatchSettings
-from lightning_gnn_dist.prepare.databases.times import as_told
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.temporal import TemporalSampler, check_event_graph
 

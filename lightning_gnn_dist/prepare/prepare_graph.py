@@ -41,7 +41,6 @@ from lightning_gnn_dist.prepare.steps.nodes import (
     NodesOfType,
     check_split,
     has_fractions,
-    unpack_nodes,
 )
 from lightning_gnn_dist.rules import Count, Seed, check_fields
 
@@ -163,25 +162,6 @@ class Preparation:
         """Who reads the files."""
         return reading_of(self.shard)
 
-    @cached_property
-    def _edges(self) -> EdgeSorting:
-        sorting = self._sorting(self.folder, self._draft)
-        return replace(sorting, ranges=self._ranges) if self._is_streamed else sorting
-
-    @cached_property
-    def _ranges(self) -> EdgeSorting:
-        """Sorts the edges into ranges of nodes, which are cut then."""
-        folder = self.folder / "ranges"
-        return self._sorting(folder, folder / "graph")
-
-    def _sorting(self, folder: Path, draft: Path) -> EdgeSorting:
-        more = self.shard is not None, self.undirected, self.inputs.time, self.memory_bytes, self.reading
-        return EdgeSorting(self.inputs, folder, draft, *more)
-
-    @property
-    def _is_streamed(self) -> bool:
-        return self.shard is not None and isinstance(self.shard.assignment, StreamingPartitioner)
-
     def estimate(self) -> Estimate:
         """Estimate disk space and time, from the headers of the files."""
         directions = 1 + (self.undirected or self.reverse)
@@ -208,7 +188,7 @@ class Preparation:
                     if not isinstance(error, MemoryTooSmall):
                         shutil.rmtree(self.folder)  # nobody goes on with what was refused
                     raise
-                store.replace(self._draft, self.target)
+                store.replace(self.draft, self.target)
                 flush(self.folder.parent)
                 shutil.rmtree(self.folder)
         except MemoryError as error:
@@ -226,145 +206,21 @@ class Preparation:
             ) from error
         return prepared
 
+    def _write(self, journal: Journal, on_progress: OnProgress) -> Prepared:
+        """Write all files of the saved graph into the draft, once tables have become arrays."""
+        inputs, ids = self.inputs, dict[str, Path]()
+        if inputs.tables:
+            from lightning_gnn_dist.prepare.tables.unpack import unpack  # arrays need no DuckDB
+
+            inputs, ids = unpack(inputs, self.folder / "tables", self.drop, self.memory_bytes, on_progress)
+        return Writing(self, inputs, ids, on_progress).write(journal)
+
     def _stage(self) -> int:
         """How far this rank has come."""
         if self.target.exists():
             return RENAMED
-        is_written = self._draft.exists() and Journal(self.folder, self._inputs()).get("is_written")
+        is_written = self.draft.exists() and Journal(self.folder, self._inputs()).get("is_written")
         return WRITTEN if is_written else 0
-
-    def _write(self, journal: Journal, on_progress: OnProgress) -> Prepared:
-        """Write all files of the saved graph into the draft."""
-        if not all(self.reading.each(self._draft.exists())):  # what one rank has lost, all have sent it
-            journal.clear()
-            for name in ("nodes", "edges", "ranges", "cut", self._draft.name):
-                shutil.rmtree(self.folder / name, ignore_errors=True)
-            self._draft.mkdir()
-        nodes = {}
-        for kind in self.inputs.nodes:
-            with within(kind):
-                nodes[kind] = self._read_nodes(kind, on_progress)
-        self._check_nodes(nodes)
-        for kind, of_kind in nodes.items():
-            target = self._draft / "nodes" / kind
-            if not all(self.reading.each(target.exists())):
-                with within(kind):
-                    folder, progress = self._of_nodes(kind), partial(on_progress, f"copying {kind or 'arrays'}")
-                    check_times(of_kind.files.arrays, self.inputs.time, "node")
-                    of_kind.times(self.inputs.time)
-                    of_kind.copy(folder, target, Journal(folder, {}), progress)
-        edge_types = self._edge_types()
-        parts = {kind: of_kind.part for kind, of_kind in nodes.items()}
-        for edge_type, as_read in edge_types.items():
-            with within(edge_type):
-                self._edges.sort(edge_type, as_read, parts, on_progress)
-        types = None
-        if self.inputs.have_names:
-            from lightning_gnn_dist.prepare.steps.merge import merge_types  # a graph without types needs none of it
-
-            folders = {edge_type: self._edges.out(edge_type) for edge_type in edge_types}
-            progress = partial(on_progress, "putting rows together")
-            types = merge_types(
-                self._draft, nodes, folders, self.inputs.time, self.shard is not None, self._tables(), progress
-            )
-        if self.shard is not None:
-            from lightning_gnn_dist.prepare.shard_index import write_index
-
-            journals = {edge_type: self._edges.journal(edge_type) for edge_type in edge_types}
-            write_index(self.out, nodes, types, journals, self.undirected, self.inputs.time)
-        names = next(iter(nodes.values())).names
-        at_once = max(1, min(self.memory_bytes // 16, MAX_BYTES_AT_ONCE // 8))
-        progress = partial(on_progress, "taking the fingerprint")
-        prepared = describe(self._draft, names, self.inputs.halves, types, at_once, progress)
-        for kind, files in self.inputs.nodes.items():
-            if files.table is not None and self.shard is None:
-                keep_ids(self._of_nodes(kind) / "ids.npy", self._draft, kind)
-        journal.record(is_written=True)
-        self.reading.each(0)  # what has been renamed serves no other rank any more
-        return prepared
-
-    def _read_nodes(self, kind: str, on_progress: OnProgress) -> NodesOfType:
-        """Turn a table of nodes into arrays, and find out which nodes of the type are prepared."""
-        folder, table = self._of_nodes(kind), self.inputs.nodes[kind].table
-        folder.mkdir(parents=True, exist_ok=True)
-        journal, progress = Journal(folder, {}), partial(on_progress, f"reading {kind or 'nodes'}")
-        if table is not None and not journal.get("is_read"):
-            for name in ("own", "arrays", "graph", "keys"):
-                shutil.rmtree(folder / name, ignore_errors=True)
-            part_of, at_once, facts = partial(self._part, kind), self.memory_bytes // 2, dict[str, Any]()
-            if isinstance(table, Path):
-                unpack_nodes(table, folder, part_of, self.drop, self.time, at_once, progress)
-            else:
-                facts = table.unpack(folder, part_of, at_once, progress)
-            journal.record(sorted(folder.rglob("*.npy")), is_read=True, facts=facts)
-        files, named = self.inputs.nodes[kind].unpacked(folder / "arrays"), self.inputs.have_names
-        return NodesOfType(
-            files=files,
-            part=self._part(kind, files.num_nodes or self._count(kind, on_progress), on_progress),
-            reading=self.reading,
-            is_shard=self.shard is not None,
-            split=self.split if "y" in files.arrays or not named else None,
-            seed=self.seed,
-            float_labels=files.float_labels or (self.float_labels and (has_fractions(files) or not named)),
-            memory_bytes=self.memory_bytes,
-        )
-
-    def _tables(self) -> Tables | None:
-        """What became of the tables of a database."""
-        if not self.inputs.of_database:
-            return None
-        facts = {kind: Journal(self._of_nodes(kind), {}).get("facts") for kind in self.inputs.nodes}
-        return tables_of(self.source, facts, self.inputs.edges)
-
-    def _part(self, kind: str, num_nodes: int, on_progress: OnProgress = lambda stage, share: None) -> Part:
-        """Which nodes of a type are prepared."""
-        if kind not in self._parts:
-            part = part_of(self.shard, kind, num_nodes)
-            if self.shard is not None and callable(partitioner := self.shard.assignment):
-                from lightning_gnn_dist.prepare.steps.cutting import cut  # other shards need none of it
-
-                part = cut(partitioner, part, self._ranges, self.seed, self.reading, self.folder, on_progress)
-            self._parts[kind] = part
-        return self._parts[kind]
-
-    @cached_property
-    def _parts(self) -> dict[str, Part]:
-        return {}
-
-    def _count(self, kind: str, on_progress: OnProgress) -> int:
-        """The number of nodes where only the edges of a graph without types tell."""
-        if self.inputs.have_names:
-            raise ValueError(
-                f"{self.inputs.nodes[kind].source} does not say how many nodes there are: add x, y or num_nodes."
-            )
-        if self.shard is not None:
-            raise ValueError(
-                f"{self.source} does not say how many nodes there are, and the host of a shard must know before it "
-                "reads: add num_nodes.npy, x or y."
-            )
-        if num_nodes := self._edges.count(on_progress):
-            return num_nodes
-        raise ValueError(f"{self.source} has no edges, and does not say how many nodes there are.")
-
-    def _check_nodes(self, nodes: Nodes) -> None:
-        """Refuse settings that fit no type, and a shard without nodes."""
-        if self.shard is not None:
-            from lightning_gnn_dist.prepare.shard_index import check_nodes
-
-            check_nodes(self.shard, self.out, [of_kind.part for of_kind in nodes.values()])
-        if self.split and not any(of_kind.split for of_kind in nodes.values()):
-            raise ValueError(NO_LABELS)
-        if self.float_labels and not any(of_kind.float_labels for of_kind in nodes.values()):
-            raise ValueError("float_labels says that a y is a target of regression, but no type has a y of fractions.")
-
-    def _of_nodes(self, kind: str) -> Path:
-        """The folder in which the nodes of a type are worked on."""
-        return self.folder / "nodes" / kind
-
-    def _edge_types(self) -> dict[EdgeType, EdgeType]:
-        """For each edge type the one whose files are read: itself, or the one that it is the reverse of."""
-        found = {edge_type: edge_type for edge_type in self.inputs.edges}
-        return found | (with_reverse(found) if self.reverse else {})
 
     def _inputs(self) -> dict[str, Any]:
         """What the result depends on: the files, by size and time, and the settings."""
@@ -385,5 +241,196 @@ class Preparation:
         }
 
     @property
-    def _draft(self) -> Path:
+    def draft(self) -> Path:
+        """The folder of what is written, until it is complete."""
         return self.folder / "graph"
+
+
+@dataclass(frozen=True)
+class Writing:
+    """The work of a preparation.
+
+    Args:
+        settings: What was asked.
+        inputs: The files, of which no table is left.
+        ids: The files of the ids of nodes, by types, where tables tell them.
+        on_progress: Called with the name of a stage and the share of it that is done.
+    """
+
+    settings: Preparation
+    inputs: Inputs
+    ids: Mapping[str, Path]
+    on_progress: OnProgress
+
+    @cached_property
+    def _edges(self) -> EdgeSorting:
+        sorting = self._sorting(self.settings.folder, self.settings.draft)
+        return replace(sorting, ranges=self._ranges) if self._is_streamed else sorting
+
+    @cached_property
+    def _ranges(self) -> EdgeSorting:
+        """Sorts the edges into ranges of nodes, which are cut then."""
+        folder = self.settings.folder / "ranges"
+        return self._sorting(folder, folder / "graph")
+
+    def _sorting(self, folder: Path, draft: Path) -> EdgeSorting:
+        more = (
+            self.settings.shard is not None,
+            self.settings.undirected,
+            self.inputs.time,
+            self.settings.memory_bytes,
+            self.settings.reading,
+        )
+        return EdgeSorting(self.inputs, folder, draft, *more)
+
+    @property
+    def _is_streamed(self) -> bool:
+        return self.settings.shard is not None and isinstance(self.settings.shard.assignment, StreamingPartitioner)
+
+    def write(self, journal: Journal) -> Prepared:
+        """Write all files of the saved graph into the draft."""
+        if not all(
+            self.settings.reading.each(self.settings.draft.exists())
+        ):  # what one rank has lost, all have sent it
+            journal.clear()
+            for name in ("nodes", "edges", "ranges", "cut", self.settings.draft.name):
+                shutil.rmtree(self.settings.folder / name, ignore_errors=True)
+            self.settings.draft.mkdir()
+        nodes = {}
+        for kind in self.inputs.nodes:
+            with within(kind):
+                nodes[kind] = self._read_nodes(kind)
+        self._check_nodes(nodes)
+        for kind, of_kind in nodes.items():
+            target = self.settings.draft / "nodes" / kind
+            if not all(self.settings.reading.each(target.exists())):
+                with within(kind):
+                    folder, progress = self._of_nodes(kind), partial(self.on_progress, f"copying {kind or 'arrays'}")
+                    check_times(of_kind.files.arrays, self.inputs.time, "node")
+                    of_kind.times(self.inputs.time)
+                    of_kind.copy(folder, target, Journal(folder, {}), progress)
+        edge_types = self._edge_types()
+        parts = {kind: of_kind.part for kind, of_kind in nodes.items()}
+        for edge_type, as_read in edge_types.items():
+            with within(edge_type):
+                self._edges.sort(edge_type, as_read, parts, self.on_progress)
+        types = None
+        if self.inputs.have_names:
+            from lightning_gnn_dist.prepare.steps.merge import merge_types  # a graph without types needs none of it
+
+            folders = {edge_type: self._edges.out(edge_type) for edge_type in edge_types}
+            progress = partial(self.on_progress, "putting rows together")
+            types = merge_types(
+                self.settings.draft,
+                nodes,
+                folders,
+                self.inputs.time,
+                self.settings.shard is not None,
+                self._tables(),
+                progress,
+            )
+        if self.settings.shard is not None:
+            from lightning_gnn_dist.prepare.shard_index import write_index
+
+            journals = {edge_type: self._edges.journal(edge_type) for edge_type in edge_types}
+            write_index(self.settings.out, nodes, types, journals, self.settings.undirected, self.inputs.time)
+        names = next(iter(nodes.values())).names
+        at_once = max(1, min(self.settings.memory_bytes // 16, MAX_BYTES_AT_ONCE // 8))
+        progress = partial(self.on_progress, "taking the fingerprint")
+        prepared = describe(self.settings.draft, names, self.inputs.halves, types, at_once, progress)
+        of_rows = {
+            kind: self._of_nodes(kind) / "ids.npy" for kind, of in self.inputs.nodes.items() if of.table is not None
+        }
+        for kind, file in ({} if self.settings.shard is not None else {**self.ids, **of_rows}).items():
+            keep_ids(file, self.settings.draft, kind)
+        journal.record(is_written=True)
+        self.settings.reading.each(0)  # what has been renamed serves no other rank any more
+        return prepared
+
+    def _read_nodes(self, kind: str) -> NodesOfType:
+        """Turn a table of nodes into arrays, and find out which nodes of the type are prepared."""
+        folder, table = self._of_nodes(kind), self.inputs.nodes[kind].table
+        folder.mkdir(parents=True, exist_ok=True)
+        journal, progress = Journal(folder, {}), partial(self.on_progress, f"reading {kind or 'nodes'}")
+        if table is not None and not journal.get("is_read"):
+            for name in ("own", "arrays", "graph", "keys"):
+                shutil.rmtree(folder / name, ignore_errors=True)
+            assert not isinstance(table, Path)
+            facts = table.unpack(folder, partial(self._part, kind), self.settings.memory_bytes // 2, progress)
+            journal.record(sorted(folder.rglob("*.npy")), is_read=True, facts=facts)
+        files, named = self.inputs.nodes[kind].unpacked(folder / "arrays"), self.inputs.have_names
+        return NodesOfType(
+            files=files,
+            part=self._part(kind, files.num_nodes or self._count(kind)),
+            reading=self.settings.reading,
+            is_shard=self.settings.shard is not None,
+            split=self.settings.split if "y" in files.arrays or not named else None,
+            seed=self.settings.seed,
+            float_labels=files.float_labels or (self.settings.float_labels and (has_fractions(files) or not named)),
+            memory_bytes=self.settings.memory_bytes,
+        )
+
+    def _tables(self) -> Tables | None:
+        """What became of the tables of a database."""
+        if not self.inputs.of_database:
+            return None
+        facts = {kind: Journal(self._of_nodes(kind), {}).get("facts") for kind in self.inputs.nodes}
+        return tables_of(self.settings.source, facts, self.inputs.edges)
+
+    def _part(self, kind: str, num_nodes: int) -> Part:
+        """Which nodes of a type are prepared."""
+        if kind not in self._parts:
+            part = part_of(self.settings.shard, kind, num_nodes)
+            if self.settings.shard is not None and callable(partitioner := self.settings.shard.assignment):
+                from lightning_gnn_dist.prepare.steps.cutting import cut  # other shards need none of it
+
+                part = cut(
+                    partitioner,
+                    part,
+                    self._ranges,
+                    self.settings.seed,
+                    self.settings.reading,
+                    self.settings.folder,
+                    self.on_progress,
+                )
+            self._parts[kind] = part
+        return self._parts[kind]
+
+    @cached_property
+    def _parts(self) -> dict[str, Part]:
+        return {}
+
+    def _count(self, kind: str) -> int:
+        """The number of nodes where only the edges of a graph without types tell."""
+        if self.inputs.have_names:
+            raise ValueError(
+                f"{self.inputs.nodes[kind].source} does not say how many nodes there are: add x, y or num_nodes."
+            )
+        if self.settings.shard is not None:
+            raise ValueError(
+                f"{self.settings.source} does not say how many nodes there are, and the host of a shard must know "
+                "before it reads: add num_nodes.npy, x or y."
+            )
+        if num_nodes := self._edges.count(self.on_progress):
+            return num_nodes
+        raise ValueError(f"{self.settings.source} has no edges, and does not say how many nodes there are.")
+
+    def _check_nodes(self, nodes: Nodes) -> None:
+        """Refuse settings that fit no type, and a shard without nodes."""
+        if self.settings.shard is not None:
+            from lightning_gnn_dist.prepare.shard_index import check_nodes
+
+            check_nodes(self.settings.shard, self.settings.out, [of_kind.part for of_kind in nodes.values()])
+        if self.settings.split and not any(of_kind.split for of_kind in nodes.values()):
+            raise ValueError(NO_LABELS)
+        if self.settings.float_labels and not any(of_kind.float_labels for of_kind in nodes.values()):
+            raise ValueError("float_labels says that a y is a target of regression, but no type has a y of fractions.")
+
+    def _of_nodes(self, kind: str) -> Path:
+        """The folder in which the nodes of a type are worked on."""
+        return self.settings.folder / "nodes" / kind
+
+    def _edge_types(self) -> dict[EdgeType, EdgeType]:
+        """For each edge type the one whose files are read: itself, or the one that it is the reverse of."""
+        found = {edge_type: edge_type for edge_type in self.inputs.edges}
+        return found | (with_reverse(found) if self.settings.reverse else {})

@@ -10,7 +10,7 @@ Ranks send each other one piece of their shares after the other, so that none ho
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -20,6 +20,7 @@ from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.wire.channel import Channel, all_gather_pieces
 from lightning_gnn_dist.wire.collectives import gather_numbers, gather_objects, rank, sum_, world_size
 
+Progress: TypeAlias = Callable[[float], None]  # told the share that is done
 Rows: TypeAlias = dict[str, Column]  # arrays with equally many rows
 CPU = torch.device("cpu")
 

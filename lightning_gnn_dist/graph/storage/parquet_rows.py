@@ -26,7 +26,7 @@ def check_rows_file(name: str, value: object) -> Path:
     if path.suffix == PARQUET and find_spec("pyarrow") is None:
         raise ValueError(
             f"{name}: {shown(path)} is written by pyarrow, which is not installed: "
-            'pip install "lightning-gnn-dist[parquet]", or name a file that ends in .npy.'
+            'pip install "lightning-gnn-dist[tables]", or name a file that ends in .npy.'
         )
     return path
 

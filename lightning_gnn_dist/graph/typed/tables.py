@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from typing import Any
 
+import numpy as np
+
 from lightning_gnn_dist.checks import shown
 
 NUMBERS, CATEGORIES, MOMENTS = "x", "categories", "moments"  # node arrays; of a hidden column "<column>_x", ...
@@ -154,3 +156,8 @@ class Tables:
         }
         edge_types = tuple((source, name, target) for source, name, target in about["edge_types"])
         return cls(features, tasks, edge_types, about["span"], tuple(about["timed"]), tuple(about["notes"]))
+
+
+def as_told(time: float, are_dates: bool) -> str:
+    """A time as errors tell it: a date where tables have dates."""
+    return str(np.datetime64(int(time), "s")).replace("T", " ") if are_dates else str(time)

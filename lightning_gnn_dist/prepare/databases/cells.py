@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,9 +11,10 @@ import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.tables import NEVER
-from lightning_gnn_dist.prepare.files import parquet, text_tables
-from lightning_gnn_dist.prepare.files.tables import look_at
-from lightning_gnn_dist.prepare.files.text_tables import Progress, Scan
+from lightning_gnn_dist.prepare.reading import Progress
+from lightning_gnn_dist.prepare.tables import cells as sql
+from lightning_gnn_dist.prepare.tables.engine import Work, quoted, told
+from lightning_gnn_dist.prepare.tables.reading import load, types_of
 
 SECONDS = np.dtype("datetime64[s]")
 
@@ -48,80 +48,85 @@ class Cells(NamedTuple):
         return f"holds {str(self.values[row])!r} in row {first + row + 1}"
 
 
-@dataclass(frozen=True, eq=False)
 class CellTable:
     """A table of which no more than some rows are in memory.
 
     Args:
         path: The table.
         names: The columns that are read.
-        num_rows: The number of rows.
-        rows_at_once: The rows of a piece.
-        scan: What a text holds.
+        memory_bytes: Bytes that a piece may take.
+        on_progress: Called with the share that is done of a look at what the columns hold.
     """
 
-    path: Path
-    names: Sequence[str]
-    num_rows: int
-    rows_at_once: int
-    scan: Scan | None
-
-    @classmethod
-    def of(cls, path: Path, names: Sequence[str], memory_bytes: int, on_progress: Progress) -> CellTable:
-        """Read a text once, to learn what its columns hold; of Parquet the headers."""
-        is_parquet = parquet.is_parquet(path)
-        num_columns = len(names) if is_parquet else len(text_tables.columns_of(path))
-        at_once, scan = look_at(path, num_columns, memory_bytes, on_progress)
-        return cls(path, names, scan.num_rows, at_once, None if is_parquet else scan)
+    def __init__(self, path: Path, names: Sequence[str], memory_bytes: int, on_progress: Progress) -> None:
+        self.path, self.names = path, names
+        self._work = Work(None, memory_bytes)
+        self._table = load(self._work, "cells", path)
+        cells = {name: sql.Cells(quoted(name), self._table.types[name]) for name in names}
+        texts = [] if self._table.is_typed else [*cells.values()]
+        asked = ["count(*)", *(w for each in texts for w in (f"count(*) FILTER ({each.written_whole})", *each.look))]
+        with told(path):
+            self.num_rows, *found = self._work.look(self._table, ", ".join(asked))
+        self._work.check()
+        if not self.num_rows:
+            raise ValueError(f"{path} has no rows: leave the table out, or fill it.")
+        of_texts = {each.name: found[4 * at : 4 * at + 4] for at, each in enumerate(texts)}
+        self._cells = [(each, _kind(each, of_texts.get(each.name))) for each in cells.values()]
+        on_progress(1.0)
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Cells]]]:
         """Yield the number of the first row of each piece, and its columns by name."""
-        first = 0
-        for piece in self._pieces():
-            length = len(next(iter(piece.values())).missing) if piece else self.num_rows
-            if length:
-                yield first, piece
-            first += length
+        cells = [f"{_VALUES[kind](each)} AS v{at}" for at, (each, kind) in enumerate(self._cells)]
+        cells += [f"{each.name} IS NULL AS m{at}" for at, (each, _) in enumerate(self._cells)]
+        first, query = 0, f"SELECT {', '.join(cells or ['1 AS v'])} FROM {self._table.name}"
+        with told(self.path):
+            for piece in self._work.stream(query, self._table):
+                found = {}
+                for at, (name, (_, kind)) in enumerate(zip(self.names, self._cells, strict=True)):
+                    found[name] = _of_arrow(piece[f"v{at}"], kind, piece[f"m{at}"])
+                yield first, found
+                first += len(next(iter(piece.values())))
 
-    def _pieces(self) -> Iterator[dict[str, Cells]]:
-        if self.scan is None:
-            for batch in parquet.batches(self.path, self.names, self.rows_at_once):
-                yield {name: _of_arrow(batch.column(name)) for name in self.names}
-            return
-        kept, kinds = self.scan.pieces, self.scan.kinds
-        for piece in text_tables.read_pieces(self.path, kinds, self.rows_at_once) if kept is None else kept:
-            yield {name: _of_text(piece[name]) for name in self.names}
+
+_VALUES: dict[str, Callable[[sql.Cells], str]] = {
+    "whole": lambda each: f"coalesce(CAST({each.name} AS BIGINT), 0)",
+    "number": lambda each: f"coalesce({each.number}, 'nan'::DOUBLE)",
+    "word": lambda each: f"coalesce({each.word}, '')",
+    "list": lambda each: each.name,
+    "date": lambda each: f"coalesce(epoch_us({each.moment}), 0)",
+}
+
+
+def _kind(cells: sql.Cells, found: Sequence[int] | None) -> str:
+    """The kind of all cells. Whole numbers of a text that are not written as such, as 007, are words."""
+    if found is None:
+        kinds = {
+            "list": cells.is_list,
+            "whole": cells.type in sql.WHOLE,
+            "number": cells.is_real,
+            "date": cells.is_date,
+        }
+        return next((kind for kind, is_kind in kinds.items() if is_kind), "word")
+    written, count, whole, number = found
+    return "whole" if written == count else "number" if number == count and whole < count else "word"
 
 
 def lists_in(path: Path) -> set[str]:
     """The columns that hold lists, or other things that are neither numbers, words nor dates."""
-    return set() if not parquet.is_parquet(path) else parquet.nested_columns(path)
+    found = {name: sql.Cells(name, kind) for name, kind in types_of(path).items()}
+    return {n for n, c in found.items() if not (c.is_text or c.is_date or c.is_real or c.type in sql.WHOLE)}
 
 
-def _of_text(column: Column) -> Cells:
-    missing = column == "" if column.dtype.kind == "U" else np.isnan(column)
-    return Cells(column, missing)
-
-
-def _of_arrow(array: Any) -> Cells:
-    import pyarrow as pa
-    from pyarrow import types
-
-    if types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    missing = array.is_null().to_numpy(zero_copy_only=False)
-    if types.is_string(array.type) or types.is_large_string(array.type):
-        words = np.array(array.fill_null("").to_pylist(), np.str_)
-        return Cells(words, missing | (words == ""))
-    if types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type):
-        return Cells(_lists_of(array), missing)
-    if types.is_timestamp(array.type) or types.is_date(array.type):
-        moments = array.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).fill_null(0)
-        return Cells((moments.to_numpy() // 1_000_000).astype(SECONDS), missing)
-    if types.is_integer(array.type) or types.is_boolean(array.type):
-        return Cells(array.cast(pa.int64()).fill_null(0).to_numpy(), missing)
-    numbers = array.cast(pa.float64()).fill_null(np.nan).to_numpy()
-    return Cells(numbers, missing | np.isnan(numbers))
+def _of_arrow(array: Any, kind: str, missing: Any) -> Cells:
+    are_missing = missing.to_numpy(zero_copy_only=False)
+    if kind == "list":
+        return Cells(_lists_of(array), are_missing)
+    if kind == "word":
+        return Cells(np.array(array.to_pylist(), np.str_), are_missing)
+    values = array.to_numpy(zero_copy_only=False)
+    if kind == "date":
+        return Cells((values // 1_000_000).astype(SECONDS), are_missing)
+    return Cells(values, are_missing | np.isnan(values) if kind == "number" else are_missing)
 
 
 def _lists_of(array: Any) -> Column:

@@ -96,7 +96,7 @@ class LinkTable:
     def edges(self, places: Mapping[str, Places], unpacked: Mapping[str, Path], memory_bytes: int) -> Iterator[Edges]:
         """Yield senders, receivers and times of the edges that the rows are."""
         names = [*self.columns, *([] if self.time is None else [self.time])]
-        for first, piece in CellTable.of(self.path, names, memory_bytes, lambda share: None):
+        for first, piece in CellTable(self.path, names, memory_bytes, lambda share: None):
             there = ~np.any([piece[name].missing for name in self.columns], 0)
             rows = first + np.flatnonzero(there)
             ends, are_known = [], np.ones(int(there.sum()), np.bool_)

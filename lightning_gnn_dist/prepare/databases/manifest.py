@@ -19,7 +19,7 @@ import yaml  # type: ignore[import-untyped]  # its stubs are another package
 
 from lightning_gnn_dist.checks import is_integer, shown
 from lightning_gnn_dist.prepare.files.columns import SPLITS
-from lightning_gnn_dist.prepare.files.tables import columns_of, is_table
+from lightning_gnn_dist.prepare.tables.reading import columns_of, is_table
 
 RELBENCH, PLAIN = "manifest.yaml", "database.yaml"
 OF_DATABASE = {"val_timestamp", "test_timestamp", "tables", "text", "name", "description", "manifest_version"}

@@ -10,16 +10,16 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column, save
-from lightning_gnn_dist.graph.typed.tables import NEVER, TIME, TableTask
+from lightning_gnn_dist.graph.typed.tables import NEVER, TIME, TableTask, as_told
 from lightning_gnn_dist.prepare.databases.cells import Cells, CellTable, as_keys, as_numbers, as_times, joined
 from lightning_gnn_dist.prepare.databases.columns import as_words
 from lightning_gnn_dist.prepare.databases.keys import KEYS, write_keys
 from lightning_gnn_dist.prepare.databases.manifest import LABELS, Manifest, TaskSpec
-from lightning_gnn_dist.prepare.databases.times import Span, as_told
-from lightning_gnn_dist.prepare.files.columns import SPLIT_WORDS, SPLITS, classes_in
-from lightning_gnn_dist.prepare.files.tables import columns_of, count_rows
-from lightning_gnn_dist.prepare.files.text_tables import Progress
+from lightning_gnn_dist.prepare.databases.times import Span
+from lightning_gnn_dist.prepare.files.columns import SPLIT_WORDS, SPLITS, check_classes
 from lightning_gnn_dist.prepare.one_shard import Part
+from lightning_gnn_dist.prepare.reading import Progress
+from lightning_gnn_dist.prepare.tables.reading import columns_of, count_rows
 
 
 class Asked(NamedTuple):
@@ -93,7 +93,7 @@ class Questions:
         names = [spec.entity_col, *([spec.time_col] if spec.time_col else []), *([] if without else spec.targets)]
         names += ["split"] if split == LABELS and "split" in there else []
         found = []
-        for first, piece in CellTable.of(path, list(dict.fromkeys(names)), memory_bytes, lambda share: None):
+        for first, piece in CellTable(path, list(dict.fromkeys(names)), memory_bytes, lambda share: None):
             keys, count = piece[spec.entity_col], len(piece[spec.entity_col].missing)
             if keys.missing.any():
                 row = first + int(keys.missing.argmax()) + 1
@@ -175,7 +175,7 @@ class Questions:
         words = sorted(set(as_words(Cells(answers.values[is_train], answers.missing[is_train])).tolist()))
         if numbers is None:
             found = as_words(answers)
-            classes_in(found, self._where)
+            check_classes(found, self._where)
             unknown = ~np.isin(found, words) & ~answers.missing
             if unknown.any():
                 raise ValueError(

@@ -11,7 +11,7 @@ import yaml  # type: ignore[import-untyped]  # its stubs are another package
 from lightning_gnn_dist.checks import check_folder, shown
 from lightning_gnn_dist.prepare.databases.manifest import RECOMMENDATION, RELBENCH, TASK_TYPES
 from lightning_gnn_dist.prepare.files.columns import SPLITS
-from lightning_gnn_dist.prepare.files.parquet import parquet_for
+from lightning_gnn_dist.prepare.tables.engine import duckdb_for
 
 _OF_TABLE = ("df", "pkey_col", "fkey_col_to_pkey_table", "time_col")
 _OF_ENTITIES = ("entity_table", "entity_col", "target_col", "time_col")
@@ -78,8 +78,9 @@ def _check_has(where: str, given: Any, words: tuple[str, ...], what: str) -> Non
 
 def _write(frame: Any, path: Path) -> None:
     """Write a table of pandas or of pyarrow."""
-    parquet = parquet_for(path)
+    duckdb_for()
     import pyarrow as pa
+    from pyarrow import parquet
 
     path.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -19,7 +19,7 @@ from lightning_gnn_dist.prepare.databases.times import span_of
 from lightning_gnn_dist.prepare.files.columns import check_drop
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
 from lightning_gnn_dist.prepare.files.inputs import Inputs, NodeFiles
-from lightning_gnn_dist.prepare.files.tables import columns_of, count_rows
+from lightning_gnn_dist.prepare.tables.reading import columns_of, count_rows
 
 LAYOUTS = {RELBENCH: f"RelBench's layout ({RELBENCH}, db, tasks)", PLAIN: f"the tables that {PLAIN} describes"}
 

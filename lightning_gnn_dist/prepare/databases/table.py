@@ -19,9 +19,9 @@ from lightning_gnn_dist.prepare.databases.manifest import Manifest, TableSpec
 from lightning_gnn_dist.prepare.databases.text import embedding
 from lightning_gnn_dist.prepare.databases.times import Span, cut_of
 from lightning_gnn_dist.prepare.files.row_files import GrowingArrays
-from lightning_gnn_dist.prepare.files.tables import columns_of, count_rows
-from lightning_gnn_dist.prepare.files.text_tables import Progress
 from lightning_gnn_dist.prepare.one_shard import Part
+from lightning_gnn_dist.prepare.reading import Progress
+from lightning_gnn_dist.prepare.tables.reading import columns_of, count_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class DatabaseTable:
             memory_bytes: Bytes that a piece of the table may take.
             progress: Called with the share that is done.
         """
-        table = CellTable.of(self.spec.path, self._read, memory_bytes, lambda share: progress(share / 3))
+        table = CellTable(self.spec.path, self._read, memory_bytes, lambda share: progress(share / 3))
         encodings, notes = self._scan(table, lambda share: progress((1 + share) / 3))
         places, features = _places(encodings, self.manifest.hidden(self.spec.name))
         own, ids, span = part_of(table.num_rows).nodes, [], Span()

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from lightning_gnn_dist.graph.storage.npy import Column
-from lightning_gnn_dist.graph.typed.tables import NEVER
+from lightning_gnn_dist.graph.typed.tables import NEVER, as_told
 from lightning_gnn_dist.prepare.databases.cells import CellTable, as_times
 from lightning_gnn_dist.prepare.databases.manifest import Manifest, TaskSpec
 
@@ -56,7 +54,7 @@ def cut_of(manifest: Manifest) -> int | None:
 def _first_of(task: TaskSpec) -> int:
     assert task.time_col is not None
     path = task.files["val"]
-    table = CellTable.of(path, [task.time_col], BYTES, lambda share: None)
+    table = CellTable(path, [task.time_col], BYTES, lambda share: None)
     return min(int(as_times(task.time_col, piece[task.time_col], path, first)[0].min()) for first, piece in table)
 
 
@@ -92,11 +90,6 @@ def span_of(manifest: Manifest, facts: Mapping[str, Mapping[str, Any]]) -> float
             "rows before it are trained on, and later ones judge."
         )
     return float(max((latest if cut is None else cut) - earliest, 1))
-
-
-def as_told(time: float, are_dates: bool) -> str:
-    """A time as errors tell it: a date where tables have dates."""
-    return str(np.datetime64(int(time), "s")).replace("T", " ") if are_dates else str(time)
 
 
 def _unit(time: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -11,7 +11,6 @@ import numpy as np
 from lightning_gnn_dist.checks import check_fits
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.npy import Column
-from lightning_gnn_dist.prepare.files.text_tables import ENDS, fits
 
 SPLITS = ("train", "val", "test")
 MOST_NUMBERS_PER_ID = 4  # between the least id and the greatest, to find nodes by one look; of 4 bytes each
@@ -70,23 +69,6 @@ def id_of(names: Sequence[str]) -> str:
     return found[0] if found else names[0]
 
 
-def edge_columns(columns: Mapping[str, Column], edges: Path, first: int = 0) -> dict[str, Column]:
-    """The columns as float32, under names that begin with ``edge_``; ``first`` is the number of the first row."""
-    names = {name: f"edge_{name.removeprefix('edge_')}" for name in columns}
-    check_purposes(names.items(), edges)
-    return {names[name]: _numbers(name, column, edges, first) for name, column in columns.items()}
-
-
-def carried_of(table: dict[str, Column], edges: Path, first: int = 0) -> dict[str, Column]:
-    """What the edges of a type carry: labels, masks, and numbers in all other columns."""
-    of_splits = {name: table.pop(name) for name in list(table) if purpose_of(name) == "y" or _is_split(name)}
-    return node_columns(of_splits, edges, first) | edge_columns(table, edges, first)
-
-
-def _is_split(name: str) -> bool:
-    return name == "split" or name.endswith("_mask")
-
-
 class Places:
     """Finds the nodes that edges name.
 
@@ -135,22 +117,11 @@ class Places:
         try:
             return ends.astype(np.int64)
         except ValueError as error:
-            word = next((each for each in ends.tolist() if not fits(each, np.int64)), ends[0])
+            word = next((each for each in ends.tolist() if not each.removeprefix("-").isdecimal()), ends[0])
             raise ValueError(
                 f"{where} holds words, such as {word!r}, and {whose}, which it names, whole numbers: give both one "
                 "type."
             ) from error
-
-    def check_heading(self, names: Sequence[str], edges: Path) -> None:
-        """Refuse two columns that are called as nodes are: their names are an edge."""
-        ids = self._ids
-        if ids is None or ids.dtype.kind != "U" or tuple(name.lower() for name in names) in ENDS:
-            return
-        if all((ids == name).any() for name in names):
-            raise ValueError(
-                f"{edges}: the first line names the nodes {names[0]!r} and {names[1]!r}, and would be taken as "
-                "heading: write a heading above it, such as source,target."
-            )
 
     def _numbered(self, ends: Column, edges: Path) -> Column:
         if ends.dtype.kind == "U":
@@ -200,101 +171,7 @@ def _check_whole(column: Column | None, table: Path | None) -> None:
         )
 
 
-def node_columns(columns: Mapping[str, Column], nodes: Path | None, first: int = 0) -> dict[str, Column]:
-    """Labels, masks, and features ``x`` of all other columns; ``first`` is the number of the first row."""
-    made = {name: [f"{split}_mask" for split in SPLITS] if name == "split" else [purpose_of(name)] for name in columns}
-    check_purposes(((name, array) for name, those in made.items() for array in those), nodes)
-    arrays: dict[str, Column] = {}
-    features = []
-    for name, column in columns.items():
-        if ALIASES.get(name, name) == "y":
-            arrays["y"] = column
-        elif name == "split":
-            arrays |= _split_column(column, nodes)
-        elif name.endswith("_mask"):
-            arrays[name] = flags(name, column, nodes, first)
-        else:
-            features.append(_numbers(name, column, nodes, first))
-    if features:
-        arrays["x"] = np.column_stack(features)
-    return {name: arrays[name] for name in ("x", "y", *sorted(arrays)) if name in arrays}  # the order of a directory
-
-
-def _split_column(column: Column, nodes: Path | None) -> dict[str, Column]:
-    words = np.char.lower(column.astype(np.str_))
-    masks = {f"{split}_mask": np.zeros(len(words), np.bool_) for split in SPLITS}
-    for word in np.unique(words):
-        if word in SPLIT_WORDS:
-            masks[f"{SPLIT_WORDS[word]}_mask"] |= words == word
-        elif word not in {"", "none", "-"}:
-            raise ValueError(f"{nodes} puts nodes into the split {str(word)!r}: train, val, test or nothing is known.")
-    return masks
-
-
-def _numbers(name: str, column: Column, table: Path | None, first: int) -> Column:
-    """Refuse a column that is not finite numbers. The error counts rows from 1, without the heading."""
-    if column.dtype.kind == "U":
-        bad = np.array([not fits(cell, np.float64) for cell in column])
-        what = "is no finite number"
-    else:
-        is_whole = column.dtype.kind in "iu"
-        with np.errstate(over="ignore", invalid="ignore"):
-            numbers: Column = column.astype(np.float32)
-            bad = (
-                (np.abs(column) >= 2**62) | (numbers.astype(np.int64) != column) if is_whole else ~np.isfinite(numbers)
-            )
-        what = "float32 rounds: write it with a fraction (.0) if that may be" if is_whole else "is no finite float32"
-        if not bad.any():
-            return numbers
-    row = int(bad.reshape(len(column), -1).any(1).argmax())
-    raise ValueError(
-        f"{table}: column {name!r} holds {str(column[row])!r} in row {first + row + 1}, which {what}. Give another "
-        f"number, or leave the column out (--drop {name})."
-    )
-
-
-def flags(name: str, column: Column, table: Path | None, first: int) -> Column:
-    """Which cells are true, of a column of 0 and 1. The error counts rows from 1, without the heading."""
-    cells, are_words = (np.char.lower(column), True) if column.dtype.kind == "U" else (column, False)
-    marked = np.isin(cells, ["true", "1"]) if are_words else cells == 1
-    unmarked = np.isin(cells, ["false", "0"]) if are_words else cells == 0
-    if not (marked | unmarked).all():
-        row = int((~(marked | unmarked)).argmax())
-        raise ValueError(
-            f"{table}: column {name!r} holds {str(column[row])!r} in row {first + row + 1}, and a mask holds 0 and 1, "
-            "or False and True."
-        )
-    return marked
-
-
-def classes_in(words: Column, where: str) -> Column:
-    """The classes among distinct words: an empty one is none, and -1 would become one."""
-    found: Column = words[words != ""]
-    if (found == NO_CLASS).any():
+def check_classes(words: Collection[str], where: str) -> None:
+    """Refuse -1 among labels that are words: it would become a class."""
+    if NO_CLASS in words:
         raise ValueError(f"{where} holds {NO_CLASS} among words: where a label is a word, an empty cell is no label.")
-    return found
-
-
-def as_labels(cells: Column, classes: Column) -> Column:
-    """Labels as numbers, of words their place in ``classes``; an empty cell is -1, or NaN among fractions.
-
-    Of numbers, which are text because of empty cells among them, ``classes`` is an empty column of their kind.
-    """
-    if classes.dtype.kind == "U":
-        return np.where(cells == "", -1, np.searchsorted(classes, cells))
-    return np.where(cells == "", NO_CLASS if classes.dtype.kind == "i" else "nan", cells).astype(classes.dtype)
-
-
-def times_of(name: str, column: Column, table: Path, first: int = 0) -> Column:
-    """Refuse a column of times that is not one number for each row; ``first`` is the number of the first row."""
-    if column.dtype.kind not in "iuf" or column.ndim != 1:
-        raise ValueError(
-            f"{table}: column {name!r} holds {str(column[0])!r} in row {first + 1}, and times are numbers, such as "
-            "days or seconds since 1970."
-        )
-    if column.dtype.kind == "f" and np.isnan(column).any():
-        raise ValueError(
-            f"{table}: column {name!r} is empty or NaN in row {first + int(np.isnan(column).argmax()) + 1}, and every "
-            "row needs a time: remove the row, or give one."
-        )
-    return column

@@ -12,9 +12,8 @@ import numpy as np
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
 from lightning_gnn_dist.prepare.files.arrays import Entry
 from lightning_gnn_dist.prepare.files.columns import Places
-from lightning_gnn_dist.prepare.files.parquet import files_of, is_parquet
 from lightning_gnn_dist.prepare.files.row_files import Carried
-from lightning_gnn_dist.prepare.files.tables import count_rows, ends_first, is_table, is_text
+from lightning_gnn_dist.prepare.tables.reading import count_rows, ends_first, is_parquet, is_table, is_text
 
 Edges: TypeAlias = tuple[Column, Column, dict[str, Column]]  # senders, receivers, and what edges carry
 
@@ -111,8 +110,7 @@ class EdgeFiles:
         Readers have runs of equally many edges. Tables are read from their beginning, so one that begins within a run
         is read as a whole.
         """
-        files = [one for file in self.files for one in _apart(file)]
-        counts = [_count(file) for file in files]
+        files, counts = self.files, [_count(file) for file in self.files]
         total, begin = max(sum(counts), 1), 0
         of_reader = range(total * index // num_readers, total * (index + 1) // num_readers)
         for file, count in zip(files, counts, strict=True):
@@ -165,14 +163,6 @@ def _columns(files: Collection[NpyFile | Path], drop: Collection[str]) -> tuple[
                 "one list of edges must be alike, or these columns left out (--drop)."
             )
     return tuple(expected)
-
-
-def _apart(file: NpyFile | Path | EdgeTable) -> Sequence[NpyFile | Path | EdgeTable]:
-    """The files of a folder of Parquet, where each can be read by itself."""
-    if isinstance(file, Path) and file.is_dir():
-        inside, names = files_of(file), ends_first(file)
-        return inside if all(ends_first(each) == names for each in inside) else [file]
-    return [file]
 
 
 def _ends(file: Entry) -> NpyFile:

@@ -17,9 +17,9 @@ from lightning_gnn_dist.prepare.files.arrays import Entry, entries, load_pyg, na
 from lightning_gnn_dist.prepare.files.columns import ALIASES, check_drop, check_purposes, id_of, purpose_of
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
 from lightning_gnn_dist.prepare.files.row_files import Carried, LoadedArray, RowFiles
-from lightning_gnn_dist.prepare.files.tables import about_headings, columns_of, ends_first, is_table
-from lightning_gnn_dist.prepare.files.text_tables import Progress
 from lightning_gnn_dist.prepare.one_shard import Part
+from lightning_gnn_dist.prepare.reading import Progress
+from lightning_gnn_dist.prepare.tables.reading import about_headings, columns_of, ends_first, is_table
 
 PYG = {".pt", ".pth"}
 NODE, EDGE = OneType.node_types[0], OneType.edge_types[0]
@@ -132,8 +132,13 @@ class Inputs:
     @property
     def headings(self) -> tuple[str, ...]:
         """What is taken for the headings of tables, in words."""
-        tables = [files.table for files in self.nodes.values() if isinstance(files.table, Path)]
-        return about_headings([*tables, *(file for files in self.edges.values() for file in files.tables)])
+        return about_headings(self.tables)
+
+    @property
+    def tables(self) -> list[Path]:
+        """All tables, which become arrays first."""
+        of_nodes = [files.table for files in self.nodes.values() if isinstance(files.table, Path)]
+        return [*of_nodes, *(file for files in self.edges.values() for file in files.tables)]
 
     @property
     def halves(self) -> set[str]:

@@ -18,7 +18,7 @@ from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.prepare.files.columns import SPLITS
-from lightning_gnn_dist.prepare.files.text_tables import Progress
+from lightning_gnn_dist.prepare.reading import Progress
 
 
 @dataclass(frozen=True)

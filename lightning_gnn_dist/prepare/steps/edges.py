@@ -15,11 +15,10 @@ from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
 from lightning_gnn_dist.prepare.files.arrays import entries
-from lightning_gnn_dist.prepare.files.columns import Places, carried_of, check_num_nodes, edge_columns, times_of
+from lightning_gnn_dist.prepare.files.columns import Places
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles, Piece
 from lightning_gnn_dist.prepare.files.inputs import Inputs, edge_files
 from lightning_gnn_dist.prepare.files.row_files import RowFiles
-from lightning_gnn_dist.prepare.files.tables import TablePieces, ends_first
 from lightning_gnn_dist.prepare.one_shard import Part
 from lightning_gnn_dist.prepare.reading import Reading
 from lightning_gnn_dist.prepare.steps.external_sort import ExternalSort, edges_at_once
@@ -72,38 +71,11 @@ class EdgeReader:
         unpacked = {kind: ids.parent for kind, (_, ids) in self.nodes.items() if ids is not None}
         for files in own:
             (file,) = files.files
-            if isinstance(file, Path):
-                yield from self._of_table(file, places)
-            elif isinstance(file, NpyFile):
+            if isinstance(file, NpyFile):
                 yield from ((piece, {}) for piece in files.pieces(at_once))
-            else:
+            elif not isinstance(file, Path):
                 for sender, receiver, carried in file.edges(places, unpacked, self.memory_bytes):
                     yield self.files.checked(Piece(sender, receiver, file.path)), carried
-
-    def _of_table(self, path: Path, places: Mapping[str, Places]) -> Iterator[tuple[Piece, dict[str, Column]]]:
-        """Yield the edges of a table, and the columns that they carry."""
-        ends = ends_first(path)[:2]
-        places[self.edge_type[0]].check_heading(ends, path)
-        for first, piece in TablePieces.of(path, [*ends, *self.files.columns], self.memory_bytes, lambda share: None):
-            sender, receiver = (
-                places[kind](piece.pop(end), path) for end, kind in zip(ends, self.edge_type[::2], strict=True)
-            )
-            if self.files.num_senders is None:
-                _check_largest(sender, receiver, first, path)
-            time, times = self.time, {}
-            if time is not None and time in piece:
-                times = {time: times_of(time, piece.pop(time), path, first)}
-            carried = (carried_of if any(self.edge_type) else edge_columns)(piece, path, first)
-            convert.check_each_name(carried, allowed=())
-            yield self.files.checked(Piece(sender, receiver, path)), carried | times
-
-
-def _check_largest(sender: Column, receiver: Column, first: int, path: Path) -> None:
-    """Refuse ids that say that there are more nodes than can be meant."""
-    highest = np.maximum(sender, receiver)
-    row = int(highest.argmax())
-    who = f"{path} names node {highest[row]} in row {first + row + 1}. It would be one of"
-    check_num_nodes(int(highest[row]) + 1, who)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
 from lightning_gnn_dist.prepare.files.inputs import Inputs, NodeFiles
-from lightning_gnn_dist.prepare.files.tables import count_columns, count_rows
+from lightning_gnn_dist.prepare.tables.reading import count_columns, count_rows
 
 SECONDS_PER_KEY = 150e-9  # an edge has one key per direction; measured on one core: benchmarks/scale.md
 SECONDS_PER_LINE = 600e-9  # in addition, for a table of text

@@ -16,7 +16,7 @@ from lightning_gnn_dist.graph.storage.npy import Column, append, cut_back, save,
 from lightning_gnn_dist.prepare.files.columns import check_num_nodes
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles, Piece
 from lightning_gnn_dist.prepare.files.row_files import RowFiles
-from lightning_gnn_dist.prepare.files.text_tables import Progress
+from lightning_gnn_dist.prepare.reading import Progress
 from lightning_gnn_dist.prepare.steps.journal import Journal
 
 

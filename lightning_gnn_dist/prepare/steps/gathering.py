@@ -14,9 +14,8 @@ from lightning_gnn_dist.engine.compiling import compiled
 from lightning_gnn_dist.engine.rng import mix
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save
 from lightning_gnn_dist.prepare.files.row_files import GrowingArrays
-from lightning_gnn_dist.prepare.files.text_tables import Progress
 from lightning_gnn_dist.prepare.one_shard import Part
-from lightning_gnn_dist.prepare.reading import Read, Reading
+from lightning_gnn_dist.prepare.reading import Progress, Read, Reading
 
 SENDER = " sender"  # no array of a graph is called so
 

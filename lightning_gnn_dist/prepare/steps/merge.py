@@ -19,8 +19,8 @@ from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
 from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.graph.typed.types import GraphTypes, edge_type_dtype, offsets_of
-from lightning_gnn_dist.prepare.files.text_tables import Progress
 from lightning_gnn_dist.prepare.one_shard import Part
+from lightning_gnn_dist.prepare.reading import Progress
 from lightning_gnn_dist.prepare.steps.describe import map_arrays
 from lightning_gnn_dist.prepare.steps.nodes import NodesOfType
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isclose
@@ -19,13 +19,11 @@ from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import Column, save, write_at, write_header
 from lightning_gnn_dist.graph.storage.store import as_numpy
-from lightning_gnn_dist.prepare.files.columns import SPLITS, id_of, node_columns, times_of
+from lightning_gnn_dist.prepare.files.columns import SPLITS
 from lightning_gnn_dist.prepare.files.inputs import PYG, NodeFiles
-from lightning_gnn_dist.prepare.files.row_files import GrowingArrays, RowFiles
-from lightning_gnn_dist.prepare.files.tables import TablePieces, columns_of
-from lightning_gnn_dist.prepare.files.text_tables import Progress
+from lightning_gnn_dist.prepare.files.row_files import RowFiles
 from lightning_gnn_dist.prepare.one_shard import Part
-from lightning_gnn_dist.prepare.reading import Read, Reading
+from lightning_gnn_dist.prepare.reading import Progress, Read, Reading
 from lightning_gnn_dist.prepare.steps.journal import Journal
 
 MAX_BYTES_AT_ONCE = 1 << 26
@@ -230,48 +228,6 @@ class Span:
             nodes = np.arange(self.end, self.end + len(piece))
             self.end += len(piece)
             yield Read({self.name: piece}, nodes)
-
-
-def unpack_nodes(
-    path: Path,
-    folder: Path,
-    part_of: Callable[[int], Part],
-    drop: Collection[str],
-    time: str | None,
-    memory_bytes: int,
-    progress: Progress,
-) -> None:
-    """Turn a table of nodes into arrays.
-
-    Args:
-        path: The table.
-        folder: Gets ``ids.npy``, of all nodes; in ``own`` the features of the nodes of the part; in ``arrays`` all
-            other arrays, of all nodes.
-        part_of: Returns the part whose features to keep, for the number of nodes.
-        drop: Columns to leave out, but for the ids.
-        time: The column of times, if there is one.
-        memory_bytes: Bytes that a piece of the table may take.
-        progress: Called with the share that is done.
-    """
-    names, ids = columns_of(path), id_of(columns_of(path))
-    kept = [name for name in names if name not in drop or name == ids]
-    table = TablePieces.of(path, kept, memory_bytes, lambda share: progress(share / 2))
-    own = part_of(table.num_rows).nodes
-    features, others, of_ids = GrowingArrays(folder / "own", path), GrowingArrays(folder / "arrays", path), []
-    for first, piece in table:
-        of_ids.append(piece.pop(ids))
-        if time is not None and time in piece:
-            others.add({time: times_of(time, piece.pop(time), path, first)})
-        made = node_columns(piece, path, first)
-        if "x" in made:
-            start, end = np.searchsorted(own, [first, first + len(of_ids[-1])])
-            features.add({"x": made.pop("x")[own[start:end] - first]})
-        others.add(made)
-        progress((1 + (first + len(of_ids[-1])) / table.num_rows) / 2)
-    features.finish()
-    others.finish()
-    save(folder / "ids.npy", np.concatenate(of_ids))
-    save(folder / "arrays" / "num_nodes.npy", np.array(table.num_rows))
 
 
 def _is_small(name: str, rows: RowFiles) -> bool:

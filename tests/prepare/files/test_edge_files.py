@@ -94,7 +94,7 @@ def truncated_gzip(folder: Path) -> str:
 
 def truncated_row(folder: Path) -> str:
     (folder / "edges.csv").write_text("1,2\n3,4\n5")
-    return r"edges.csv, \d lines after line \d: 1 cells, but there are 2 columns"
+    return r"edges.csv, line 3: 1 cells, but there are 2 columns"
 
 
 def negative(folder: Path) -> str:

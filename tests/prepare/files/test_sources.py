@@ -146,7 +146,7 @@ def test_a_split_is_dealt_among_labelled_nodes(tmp_path: Path) -> None:
         ("a,b\nn1,n9\n", "id,f\nn1,1\nn2,2\n", "edges.csv names node n9, which .*nodes.csv does not list"),
         ("a,b\n1,2\n", "id,f\n1,1\n1,2\n", "lists node 1 twice"),
         ("a,b\n1,2\n", "id,f\n1,1\n2,tall\n", r"'f' holds 'tall' in row 2.*--drop f"),
-        ("a,b\n1,2\n", "id,split\n1,train\n2,dev\n", "into the split 'dev'"),
+        ("a,b\n1,2\n", "id,split\n1,train\n2,dev\n", "'split' holds 'dev' in row 2, which is no split"),
         ("a,b,kind\n1,2,road\n", "id\n1\n2\n", "'kind' holds 'road' in row 1"),
         ("ann,bob\nbob,cat\n", "id,f\nann,1\nbob,1\ncat,1\n", "the first line names the nodes 'ann' and 'bob'"),
         ("0,1,road\n1,2,path\n", None, "first line '0,1,road', which is neither a heading.*nor a row"),
@@ -163,7 +163,7 @@ def test_a_split_is_dealt_among_labelled_nodes(tmp_path: Path) -> None:
         ("a,b\n0,1\n", "id,f\n0,1\n1,9223372036854775807\n", "in row 2, which float32 rounds"),
         ("Source,source,target\n0,1,0\n", None, r"\['Source', 'source'\], each of which may be an end"),
         ("a,b\n0,1\n", "id,node,f\n0,1,1\n1,0,1\n", r"\['id', 'node'\], each of which may say what node"),
-        ("a,b\n0,1\n", "id,f\n0,1\n1,1e39\n", "'f' holds '1e[+]39' in row 2, which is no finite float32"),
+        ("a,b\n0,1\n", "id,f\n0,1\n1,1e39\n", "'f' holds '1e39' in row 2, which is no finite float32"),
     ],
 )
 def test_what_is_wrong_in_a_table_is_named(edges: str, nodes: str | None, message: str, tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ NODES = ["id,label,f", "0,a,1", "1,b,2", "2,c,3"]
     [
         (3, "2,c,nan", r"nodes\.csv: column 'f' holds 'nan' in row 3"),
         (1, "0,a,inf", r"nodes\.csv: column 'f' holds 'inf' in row 1"),
-        (2, "1,b,", r"nodes\.csv: column 'f' holds '' in row 2"),
+        (2, "1,b,", r"nodes\.csv: column 'f' is empty in row 2"),
     ],
 )
 def test_cells_that_say_nothing_are_refused(row: int, text: str, message: str, tmp_path: Path) -> None:
@@ -372,6 +372,13 @@ def test_cells_that_say_nothing_are_refused(row: int, text: str, message: str, t
     (tmp_path / "nodes.csv").write_text("\n".join(nodes) + "\n")
     with pytest.raises(ValueError, match=message):
         read(tmp_path / "edges.csv", nodes=tmp_path / "nodes.csv")
+
+
+@pytest.mark.parametrize(("labels", "y"), [(["a", "", "c"], [0, -1, 1]), (["4", "", "2"], [4, -1, 2])])
+def test_an_empty_label_is_no_label(labels: list[str], y: list[int], tmp_path: Path) -> None:
+    (tmp_path / "edges.csv").write_text("source,target\n0,1\n1,2\n")
+    (tmp_path / "nodes.csv").write_text("id,label\n" + "".join(f"{at},{each}\n" for at, each in enumerate(labels)))
+    assert read(tmp_path / "edges.csv", nodes=tmp_path / "nodes.csv").node_arrays["y"].tolist() == y
 
 
 def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ BAD: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
     "a missing time": (
         with_text(f"edges/{CITES}.csv", "a,b,year\n10,20,1\n10,20,nan\n"),
         ("--time", "year"),
-        r"column 'year' is empty or NaN in row 2",
+        r"column 'year' holds 'nan' in row 2, and every row needs a time",
     ),
     "no such time": (nothing, ("--time", "when"), "time names the column 'when', and .* has these"),
     "words for arrays": (

@@ -1,0 +1,193 @@
+"""DuckDB at work in a file, which holds what was read and which stages are done; rows come out of it as arrays.
+
+Files are views, read anew by each query: to load a text into DuckDB takes five times as long as to read it. Nothing
+here needs an extension of DuckDB that is not in its wheel.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from lightning_gnn_dist.graph.storage.npy import Column
+
+LEAST_ROWS, ROWS_AT_ONCE = 1 << 11, 122_880  # DuckDB's vector, and its row group
+BYTES_PER_ROW = 1 << 9  # of a piece, about
+LEAST_BYTES = 1 << 27  # that DuckDB is given: with less it reads no table at all
+BYTES_PER_THREAD = 1 << 28
+MOST_SHOWN = 3
+ROW = '" row"'  # the column of the number of a row, from 0: none of a file is called so
+
+
+def quoted(name: str) -> str:
+    """A name as SQL has it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: object) -> str:
+    """A text as SQL has it."""
+    return "'" + str(text).replace("'", "''") + "'"
+
+
+@cache
+def duckdb_for() -> Any:
+    """DuckDB's module."""
+    try:
+        import duckdb
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            "Tables (CSV, Parquet, databases) take DuckDB and pyarrow, which are not installed: "
+            'pip install "lightning-gnn-dist[tables]". Arrays in .npy, .npz and .pt need neither.'
+        ) from error
+    return duckdb
+
+
+Run = Callable[..., list[tuple[Any, ...]]]
+
+
+@cache
+def scratch() -> Path:
+    """A folder of this process, which is removed at its end."""
+    folder = TemporaryDirectory(prefix="tables-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows that DuckDB reads.
+
+    Args:
+        name: What they are called in SQL.
+        source: Where they come from, for errors.
+        types: The type of each column in DuckDB.
+        is_typed: Whether types are those of the file: then texts are words. Those of a text are found out.
+        check: Refuses lines that are no rows, given what runs statements where they were read.
+    """
+
+    name: str
+    source: Path
+    types: Mapping[str, str]
+    is_typed: bool = True
+    check: Callable[[Run], list[str]] = lambda run: []
+
+
+class Problems(ValueError):
+    """All that is wrong with some tables."""
+
+    def __init__(self, told: Sequence[str]) -> None:
+        more = f"{len(told)} things are wrong:\n- " if len(told) > 1 else ""
+        super().__init__(more + "\n- ".join(dict.fromkeys(told)))
+
+
+class Work:
+    """A DuckDB file in a folder. It is closed at the end of a ``with`` block.
+
+    Args:
+        folder: The folder, which is made; None for tables that are only read.
+        memory_bytes: What all of the process may take: DuckDB gets a part of it.
+    """
+
+    def __init__(self, folder: Path | None, memory_bytes: int) -> None:
+        self.folder, self.problems = folder or scratch(), list[str]()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.db = duckdb_for().connect(":memory:" if folder is None else str(folder / "tables.duckdb"))
+        self.rows_at_once = max(LEAST_ROWS, min(memory_bytes // BYTES_PER_ROW, ROWS_AT_ONCE))
+        most, cores = max(memory_bytes * 6 // 10, LEAST_BYTES), os.cpu_count() or 1
+        self.run(f"SET memory_limit = '{most}B'")
+        self.run(f"SET threads = {max(1, min(cores, most // BYTES_PER_THREAD))}")
+        self.run(f"SET temp_directory = {literal(self.folder / 'spill')}")
+        self.run("SET TimeZone = 'UTC'")
+        self.run("SET enable_progress_bar = false")
+        self.run("SET disabled_optimizers = 'join_order,build_side_probe_side'")  # so that rows stay in order
+        self.run("CREATE TABLE IF NOT EXISTS done (stage VARCHAR PRIMARY KEY, facts VARCHAR)")
+
+    def __enter__(self) -> Work:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.db.close()
+
+    def run(self, statement: str, *given: object) -> list[tuple[Any, ...]]:
+        """Run a statement, and return its rows."""
+        return _run(self.db, statement, *given)
+
+    def is_done(self, stage: str) -> bool:
+        """Whether a stage was run, now or before a kill."""
+        return bool(self.run("SELECT 1 FROM done WHERE stage = ?", stage))
+
+    def stage(self, name: str, do: Callable[[], Any]) -> Any:
+        """Run a stage unless it is done, and return what it tells. After a kill within one it runs again."""
+        found = self.run("SELECT facts FROM done WHERE stage = ?", name)
+        if not found:
+            self.run("INSERT INTO done VALUES (?, ?)", name, json.dumps(do()))
+            return self.stage(name, do)
+        return json.loads(found[0][0])
+
+    def look(self, table: Table, what: str) -> tuple[Any, ...]:
+        """Return what one look at all rows tells."""
+        (found,) = self.run(f"SELECT {what} FROM {table.name}")
+        self.problems += table.check(self.run)
+        return found
+
+    def stream(self, query: str, table: Table) -> Iterator[dict[str, Any]]:
+        """Yield the rows of a query of a table in pieces, as columns of pyarrow by name."""
+        with self.db.cursor() as cursor:
+            for batch in cursor.sql(query).to_arrow_reader(self.rows_at_once):
+                yield {name: batch.column(name) for name in batch.schema.names}
+            self.problems += table.check(partial(_run, cursor))
+
+    def refuse_cells(self, table: Table, column: str, bad: str, what: str) -> None:
+        """Note the first cells of a column that are bad, by SQL, and how many there are."""
+        rows = f"FROM {table.name} WHERE {bad}"
+        cells = self.run(f"SELECT {ROW} + 1, CAST({quoted(column)} AS VARCHAR) {rows} ORDER BY 1 LIMIT {MOST_SHOWN}")
+        if not cells:
+            return
+        ((count,),), (row, cell) = self.run(f"SELECT count(*) {rows}"), cells[0]
+        holds = f"is empty in row {row:,}" if cell is None else f"holds {cell!r} in row {row:,}"
+        more = f" (and in {count - 1:,} more, such as row {cells[1][0]:,})" if count > 1 else ""
+        self.problems.append(f"{table.source}: column {column!r} {holds}{more}, {what}")
+
+    def check(self) -> None:
+        """Refuse all that was noted."""
+        if self.problems:
+            raise Problems(self.problems)
+
+
+def _run(db: Any, statement: str, *given: object) -> list[tuple[Any, ...]]:
+    return list(db.execute(statement, list(given)).fetchall())
+
+
+@contextmanager
+def told(path: Path) -> Iterator[None]:
+    """Turn DuckDB's errors about a file into one that says what to do."""
+    duckdb = duckdb_for()
+    try:
+        yield
+    except duckdb.OutOfMemoryException as error:
+        raise MemoryError(f"{_first_line(error)}.") from error
+    except duckdb.Error as error:
+        if "No space left" in str(error) or "File too large" in str(error):
+            raise OSError(errno.ENOSPC, _first_line(error)) from error
+        raise ValueError(f"{path} is no table, or is damaged ({_first_line(error)}). Write it again.") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(". ")
+
+
+def numpy_of(column: Any) -> Column:
+    """A column of pyarrow as array, that may be written to."""
+    return np.require(column.to_numpy(zero_copy_only=False), requirements="W")

@@ -1,0 +1,360 @@
+"""Tables of nodes and edges as arrays: columns become labels, masks, times and features, and ids numbers of nodes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_gnn_dist.graph import convert
+from lightning_gnn_dist.graph.storage.files import flush
+from lightning_gnn_dist.graph.storage.npy import NpyFile, save
+from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of, within
+from lightning_gnn_dist.prepare.files.arrays import entries
+from lightning_gnn_dist.prepare.files.columns import check_num_nodes, id_of
+from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
+from lightning_gnn_dist.prepare.files.inputs import Inputs, NodeFiles
+from lightning_gnn_dist.prepare.files.row_files import Carried, GrowingArrays, RowFiles
+from lightning_gnn_dist.prepare.tables.cells import WHOLE, Cells
+from lightning_gnn_dist.prepare.tables.columns import LONG, Columns
+from lightning_gnn_dist.prepare.tables.engine import ROW, Table, Work, numpy_of, quoted, told
+from lightning_gnn_dist.prepare.tables.reading import ENDS, ends_first, is_parquet, load
+
+NUM_NODES = "num_nodes"
+
+
+@dataclass(frozen=True)
+class Ids:
+    """The ids of the nodes of a type.
+
+    Args:
+        source: Where they come from, for errors.
+        count: How many nodes there are, if that is known.
+        table: The table of ids, with the number of each node, and the SQL of one; None if nodes are numbered.
+        key: The SQL of an id in its table.
+        dtype: The type of ids, whole numbers or words.
+    """
+
+    source: Path
+    count: int | None
+    table: Table | None = None
+    key: str = ""
+    dtype: np.dtype[Any] = LONG
+
+    @property
+    def are_whole(self) -> bool:
+        return self.dtype == LONG
+
+
+def unpack(
+    inputs: Inputs, folder: Path, drop: Collection[str], memory_bytes: int, on_progress: Any
+) -> tuple[Inputs, dict[str, Path]]:
+    """Turn all tables into arrays in a folder; what a kill has left done stays.
+
+    Returns:
+        The files without tables, and the files of the ids of nodes, by their types.
+    """
+    if not inputs.tables:
+        return inputs, {}
+    nodes, edges, ids = dict(inputs.nodes), dict(inputs.edges), {}
+    with Work(folder, memory_bytes) as work:
+        for kind, files in inputs.nodes.items():
+            on_progress(f"reading {kind or 'nodes'}", 0.0)
+            ids[kind] = Ids(files.source, files.num_nodes)
+            if isinstance(files.table, Path):
+                with told(files.table):
+                    nodes[kind], ids[kind] = _unpack_nodes(work, kind, files, drop, inputs.time)
+        for edge_type, of_type in inputs.edges.items():
+            ends = ids[edge_type[0]], ids[edge_type[2]]
+            on_progress(f"reading {' '.join(edge_type).strip() or 'edges'}", 0.0)
+            with within(edge_type):
+                edges[edge_type] = _unpack_edges(work, edge_type, of_type, ends, drop, inputs.time)
+        work.check()
+    files_of_ids = {kind: _folder(folder, kind) / "ids.npy" for kind, each in ids.items() if each.table is not None}
+    return replace(inputs, nodes=nodes, edges=edges), files_of_ids
+
+
+def _folder(folder: Path, kind: str) -> Path:
+    return folder / "nodes" / kind
+
+
+def _unpack_nodes(
+    work: Work, kind: str, files: NodeFiles, drop: Collection[str], time: str | None
+) -> tuple[NodeFiles, Ids]:
+    """The arrays, and the ids, of a table of nodes."""
+    assert isinstance(files.table, Path)
+    table, folder = load(work, f"nodes {kind}", files.table), _folder(work.folder, kind)
+    id_column = id_of([*table.types])
+    kept = [name for name in table.types if name not in drop and name != id_column]
+    ids = ids_of(work, f"ids {kind}", table, id_column)
+
+    def write() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        columns = Columns(work, table, kept, time, of_edges=False)
+        if work.problems:
+            return
+        arrays, keys, count = GrowingArrays(folder / "arrays", table.source), GrowingArrays(folder, table.source), 0
+        for piece in work.stream(f"SELECT {', '.join([f'{ids.key} AS id', *columns.select])} FROM {table.name}", table):
+            keys.add({"ids": numpy_of(piece["id"]).astype(ids.dtype)})
+            arrays.add(columns.of(piece))
+            count += len(piece["id"])
+        columns.refuse_features()
+        save(folder / "arrays" / f"{NUM_NODES}.npy", np.array(count))
+        for file in (*arrays.finish(), *keys.finish()):
+            flush(file)
+
+    if work.problems:
+        Columns(work, table, kept, time, of_edges=False)  # what is wrong with them is said, too
+        return replace(files, table=None, num_nodes=ids.count), ids
+    _unless_noted(work, f"write nodes {kind}", write)
+    if work.problems:
+        return replace(files, table=None, num_nodes=ids.count), ids
+    arrays = NodeFiles.of(folder / "arrays", entries(folder / "arrays"))
+    return replace(arrays.beside(files.arrays), source=files.source), ids
+
+
+def _unless_noted(work: Work, stage: str, do: Callable[[], None]) -> None:
+    """Run a stage that is not done if it notes problems."""
+    if work.is_done(stage):
+        return
+    before = len(work.problems)
+    do()
+    if len(work.problems) == before:
+        work.stage(stage, lambda: None)
+
+
+def ids_of(work: Work, name: str, table: Table, column: str) -> Ids:
+    """Check the ids of nodes, and keep them with their numbers. They are whole numbers if each is written as one."""
+    cells = Cells(quoted(column), table.types[column])
+    kept = Table(quoted(name), table.source, {})
+
+    def look() -> list[int]:
+        written = f"count(*) FILTER ({cells.written_whole})" if cells.is_text else "0"
+        return [*work.look(table, f"count(*), count({cells.name}), {written}, max(length({cells.word}))")]
+
+    count, num_there, num_written, longest = work.stage(f"look at {name}", look)
+    are_whole = cells.type in WHOLE or (not table.is_typed and num_there == num_written)
+    key = f"CAST({cells.name} AS BIGINT)" if are_whole else cells.word
+
+    def keep() -> None:
+        work.run(f"CREATE OR REPLACE TABLE {kept.name} AS SELECT {ROW} AS n, {key} AS k FROM {table.name}")
+        of_all = f"SELECT k, count(*) AS c, min(n) AS n FROM {kept.name} WHERE k IS NOT NULL GROUP BY k HAVING c > 1"
+        for each, times, row in work.run(f"{of_all} ORDER BY n LIMIT 3"):
+            told = "twice" if times == 2 else f"{times} times"
+            work.problems.append(
+                f"{table.source} lists node {each} {told}, first in row {row + 1:,}: every node has one row."
+            )
+        work.refuse_cells(
+            table, column, f"{cells.name} IS NULL", "and every node has an id: fill it, or remove the row."
+        )
+
+    if not count:
+        work.problems.append(f"{table.source} has no rows: leave the table out, or fill it.")
+    if cells.is_real or cells.is_list:
+        work.problems.append(_no_ids(table.source, column, cells.type))
+    else:
+        _unless_noted(work, name, keep)
+    return Ids(table.source, count, kept, key, LONG if are_whole else np.dtype(f"<U{max(longest or 1, 1)}"))
+
+
+def _no_ids(source: Path, column: str, kind: str) -> str:
+    return (
+        f"{source} names nodes by numbers with a fraction (column {column!r} holds {kind.lower()}): an id is a whole "
+        "number or a word. Empty cells become such numbers: remove those rows, and cast the column to int64."
+    )
+
+
+def _unpack_edges(
+    work: Work, edge_type: EdgeType, files: EdgeFiles, ends: tuple[Ids, Ids], drop: Collection[str], time: str | None
+) -> EdgeFiles:
+    """The edges of a type in arrays, file by file, and what they carry."""
+    found, carried = [], dict[str, list[NpyFile]]()
+    for at, file in enumerate(files.files):
+        if not isinstance(file, Path):
+            found.append(file)
+            continue
+        folder = work.folder / "edges" / folder_of(edge_type) / f"{at:05}"
+        with told(file):
+            name = f"edges {'__'.join(edge_type)} {at}"
+            reader = _EdgeTable(work, load(work, name, file), edge_type, ends, time)
+            _unless_noted(work, f"write {name}", partial(reader.write, folder, drop))
+        if work.problems:
+            continue
+        found.append(NpyFile.of(folder / "edge_index.npy"))
+        for path in sorted((folder / "carried").glob("*.npy")):
+            carried.setdefault(path.stem, []).append(NpyFile.of(path))
+    rows = files.carried.arrays | {name: RowFiles.of_files(each) for name, each in carried.items()}
+    num_edges = sum(
+        file.shape[1] if file.shape[0] == 2 else file.shape[0] for file in found if isinstance(file, NpyFile)
+    )
+    return replace(files, files=tuple(found), num_edges=num_edges, columns=(), carried=Carried(rows))
+
+
+@dataclass(frozen=True)
+class _EdgeTable:
+    """A table of edges.
+
+    Args:
+        work: Reads it.
+        table: The table.
+        edge_type: The type of the edges.
+        ids: The ids of senders, and of receivers.
+        time: The column of times, if there is one.
+    """
+
+    work: Work
+    table: Table
+    edge_type: EdgeType
+    ids: tuple[Ids, Ids]
+    time: str | None
+
+    @property
+    def ends(self) -> list[str]:
+        return ends_first(self.table.source)[:2]
+
+    def columns(self, drop: Collection[str]) -> Columns:
+        """What the edges carry."""
+        names = [name for name in ends_first(self.table.source)[2:] if name not in drop]
+        plain = not any(self.edge_type)
+        columns = Columns(self.work, self.table, names, self.time, of_edges=True, plain=plain)
+        convert.check_each_name([made.array for made in columns.made], allowed=())
+        return columns
+
+    def write(self, folder: Path, drop: Collection[str]) -> None:
+        """Write ends and what edges carry, in the order of the rows."""
+        shutil.rmtree(folder, ignore_errors=True)
+        self._check_heading()
+        columns, counts = self.columns(drop), [ids.count for ids in self.ids]
+        keys = [self._key(at) for at in (0, 1)]
+        if self.work.problems:
+            return
+        most = max(counts) if None not in counts else np.iinfo(np.int64).max  # type: ignore[type-var]
+        dtype = np.dtype(np.int32) if (most or 0) <= np.iinfo(np.int32).max else LONG
+        ends, carried = GrowingArrays(folder, self.table.source), GrowingArrays(folder / "carried", self.table.source)
+        selected = [f"e.{ROW} AS row", *(f"coalesce({key}, -1) AS n{at}" for at, (key, _) in enumerate(keys))]
+        joins = "".join(join for _, join in keys)
+        query = f"SELECT {', '.join(selected + columns.select)} FROM {self.table.name} AS e{joins}"
+        lowest, highest, count, in_order = [0, 0], [-1, -1], 0, True
+        for piece in self.work.stream(query, self.table):
+            rows, both = numpy_of(piece["row"]), [numpy_of(piece[f"n{at}"]) for at in (0, 1)]
+            in_order &= bool((rows == np.arange(count, count + len(rows))).all())
+            count += len(rows)
+            for at in (0, 1):
+                lowest[at], highest[at] = min(lowest[at], int(both[at].min())), max(highest[at], int(both[at].max()))
+            ends.add({"edge_index": np.stack(both, 1).astype(dtype), "row": rows})
+            carried.add(columns.of(piece))
+        columns.refuse_features()
+        for at, of_end in enumerate(counts):
+            if lowest[at] < 0 or (of_end is not None and highest[at] >= of_end):
+                self._refuse(at)
+        if not count:
+            self.work.problems.append(f"{self.table.source} has no rows: leave the table out, or fill it.")
+        files = [*ends.finish(), *carried.finish()]
+        if self.work.problems:
+            return
+        if None in counts:
+            self._check_largest(folder / "edge_index.npy", max(highest))
+        if not in_order:  # joins went to the disk
+            _put_in_order(files, folder / "row.npy")
+        _as_two_rows(folder / "edge_index.npy")
+        for file in files:
+            flush(file)
+
+    @property
+    def _cells(self) -> list[Cells]:
+        return [Cells(f"e.{quoted(end)}", self.table.types[end]) for end in self.ends]
+
+    def _key(self, at: int) -> tuple[str, str]:
+        """The SQL of the node that an end names, and the join that finds it."""
+        cells, ids, end = self._cells[at], self.ids[at], self.ends[at]
+        if cells.is_real or cells.is_list:
+            self.work.problems.append(_no_ids(self.table.source, end, cells.type))
+        if ids.table is None:
+            return cells.whole, ""
+        are_whole = cells.type in WHOLE and ids.are_whole
+        mine, theirs = (cells.whole, f"k{at}.k") if are_whole else (cells.word, f"CAST(k{at}.k AS VARCHAR)")
+        return f"k{at}.n", f" LEFT JOIN {ids.table.name} AS k{at} ON {mine} = {theirs}"
+
+    def _refuse(self, at: int) -> None:
+        """Say which nodes are named that are none."""
+        work, path, end, ids, word = (
+            self.work,
+            self.table.source,
+            self.ends[at],
+            self.ids[at],
+            ("sender", "receiver")[at],
+        )
+        cells = Cells(quoted(end), self.table.types[end])
+        work.refuse_cells(
+            self.table, end, f"{cells.name} IS NULL", "and an edge has two ends: fill it, or remove the row."
+        )
+        if ids.table is not None:
+            known = f"SELECT CAST(k AS VARCHAR) FROM {ids.table.name} WHERE k IS NOT NULL"
+            bad = f"{cells.name} IS NOT NULL AND {cells.word} NOT IN ({known})"
+            what = f"names node {{}}, which {ids.source} does not list: add a row for it."
+        elif cells.is_text and work.run(
+            f"SELECT 1 FROM {self.table.name} WHERE {cells.name} IS NOT NULL AND {cells.whole} IS NULL LIMIT 1"
+        ):
+            bad = f"{cells.name} IS NOT NULL AND {cells.whole} IS NULL"
+            what = (
+                "names nodes by words, such as {!r}, and numbers 0, 1, 2, ... are needed: give these, or a table of "
+                "nodes with their ids (--nodes)."
+            )
+        elif ids.count is None:
+            bad = f"{cells.whole} < 0 OR ({cells.whole} IS NULL AND {cells.name} IS NOT NULL)"
+            what = "names nodes by other things than 0, 1, 2, ... ({}): give the table of nodes (--nodes)."
+        else:
+            bad = f"{cells.whole} NOT BETWEEN 0 AND {ids.count - 1}"
+            what = (
+                f"names the {word} {{}}, but there are {ids.count} nodes of its type: ids count from 0, so they must "
+                f"lie in [0, {ids.count})."
+            )
+        rows = f"FROM {self.table.name} WHERE {bad}"
+        found = work.run(f"SELECT {cells.word} AS w, min({ROW}) AS r {rows} GROUP BY w ORDER BY r LIMIT 3")
+        if found:
+            count = work.run(f"SELECT count(*), count(DISTINCT {cells.word}) {rows}")[0]
+            some = ", ".join(f"{each} in row {row + 1:,}" for each, row in found)
+            more = f"{count[0]:,} edges name {count[1]:,} such nodes, first {some}." if count[0] > 1 else ""
+            work.problems.append(f"{path} {what.format(found[0][0])} {more or f'It is in row {found[0][1] + 1:,}.'}")
+
+    def _check_largest(self, file: Path, highest: int) -> None:
+        """Refuse ids that say that there are more nodes than can be meant."""
+        try:
+            check_num_nodes(highest + 1, "")
+        except ValueError:
+            row = int((np.load(file, mmap_mode="r") == highest).any(1).argmax()) + 1
+            check_num_nodes(highest + 1, f"{self.table.source} names node {highest} in row {row}. It would be one of")
+
+    def _check_heading(self) -> None:
+        """Refuse two columns that are called as nodes are: their names are an edge."""
+        ids, names = self.ids[0], self.ends
+        if (
+            is_parquet(self.table.source)
+            or ids.table is None
+            or ids.are_whole
+            or tuple(n.lower() for n in names) in ENDS
+        ):
+            return
+        if len(self.work.run(f"SELECT DISTINCT k FROM {ids.table.name} WHERE k IN (?, ?)", *names)) == 2:
+            self.work.problems.append(
+                f"{self.table.source}: the first line names the nodes {names[0]!r} and {names[1]!r}, and would be "
+                "taken as heading: write a heading above it, such as source,target."
+            )
+
+
+def _put_in_order(files: Collection[Path], rows: Path) -> None:
+    """Write files anew whose rows have the numbers that another file says."""
+    order = np.argsort(np.load(rows))
+    for file in files:
+        save(file, np.load(file, mmap_mode="r")[order])
+
+
+def _as_two_rows(file: Path) -> None:
+    """Turn two edges into two rows of ends: they would be taken for them."""
+    if NpyFile.of(file).shape[0] == 2:
+        save(file, np.ascontiguousarray(np.load(file).T))
