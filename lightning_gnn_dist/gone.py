@@ -20,6 +20,7 @@ GONE: dict[str, str] = {
     "LastStep": "write checkpoints, ModelCheckpoint(every_n_train_steps=50), and let torchrun start the ranks again",
     "AutoStrategy": "GrappaStrategy() first, and rounds where a step's bytes take longer than it (docs/choosing.md)",
     "Trainer.strategy='choose'": "name one, 'grappa' first (docs/choosing.md has a table)",
+    "Auto.work": "name the halo, boundary=Halo(2), which may take any work",
     "inspect --bandwidth": "divide bytes by the wire's rate (docs/wire.md)",
     "inspect --batch-size": "leave it out: nothing that is left draws batches",
     "inspect --cache": "try Loading(cache_bytes=...), and read data/cache_hit_rate of a fit",

@@ -1,30 +1,38 @@
-"""The most exact way to treat a boundary for which there is memory and time, chosen when a fit begins."""
+"""The most exact way to treat a boundary for which there is memory and time, chosen when a fit begins.
+
+work of a batch = for each layer the edges + 8 nodes that its rank holds, but no more than the batch reaches
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Exchange, Fetch, Halo, Isolated
-from lightning_gnn_dist.boundary.work import Pass
 from lightning_gnn_dist.checks import brief, in_megabytes, shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import degrees_of
 from lightning_gnn_dist.layers.budget import free_bytes, ranks_here
-from lightning_gnn_dist.layers.reach import Neighbourhoods
+from lightning_gnn_dist.layers.reach import ALL, EDGES_OF_A_NODE, Neighbourhoods
 from lightning_gnn_dist.partition.advice import bytes_of_part
-from lightning_gnn_dist.rules import Count, Positive, check_fields
+from lightning_gnn_dist.partition.partition_report import learned_from
+from lightning_gnn_dist.rules import Count, check_fields
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.wire.collectives import gather_numbers
 
 LOST = "Edges are lost: in rounds, SuperNodePartitioner() or averages over rounds (AveragedRounds()) mostly lose less."
 LOOKED_AT = 4  # super-epochs whose parts are counted
+TIMES = 2.0  # that all ranks together may compute in a pass, in times of one process
 SMALL = 100_000  # work of a batch, in edges, some ms: less saves no time worth an edge
+
+Parts = Iterable[tuple[Tensor, Tensor]]  # nodes that a rank holds without a halo, and those of them that it learns from
 
 
 @dataclass(frozen=True)
@@ -32,11 +40,12 @@ class Auto(Boundary):
     """The most exact boundary that costs no more than is allowed, chosen when a fit begins; ``"auto"`` is ``Auto()``.
 
     That is the deepest :class:`Halo`, of as many hops as the sampler at most, otherwise :class:`Isolated`. It must fit
-    into memory: the largest part, with all nodes that come along. And it must not multiply the work: where batches
-    reach all of a part, as with :class:`WholePartSampler`, every rank computes what came along as well, but for what
-    a module with ``layers()`` leaves out, whose layers compute the rows that the next one reads. Of parts that
-    change, those of the first four super-epochs are looked at. All ranks choose the same (with :class:`Elastic` each
-    for itself), and a line in the log says what. A resumed fit keeps what the checkpoint's has chosen.
+    into memory: the largest part, with all nodes that come along. And all ranks together must compute at most twice
+    what one process would: batches that reach all of a part, as with :class:`WholePartSampler`, are computed with what
+    came along. Of a module with ``layers()`` the rows count that seeds reach, and batches of some milliseconds may
+    always be computed. Of parts that change, those of the first four super-epochs are looked at. All ranks choose the
+    same (with :class:`Elastic` each for itself), and a line in the log says what. A resumed fit keeps what the
+    checkpoint's has chosen.
 
     Args:
         bytes: Most bytes that a part may take in RAM. Default: half of the rank's share of the memory that is free when
@@ -44,13 +53,10 @@ class Auto(Boundary):
         exchange: Whether to take :class:`Exchange` where the fit can use it (by its sampler, module and strategy, with
             parts for good). It then needs memory for one hop, and sends rows in every step. Of a module with
             ``layers()`` it is supposed that ``forward()`` returns :func:`through_layers`.
-        work: Most that all ranks together may compute in a pass, in times of what one process would. Batches of some
-            milliseconds may always be computed. None: any amount.
     """
 
     bytes: Count | None = None
     exchange: bool = False
-    work: Positive | None = 2.0
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -59,130 +65,115 @@ class Auto(Boundary):
         raise NotImplementedError("A fit takes what has been chosen in its place.")
 
 
-class Allowed(NamedTuple):
-    """What a boundary may cost.
+class Pass(NamedTuple):
+    """A pass over all training nodes.
 
     Attributes:
-        bytes: Bytes of the largest part in RAM.
-        times: Work of all ranks, in times of one process.
+        sampler: Draws batches.
+        batch_size: Seeds of a batch, at most.
+        learned: Seeds of each rank.
+        has_layers: Whether each layer of the model computes only the rows that the next one reads.
     """
 
-    bytes: int
-    times: float
+    sampler: Sampler
+    batch_size: int
+    learned: Sequence[int]
+    has_layers: bool
+
+    def work(self, neighbourhoods: Neighbourhoods, seeds: Tensor, nodes: Tensor, edges: Tensor) -> Tensor:
+        """Return the work of a batch of a rank that holds so many nodes, and edges into them, the same shape."""
+        if self.has_layers and isinstance(self.sampler, WholePartSampler):
+            of_layers = list(zip(*neighbourhoods.of(seeds), strict=False))  # nodes and edges, the last layer first
+            return sum(
+                (edges.clamp(max=most) + EDGES_OF_A_NODE * nodes.clamp(max=few) for few, most in of_layers), 0 * nodes
+            )
+        return (self.sampler.num_hops * (edges + EDGES_OF_A_NODE * nodes)).clamp(max=self._most())
+
+    def _most(self) -> int:
+        """Return the work of a batch however much a rank holds; 0 where that does not change it."""
+        if not isinstance(self.sampler, NeighborSampler):
+            return ALL if isinstance(self.sampler, WholePartSampler) else 0
+        drawn, work, found = self.sampler.num_neighbors, 0.0, float(self.batch_size)
+        of_types = [drawn] if isinstance(drawn, Sequence) else drawn.values()
+        for hop, limits in enumerate(zip(*of_types, strict=True)):
+            edges = found * (math.inf if -1 in limits else sum(limits))
+            work += (self.sampler.num_hops - hop) * (edges + EDGES_OF_A_NODE * found)
+            found = edges
+        return int(min(work, ALL))
+
+    def times(self, of_ranks: Sequence[int], of_one: int) -> float:
+        """Return what ranks compute in all, whose batches take so much work, in times of one process."""
+        batches, alone = (max(1, -(-seeds // self.batch_size)) for seeds in (max(self.learned), sum(self.learned)))
+        return batches * sum(of_ranks) / (alone * of_one) if of_one else 1.0
 
 
-def allowed_by(asked: Auto, num_ranks: int) -> Allowed:
-    """Return what a boundary may cost a rank, by what is free on its host."""
-    room = free_bytes() // ranks_here(num_ranks) // 2 if asked.bytes is None else asked.bytes
-    return Allowed(room, math.inf if asked.work is None else asked.work)
-
-
-class Cost(NamedTuple):
-    """What a boundary costs.
-
-    Attributes:
-        boundary: The boundary.
-        bytes: Bytes that the largest part takes with it in RAM.
-        times: Work of all ranks in a pass, in times of one process.
-        is_quick: Whether a batch is so small that its work does not matter.
-    """
-
-    boundary: Boundary
-    bytes: int
-    times: float = 1.0
-    is_quick: bool = False
-
-    def is_within(self, allowed: Allowed) -> bool:
-        return self.bytes <= allowed.bytes and (self.is_quick or self.times <= allowed.times)
-
-    def __str__(self) -> str:
-        return f"{in_megabytes(self.bytes)} for the largest part, and {self.times:.1f} times the work of one process"
-
-
-class Part(NamedTuple):
-    """What a rank holds at a time of the fit.
-
-    Attributes:
-        residents: Its nodes without a halo.
-        seeds: Those that it learns from.
-    """
-
-    residents: Tensor
-    seeds: Tensor
-
-
-class Choice(NamedTuple):
-    """What has been chosen, and why not what is more exact.
-
-    Attributes:
-        boundary: What has been chosen.
-        cost: What it costs. None for ``Isolated``, which is not counted.
-        better: What the next more exact boundary costs. None if there is none.
-    """
-
-    boundary: Boundary
-    cost: Cost | None
-    better: Cost | None
-
-    def told(self, allowed: Allowed) -> str:
-        """The choice in words."""
-        takes = "" if self.cost is None else f": it takes {self.cost}"
-        found = f'boundary="auto" is {short_name(self.boundary)}{takes}.'
-        limit = "" if allowed.times == math.inf else f" and {allowed.times:g} times"
-        limits = f"{in_megabytes(allowed.bytes)}{limit} are allowed."
-        if self.better is None:
-            return f"{found} {limits}"
-        lost = f" {LOST}" if isinstance(self.boundary, Isolated) else ""
-        return f"{found} {short_name(self.better.boundary)} would take {self.better}. {limits}{lost}"
+def allowed_by(asked: Auto, num_ranks: int) -> int:
+    """Return how many bytes a rank's part may take, by what is free on its host."""
+    return free_bytes() // ranks_here(num_ranks) // 2 if asked.bytes is None else asked.bytes
 
 
 def chosen(
-    allowed: Allowed, graph: Graph, parts: Iterable[Part], steps: Pass, device: torch.device, *, exchanges: bool
+    allowed: int, graph: Graph, parts: Parts, steps: Pass, device: torch.device, *, exchanges: bool
 ) -> tuple[Boundary, str]:
     """Return the most exact boundary that all ranks can afford, and a line for the log. Collective, as a fit begins.
 
     Args:
-        allowed: What it may cost this rank.
+        allowed: The bytes that this rank's part may take.
         graph: The whole graph.
         parts: What this rank holds, at some times of the fit.
         steps: A pass over the training nodes.
         device: Where the ranks exchange numbers.
         exchanges: Whether ranks can exchange rows in this fit.
     """
-    most_held, most_work = _counted(graph, parts, steps)
-    rooms, *of_hops = zip(*gather_numbers([allowed.bytes, *most_held, *most_work], device), strict=True)
-    held, work = of_hops[: steps.num_layers], of_hops[steps.num_layers :]
-    allowed = allowed._replace(bytes=min(rooms))
-    choice = choose(costs(graph, held, work, steps), allowed, exchanges=exchanges)
-    return choice.boundary, choice.told(allowed)
+    of_ranks = gather_numbers([allowed, *_counted(graph, parts, steps)], device)
+    return choose(graph, [rest for _, *rest in of_ranks], steps, min(row[0] for row in of_ranks), exchanges=exchanges)
 
 
-def chosen_here(allowed: Allowed, graph: Graph, parts: Sequence[Iterable[Part]], steps: Pass) -> Boundary:
+def chosen_here(allowed: int, graph: Graph, parts: Sequence[Parts], steps: Pass) -> Boundary:
     """Return what :func:`chosen` would, without other ranks, of the ``parts`` of each rank."""
-    counted = [_counted(graph, of_rank, steps) for of_rank in parts]
-    held, work = (list(zip(*of_ranks, strict=True)) for of_ranks in zip(*counted, strict=True))
-    return choose(costs(graph, held, work, steps), allowed, exchanges=False).boundary
+    return choose(graph, [_counted(graph, each, steps) for each in parts], steps, allowed, exchanges=False)[0]
 
 
-def _counted(graph: Graph, parts: Iterable[Part], steps: Pass) -> tuple[list[int], list[int]]:
-    """Return the most bytes of some parts, and the most work of a batch of them, with halos of 1, 2 ... hops."""
-    neighbourhoods, held, work = Neighbourhoods(graph, steps.num_layers), [], []
-    for part in parts:
-        hops = neighbourhoods.hops(part.residents)
-        edges = torch.stack([degrees_of(graph.indptr, nodes).sum() for nodes in hops[:-1]]).cumsum(0)
-        nodes = torch.tensor([nodes.numel() for nodes in hops]).cumsum(0)[1:]
-        held.append(bytes_of_part(graph, nodes, edges))
-        work.append(steps.with_halos(graph, neighbourhoods, hops, part.seeds))
-    return torch.stack(held).amax(0).tolist(), torch.tensor(work).amax(0).tolist()
+def _counted(graph: Graph, parts: Parts, steps: Pass) -> list[int]:
+    """Return the most bytes of some parts with halos of 1, 2 ... hops, and then the most work of a batch of them."""
+    neighbourhoods, found = Neighbourhoods(graph, steps.sampler.num_hops), list[Tensor]()
+    for residents, seeds in parts:
+        hops = neighbourhoods.hops(residents)
+        nodes = torch.tensor([each.numel() for each in hops]).cumsum(0)[1:]
+        edges = torch.stack([degrees_of(graph.indptr, each).sum() for each in hops[:-1]]).cumsum(0)
+        work = steps.work(neighbourhoods, seeds, nodes, edges)
+        found.append(torch.cat([bytes_of_part(graph, nodes, edges), work]))
+    return torch.stack(found).amax(0).tolist()
 
 
-def costs(graph: Graph, held: Sequence[Sequence[int]], work: Sequence[Sequence[int]], steps: Pass) -> list[Cost]:
-    """Return what halos of 1, 2 ... hops cost, by the bytes and the work of each rank."""
-    of_one = steps.of_one(graph)
-    return [
-        Cost(Halo(hops), max(num_bytes), steps.times(of_ranks, of_one), max(of_ranks) <= SMALL)
-        for hops, (num_bytes, of_ranks) in enumerate(zip(held, work, strict=True), 1)
-    ]
+def choose(
+    graph: Graph, of_ranks: Sequence[Sequence[int]], steps: Pass, allowed: int, *, exchanges: bool
+) -> tuple[Boundary, str]:
+    """Return the most exact boundary that all ranks can afford, and a line for the log.
+
+    Args:
+        graph: The whole graph.
+        of_ranks: What :func:`_counted` returns on each rank.
+        steps: A pass over the training nodes.
+        allowed: The bytes that a part may take.
+        exchanges: Whether ranks can exchange rows.
+    """
+    num_hops, better = steps.sampler.num_hops, ""
+    seeds, sizes = learned_from(graph, graph.types.seeds).nonzero().view(-1), (graph.num_nodes, graph.num_edges)
+    of_one = int(steps.work(Neighbourhoods(graph, num_hops), seeds, *map(torch.tensor, sizes)))
+    most = [max(column) for column in zip(*of_ranks, strict=True)]
+    if exchanges and most[0] <= allowed:
+        return Exchange(), f'boundary="auto" is Exchange(): {in_megabytes(most[0])} for the largest part.'
+    for hops in range(num_hops, 0, -1):
+        held, work = most[hops - 1], [row[num_hops + hops - 1] for row in of_ranks]
+        if hops > 1 and held == most[hops - 2]:  # a hop that brings nothing
+            continue
+        times = steps.times(work, of_one)
+        cost = f"Halo({hops}) takes {in_megabytes(held)} for the largest part, and {times:.1f} times the work"
+        if held <= allowed and (times <= TIMES or max(work) <= SMALL):
+            return Halo(hops), f'boundary="auto" is Halo({hops}). {cost} of one process.{better}'
+        better = f" {cost}; {in_megabytes(allowed)} and {TIMES:g} times are allowed."
+    return Isolated(), f'boundary="auto" is Isolated().{better} {LOST}'
 
 
 def short_name(boundary: Boundary) -> str:
@@ -198,7 +189,8 @@ def kept(name: str, num_hops: int, *, exchanges: bool) -> tuple[Boundary, str]:
         num_hops: Hops of the sampler.
         exchanges: Whether ranks can exchange rows in this fit.
     """
-    known = {short_name(boundary): boundary for boundary in candidates(num_hops, exchanges=exchanges)}
+    halos = [Halo(hops) for hops in range(num_hops, 0, -1)]
+    known = {short_name(each): each for each in (*([Exchange()] if exchanges else []), *halos, Isolated())}
     if name not in known:
         raise ValueError(
             f'boundary="auto" was {name} in the fit of the checkpoint, and can be {", ".join(known)} in this one: '
@@ -229,27 +221,3 @@ def boundary_of(given: Boundary | str, *, of_edges: bool, is_in_shards: bool, is
     if of_edges:
         return Isolated() if is_for_parts else Fetch()
     return Isolated() if is_in_shards else given
-
-
-def candidates(num_hops: int, *, exchanges: bool) -> list[Boundary]:
-    """What can be chosen, the most exact first."""
-    halos = [Halo(hops) for hops in range(num_hops, 0, -1)]
-    return [*([Exchange()] if exchanges else []), *halos, Isolated()]
-
-
-def choose(halos: Sequence[Cost], allowed: Allowed, *, exchanges: bool) -> Choice:
-    """Choose the most exact boundary that costs no more than is allowed.
-
-    Args:
-        halos: What halos of 1, 2 ... hops cost.
-        allowed: What one may cost.
-        exchanges: Whether ranks can exchange rows.
-    """
-    exchange = [Cost(Exchange(), halos[0].bytes)] if exchanges else []
-    farther = [cost for before, cost in pairwise(halos) if cost.bytes > before.bytes]  # a hop that brings something
-    better = None
-    for cost in [*exchange, *reversed([halos[0], *farther])]:
-        if cost.is_within(allowed):
-            return Choice(cost.boundary, cost, better)
-        better = cost
-    return Choice(Isolated(), None, better)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto, Part, allowed_by, chosen, chosen_here
+from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto, allowed_by, chosen, chosen_here
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.boundary.refusals import check_seed_hops
@@ -180,13 +180,13 @@ class PartPlan:
         chunks = Chunks.of(self.graph) if isinstance(self.partitioner, SavedChunks) else None
         return None if chunks is None else ChunkReader(self.graph, chunks)
 
-    def parts(self, rank: int, world_size: int) -> Iterator[Part]:
-        """Yield what a rank holds without a halo, in the first super-epochs."""
+    def parts(self, rank: int, world_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield what a rank holds without a halo, and what of it it learns from, in the first super-epochs."""
         reader, is_seed = self.reader(rank, world_size, self.boundary, None), self._is_seed()
         for super_epoch in range(min(self.residency.sweep(world_size), LOOKED_AT)):
             residents, num_own = reader.residents(super_epoch)
             own = residents[:num_own]
-            yield Part(residents, own[is_seed[own]])
+            yield residents, own[is_seed[own]]
 
     def learned_by_ranks(self, world_size: int) -> Tensor:
         """Return how many nodes each rank learns from in super-epoch 0; all count where no mask tells."""

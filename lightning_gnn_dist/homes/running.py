@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning_gnn_dist.batches.loading import type_of_model, type_that_stays, widening
 from lightning_gnn_dist.batches.placing.placement import device_of
 from lightning_gnn_dist.batches.pool import Widen
-from lightning_gnn_dist.boundary.work import Pass
+from lightning_gnn_dist.boundary.auto import Pass
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.joint import TrainsReplicasApart
@@ -121,9 +121,7 @@ class Running(ForgetsRun):
     def steps(self, learned: list[int]) -> Pass:
         """Return a pass of those who learn from so many nodes each."""
         layered = has_layers(getattr(self.trainer, "lightning_module", None))
-        return Pass.of(
-            self.settings.of_parts(), self.settings.batch_size, max(learned), sum(learned), has_layers=layered
-        )
+        return Pass(self.settings.of_parts(), self.settings.batch_size, learned, layered)
 
     def agree(self, *, is_fit: bool) -> None:
         """Find out the hosts, the memory of an evaluation, and the seed, which is that of rank 0. Collective."""

@@ -29,11 +29,11 @@ from lightning_gnn_dist import (
     WholePartSampler,
 )
 from lightning_gnn_dist.boundary import auto
-from lightning_gnn_dist.boundary.auto import Allowed, Cost, choose
+from lightning_gnn_dist.boundary.auto import Pass, choose, short_name
 from lightning_gnn_dist.boundary.boundary import Boundary
-from lightning_gnn_dist.boundary.work import Pass
 from lightning_gnn_dist.homes.parts import PartReader
 from lightning_gnn_dist.homes.plan import PartPlan
+from lightning_gnn_dist.layers.reach import Neighbourhoods
 from tests.boundary.models import model, weighted_data, weights_of
 from tests.boundary.test_exchange import check, data_of, quick
 from tests.every_strategy import PATIENCE
@@ -43,58 +43,62 @@ from tests.strategies.fitting import hear
 
 
 @pytest.mark.parametrize(
-    ("held", "times", "allowed", "exchanges", "boundary", "better"),
+    ("held", "times", "allowed", "exchanges", "boundary"),
     [
-        ([10, 20, 30], [1, 1, 1], (10, 2), True, Exchange(), None),
-        ([10, 20, 30], [1, 1, 1], (9, 2), True, Isolated(), Halo(1)),
-        ([10, 20, 30], [1, 1, 1], (30, 2), False, Halo(3), None),
-        ([10, 20, 30], [1, 1, 1], (29, 2), False, Halo(2), Halo(3)),
-        ([10, 20, 20], [1, 1, 1], (30, 2), False, Halo(2), None),  # nothing is three hops away
-        ([10, 20, 20], [1, 1, 1], (19, 2), False, Halo(1), Halo(2)),
-        ([10], [1], (5, 2), False, Isolated(), Halo(1)),
-        ([10, 20, 30], [1.2, 2.0, 2.1], (30, 2), False, Halo(2), Halo(3)),
-        ([10, 20, 30], [2.5, 3, 4], (30, 2), False, Isolated(), Halo(1)),
-        ([10, 20, 30], [2.5, 3, 4], (30, 2), True, Exchange(), None),
-        ([10, 20, 30], [2.5, 3, 4], (30, math.inf), False, Halo(3), None),
+        ([10, 20, 30], [1, 1, 1], 10, True, Exchange()),
+        ([10, 20, 30], [1, 1, 1], 9, True, Isolated()),
+        ([10, 20, 30], [1, 1, 1], 30, False, Halo(3)),
+        ([10, 20, 30], [1, 1, 1], 29, False, Halo(2)),
+        ([10, 20, 20], [1, 1, 1], 30, False, Halo(2)),  # nothing is three hops away
+        ([10, 20, 20], [1, 1, 1], 19, False, Halo(1)),
+        ([10], [1], 5, False, Isolated()),
+        ([10, 20, 30], [1.2, 2.0, 2.1], 30, False, Halo(2)),
+        ([10, 20, 30], [2.5, 3, 4], 30, False, Isolated()),
+        ([10, 20, 30], [2.5, 3, 4], 30, True, Exchange()),
     ],
 )
 def test_the_most_exact_that_costs_no_more_than_allowed_is_chosen(
-    held: list[int], times: list[float], allowed: tuple[int, float], exchanges: bool, boundary: Boundary, better: Any
+    held: list[int],
+    times: list[float],
+    allowed: int,
+    exchanges: bool,
+    boundary: Boundary,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    halos = [Cost(Halo(hops), *of_halo) for hops, of_halo in enumerate(zip(held, times, strict=True), 1)]
-    choice = choose(halos, Allowed(*allowed), exchanges=exchanges)
-    assert (choice.boundary, choice.better and choice.better.boundary) == (boundary, better)
-    assert auto.short_name(boundary) in choice.told(Allowed(*allowed))
-
-
-def test_a_quick_batch_may_be_computed_many_times() -> None:
-    assert Cost(Halo(1), 10, 8.0, is_quick=True).is_within(Allowed(10, 2.0))
+    graph, steps = cut_graph()[0], Pass(WholePartSampler(len(held)), 1000, [1], False)
+    of_one = len(held) * (graph.num_edges + 8 * graph.num_nodes)
+    of_rank = [*held, *(round(each * of_one) for each in times)]
+    monkeypatch.setattr(auto, "SMALL", 0)
+    found, said = choose(graph, [of_rank], steps, allowed, exchanges=exchanges)
+    assert found == boundary and said.startswith(f'boundary="auto" is {short_name(boundary)}')
+    if held[-1] <= allowed:
+        monkeypatch.setattr(auto, "SMALL", max(of_rank))  # a quick batch may be computed many times
+        assert isinstance(choose(graph, [of_rank], steps, allowed, exchanges=False)[0], Halo)
 
 
 def works(sampler: Any, batch_size: int, graph: Graph, partition: Partition, *, has_layers: bool) -> list[float]:
     """By hand: what all ranks compute in a pass with halos of 1 and 2 hops, in times of one process."""
     rows = [graph.indices[a:b].tolist() for a, b in pairwise(graph.indptr.tolist())]
-    trains = set(graph.split("train").tolist())
+    trains, everything = set(graph.split("train").tolist()), set(range(len(rows)))
 
     def around(nodes: set[int]) -> set[int]:
         return nodes | {sender for node in nodes for sender in rows[node]}
 
-    def of_layers(computed: list[set[int]], held: set[int], receivers: set[int]) -> float:
-        edges = sum(len(rows[node]) for each in computed for node in each & receivers)
-        return edges + 8 * sum(len(each & held) for each in computed)
+    def into(nodes: set[int]) -> int:
+        return sum(len(rows[node]) for node in nodes)
 
     def batch(seeds: set[int], held: set[int], receivers: set[int]) -> float:
         if isinstance(sampler, WholePartSampler) and has_layers:
-            return of_layers([seeds, around(seeds)], held, receivers)
-        whole = of_layers([everything, everything], held, receivers)
+            layers = [seeds, around(seeds)]
+            return sum(min(into(each), into(receivers)) + 8 * min(len(each), len(held)) for each in layers)
+        whole = 2.0 * (into(receivers) + 8 * len(held))
         if isinstance(sampler, WholePartSampler):
             return whole
-        first, second = sampler.num_neighbors
+        first, second = (math.inf if limit < 0 else limit for limit in sampler.num_neighbors)
         size, one, two = batch_size, batch_size * first, batch_size * first * second
         return min(whole, 2 * (one + 8 * size) + two + 8 * one)
 
     parts = [{node for node, owner in enumerate(partition.assignment.tolist()) if owner == p} for p in range(PARTS)]
-    everything = set(range(len(rows)))
     of_one = -(-len(trains) // batch_size) * batch(trains, everything, everything)
     most, found = max(len(part & trains) for part in parts), [0.0, 0.0]
     for part in parts:
@@ -112,25 +116,26 @@ def works(sampler: Any, batch_size: int, graph: Graph, partition: Partition, *, 
         (WholePartSampler(2), 8, False),
         (NeighborSampler([2, 2]), 4, True),
         (NeighborSampler([9, 9]), 50, False),
+        (NeighborSampler([-1, 2]), 4, False),
     ],
 )
 def test_work_is_counted_in_times_of_one_process(sampler: Any, batch_size: int, has_layers: bool) -> None:
     graph, partition = cut_graph()
-    steps = pass_of(sampler, batch_size, graph, partition, has_layers=has_layers)
     plan = PartPlan(graph, partition, Holding(), Isolated(), None, 0)
-    work = [auto._counted(graph, plan.parts(rank, PARTS), steps)[1] for rank in range(PARTS)]
-    found = [steps.times(of_ranks, steps.of_one(graph)) for of_ranks in zip(*work, strict=True)]
-    assert found == pytest.approx(works(sampler, batch_size, graph, partition, has_layers=has_layers))
-    assert found[1] > 1
-
-
-def pass_of(sampler: Any, batch_size: int, graph: Graph, partition: Partition, *, has_layers: bool) -> Pass:
-    seeds = partition.assignment[graph.split("train")]
-    return Pass.of(sampler, batch_size, int(seeds.bincount().max()), seeds.numel(), has_layers=has_layers)
+    steps = Pass(sampler, batch_size, plan.learned_by_ranks(PARTS).tolist(), has_layers)
+    counted = [auto._counted(graph, plan.parts(rank, PARTS), steps) for rank in range(PARTS)]
+    sizes = torch.tensor(graph.num_nodes), torch.tensor(graph.num_edges)
+    of_one = int(steps.work(Neighbourhoods(graph, 2), graph.split("train"), *sizes))
+    found = [steps.times([of_rank[2 + hop] for of_rank in counted], of_one) for hop in range(2)]
+    expected = works(sampler, batch_size, graph, partition, has_layers=has_layers)
+    assert found == pytest.approx(expected) and found[1] > 1
 
 
 def test_samplers_of_a_bounded_size_compute_the_same_in_each_part() -> None:
-    assert Pass.of(LadiesSampler([4, 4]), 8, 8, 30, has_layers=True).times([0, 0, 0], 0) == 1
+    graph, partition = cut_graph()
+    plan = PartPlan(graph, partition, Holding(), Isolated(), None, 0)
+    steps = Pass(LadiesSampler([4, 4]), 8, [8, 8, 14], True)
+    assert auto._counted(graph, plan.parts(0, PARTS), steps)[2:] == [0, 0] and steps.times([0, 0, 0], 0) == 1
 
 
 def chosen_by_work(rank: int, world_size: int) -> list[Any]:
@@ -138,22 +143,22 @@ def chosen_by_work(rank: int, world_size: int) -> list[Any]:
     auto.SMALL = 0
     graph, partition = cut_graph()
     lines, found = hear(), []
-    for asked_for in (Auto(work=1.4), Auto(work=1.05), Auto(work=None), "auto"):
-        data = data_of(graph, partitioner=partition, boundary=asked_for)
+    for times in (1.4, 1.05, math.inf, 2.0):
+        auto.TIMES = times
+        data = data_of(graph, partitioner=partition, boundary="auto")
         quick(world_size, LocalSGDStrategy(EverySteps(2), **PATIENCE), max_epochs=1).fit(model("SAGE", 2), data)
         found.append(data.boundary)
     return [found, [line for line in lines if line.startswith("boundary=")]]
 
 
-def test_a_fit_does_not_multiply_the_work_unless_asked() -> None:
+def test_a_fit_does_not_multiply_the_work() -> None:
     (found, lines), *others = run_ranks(chosen_by_work, PARTS)
     graph, partition = cut_graph()
     one, two = works(WholePartSampler(2), 1000, graph, partition, has_layers=True)
     assert 1.05 < one < 1.4 < two < 2
     assert found == [Halo(1), Isolated(), Halo(2), Halo(2)] and all(other[0] == found for other in others)
-    assert f"and {one:.1f} times the work of one process" in lines[0] and f"and {two:.1f} times the work" in lines[0]
+    assert f"and {one:.1f} times the work of one process" in lines[0] and f"and {two:.1f} times the work;" in lines[0]
     assert lines[1].endswith(auto.LOST) and "SuperNode" not in lines[0]
-    assert lines[3].endswith("and 2 times are allowed.") and "times are" not in lines[2]
 
 
 def bytes_of_parts(hops: int) -> int:
@@ -206,7 +211,7 @@ def test_a_fit_takes_what_fits_the_largest_part() -> None:
         for (taken, is_uncovered, lines), (*_, boundary) in zip(found, CASES, strict=True):
             assert taken == boundary and is_uncovered == isinstance(boundary, Exchange)
             assert len(lines) == (rank == 0)
-            assert all(line.startswith(f'boundary="auto" is {auto.short_name(boundary)}') for line in lines)
+            assert all(line.startswith(f'boundary="auto" is {short_name(boundary)}') for line in lines)
 
 
 def with_a_poor_rank(rank: int, world_size: int, poor: int) -> Any:
