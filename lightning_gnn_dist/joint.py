@@ -13,6 +13,14 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 Scope: TypeAlias = Literal["part", "graph"]
 
 
+@runtime_checkable
+class ChecksEarly(Protocol):
+    """A data module that refuses before ranks start what they would refuse."""
+
+    def check_before_ranks(self, trainer: Any, module: Any) -> None:
+        """Refuse what lacks, or is wrong, for a call of the trainer with a module. Not collective."""
+
+
 class GivesCorrections(Protocol):
     """A data module with batches of the whole graph."""
 

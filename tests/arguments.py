@@ -118,7 +118,7 @@ NOT_FOR_USERS = {
     "peers_of",
     *("weigh", "weight_of_rows", "begin_state", "meet", "restore_extra_state", "stages", "steps_of_round"),
     *("importance", "scales", "check_fits", "around", "extra", "refresh_rows", "of_types", "check_graph"),
-    *("ask", "keep_apart", "node_columns", "of_graph", "places_of"),
+    *("ask", "check_before_ranks", "keep_apart", "node_columns", "of_graph", "of_steps", "places_of"),
 }
 
 

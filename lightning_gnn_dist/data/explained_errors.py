@@ -20,6 +20,9 @@ from lightning_gnn_dist.wire.replica import Replica
 
 _OURS = __name__.split(".")[0] + "."
 _PAIRS = "edge_label_index"
+_OF_CLASSES = re.compile(
+    "multi-target not|class probabilities, got Long|`preds` and `target` should have the same shape"
+)
 
 
 def guard_plain_ddp(trainer: Trainer | None) -> None:
@@ -115,6 +118,13 @@ def explain_labels(exception: BaseException) -> None:
                     f"nodes: compare out[:batch.batch_size] with {name}.y[:batch.batch_size], without masks. For label "
                     "propagation, loading=Loading(all_labels=True) gives the labels of all. "
                     f"({' '.join(text.split())})",
+                )
+                return
+            if batch is not None and LABELS in batch and batch.y.dim() == 2 and _OF_CLASSES.search(text):
+                exception.args = (
+                    f"{name}.y has {batch.y.shape[1]} columns, and a loss or a metric of classes takes one: choose it, "
+                    "data.y = data.y[:, 0] before Graph.from_pyg(data), or take those of several labels, such as "
+                    f"binary_cross_entropy_with_logits. ({' '.join(text.split())})",
                 )
                 return
 

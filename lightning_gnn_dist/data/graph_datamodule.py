@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -174,6 +176,17 @@ class GraphDataModule(LightningDataModule):
             f"{type(self).__name__}.{name} is of a graph that every host has, and {self._home.about} holds shards: "
             "give the data module the graph or the path of a saved one."
         )
+
+    def check_before_ranks(self, trainer: Trainer, module: LightningModule) -> None:
+        """Refuse what lacks, or is wrong, for a call of the trainer with a module. Shards are looked at in ranks."""
+        is_fit, learns, judges = trainer.state.fn == TrainerFn.FITTING, self._task.home, self._judging.home
+        judged = {"validate": "val", "test": "test"}.get(trainer.state.fn or "")
+        if is_fit and trainer.limit_val_batches != 0 and is_overridden("validation_step", module):
+            judged = "val"
+        if is_fit and isinstance(learns, WholeHome):
+            self._task.check_whole(learns.whole)
+        if judged is not None and isinstance(judges, WholeHome):
+            self._judging.judged(judged).check_shared(trainer.world_size)
 
     # What Lightning calls.
 

@@ -23,6 +23,7 @@ from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.user_ids import NodeColumns, ids_for
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.home import Home
+from lightning_gnn_dist.homes.plan import train_nodes
 from lightning_gnn_dist.homes.running import ForgetsRun
 from lightning_gnn_dist.homes.times import check_temporal
 from lightning_gnn_dist.homes.whole import WholeHome
@@ -50,6 +51,14 @@ class Judged(NamedTuple):
     num_ids: int | None = None
     targets: Callable[[Tensor], Targets] = Targets
 
+    def check_shared(self, num_ranks: int) -> None:
+        """Refuse fewer of them than there are ranks."""
+        if len(self.ids) < num_ranks:
+            raise ValueError(
+                f"{self.whose}, but {num_ranks} ranks share the evaluation: mark more, take "
+                "fewer ranks, or leave it out, limit_val_batches=0."
+            )
+
 
 class Evaluating:
     """Makes the loaders of evaluations.
@@ -75,11 +84,7 @@ class Evaluating:
         run, costs = self._home.running, self._home.costs
         self.exactness.check(run.trainer)
         num_ranks, count = run.num_ranks, len(judged.ids)
-        if count < num_ranks:
-            raise ValueError(
-                f"{judged.whose}, but {num_ranks} ranks share the evaluation: mark more, take "
-                "fewer ranks, or leave it out, limit_val_batches=0."
-            )
+        judged.check_shared(num_ranks)
         evaluated = Evaluated(judged.ids, lambda ids: judged.targets(ids).nodes.unique(), num_ranks)
         sampler, model = judged.sampler(0), run.layers_of_model(is_typed=have_names(self._home.types))
         size = run.settings.evaluation.batch_size or run.settings.batch_size
@@ -121,6 +126,11 @@ class Task(ForgetsRun, ABC):
     @abstractmethod
     def check(self, rows: Graph) -> None:
         """Refuse what of the graph is here if samplers do not suit it. Not collective."""
+
+    def check_whole(self, graph: Graph) -> None:
+        """Refuse bad values in a graph that is here as a whole, before ranks start; of files ranks read their own."""
+        if graph.path is None:
+            self.values.of_arrays(graph)
 
     @abstractmethod
     def begin(self, *, is_fit: bool) -> None:
@@ -190,6 +200,10 @@ class NodeTask(Task):
     def check(self, rows: Graph) -> None:
         if self.home.running.settings.draws_by_time:
             check_temporal(rows, self.home.running.settings, self.home.boundary)
+
+    def check_whole(self, graph: Graph) -> None:
+        self.values.of_labels(graph, train_nodes(graph), "train_mask")
+        super().check_whole(graph)
 
     def begin(self, *, is_fit: bool) -> None:
         self.home.begin_nodes(is_fit=is_fit)

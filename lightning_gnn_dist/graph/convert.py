@@ -160,7 +160,8 @@ def split_of(name: str, arrays: Mapping[str, Tensor], num_nodes: int) -> Tensor:
         masks = sorted(key for key in arrays if key.endswith("_mask"))
         raise ValueError(
             f"The graph has no {name:.60}_mask (it has: {masks}). Set data.{name:.60}_mask, a boolean per node, "
-            "before Graph.from_pyg(data)."
+            "before Graph.from_pyg(data)"
+            + (", or leave validation out, Trainer(limit_val_batches=0)." if name == "val" else ".")
         )
     check_mask(f"{name}_mask", mask)
     check_rows("node", {f"{name}_mask": mask}, num_nodes)

@@ -213,7 +213,7 @@ class PartPlan:
         Every rank sees the same counts, so all of them raise or none.
         """
         if world_size == 1 and self.residency.turns(world_size) == 1:
-            return _train_nodes(self.graph).numel()
+            return train_nodes(self.graph).numel()
         return self.most(world_size, *self._train_nodes_of_ranks(world_size))
 
     def check_run(self, world_size: int, num_super_epochs: float) -> None:
@@ -244,7 +244,7 @@ class PartPlan:
         return max(int(self._seeds_of_ranks(s, world_size, what, count, otherwise).max()) for s in super_epochs)
 
     def _train_nodes_of_ranks(self, world_size: int) -> tuple[str, CountSeeds, str]:
-        partition, nodes = self.partition(world_size), _train_nodes(self.graph)
+        partition, nodes = self.partition(world_size), train_nodes(self.graph)
         per_chunk = torch.bincount(partition.assignment[nodes], minlength=partition.num_parts)
         otherwise = 'MetisPartitioner(balance="train"), RandomPartitioner() or more super-nodes'
         if self.residency.turns(world_size) > 1:
@@ -276,7 +276,8 @@ class PartPlan:
         return owner
 
 
-def _train_nodes(graph: Graph) -> Tensor:
+def train_nodes(graph: Graph) -> Tensor:
+    """Return the nodes that are learned; refuse a graph without any."""
     seeds = graph.split("train")
     if not seeds.numel():
         raise ValueError("train_mask marks no node: there is nothing to learn from.")

@@ -144,7 +144,6 @@ class PartitionedStrategy(DDPStrategy):
                 state.check(trainer)
         is_fit = trainer.state.fn == TrainerFn.FITTING
         if is_fit:
-            refusals.check_loaders(trainer)
             if trainer.world_size > 1:
                 replica_state.check_shapes(self._module())
             self._begin_fit(trainer)
@@ -188,6 +187,7 @@ class PartitionedStrategy(DDPStrategy):
         super().load_optimizer_state_dict(checkpoint)
 
     def process_dataloader(self, dataloader: Any) -> Any:
+        refusals.check_loader(type(self).__name__, dataloader)  # of a hook of the module, or of another data module
         return self._training_loader(dataloader) if self._module().trainer.training else dataloader
 
     def on_train_start(self) -> None:

@@ -8,17 +8,16 @@ from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Timer, WeightAveraging
-from torch_geometric.loader import LinkLoader, NodeLoader
+from lightning.pytorch.utilities import CombinedLoader
 
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.joint import CountsSeeds, GivesAnchors, GivesCorrections
+from lightning_gnn_dist.joint import ChecksEarly, CountsSeeds, GivesAnchors, GivesCorrections
 from lightning_gnn_dist.rounds.correction_gradients import has_own_step
 from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
 from lightning_gnn_dist.rounds.premises import odd_ones
 
-_PYG = NodeLoader, LinkLoader
 OTHER_SPARSE = (
     "A parameter{} has a sparse gradient, and is no table that ranks know: look rows up in an "
     "nn.Embedding(..., sparse=True), or with sparse=False."
@@ -56,15 +55,29 @@ def refuse_all(premise: str, conflicts: Iterable[tuple[bool, str]]) -> None:
         raise ValueError(f"{premise} " + " ".join(found))
 
 
-def check_loaders(trainer: Any) -> None:
-    """Refuse loaders of PyG whose arguments Lightning has not seen: it makes another of them for each rank's share."""
-    loops = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop
-    given = next((loop._data_source.instance for loop in loops if isinstance(loop._data_source.instance, _PYG)), None)
-    if given is not None and trainer.world_size > 1 and trainer._accelerator_connector.use_distributed_sampler:
+def check_call(trainer: Any, arguments: Sequence[object]) -> None:
+    """Refuse what a call of the trainer was given, before ranks are started for it, as far as this process can see.
+
+    Args:
+        trainer: The trainer.
+        arguments: Those of the call: the module, loaders or a data module, the path of a checkpoint.
+    """
+    module, *others = arguments
+    for given in others:
+        if isinstance(given, ChecksEarly):
+            given.check_before_ranks(trainer, module)
+        elif given is not None and not isinstance(given, LightningDataModule):
+            for loader in CombinedLoader(given).flattened:
+                check_loader(type(trainer.strategy).__name__, loader)
+
+
+def check_loader(strategy: str, loader: object) -> None:
+    """Refuse a loader of PyG: of its batches no rank would know which nodes are its own, or are learned."""
+    if kind := next((each for each in type(loader).__mro__ if each.__module__.startswith("torch_geometric.")), None):
         raise ValueError(
-            f"Lightning cannot divide a {type(given).__name__} among ranks that is given to fit(): use "
-            "PartitionedDataModule(data, sampler=NeighborSampler([15, 10]), batch_size=...), which gives each rank its "
-            "part, or make the loader in train_dataloader() of the module or of a data module."
+            f"{strategy} takes batches from a data module, which gives each rank its part of the graph, and this is a "
+            f"{kind.__name__} of torch_geometric: use PartitionedDataModule(data, sampler=NeighborSampler([15, 10]), "
+            "batch_size=...), or LinkDataModule; for many small graphs leave the strategy out."
         )
 
 

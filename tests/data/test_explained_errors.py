@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, SAGEConv
 from torchmetrics.functional.classification import multiclass_accuracy
 
@@ -142,6 +143,14 @@ class WholeGraphLoss(OneLayer):
         return self.loss(self.layer(batch.x, batch.edge_index), batch)
 
 
+class SeedLoss(WholeGraphLoss):
+    """The loss of the seeds."""
+
+    def training_step(self, batch: Any) -> Tensor:
+        out = self.layer(batch.x, batch.edge_index)[: batch.batch_size]
+        return self.loss(out, Data(y=batch.y[: batch.batch_size]))
+
+
 @pytest.mark.parametrize("step", ["training", "validation"])
 @pytest.mark.parametrize("loss", WHOLE_GRAPH_LOSSES)
 def test_a_loss_over_nodes_that_are_no_seeds_is_refused(loss: Any, step: str) -> None:
@@ -150,6 +159,14 @@ def test_a_loss_over_nodes_that_are_no_seeds_is_refused(loss: Any, step: str) ->
     run = running.fit if step == "training" else running.validate
     with pytest.raises((RuntimeError, IndexError, ValueError), match=r"labels of the \d+ seeds, .*\(all_labels=True\)"):
         run(WholeGraphLoss(loss), data)
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, metric])
+def test_labels_of_several_columns_are_named_where_classes_are_taken(loss: Any) -> None:
+    graph = Graph(GRAPH.indptr, GRAPH.indices, {**GRAPH.node_arrays, "y": torch.zeros(60, 3).long()})
+    data = PartitionedDataModule(graph, batch_size=64, loading=Loading(num_threads=0))
+    with pytest.raises((RuntimeError, ValueError), match=r"^batch\.y has 3 columns, and a loss or a metric of class"):
+        trainer(1, limit_val_batches=0).fit(SeedLoss(loss), data)
 
 
 def test_errors_of_other_sizes_keep_their_words() -> None:

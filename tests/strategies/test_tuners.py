@@ -5,19 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch_geometric.data import Data
-from torch_geometric.loader import NeighborLoader
 
 from lightning_gnn_dist import EverySteps, Launch, LocalSGDStrategy, Outer, Rounded
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, every_strategy
 from tests.ranks import run_ranks
 from tests.strategies.fitting import State, differs, state_of
-from tests.strategies.fitting import fit as fit_loader
 from tests.strategies.graph_fitting import Batched, data_module, fit, model
 
 STRATEGIES = every_strategy(2) | {
@@ -68,16 +64,3 @@ def test_a_search_in_ranks_that_are_forked_comes_back() -> None:
     )
     assert found is not None and len(found.results["lr"]) == 20
     assert module.lr == module.hparams.lr == found.suggestion() not in (0.5, None)  # the rate of the next fit
-
-
-def fit_on_own_loader(rank: int, world_size: int) -> str:
-    data = Data(x=torch.randn(9, 4), edge_index=torch.randint(9, (2, 30)), num_nodes=9)
-    loader = NeighborLoader(data, [2], batch_size=3)
-    with pytest.raises(ValueError, match="Lightning cannot divide a NeighborLoader") as caught:
-        fit_loader(rank, LocalSGDStrategy(), model(), devices=world_size, train=loader, use_distributed_sampler=True)
-    return str(caught.value)
-
-
-@pytest.mark.filterwarnings("ignore:Using .NeighborSampler. without a .pyg-lib")
-def test_a_loader_of_pyg_is_refused_with_the_way_out() -> None:
-    assert all("use PartitionedDataModule(data, sampler=" in told for told in run_ranks(fit_on_own_loader, 2))

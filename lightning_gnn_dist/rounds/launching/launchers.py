@@ -33,6 +33,7 @@ from lightning_gnn_dist.layers.budget import free_bytes, own_bytes
 from lightning_gnn_dist.rounds.launching.kept import Kept
 from lightning_gnn_dist.rounds.launching.launch import Launch, StartMethod
 from lightning_gnn_dist.rounds.launching.rank_work import RankResult, RankWork
+from lightning_gnn_dist.rounds.refusals import check_call
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.launching.by_value import CannotTravelError
 from lightning_gnn_dist.wire.launching.processes import GRACE_SECONDS, end_all, end_of, handling, start
@@ -58,6 +59,7 @@ class ScriptLauncher(_SubprocessScriptLauncher):
         self._has_failed = False
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        check_call(kwargs["trainer"], args)
         try:
             return super().launch(function, *args, **kwargs)
         except BaseException as error:
@@ -141,6 +143,7 @@ class FunctionLauncher(_Launcher):
         self._aside: tuple[Any, list[Callback]] | None = None  # a trainer's callbacks while it tells of an exception
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        check_call(trainer, args)
         if self._start == "fork":
             rank_zero_info("start_method='fork': torch computes with one thread in each rank; others have no limit.")
         work = RankWork(function, args, kwargs, trainer, self._start)
