@@ -115,7 +115,7 @@ NO_CONSTRUCTORS = {
 }
 # Methods that Lightning or the package calls, never a user.
 NOT_FOR_USERS = {
-    "peers_of",
+    *("peers_of", "of_steps"),
     *("weigh", "weight_of_rows", "begin_state", "meet", "restore_extra_state", "stages", "steps_of_round"),
     *("importance", "scales", "check_fits", "around", "extra", "refresh_rows", "of_types", "check_graph"),
     *("ask", "check_before_ranks", "keep_apart", "node_columns", "of_graph", "of_steps", "places_of"),
