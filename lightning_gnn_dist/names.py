@@ -24,11 +24,11 @@ _PACKAGE = __name__.partition(".")[0]
 EXTENSIONS = {  # what a user asks for by something that is not of this package, such as a layer of torch
     "sparse rows": "lightning_gnn_dist.extensions.tables.learned_tables:LearnedTables",
 }
-_CLASSES = {  # by `strategy_name`; imported when a Trainer is made with one
-    "local_sgd": ("local_sgd", "LocalSGDStrategy"),
-    "llcg": ("llcg", "LLCGStrategy"),
-    "tma": ("tma", "TMAStrategy"),
-    "grappa": ("grappa", "GrappaStrategy"),
+_CLASSES = {  # by `strategy_name`, which is that of the module, too; imported when a Trainer is made with one
+    "local_sgd": "LocalSGDStrategy",
+    "llcg": "LLCGStrategy",
+    "tma": "TMAStrategy",
+    "grappa": "GrappaStrategy",
 }
 
 
@@ -63,10 +63,10 @@ def tell_lightning(import_all: Callable[[], None]) -> None:
 
 
 def _register(module: ModuleType) -> None:
-    for name, (file, strategy) in _CLASSES.items():
+    for name, strategy in _CLASSES.items():
         about = f"{strategy} with its defaults"
         for said in (name, f"{_PACKAGE}.{strategy}".lower()):  # Lightning looks names up in small letters
-            module.StrategyRegistry.register(said, _maker(file, strategy), description=about, override=True)
+            module.StrategyRegistry.register(said, _maker(name, strategy), description=about, override=True)
     for row in GONE:
         if row.startswith("Trainer.strategy="):
             module.StrategyRegistry.register(row.split("'")[1], partial(_gone, row), description="went", override=True)

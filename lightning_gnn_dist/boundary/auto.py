@@ -28,7 +28,6 @@ from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.wire.collectives import gather_numbers
 
 LOST = "Edges are lost: in rounds, SuperNodePartitioner() or averages over rounds (AveragedRounds()) mostly lose less."
-LOOKED_AT = 4  # super-epochs whose parts are counted
 TIMES = 2.0  # that all ranks together may compute in a pass, in times of one process
 SMALL = 100_000  # work of a batch, in edges, some ms: less saves no time worth an edge
 
@@ -216,7 +215,7 @@ def boundary_of(given: Boundary | str, *, of_edges: bool, is_in_shards: bool, is
         if given != "auto":
             raise ValueError(f'boundary must be "auto", or an object such as Isolated() or Halo(), got {shown(given)}.')
         given = Auto()
-    if not isinstance(given, Auto) or given != Auto():
+    if given != Auto():
         return given
     if of_edges:
         return Isolated() if is_for_parts else Fetch()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto, allowed_by, chosen, chosen_here
+from lightning_gnn_dist.boundary.auto import Auto, allowed_by, chosen, chosen_here
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.boundary.refusals import check_seed_hops
@@ -31,6 +31,7 @@ from lightning_gnn_dist.partition.default import default_partitioner
 from lightning_gnn_dist.partition.partition_report import learned_from
 from lightning_gnn_dist.partition.saved_chunks import Chunks, SavedChunks
 
+_LOOKED_AT = 4  # super-epochs whose parts are counted to choose a boundary
 _HORIZON = 16  # super-epochs whose largest part decides the number of batches of a pass, however long the run
 _LONGEST = 1000  # super-epochs, at most, that are searched for ranks with nothing to learn from
 
@@ -183,7 +184,7 @@ class PartPlan:
     def parts(self, rank: int, world_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield what a rank holds without a halo, and what of it it learns from, in the first super-epochs."""
         reader, is_seed = self.reader(rank, world_size, self.boundary, None), self._is_seed()
-        for super_epoch in range(min(self.residency.sweep(world_size), LOOKED_AT)):
+        for super_epoch in range(min(self.residency.sweep(world_size), _LOOKED_AT)):
             residents, num_own = reader.residents(super_epoch)
             own = residents[:num_own]
             yield residents, own[is_seed[own]]
