@@ -67,7 +67,7 @@ def test_what_is_wider_than_a_screen_scrolls_by_itself(site: Path) -> None:
     assert re.search(r"^\.wide {\s+overflow-x: auto;", style, re.MULTILINE)
     pages = "".join(path.read_text() for path in site.glob("*.html")).replace("'", '"')
     wide = re.findall(r'(<div class="wide">)?<math[^>]*display="block"', pages)
-    assert len(wide) > 4 and all(wide)
+    assert wide and all(wide)
 
 
 @pytest.mark.slow
