@@ -2,7 +2,7 @@
 
 python benchmarks/shares.py                       # four ranks on this machine, a graph of 200,000 nodes
 python benchmarks/shares.py --graph DIRECTORY     # a graph saved by Graph.save
-python benchmarks/shares.py --kinds ladies        # or neighbors, shared, corrections, layers, caches
+python benchmarks/shares.py --kinds ladies        # or neighbors, corrections, layers, caches
 
 For one pass of batches of 1024 seeds: megabytes that a rank sends and receives, turns (how often it asks the others),
 and seconds a batch. With B shards, and rows that lie on other ranks with chance q (1 - 1/B for random parts, less for
@@ -14,7 +14,6 @@ where n' of its nodes are counted once a bulk; in shards of less than 32,768 nod
 has the q that was seen, and no cache.
 
 neighbors      around training nodes of the own shard, fan-out 15 and 10
-shared         the same, of draws that the nodes of a hop share
 ladies         as the first with about 2048 nodes a layer: f are counted once a bulk, and e are all edges of their rows
 corrections    slices of 256 of a batch around training nodes of the whole graph, fan-out 15 and 10, as in LLCG
 
@@ -73,10 +72,8 @@ from lightning_gnn_dist.wire.collectives import traffic
 RANKS = 4
 CUTS: dict[str, Partitioner] = {"random": RandomPartitioner(), "METIS": MetisPartitioner()}
 NEIGHBORS, LADIES = NeighborSampler([15, 10]), LadiesSampler([2048, 2048])
-SHARED = NeighborSampler([15, 10], shared=True)
 KINDS: dict[str, tuple[ShardedSampler, int, list[tuple[int, int]]]] = {  # seeds; bulks and caches
     "neighbors": (NEIGHBORS, 1024, [(1, 0), (8, 0), (8, 10_000_000)]),
-    "shared": (SHARED, 1024, [(1, 0), (8, 0), (8, 10_000_000)]),
     "ladies": (LADIES, 1024, [(1, 0), (8, 0)]),
     "corrections": (NEIGHBORS, 256, [(1, 0), (4, 0)]),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 _CHANGED = "make another graph of the changed data, Graph.from_pyg(data), or prepare it again"
 GONE: dict[str, str] = {
+    "NeighborSampler.shared": "leave it out: batches and steps take as long without",
     "PageRankSampler": "take ShadowSampler or NeighborSampler",
     "GrappaStrategy.bits": "pass reducer=Rounded(8)",
     "LLCGStrategy.overlap": "pass reducer=Overlapped()",

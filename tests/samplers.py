@@ -25,8 +25,6 @@ SAMPLERS: dict[str, Sampler] = {
     "neighbor_all": NeighborSampler([-1, -1]),
     "neighbor_replaced": NeighborSampler([4, 3], replace=True),
     "neighbor_weighted": NeighborSampler([4, 3], weight="weight"),
-    "neighbor_shared": NeighborSampler([9, 3], shared=True),
-    "neighbor_shared_weighted": NeighborSampler([9, 3], weight="weight", shared=True),
     "ladies": LadiesSampler([40, 30]),
     "fastgcn": FastGCNSampler([40, 30]),
     "ladies_weighted": LadiesSampler([40, 30], weight="weight"),

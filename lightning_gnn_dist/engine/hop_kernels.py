@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_gnn_dist.engine.compiling import compiled, inlined, part
-from lightning_gnn_dist.engine.intrinsics import LINE, RUN, fill_run, prefetch
+from lightning_gnn_dist.engine.intrinsics import RUN, fill_run, prefetch
 from lightning_gnn_dist.engine.kernels import (
     ALL_BITS,
     AT_ONCE,
@@ -176,9 +176,6 @@ def _draw_rows(
                 notes[_U(noted), 0], notes[_U(noted), 1] = total, degree
                 notes[_U(noted), 2], notes[_U(noted), 3] = node, kind
                 noted += np.int64((not is_whole) & (fanout > 0))
-                if rule.shared and not is_whole:
-                    for edge in range(fanout, degree, LINE // 4):
-                        prefetch(indices, first + edge)
                 if len(rule.weights.table) and not is_whole:
                     prefetch_weights(Piece(first, degree, fanout, draws.keys[_U(hop), _U(kind)], node), rule)
             first, total = stop, total + count

@@ -19,15 +19,7 @@ import numpy.typing as npt
 from lightning_gnn_dist.engine.compiling import inlined, part
 from lightning_gnn_dist.engine.intrinsics import LINE, RUN, prefetch, run_length
 from lightning_gnn_dist.engine.rng import below, draw
-from lightning_gnn_dist.engine.weighted import (
-    LEAST_WEIGHT,
-    Aside,
-    Piece,
-    Rule,
-    draw_by_weight,
-    minus_log,
-    put_first,
-)
+from lightning_gnn_dist.engine.weighted import Aside, Piece, Rule, draw_by_weight
 
 Array = npt.NDArray[Any]
 
@@ -141,9 +133,7 @@ def take_row(indices: Array, first: int, degree: int, positions: Array, out: int
 @inlined
 def draw_row(indices: Array, piece: Piece, rule: Rule, aside: Aside, positions: Array, out: int) -> None:
     """Choose ``piece.fanout`` edges of a row that is not taken whole."""
-    if rule.shared:
-        _draw_shared(indices, piece, rule, aside, positions, out)
-    elif len(rule.weights.values) == 0:
+    if len(rule.weights.values) == 0:
         if rule.replace:
             _draw_any(indices, piece, positions, out)
         else:
@@ -177,37 +167,6 @@ def _draw_any(indices: Array, piece: Piece, positions: Array, out: int) -> None:
         chosen = piece.first + below(draw(piece.key, piece.node, i), piece.degree)
         positions[_U(out + i)] = chosen
         prefetch(indices, chosen)
-
-
-@part
-def _draw_shared(indices: Array, piece: Piece, rule: Rule, aside: Aside, positions: Array, out: int) -> None:
-    """The ``fanout`` edges that arrive first, at times that depend on their senders and not on the row.
-
-    An edge that is there several times, one beside the other, arrives at a time of its own each time.
-    """
-    first, arrivals = piece.first, aside.arrivals[: piece.degree]
-    degree = len(arrivals)  # no more than there is memory for, should a file be changed meanwhile
-    for slot in range(degree):
-        arrivals[_U(slot)] = _arrival(draw(piece.key, indices[_U(first + slot)], ZERO))
-    is_repeated, times = False, ZERO
-    for slot in range(1, degree):
-        is_repeated |= indices[_U(first + slot)] == indices[_U(first + slot - 1)]
-    for slot in range(1, degree if is_repeated else 0):
-        sender = indices[_U(first + slot)]
-        times = times + 1 if sender == indices[_U(first + slot - 1)] else ZERO
-        arrivals[_U(slot)] = _arrival(draw(piece.key, sender, times))
-    for slot in range(degree if len(rule.weights.values) else 0):
-        weight = max(np.float64(rule.weights.values[_U(first + slot)]), LEAST_WEIGHT)
-        arrivals[_U(slot)] = np.divide(minus_log(-arrivals[_U(slot)]), weight)
-    put_first(arrivals, piece.fanout, aside.times, aside.order)
-    for i in range(piece.fanout):
-        positions[_U(out + i)] = first + aside.order[_U(i)]
-
-
-@inlined
-def _arrival(word: np.uint64) -> float:
-    """A number in [-1, 0), which comes before others as its logarithm, negated, would."""
-    return -np.float64((word >> _U(11)) + _U(1)) * 2.0**-53
 
 
 @part

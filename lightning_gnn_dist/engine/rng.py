@@ -50,21 +50,14 @@ def key(seed: int, epoch: int, batch: int, hop: int) -> np.uint64:
     return _U(state)
 
 
-def typed_keys(
-    seed: int, epoch: int, batch: int, num_hops: int, num_types: int, *, alike: bool = False
-) -> np.ndarray[Any, Any]:
-    """The key of each hop and edge type of a batch, uint64; those of type 0 are the keys of the hops.
-
-    With ``alike`` all types have the key of their hop.
-    """
+def typed_keys(seed: int, epoch: int, batch: int, num_hops: int, num_types: int) -> np.ndarray[Any, Any]:
+    """The key of each hop and edge type of a batch, uint64; those of type 0 are the keys of the hops."""
     state = 0
     for part in (seed, epoch, batch):
         state = _mix((state + int(_STEP) + int(part)) & _MASK)
     hops, kinds = np.ogrid[:num_hops, :num_types]
     kinds = kinds.astype(_U) << _U(32)
-    keys: np.ndarray[Any, Any] = _mixed(
-        _U((state + int(_STEP)) & _MASK) + hops.astype(_U) + (np.zeros_like(kinds) if alike else kinds)
-    )
+    keys: np.ndarray[Any, Any] = _mixed(_U((state + int(_STEP)) & _MASK) + hops.astype(_U) + kinds)
     return keys
 
 

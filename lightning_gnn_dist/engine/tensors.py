@@ -47,14 +47,9 @@ def unit(words: Tensor) -> Tensor:
     return _shift(words, 11).to(torch.float64).mul_(2.0**-53)
 
 
-def _upper(words: Tensor) -> Tensor:
-    """Numbers in ``(0, 1]``, float64."""
-    return _shift(words, 11).add_(1).to(torch.float64).mul_(2.0**-53)
-
-
 def minus_log(words: Tensor) -> Tensor:
     """The negative logarithms of numbers in ``(0, 1]``, float64, as in :mod:`weighted`."""
-    bits = _upper(words).view(torch.int64)
+    bits = _shift(words, 11).add_(1).to(torch.float64).mul_(2.0**-53).view(torch.int64)
     k = (bits - SQRT_HALF) >> 52
     m = (bits - (k << 52)).view(torch.float64)
     s = (m - 1.0) / (m + 1.0)
@@ -145,7 +140,7 @@ def drawn_edges(rows: Frontier, size: int, *, replace: bool, choose: Choose | No
         size: Edges per row; -1 takes all.
         replace: Whether an edge may be drawn more than once; then a short row draws ``size`` edges, too.
         choose: Chooses the slots of ``size`` edges of rows that are not taken whole, or None if all edges of a row are
-            equally likely, and each row draws for itself.
+            equally likely.
     """
     if size < 0:
         return every_edge(rows)
@@ -236,37 +231,6 @@ def _of_similar_length(degree: Tensor, is_chosen: Tensor) -> Iterator[tuple[Tens
         fits = chosen[order[start:end]]
         for some in fits.split(max(1, ENTRIES_AT_ONCE // width)) if end > start else ():
             yield some, width
-
-
-def by_sender(rows: Frontier, size: int, senders: Tensor, weights: Tensor | None) -> Tensor:
-    """The slots of the ``size`` edges of each row that arrive first, at times that depend on their senders.
-
-    Args:
-        rows: Rows that are longer than ``size``.
-        size: Edges per row.
-        senders: The sender of each edge of the graph.
-        weights: How likely each edge is, float32, or None if all are equally likely.
-    """
-    slots = rows.node.new_zeros(rows.node.numel(), size)
-    for some, width in _of_similar_length(rows.degree, torch.ones_like(rows.degree, dtype=torch.bool)):
-        arrivals = _arrivals(rows.at(some), width, senders, weights)
-        slots[some] = least(arrivals, size)
-    return slots
-
-
-def _arrivals(rows: Frontier, width: int, senders: Tensor, weights: Tensor | None) -> Tensor:
-    """When each edge arrives, as in :func:`kernels._draw_shared`; infinite behind the end of a row."""
-    column = torch.arange(width, device=rows.node.device)
-    position = (rows.first[:, None] + column).minimum((rows.first + rows.degree - 1)[:, None])
-    sender = senders[position].to(torch.int64)
-    starts = column.repeat(len(sender), 1)
-    starts[:, 1:].masked_fill_(sender[:, 1:] == sender[:, :-1], 0)
-    words = draw(rows.key[:, None], sender, column - starts.cummax(1).values)
-    if weights is None:
-        arrivals = _upper(words).neg_()
-    else:
-        arrivals = minus_log(words) / weights[position].to(torch.float64).clamp_(min=LEAST_WEIGHT)
-    return arrivals.masked_fill_(column >= rows.degree[:, None], torch.inf)
 
 
 def _with_rest(rows: Frontier, width: int, tries: Tensor, slots: Tensor, found: Tensor, weights: Tensor) -> Tensor:

@@ -218,12 +218,10 @@ class Rule(NamedTuple):
     Attributes:
         weights: How likely each edge of the graph is.
         replace: Whether an edge may be drawn more than once.
-        shared: Whether the random numbers are those of the senders, which all rows of a hop share.
     """
 
     weights: Weights
     replace: bool
-    shared: bool = False
 
 
 class Piece(NamedTuple):
@@ -248,7 +246,7 @@ EVEN = Weights(np.empty(0, np.float32), np.empty(0, np.int64))
 
 
 class Aside(NamedTuple):
-    """Working memory of draws by weight and of shared draws, as long as the longest row.
+    """Working memory of draws by weight, as long as the longest row.
 
     Attributes:
         arrivals: When each edge of a row arrives, float64.
@@ -266,14 +264,14 @@ class Aside(NamedTuple):
 @inlined
 def needs_aside(rule: Rule) -> bool:
     """Whether draws need working memory."""
-    return rule.shared or len(rule.weights.values) > 0
+    return len(rule.weights.values) > 0
 
 
 @part
 def aside_for(rule: Rule, longest: int) -> Any:
     """Working memory to draw from rows of up to ``longest`` edges."""
     room = longest if needs_aside(rule) else 0
-    table = np.empty(0 if rule.shared or len(rule.weights.table) else room, np.int64)
+    table = np.empty(0 if len(rule.weights.table) else room, np.int64)
     return Aside(np.empty(room), np.empty(room), np.empty(room, np.int64), table)
 
 

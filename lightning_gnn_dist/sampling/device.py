@@ -15,7 +15,6 @@ from lightning_gnn_dist.engine.tensors import (
     Choose,
     LayerRule,
     TensorWeights,
-    by_sender,
     by_weight,
     column_norms,
     drawn_edges,
@@ -45,7 +44,7 @@ def draws_anywhere(sampler: Sampler) -> bool:
 def bytes_of_tables(sampler: Sampler, graph: Graph) -> int:
     """Bytes of what a :class:`DeviceSampler` keeps on the device beside the copy of a graph."""
     nodes = sampler.sampler if isinstance(sampler, LinkSampler) else sampler
-    has_tables = isinstance(nodes, NeighborSampler) and nodes.weight is not None and not nodes.shared
+    has_tables = isinstance(nodes, NeighborSampler) and nodes.weight is not None
     return 8 * graph.num_edges if has_tables else 0
 
 
@@ -121,9 +120,7 @@ class DeviceSampler:
 
 
 def _choice(sampler: NeighborSampler, graph: Graph, weights: Tensor | None) -> Choose | None:
-    """How edges of a row are chosen, unless all are equally likely and each row draws for itself."""
-    if sampler.shared:
-        return partial(by_sender, senders=graph.indices, weights=weights)
+    """How edges of a row are chosen, unless all are equally likely."""
     if weights is None or sampler.weight is None:
         return None
     table = alias_table(graph, sampler.weight)

@@ -25,7 +25,6 @@ from lightning_gnn_dist.engine.tensors import (
     Frontier,
     TensorWeights,
     below,
-    by_sender,
     by_weight,
     distinct,
     draw,
@@ -139,7 +138,7 @@ def _draw_slots(
     """The slots of the edges that are drawn from each row that is not taken whole."""
     if size < 0:
         return nodes[is_drawn, None][:, :0]
-    if sampler.weight is None and not sampler.shared:
+    if sampler.weight is None:
         keys, nodes, bound = (vector[is_drawn, None] for vector in (keys, nodes, degrees))
         if sampler.replace:
             return below(draw(keys, nodes, torch.arange(size, device=keys.device)), bound)
@@ -147,8 +146,6 @@ def _draw_slots(
     values = _values(sampler, graph)[product.values().long() - 1].float()
     starts = starts_of(degrees)
     rows = Frontier(keys, nodes, starts[:-1], degrees).at(is_drawn.nonzero().view(-1))
-    if sampler.shared:
-        return by_sender(rows, size, product.indices()[1], None if sampler.weight is None else values)
     return by_weight(rows, size, replace=sampler.replace, weights=TensorWeights(values, table_of(starts, values)))
 
 

@@ -4,11 +4,6 @@
 
 The bulk formulation is that of Tripathy, Yelick, Buluc (MLSys 2024, arXiv:2311.02909); a row of their product
 ``Q A`` with a one-hot ``Q`` is a row of the graph's CSR, so the product is never formed.
-
-Draws that the nodes of a hop share are LABOR (Balin, Catalyuerek, NeurIPS 2023, arXiv:2210.13339) with rows of fixed
-length, its appendix A.3 (sequential Poisson sampling: Ohlsson, J. Official Statistics 1998):
-
-    sample(in-neighbours of v, k) = the k senders t of least -log(r_t) / weight(t, v),   r_t in (0, 1] of the hop and t
 """
 
 from __future__ import annotations
@@ -49,10 +44,6 @@ class NeighborSampler:
     ``NeighborLoader``. Which neighbours it gets depends on the batch's key, the hop and the node alone. In a graph with
     types a node draws so many of each edge type that leads to it.
 
-    With ``shared``, the nodes of a hop share their draws: those with neighbours in common take the same ones, so a
-    batch has fewer nodes. What a single node draws has the same law as without, so a mean over its neighbours is as
-    right on average, and varies as much. Rows are read whole to be drawn from, in four to five times the CPU time.
-
     With ``weight``, edges are drawn one after the other in proportion to their weight: among those not drawn yet, or,
     with ``replace``, among all. ``batch.edge_weight`` is not corrected for it: it holds the graph's numbers, if the
     graph has any. Edges of weight 0 are drawn when a row has no others left. The first batch, and the first one
@@ -65,19 +56,15 @@ class NeighborSampler:
             a type out.
         replace: Draw with replacement: exactly so many edges for every node that has any.
         weight: Name of the graph's edge array that says how likely an edge is. Default: all are equally likely.
-        shared: Draw by random numbers of the senders, which the nodes of a hop share, instead of each node for itself.
     """
 
     num_neighbors: Sequence[int] | Mapping[Any, Sequence[int]]
     replace: bool = False
     weight: Weight = None
-    shared: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_neighbors", self._checked())
         check_fields(self)
-        if self.replace and self.shared:
-            raise ValueError("shared draws take each neighbour once: leave replace or shared out.")
 
     def _checked(self) -> tuple[int, ...] | PerType:
         if isinstance(self.num_neighbors, Mapping):
@@ -111,8 +98,7 @@ class NeighborSampler:
 
     def _sample(self, graph: Graph, seeds: Tensor, batch_key: BatchKey) -> Sample:
         fanouts = self.of_types(graph.types)
-        by_table = not self.shared and bool((fanouts >= 0).any())
-        rule = Rule(weights_of(graph, self.weight, draws=by_table), self.replace, self.shared)
+        rule = Rule(weights_of(graph, self.weight, draws=bool((fanouts >= 0).any())), self.replace)
         return sample_neighbors(graph, seeds, fanouts, batch_key, rule)
 
     def of_types(self, types: TypeNames) -> Array:

@@ -164,7 +164,7 @@ class ExtendedGraph(Tables[_Types]):
             return drawn._replace(nodes=self._in_batch(drawn.nodes, drawn.extra["batch"]))
         names = (torch.arange(len(seeds)) << self._bits) + seeds
         batch = GrowingBatch(names, max(1, len(seeds)) << self._bits)
-        rule = DrawRule(sampler.replace, sampler.weight, sampler.shared)
+        rule = DrawRule(sampler.replace, sampler.weight)
         fanouts, keys = sampler.of_types(self.types), [KEY] * len(seeds)
         steps = draw_hops(self, [batch], Names(self._bits, [0]), fanouts, keys, rule)
         (drawn,) = answered(steps, self.ask)

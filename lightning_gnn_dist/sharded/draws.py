@@ -48,13 +48,11 @@ class DrawRule(NamedTuple):
     Attributes:
         replace: Whether an edge may be drawn more than once.
         weight: The name of the edge array that says how likely an edge is. With None all are equally likely.
-        shared: Whether the nodes of a hop share their draws.
         seen: What the trees of batches by time see. With None all edges are seen.
     """
 
     replace: bool = False
     weight: str | None = None
-    shared: bool = False
     seen: Seen | None = None
 
 
@@ -142,7 +140,7 @@ def draw_hops(
         keys: The key of each batch.
         how: How they are drawn.
     """
-    of_batches = [typed_keys(*key, *fanouts.shape, alike=how.shared).view(np.int64) for key in keys]
+    of_batches = [typed_keys(*key, *fanouts.shape).view(np.int64) for key in keys]
     words = torch.from_numpy(np.stack(of_batches))
     for hop, of_hop in enumerate(torch.from_numpy(fanouts)):
         frontiers = [batch.frontier for batch in batches]
@@ -194,7 +192,7 @@ def _question(rows_and_groups: Message, keys: Tensor, fanouts: Tensor, how: Draw
     rows, groups = rows_and_groups
     seen = how.seen or Seen("", False, keys.new_empty(4, 0))
     counts = torch.bincount(groups, minlength=seen.trees.shape[1] if how.seen else len(keys))
-    flags = torch.tensor([how.replace, how.shared, seen.latest])
+    flags = torch.tensor([how.replace, seen.latest])
     return [rows, counts, keys, fanouts, flags, letters_of(how.weight), seen.trees, letters_of(seen.time)]
 
 

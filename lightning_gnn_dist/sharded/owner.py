@@ -162,14 +162,13 @@ class Owner:
 
         These are sent where some edges have arrays; they are 0 for an edge whose type has none.
         """
-        local, (replace, shared, latest) = rows.to(torch.int64), map(bool, flags)
+        local, (replace, latest) = rows.to(torch.int64), map(bool, flags)
         groups, words = torch.arange(len(counts)).repeat_interleave(counts), keys.numpy().view(np.uint64)
         of_batch, seeds, after, upto = trees.numpy()
         order, name = NO_ORDER, name_of(weight) or None
         if len(time):  # what a tree draws does not depend on the other trees of its batch
             words, order = first_words(words[of_batch], seeds[:, None]), self._orders[name_of(time)]
-        by_table = not shared and bool((fanouts >= 0).any())
-        rule = Rule(weights_of(self._rows, name, draws=by_table), replace, shared)
+        rule = Rule(weights_of(self._rows, name, draws=bool((fanouts >= 0).any())), replace)
         nodes = self._types.to_whole(self._index, local)
         given = edge_types_of(self._rows.types), local.numpy(), nodes.numpy(), groups.numpy(), words, fanouts.numpy()
         drawn = draw_from_rows(self._rows, RowRequest(*given, rule, latest, after, upto, order))

@@ -60,7 +60,7 @@ def sample_bulk(
     if isinstance(sampler, TemporalSampler):
         return (yield from sample_timed(graph, sampler, seeds, keys))
     growing = [GrowingBatch(ids, graph.num_nodes) for ids in seeds]
-    how = DrawRule(sampler.replace, sampler.weight, sampler.shared)
+    how = DrawRule(sampler.replace, sampler.weight)
     names, fanouts = Names.of_nodes(len(growing)), sampler.of_types(graph.types)
     return (yield from draw_hops(graph, growing, names, fanouts, keys, how))
 

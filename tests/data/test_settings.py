@@ -35,8 +35,7 @@ def test_an_evaluation_may_draw_neighbours_and_says_once_that_it_estimates(caplo
     with caplog.at_level(logging.INFO, "lightning_gnn_dist"):
         loaders = [data.val_dataloader(), data.test_dataloader(), data.predict_dataloader()]
     assert [record.message for record in caplog.records if "estimates" in record.message] == [
-        "Evaluation draws neighbours with NeighborSampler(num_neighbors=(2, 3), replace=False, weight=None, "
-        "shared=False): figures "
+        "Evaluation draws neighbours with NeighborSampler(num_neighbors=(2, 3), replace=False, weight=None): figures "
         "are estimates."
     ]
     for loader, whole in zip(loaders, (graph.split("val"), graph.split("test"), torch.arange(300)), strict=True):

@@ -47,7 +47,6 @@ SAMPLERS: list[Sampler] = [
         for replace in (False, True)
         for weight in (None, "edge_weight")
     ),
-    *(NeighborSampler([200, 15, 2, -1], weight=weight, shared=True) for weight in (None, "edge_weight")),
     *(
         kind(numbers, weight, normalize)
         for kind in (LadiesSampler, FastGCNSampler)
@@ -134,7 +133,6 @@ def assert_same_links(sampler: LinkSampler, home: Graph, graph: Graph) -> None:
 
 
 LINKED = [NeighborSampler([4, 3]), NeighborSampler([-1, 2]), NeighborSampler([3, 2], weight="edge_weight")]
-LINKED += [NeighborSampler([4, 3], shared=True)]
 
 
 @pytest.mark.parametrize("nodes", LINKED, ids=repr)

@@ -40,7 +40,6 @@ SAMPLERS: list[Sampler] = [
         for replace in (False, True)
         for weight in (None, "edge_weight")
     ),
-    *(NeighborSampler([5, -1, 2], weight=weight, shared=True) for weight in (None, "edge_weight")),
     *(
         kind(numbers, weight, normalize)
         for kind in (LadiesSampler, FastGCNSampler)

@@ -125,7 +125,7 @@ def test_new_edges_have_times() -> None:
         torch.testing.assert_close(torch.from_numpy(row), rows[seed].detach(), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("how", [{}, {"replace": True}, {"shared": True}, {"weight": "w"}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"replace": True}, {"weight": "w"}], ids=str)
 def test_what_is_drawn_for_a_node_depends_on_nobody_beside_it(how: dict[str, Any]) -> None:
     ends, x, model = ends_of(NODES, 3000), double(NODES, WIDTH), MODELS["SAGE"]()
     evaluation = Evaluation(sampler=NeighborSampler([4, 3], **how))

@@ -75,10 +75,10 @@ ARRAYS = ("x", "y", "train_mask", "val_mask", "test_mask", "n_id")
     ("sampler", "shards"),
     [
         (NeighborSampler([10, 5]), 4),
-        (NeighborSampler([10, 5], shared=True), 2),
+        (NeighborSampler([10, 5]), 2),
         (LadiesSampler([200, 200]), 4),
     ],
-    ids=["one copy", "two copies, shared", "ladies"],
+    ids=["one copy", "two copies", "ladies"],
 )
 def test_what_is_sent(tmp_path: Path, shards: int, sampler: ShardedSampler) -> None:
     graph = small_graph(4000, 80_000)
@@ -148,7 +148,6 @@ CASES: dict[str, tuple[int, int, ShardedSampler, bool, int]] = {  # ranks, shard
     "cache": (3, 3, NeighborSampler([-1, 2, 1]), True, 2000),
     "alone": (1, 1, NeighborSampler(FANOUTS), True, 0),
     "weights": (4, 4, NeighborSampler(FANOUTS, **WEIGHED), True, 0),
-    "shared": (2, 2, NeighborSampler(FANOUTS, shared=True, **WEIGHED), True, 0),
     "ladies": (4, 4, LadiesSampler([60, 40]), False, 0),
     "fastgcn alone": (1, 1, FastGCNSampler([90, 60]), False, 0),
 }
@@ -173,11 +172,10 @@ def test_batches_are_those_of_the_whole_graph(tmp_path: Path, case: str) -> None
         pytest.param(4, NeighborSampler([3, 2]), 0, marks=pytest.mark.slow),
         pytest.param(2, NeighborSampler([-1, 2, 1]), 100_000, marks=pytest.mark.slow),
         (3, NeighborSampler(PER_TYPE), 100_000),
-        (2, NeighborSampler(PER_TYPE, shared=True), 0),
         (1, NeighborSampler([-1, 1]), 0),
         pytest.param(3, NeighborSampler([2, 3], replace=True), 0, marks=pytest.mark.slow),
     ],
-    ids=["four", "all neighbours", "per type", "shared", "alone", "replace"],
+    ids=["four", "all neighbours", "per type", "alone", "replace"],
 )
 def test_batches_of_types_are_too(tmp_path: Path, world_size: int, sampler: NeighborSampler, cache: int) -> None:
     pairs = []
