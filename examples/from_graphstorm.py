@@ -18,7 +18,8 @@ import numpy as np
 
 from lightning_gnn_dist import prepare_graph
 
-Array, ENDS = np.ndarray[Any, Any], "edge_index"
+Array = np.ndarray[Any, Any]
+ENDS = "edge_index"
 
 
 def chunks(folder: Path, said: dict[str, Any], dtype: Any = np.float64) -> Iterator[Array]:
