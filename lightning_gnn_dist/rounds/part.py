@@ -55,11 +55,6 @@ class RoundState:
         """Whether this rank's replica must not count at this meeting."""
         return collectives.rank() in self.left_out
 
-    @property
-    def batches(self) -> int:
-        """The batches of this rank in the round whose ranks meet."""
-        return self.batches_of_ranks[collectives.rank()]
-
 
 @dataclass(frozen=True)
 class Fit:

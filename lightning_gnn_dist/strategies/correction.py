@@ -17,6 +17,7 @@ from lightning_gnn_dist.checks import (
     shown,
     takes,
 )
+from lightning_gnn_dist.gone import of_value
 from lightning_gnn_dist.rules import check_fields
 
 Way = Literal["sliced", "rank0"]
@@ -58,6 +59,7 @@ class Correction:
             raise ValueError(
                 f"optimizer must be one of {list(get_args(Mode))}, or a function from parameters to an optimizer such "
                 f"as `lambda parameters: torch.optim.Adam(parameters, lr=0.001)`, got {shown(self.optimizer)}."
+                f"{of_value('optimizer', shown(self.optimizer))}"
             )
         if not (self.lr in get_args(OfLocalSteps) if isinstance(self.lr, str) else takes(self.lr, 0)):
             check_lr(self.lr)

@@ -77,7 +77,8 @@ class CorrectionSteps(Part):
     def apply(self) -> None:
         steps = self._number()
         with unrecorded(self.fit.lightning_module):
-            self._prepare(steps)
+            with self._in_own_form():
+                self._optimizer.prepare(self.fit.trained_parameters(), self.fit.round.round_idx, steps)
             self.take(steps)
         if self._averages_buffers:  # each rank's forwards have moved its own
             collectives.average_(self.fit.lightning_module.buffers())
@@ -87,7 +88,7 @@ class CorrectionSteps(Part):
         for batch in self._batches(steps, sliced=True):
             gradient, seeds = mean_gradient(self.fit, [batch])
             average_gradient_(self.fit, gradient, seeds)  # that of the whole batch, whatever the slices' sizes
-            self._step(self.fit.trained_parameters(), gradient)
+            self._step(gradient)
 
     def sizes(self) -> list[int]:
         return [length_of(self.fit.trained_parameters())]
@@ -110,13 +111,9 @@ class CorrectionSteps(Part):
         # The mean over ranks, so that all take as many even where a clock of their own ended their round.
         return math.ceil(self._correction.steps * (sum(batches) / len(batches)) / per_step)
 
-    def _prepare(self, steps: int) -> None:
+    def _step(self, gradient: list[Tensor]) -> None:
         with self._in_own_form():
-            self._optimizer.prepare(self.fit.trained_parameters(), self.fit.round.round_idx, steps)
-
-    def _step(self, parameters: list[Tensor], gradient: list[Tensor]) -> None:
-        with self._in_own_form():
-            self._optimizer.step(parameters, gradient, self._clip)
+            self._optimizer.step(self.fit.trained_parameters(), gradient, self._clip)
         for state in self.fit.states:
             state.have_changed()
 
@@ -166,7 +163,7 @@ class StepsOnRank0(CorrectionSteps):
                 require_seeds(self.fit, seeds)
                 sparse = [each for each in gradient if each.is_sparse]
                 touched = [all_rows + own for all_rows, own in zip(touched, sparse, strict=True)]
-                self._step(self.fit.trained_parameters(), gradient)
+                self._step(gradient)
             self.fit.round.others_wait = False
         collectives.broadcast_([parameter.data for parameter in self.fit.dense_parameters()])
         if tables and collectives.world_size() > 1:

@@ -175,9 +175,10 @@ def longest_correction(
     moves: list[Tensor] = []
 
     class Watch({"sliced": CorrectionSteps, "rank0": StepsOnRank0}[correction]):  # type: ignore[misc]
-        def _step(self, parameters: list[Tensor], gradient: list[Tensor]) -> None:
+        def _step(self, gradient: list[Tensor]) -> None:
+            parameters = self.fit.trained_parameters()
             before = torch.nn.utils.parameters_to_vector(parameters).detach()
-            super()._step(parameters, gradient)
+            super()._step(gradient)
             moves.append(torch.nn.utils.parameters_to_vector(parameters).detach() - before)
 
     llcg.WAYS[correction] = Watch
