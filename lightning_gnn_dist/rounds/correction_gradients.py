@@ -17,7 +17,6 @@ from lightning_gnn_dist.rounds.lightning_internals.trainer import takes_batch_id
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.part import Fit
 from lightning_gnn_dist.rounds.sparse_gradients import check_sparse, no_rows
-from lightning_gnn_dist.wire import collectives
 
 Step = Callable[[Any], Tensor | None]
 
@@ -72,7 +71,7 @@ def average_gradient_(fit: Fit, gradient: list[Tensor], seeds: float) -> None:
 
     def average(_: Sequence[Tensor], weight: float) -> None:
         fit.reducer.mean_({"gradient": [each for each in gradient if not each.is_sparse]}, weight)
-        if collectives.world_size() > 1 and any(each.is_sparse for each in gradient):
+        if any(each.is_sparse for each in gradient):
             for state in fit.states:
                 state.average_gradients_(fit.trained_parameters(), gradient, weight)
 
@@ -80,8 +79,6 @@ def average_gradient_(fit: Fit, gradient: list[Tensor], seeds: float) -> None:
         finite.average_gradient_(gradient, seeds, fit.nonfinite, "correction", average)
     except ValueError:  # on all ranks alike: none of them has any
         require_seeds(fit, 0.0)
-    if collectives.world_size() == 1:
-        require_seeds(fit, seeds)
 
 
 def require_seeds(fit: Fit, seeds: float) -> None:

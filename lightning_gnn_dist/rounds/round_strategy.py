@@ -154,7 +154,7 @@ class RoundStrategy(PartitionedStrategy):
             AveragedBuffers() if self.buffers != "local" else None,
             moments if moments in first else None,
             KeptRows(data) if isinstance(data, KeepsRows) and data.keeps_rows() else None,
-            None if self.drift is None else DriftCorrection(self.drift),
+            DriftCorrection(self.drift) if self.drift is not None and self.peers.are_several else None,
             *late,
         ]
         return [[part for part in parts if part is not None]]

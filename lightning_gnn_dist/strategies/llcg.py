@@ -144,6 +144,8 @@ class LLCGStrategy(RoundStrategy):
     def stages(self, fit: Fit) -> list[list[Part]]:
         means, *further = super().stages(fit)
         corrections: list[Part] = []
+        if not self.peers.are_several:  # local gradients are those of the whole graph
+            return [means, *further, corrections]
         if self.correction is not None:
             corrections.append(WAYS[self.correction.way](self.correction, means))
         if self.buffers == "global":

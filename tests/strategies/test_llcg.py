@@ -302,14 +302,14 @@ def test_the_papers_method_has_a_name() -> None:
 
 @pytest.mark.parametrize("strategy", [LLCGStrategy(), LocalSGDStrategy(drift=Drift())], ids=["llcg", "drift"])
 def test_a_fit_without_the_graph_is_refused(strategy: Any) -> None:
-    with pytest.raises(ValueError, match=r"needs a data module with .* as PartitionedDataModule has"):
-        fit_without_the_graph(strategy)
+    with pytest.raises(RankError, match=r"needs a data module with .* as PartitionedDataModule has"):
+        run_ranks(fit_without_the_graph, 2, strategy)
 
 
 def test_the_setting_that_needs_the_graph_is_named() -> None:
-    with pytest.raises(ValueError, match='buffers="global" needs a data module with correction_batches'):
-        fit_without_the_graph(LLCGStrategy.as_published(correction=None, buffers="global"))
+    with pytest.raises(RankError, match='buffers="global" needs a data module with correction_batches'):
+        run_ranks(fit_without_the_graph, 2, LLCGStrategy.as_published(correction=None, buffers="global"))
 
 
-def fit_without_the_graph(strategy: Any) -> None:
-    trainer(1, strategy).fit(Net(), batches(0), batches(0))
+def fit_without_the_graph(rank: int, world_size: int, strategy: Any) -> None:
+    trainer(world_size, strategy).fit(Net(), batches(0), batches(0))
