@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.ahead.files import FileSource
 from lightning_gnn_dist.batches.deal import Deal
 from lightning_gnn_dist.batches.global_batches import OwnSeeds
 from lightning_gnn_dist.batches.loader import BatchLoader
@@ -93,10 +94,10 @@ class Evaluating:
         rows, num_batches = costs.ready_rows(evaluated, size, model), evaluated.num_batches(size)
         if isinstance(sampler, RootSampler):
             sampler = replace(sampler, num_batches=num_batches)
-        source = self._home.whole_source(sampler, judged.num_ids)
+        source = self._home.evaluation_source(sampler, judged.num_ids)
         outlook = Outlook(
             evaluated,
-            lambda more_hops: self._home.whole_source(judged.sampler(more_hops), judged.num_ids),
+            lambda more_hops: self._home.evaluation_source(judged.sampler(more_hops), judged.num_ids),
             costs.bytes_around,
             lambda: num_batches == 1 and num_ranks == 1 and costs.is_whole_graph(evaluated.nodes),
         )
@@ -104,8 +105,9 @@ class Evaluating:
         make = partial(EvaluationLoader, num_hops, look, rows, judged.targets)
         share, places = (replace(evaluated, ids=ids).share(costs.place) for ids in (judged.ids, range(count)))
         how = run.options_of_loader
-        if run.settings.loading.sample_on != "cpu":
-            how["bulk_size"] = 1  # full neighbourhoods are large for a device
+        loading = run.settings.loading
+        if loading.sample_on != "cpu" or (loading.cache_bytes is None and isinstance(source, FileSource)):
+            how["bulk_size"] = 1  # full neighbourhoods are large, for a device and where memory is short
         return make(source, Deal(share, num_batches, run.seed, shuffle=False, inputs=places), **how)
 
 

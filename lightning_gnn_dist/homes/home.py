@@ -232,6 +232,10 @@ class Home(ForgetsRun, ABC):
     def whole_source(self, sampler: Sampler, num_ids: int | None = None) -> BatchSource:
         """Return the source of batches of the whole graph. Seeds lie below ``num_ids``, by default below its nodes."""
 
+    def evaluation_source(self, sampler: Sampler, num_ids: int | None = None) -> BatchSource:  # optional
+        """Return the same for an evaluation, which may spare memory."""
+        return self.whole_source(sampler, num_ids)
+
     def source_in_ram(self, graph: Graph, sampler: Sampler, num_ids: int | None = None, **more: Any) -> GraphSource:
         """Return the source of batches of a graph that this process has; ``more`` says where and how they are made."""
         run, stream = self.running, stream_to(self.running.device)

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 BESIDE = 200_000_000  # bytes of a rank, the most that was measured: edges being looked up, activations, gradients
 _BYTES_OF_CHUNK = 4  # of each node: the chunk that it is in
+_OF_CACHE = 8  # an evaluation takes half of what is free at most; the rest is for rows read ahead, and pages of edges
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,14 @@ def check_memory(plan: PartPlan, num_parts: int, running: Running, *, is_cut: bo
             about,
             ways,
         )
+
+
+def cache_beyond_memory(graph: Graph, host: Host) -> int | None:
+    """Return what a cache for rows of a graph in files may take on each rank of a host that has no room for the graph.
+
+    None where it has: the system then keeps what is read through maps.
+    """
+    return host.free // host.ranks // _OF_CACHE if graph.num_bytes > host.free else None
 
 
 def _ways_out(graph: Graph, host: Host, settings: BatchSettings, needs: Needs, *, sweeps: bool) -> Iterator[str]:

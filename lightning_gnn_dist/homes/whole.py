@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.files import DiskRows, FileSource, check_rows_in_files
+from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.part_batch import Run
 from lightning_gnn_dist.batches.placing.placement import Placement, release, stream_to
 from lightning_gnn_dist.batches.placing.rows_on_device import Crossing
@@ -22,6 +24,7 @@ from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.exchange import Owners
 from lightning_gnn_dist.boundary.historic_rows import PLACE, HistoricRows
 from lightning_gnn_dist.boundary.refusals import against_exchange
+from lightning_gnn_dist.checks import in_bytes
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
@@ -32,13 +35,14 @@ from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.homes.costs import WholeCosts
 from lightning_gnn_dist.homes.home import Home, Shown
 from lightning_gnn_dist.homes.meeting_rows import MeetingRows, PartNodes
-from lightning_gnn_dist.homes.memory import check_memory
+from lightning_gnn_dist.homes.memory import cache_beyond_memory, check_memory
 from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher
 from lightning_gnn_dist.homes.plan import PartPlan
 from lightning_gnn_dist.homes.residency import default_period
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.shared_parts import Shelf
 from lightning_gnn_dist.joint import TrainsReplicasApart
+from lightning_gnn_dist.layers.budget import Host
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
 from lightning_gnn_dist.layers.through_layers import Layer, layers_in
 from lightning_gnn_dist.layers.whole_nodes import folder_beside
@@ -335,14 +339,21 @@ class WholeHome(Home):
     def whole_source(self, sampler: Sampler, num_ids: int | None = None) -> GraphSource | FileSource:
         return self.source(self.graph, sampler, num_ids)
 
+    def evaluation_source(self, sampler: Sampler, num_ids: int | None = None) -> GraphSource | FileSource:
+        """Return the same, which reads rows of files ahead where the graph is larger than what is free."""
+        if (found := self._rows_beyond_memory()) is None:
+            return self.whole_source(sampler, num_ids)
+        loading = self.running.settings.loading
+        few = replace(loading, ahead_bytes=min(loading.ahead_bytes, found.cache.num_bytes))
+        return self._source_in_files(self.graph, found, sampler, few, num_ids)
+
     def source(
         self, graph: Graph, sampler: Sampler, num_ids: int | None = None, run: Run | None = None
     ) -> GraphSource | FileSource:
         """Return the source of batches of a part or of the whole graph, made where ``loading.sample_on`` says."""
         running, loading = self.running, self.running.settings.loading
         if run is None and (rows := self._rows_in_files(graph)) is not None:
-            stream = stream_to(running.device)
-            return FileSource(graph, rows, sampler, loading, num_ids=num_ids, stream=stream, stays=running.stays)
+            return self._source_in_files(graph, rows, sampler, loading, num_ids)
         # The part takes device memory first, though it may be loaded later; it is no larger than the whole graph.
         is_fit, samplers = running.stage == TrainerFn.FITTING, running.settings.samplers
         waits = graph is self.graph and is_fit and self.is_cut and not isinstance(samplers[0], WholePartSampler)
@@ -358,6 +369,33 @@ class WholeHome(Home):
             return None
         self._disk_rows = self._disk_rows or DiskRows.of(self.graph, cache_bytes)
         return self._disk_rows if self._disk_rows is not None and self._disk_rows.are_rows_of(graph) else None
+
+    def _rows_beyond_memory(self) -> DiskRows | None:
+        """Return the same without ``cache_bytes``, where the graph is larger than what is free here.
+
+        Through a map each row would bring many pages, which drive out others that are needed.
+        """
+        loading = self.running.settings.loading
+        if loading.cache_bytes is not None or loading.sample_on != "cpu":
+            return None
+        if self._disk_rows is None:
+            host = Host.here(self.running.num_ranks)
+            if (cache_bytes := cache_beyond_memory(self.graph, host)) is None:
+                return None
+            self._disk_rows = DiskRows.of(self.graph, cache_bytes)
+            if self._disk_rows is not None:
+                rank_zero_info(
+                    f"The graph has {in_bytes(self.graph.num_bytes)}, and {in_bytes(host.free)} are free: an "
+                    f"evaluation reads rows from its files ahead, and {in_bytes(cache_bytes)} hold those that come "
+                    "again, as with Loading(cache_bytes=...)."
+                )
+        return self._disk_rows
+
+    def _source_in_files(
+        self, graph: Graph, rows: DiskRows, sampler: Sampler, loading: Loading, num_ids: int | None
+    ) -> FileSource:
+        stream, stays = stream_to(self.running.device), self.running.stays
+        return FileSource(graph, rows, sampler, loading, num_ids=num_ids, stream=stream, stays=stays)
 
     # Rows of nodes outside the part.
 
