@@ -215,7 +215,7 @@ def boundary_of(given: Boundary | str, *, of_edges: bool, is_in_shards: bool, is
         if given != "auto":
             raise ValueError(f'boundary must be "auto", or an object such as Isolated() or Halo(), got {shown(given)}.')
         given = Auto()
-    if given != Auto():
+    if not isinstance(given, Auto) or given != Auto():
         return given
     if of_edges:
         return Isolated() if is_for_parts else Fetch()

@@ -158,6 +158,6 @@ def test_other_files_are_refused(path: str, ids_of: str | None, message: str) ->
 def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_rows, "find_spec", lambda name: None)
     with pytest.raises(
-        ValueError, match=r'pip install "lightning-gnn-dist\[parquet\]", or name a file that ends in .npy'
+        ValueError, match=r'pip install "lightning-gnn-dist\[tables\]", or name a file that ends in .npy'
     ):
         PredictionWriter("rows.parquet")
