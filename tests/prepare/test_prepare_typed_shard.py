@@ -270,5 +270,5 @@ def test_memory_does_not_grow_with_the_edges(tmp_path: Path, monkeypatch: pytest
         prepare_graph(source, tmp_path / f"host{count}", shard=OneShard(1, 4), memory_bytes=500_000)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert max(peaks) < 6_000_000  # of which half is what DuckDB knows of its statements
+    assert max(peaks) < 6_000_000  # 4.6 MB were found, and nearly as many with a sixth of the edges
     assert peaks[1] < 1.5 * peaks[0]

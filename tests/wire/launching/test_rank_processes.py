@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -18,12 +19,15 @@ import pytest
 from lightning_gnn_dist.wire.launching.rank_life import How, InterruptedRankError
 from lightning_gnn_dist.wire.launching.rank_processes import RankProcesses, RankTraceback
 
+WAITS = 600.0  # seconds that a rank is there unless it is ended
+
 
 @dataclass
 class Task:
-    """Does what ``act`` does; the third of three ranks waits to be interrupted."""
+    """Does what ``act`` does, and what ``tear_down`` does when that has failed."""
 
     act: Callable[[int], Any]
+    tear_down: Callable[[int], None] = lambda rank: None
     returned: Any = None
     failure: tuple[BaseException, float] | None = None
 
@@ -36,7 +40,7 @@ class Task:
             self.returned = self.act(rank)
         except ValueError as error:
             self.failure = error, time.monotonic()
-            time.sleep(rank)  # to tear down, which other ranks notice, and which an interrupt ends
+            self.tear_down(rank)
             raise
         return "done"
 
@@ -52,15 +56,15 @@ class TwoWordsError(Exception):
         super().__init__(f"{one} {two}")
 
 
-def ranks_of(act: Callable[[int], Any], count: int = 2) -> RankProcesses:
-    return RankProcesses(Task(act), count, "fork", dict(os.environ))
+def ranks_of(act: Callable[[int], Any], count: int = 2, **more: Any) -> RankProcesses:
+    return RankProcesses(Task(act, **more), count, "fork", dict(os.environ))
 
 
 def wait_unless(rank: int, act: Callable[[], Any]) -> Callable[[int], Any]:
     def do(own: int) -> None:
         if own == rank:
             act()
-        time.sleep(60)
+        time.sleep(WAITS)
 
     return do
 
@@ -110,7 +114,7 @@ def test_the_rank_that_fails_is_heard_and_the_others_end(
     error = ranks.run()
     with pytest.raises(kind, match=message):
         raise error or AssertionError
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < WAITS / 2
     assert all(not process.is_alive() for process in ranks._processes)
     if isinstance(error, ValueError):
         assert isinstance(error.__cause__, RankTraceback) and "in rank 1" in str(error.__cause__)
@@ -118,11 +122,18 @@ def test_the_rank_that_fails_is_heard_and_the_others_end(
 
 
 def test_of_several_failures_the_first_is_the_cause() -> None:
-    def act(rank: int) -> None:
-        time.sleep(0.25 * (2 - rank))  # rank 2 fails first, and ends last
+    failed = [multiprocessing.Event() for _ in range(3)]
+
+    def act(rank: int) -> None:  # rank 2 fails first, then rank 1, then rank 0
+        assert rank == 2 or failed[rank + 1].wait(WAITS)
         raise ValueError(f"of rank {rank}")
 
-    assert str(ranks_of(act, 3).run()) == "of rank 2"
+    def tear_down(rank: int) -> None:  # rank 0 ends first; the others are interrupted then
+        failed[rank].set()
+        if rank > 0:
+            time.sleep(WAITS)
+
+    assert str(ranks_of(act, 3, tear_down=tear_down).run()) == "of rank 2"
 
 
 @pytest.fixture
@@ -137,9 +148,18 @@ def listens_to_interrupts() -> Iterator[None]:
 @pytest.mark.parametrize("who", ["here", "a rank"])
 def test_an_interrupt_ends_all_whoever_gets_it(who: str) -> None:
     if who == "here":
-        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        ranks = ranks_of(lambda rank: time.sleep(60))
+        begun = [multiprocessing.Event() for _ in range(2)]
+
+        def interrupt() -> None:
+            if all(event.wait(WAITS) for event in begun):
+                os.kill(os.getpid(), signal.SIGINT)
+
+        def act(rank: int) -> None:
+            begun[rank].set()
+            time.sleep(WAITS)
+
+        threading.Thread(target=interrupt, daemon=True).start()
+        ranks = ranks_of(act)
     else:
         ranks = ranks_of(wait_unless(1, lambda: os.kill(os.getpid(), signal.SIGINT)))
     assert ranks.run() is None and ranks.was_interrupted
