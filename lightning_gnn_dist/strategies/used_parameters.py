@@ -35,6 +35,9 @@ def counting_unfrozen(module: LightningModule) -> Iterator[None]:
         _train(frozen, False)
 
 
+_NAMED = 3  # parameters that a line names
+
+
 class UsedParameters:
     """Knows which parameters got a gradient in a backward pass. Make it right after DDP, which sees the same ones.
 
@@ -121,9 +124,11 @@ class UsedParameters:
             refusals.check_unused(names, strategy)
         elif names:
             self._has_told = True
+            others = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            named = ", ".join(names[:_NAMED]) + others
             rank_zero_info(
-                f"{', '.join(names)} had no part in the loss that training_step returned, on any rank, as the last "
-                "layer's weights of types without seeds have none. Their gradients count as zero."
+                f"{named} had no part in the loss that training_step returned, on any rank, as the last layer's weights of "
+                "types without seeds have none. Their gradients count as zero."
             )
 
     def close(self) -> None:

@@ -189,18 +189,27 @@ def adam(parameters: list[Tensor]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, 0.1)
 
 
+def corrected_by(rank: int, world_size: int, make: Any) -> None:
+    strategy = LLCGStrategy(EverySteps(STEPS), correction=Correction(optimizer=make), **PATIENCE)
+    train(strategy, OfData(), world_size)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [(sgd_with_momentum, "SGD with momentum=0.9 would go on moving"), (adam, "torch's Adam takes none: use LazyAdam")],
 )
 def test_corrections_take_optimizers_for_rows(make: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        train(LLCGStrategy(EverySteps(STEPS), correction=Correction(optimizer=make), **PATIENCE), OfData(), 1)
+    with pytest.raises(RankError, match=message):
+        run_ranks(corrected_by, 2, make)
 
 
-def test_a_table_alone_has_no_drift_to_correct() -> None:
+def shifted_table(rank: int, world_size: int) -> None:
     module = OfData()
     module.head.requires_grad_(False)
     strategy = LLCGStrategy(EverySteps(STEPS), correction=None, drift=Drift("ranks"), **PATIENCE)
-    with pytest.raises(ValueError, match=r"rows\.weight is all that trains, and drift .*: use drift=None"):
-        train(strategy, module, 1)
+    train(strategy, module, world_size)
+
+
+def test_a_table_alone_has_no_drift_to_correct() -> None:
+    with pytest.raises(RankError, match=r"rows\.weight is all that trains, and drift .*: use drift=None"):
+        run_ranks(shifted_table, 2)
