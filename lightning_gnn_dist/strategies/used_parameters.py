@@ -127,8 +127,8 @@ class UsedParameters:
             others = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             named = ", ".join(names[:_NAMED]) + others
             rank_zero_info(
-                f"{named} had no part in the loss that training_step returned, on any rank, as the last layer's weights "
-                "of types without seeds have none. Their gradients count as zero."
+                f"{named} had no part in the loss that training_step returned, on any rank, as the last layer's "
+                "weights of types without seeds have none. Their gradients count as zero."
             )
 
     def close(self) -> None:
