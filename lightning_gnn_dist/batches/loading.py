@@ -49,7 +49,8 @@ class Loading:
         cache_bytes: Memory on each rank for rows of a graph in files, or of other shards, of which those stay that
             coming batches need soonest, of all node types together. 0: none stays. Rows of files are read in the
             background by one thread, near ones in one request, where the arrays are larger than this memory. Default:
-            64 MiB for shards; rows of files are read through the system's memory map.
+            64 MiB for shards; rows of files are read through the system's memory map, but for an evaluation of a graph
+            that is larger than what is free, whose cache takes an eighth of that.
         check_values: Refuse NaN and infinity in ``x`` and in the edges' ``edge_weight`` and ``edge_attr``, in one pass
             over what the rank trains on, and labels of marked nodes that are infinite, NaN in all columns, or, as
             classes, negative.
