@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from lightning_gnn_dist import EverySteps, GrappaStrategy, LocalSGDStrategy, Outer, Overlapped, Rounded
+from lightning_gnn_dist import GrappaStrategy, LocalSGDStrategy, Outer, Overlapped, Rounded
 from lightning_gnn_dist.extensions.rounded.rounded_mean import ROW
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.ranks import run_ranks
+from tests.rounds.means.test_outer import stopped_and_resumed
 from tests.strategies.fitting import State, differs, fit, state_of
 from tests.strategies.round_fitting import local_sgd, same_start
 
@@ -39,25 +40,8 @@ def test_fewer_bits_are_fewer_bytes_and_nearly_the_same() -> None:
         assert quarter - rest == 8 + 2 * (ROW + 8)
 
 
-def stopped_and_resumed(rank: int, world_size: int, folder: Path) -> tuple[State, State]:
-    def run(rounds: int, path: Path | None = None) -> Any:
-        outer = Outer(lr=0.7, momentum=0.9, nesterov=True, adaptive=True)
-        strategy, module = (
-            local_sgd(EverySteps(4), outer=outer, reducer=Rounded(8)),
-            same_start(optimizer="Adam"),
-        )
-        options = {"max_epochs": rounds, "ckpt_path": None if path is None else str(path)}
-        return fit(rank, strategy, module, devices=world_size, **options), module
-
-    _, whole = run(5)
-    half, _ = run(2)
-    half.save_checkpoint(folder / "half.ckpt")
-    _, resumed = run(5, folder / "half.ckpt")
-    return state_of(whole), state_of(resumed)
-
-
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
-    for whole, resumed in run_ranks(stopped_and_resumed, 2, tmp_path):
+    for whole, resumed in run_ranks(partial(stopped_and_resumed, reducer=Rounded(8)), 2, tmp_path):
         assert differs(whole, resumed) == 0.0
 
 

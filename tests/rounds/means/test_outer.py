@@ -81,12 +81,9 @@ def test_the_whole_way_to_the_mean_is_averaging() -> None:
         assert differs(plain, outer) < 1e-14
 
 
-def stopped_and_resumed(rank: int, world_size: int, folder: Path) -> tuple[State, State]:
+def stopped_and_resumed(rank: int, world_size: int, folder: Path, **settings: Any) -> tuple[State, State]:
     def run(rounds: int, path: Path | None = None) -> Any:
-        strategy, module = (
-            local_sgd(EverySteps(4), outer=ADAPTIVE),
-            same_start(optimizer="Adam"),
-        )
+        strategy, module = local_sgd(EverySteps(4), outer=ADAPTIVE, **settings), same_start(optimizer="Adam")
         options = {"max_epochs": rounds, "ckpt_path": None if path is None else str(path)}
         return fit(rank, strategy, module, devices=world_size, **options), module
 
