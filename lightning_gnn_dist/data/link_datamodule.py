@@ -98,7 +98,8 @@ class LinkDataModule(GraphDataModule):
             :class:`TemporalSampler` with these numbers, of a task ``TemporalSampler([16, 8, 4], "time",
             pick="latest")``.
         batch_size: True edges in a training batch, at most. All ranks have the same number of batches.
-        num_negatives: False receivers for each training edge. Default: 1, and none where edges have labels.
+        num_negatives: False receivers for each training edge. Default: 1, and none where edges have labels. They are
+            drawn for its sender, in evaluations too: an AUC is another figure than that of PyG's false pairs.
         seed: Decides everything random: the partition, the order of edges, negatives, neighbours. Default: for
             batches the seed of Lightning's ``seed_everything`` as the fit begins, and 0 without one; 0 for the
             partition, which is not made anew, and for what ranks hold of it. A resumed fit keeps its seed.
