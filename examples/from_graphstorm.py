@@ -75,7 +75,6 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)
     given = parser.parse_args()
-    work = given.out.with_name(given.out.name + "_arrays")
-    convert(given.folder, work)
+    convert(given.folder, work := given.out.with_name(given.out.name + "_arrays"))
     prepare_graph(work, given.out)
     shutil.rmtree(work)
