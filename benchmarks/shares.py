@@ -60,9 +60,9 @@ from lightning_gnn_dist.batches.ahead.row_cache import Caches, RowCache
 from lightning_gnn_dist.batches.ahead.source import MOST_KNOWN
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.graph.shard import Shard
 from lightning_gnn_dist.layers.prediction import Prediction
 from lightning_gnn_dist.partition.base import Partitioner
-from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.owner import Message, Question
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.source import ShardedSampler, ShardedSource

@@ -8,10 +8,10 @@ from lightning_gnn_dist.cli.partitioners import check_balance, partitioner_of
 from lightning_gnn_dist.data.edges.held import holds_split
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.shard import Bounds
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.prepare.divide import save_shards
-from lightning_gnn_dist.prepare.shard import Bounds
 
 
 def run(options: argparse.Namespace) -> None:

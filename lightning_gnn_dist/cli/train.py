@@ -38,10 +38,10 @@ from lightning_gnn_dist.data.edges.known import LeftOut
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.shard import Bounds
 from lightning_gnn_dist.graph.user_ids import nodes_with_ids
 from lightning_gnn_dist.layers.prediction import BUDGET_BYTES, predict_by_layer
 from lightning_gnn_dist.layers.through_layers import has_layers
-from lightning_gnn_dist.prepare.shard import Bounds
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 
 FIT, OF_WEIGHTS = "fit", ("validate", "test", "predict")

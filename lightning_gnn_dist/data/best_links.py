@@ -24,12 +24,12 @@ from lightning_gnn_dist.data.edges.known import LeftOut
 from lightning_gnn_dist.data.edges.scoring import Score, check_score
 from lightning_gnn_dist.data.edges.search import BestLinks, Links, LinkSearch
 from lightning_gnn_dist.data.links import LinkSplit
+from lightning_gnn_dist.graph.shard import Bounds, holds_shards
 from lightning_gnn_dist.graph.storage.parquet_rows import check_no_file, check_rows_file
 from lightning_gnn_dist.graph.user_ids import check_ids_of
 from lightning_gnn_dist.layers.model_layers import layers_of_model
 from lightning_gnn_dist.layers.prediction import BUDGET_BYTES, check_budget, check_options, predict_once
 from lightning_gnn_dist.layers.through_layers import has_layers, layers_in
-from lightning_gnn_dist.prepare.shard import Bounds, holds_shards
 
 
 def best_links(

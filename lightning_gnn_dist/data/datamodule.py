@@ -22,6 +22,7 @@ from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.inductive import check_alike, task_elsewhere
 from lightning_gnn_dist.data.task import NodeTask
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.shard import Bounds
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.opening import (
     check_labelled,
@@ -41,7 +42,6 @@ from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalB
 from lightning_gnn_dist.homes.shards import ShardHome
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.partition.default import Cut, unless_auto
-from lightning_gnn_dist.prepare.shard import Bounds
 from lightning_gnn_dist.sampling.base import Sampler
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from lightning_gnn_dist.boundary.boundary import Isolated
 from lightning_gnn_dist.checks import check_choice, check_instance, shown
 from lightning_gnn_dist.data.task import NodeTask, Task
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.shard_bounds import TypedBounds
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
@@ -21,7 +22,6 @@ from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.prepare.bounds import TypedBounds
 
 Held = Literal["val", "test"]
 

@@ -25,6 +25,8 @@ from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
+from lightning_gnn_dist.graph.shard import Bounds
+from lightning_gnn_dist.graph.shard_bounds import LinkBounds, TypedBounds
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.tables import TIME
 from lightning_gnn_dist.graph.value_check import ValueCheck
@@ -44,9 +46,7 @@ from lightning_gnn_dist.homes.times import sampler_of_events
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.partition.default import Cut, unless_auto
 from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.prepare.bounds import LinkBounds, TypedBounds
 from lightning_gnn_dist.prepare.divide import first_held
-from lightning_gnn_dist.prepare.shard import Bounds
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.tables.recommending import Recommended

@@ -17,6 +17,7 @@ from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.boundary.exchange import ExchangeLoader, Owners
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.shard_bounds import TypedBounds
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.graph.with_arrays import with_arrays
@@ -27,7 +28,6 @@ from lightning_gnn_dist.homes.shared_parts import Holder
 from lightning_gnn_dist.joint import WeighsRanks
 from lightning_gnn_dist.layers.through_layers import Layer, layers_in
 from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.prepare.bounds import TypedBounds
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.wire.channel import open_channel
 

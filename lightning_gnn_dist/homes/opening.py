@@ -14,6 +14,8 @@ from lightning_gnn_dist.boundary.refusals import check_seed_hops
 from lightning_gnn_dist.checks import check_instance, check_path, shown
 from lightning_gnn_dist.engine.temporal.times import sources_of
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.shard import Bounds, holds_shards
+from lightning_gnn_dist.graph.shard_bounds import TypedBounds
 from lightning_gnn_dist.graph.storage.store import tables_at
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.tables import TIME, Tables
@@ -21,8 +23,6 @@ from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.homes.times import are_dates, check_units, spans_of
-from lightning_gnn_dist.prepare.bounds import TypedBounds
-from lightning_gnn_dist.prepare.shard import Bounds, holds_shards
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.temporal import TemporalSampler

@@ -18,6 +18,8 @@ from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.boundary.exchange import Owners
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
+from lightning_gnn_dist.graph.shard import Bounds, Shard, check_ranks, check_same
+from lightning_gnn_dist.graph.shard_bounds import TypedBounds
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.costs import ShardCosts
 from lightning_gnn_dist.homes.home import Home, Shown
@@ -26,8 +28,6 @@ from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
 from lightning_gnn_dist.layers.through_layers import Layer
 from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.prepare.bounds import TypedBounds
-from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, check_same
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sharded.part import read_part
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph

@@ -32,6 +32,7 @@ from lightning_gnn_dist.checks import (
     shown,
 )
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.shard import Bounds, Shard, check_ranks, holds_shards
 from lightning_gnn_dist.graph.storage.parquet_rows import PARQUET, check_no_file, check_rows_file
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
@@ -44,7 +45,6 @@ from lightning_gnn_dist.layers.shard_nodes import SHARE_OF_INPUTS, ShardNodes
 from lightning_gnn_dist.layers.shared_rows import SharedRows
 from lightning_gnn_dist.layers.through_layers import Layer, has_layers, layers_in
 from lightning_gnn_dist.layers.whole_nodes import WholeNodes, folder_beside
-from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, holds_shards
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 

@@ -19,6 +19,8 @@ from lightning_gnn_dist.engine.sample import Sample, has_ids
 from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, bytes_per_row, edge_positions, row_pieces, take_rows
+from lightning_gnn_dist.graph.shard import Shard
+from lightning_gnn_dist.graph.shard_bounds import TypedBounds
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
@@ -36,8 +38,6 @@ from lightning_gnn_dist.layers.row_table import (
 from lightning_gnn_dist.layers.through_layers import Layer
 from lightning_gnn_dist.layers.way import Way
 from lightning_gnn_dist.layers.whole_nodes import FEATURES, batch_of_layer
-from lightning_gnn_dist.prepare.bounds import TypedBounds
-from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.wire.channel import Channel
 
 SHARE_OF_INPUTS = 4  # the part of an evaluation's budget that input rows may take in RAM

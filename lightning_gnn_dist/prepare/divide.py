@@ -21,14 +21,14 @@ from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.digest import fingerprint_of
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, typed_graph
 from lightning_gnn_dist.graph.rows import edge_positions, starts_of, take_rows
+from lightning_gnn_dist.graph.shard import write_index
+from lightning_gnn_dist.graph.shard_bounds import LinkBounds, TypedBounds, seeds_of
 from lightning_gnn_dist.graph.storage.files import folder_beside
 from lightning_gnn_dist.graph.storage.store import shard_name
 from lightning_gnn_dist.graph.typed.build import types_of
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.prepare.bounds import LinkBounds, TypedBounds, seeds_of
-from lightning_gnn_dist.prepare.shard import write_index
 
 
 class SplitOfEdges(Protocol):

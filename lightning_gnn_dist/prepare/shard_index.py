@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from lightning_gnn_dist.graph.shard import INDEX, Bounds
+from lightning_gnn_dist.graph.shard import write_index as write_whole_index
+from lightning_gnn_dist.graph.shard_bounds import TypedBounds, seeds_of
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.prepare.bounds import TypedBounds, seeds_of
 from lightning_gnn_dist.prepare.one_shard import OneShard, Part
-from lightning_gnn_dist.prepare.shard import INDEX, Bounds
-from lightning_gnn_dist.prepare.shard import write_index as write_whole_index
 from lightning_gnn_dist.prepare.steps.journal import Journal
 from lightning_gnn_dist.prepare.steps.nodes import NodesOfType
 

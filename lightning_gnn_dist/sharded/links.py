@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.rng import key
+from lightning_gnn_dist.graph.shard import Shard
+from lightning_gnn_dist.graph.shard_bounds import LinkBounds
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.layers.evaluating.choice import share_of
-from lightning_gnn_dist.prepare.bounds import LinkBounds
-from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sampling.links import FALSE_ENDS
 from lightning_gnn_dist.sampling.negatives import RANDOM_TRIES, tried_places
 from lightning_gnn_dist.sampling.targets.tables import FalseEnds

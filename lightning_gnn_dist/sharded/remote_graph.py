@@ -23,8 +23,8 @@ from lightning_gnn_dist.engine.sample import csr_of, graph_is_damaged
 from lightning_gnn_dist.engine.temporal.times import TimeOrder
 from lightning_gnn_dist.engine.weights import NONE, edge_weights
 from lightning_gnn_dist.graph.rows import bytes_per_row, starts_of, take_rows
-from lightning_gnn_dist.prepare.bounds import TypedBounds
-from lightning_gnn_dist.prepare.shard import Shard
+from lightning_gnn_dist.graph.shard import Shard
+from lightning_gnn_dist.graph.shard_bounds import TypedBounds
 from lightning_gnn_dist.sampling.turns import Result, Steps, answered
 from lightning_gnn_dist.sharded.owner import (
     DEGREES,

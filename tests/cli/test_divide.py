@@ -8,7 +8,7 @@ import pytest
 
 from lightning_gnn_dist import communities
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.prepare.shard import Shard
+from lightning_gnn_dist.graph.shard import Shard
 
 
 def test_a_graph_is_divided_into_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

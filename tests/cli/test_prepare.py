@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 
 from lightning_gnn_dist import Graph
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.prepare.shard import Shard
+from lightning_gnn_dist.graph.shard import Shard
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from lightning_gnn_dist import LinkSplit, save_shards
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.prepare.shard import Bounds, Shard
+from lightning_gnn_dist.graph.shard import Bounds, Shard
 from lightning_gnn_dist.sharded.links import held_of_shard
 from tests.sharded.links.splits import (
     WRITES,

@@ -14,8 +14,8 @@ import torch
 from lightning_gnn_dist import Graph, Partition, prepare_graph, save_shards
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph import rows as rows_module
+from lightning_gnn_dist.graph.shard import Shard
 from lightning_gnn_dist.prepare.one_shard import OneShard
-from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.prepare.steps import journal as journal_module
 from tests.graph.typed.graphs import save_arrays, small
 

@@ -12,9 +12,9 @@ from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist import Graph, Partition, communities, save_shards
 from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.graph.shard import Bounds, Shard
+from lightning_gnn_dist.graph.shard_bounds import TypedBounds
 from lightning_gnn_dist.graph.storage.npy import NpyFile
-from lightning_gnn_dist.prepare.bounds import TypedBounds
-from lightning_gnn_dist.prepare.shard import Bounds, Shard
 from tests.sharded.graphs import in_order_of_shards, typed_graph_of_widths, uneven_partition
 
 

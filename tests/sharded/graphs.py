@@ -15,9 +15,9 @@ from lightning_gnn_dist import Graph, Partition
 from lightning_gnn_dist.batches.ahead.tables import Bulk
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import typed_graph
+from lightning_gnn_dist.graph.shard import Shard
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.source import ShardedSampler, sample_bulk
 from lightning_gnn_dist.wire.channel import Channel, open_channel

@@ -30,7 +30,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
-from lightning_gnn_dist.prepare.shard import Shard
+from lightning_gnn_dist.graph.shard import Shard
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.source import ShardedSource
 from lightning_gnn_dist.wire.channel import open_channel

@@ -23,7 +23,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.prepare.shard import Shard
+from lightning_gnn_dist.graph.shard import Shard
 from lightning_gnn_dist.sharded.source import ShardedSampler, ShardedSource
 from lightning_gnn_dist.wire.channel import open_channel
 from lightning_gnn_dist.wire.collectives import traffic

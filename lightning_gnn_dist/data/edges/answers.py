@@ -20,6 +20,7 @@ from lightning_gnn_dist.data.edges.link_file import QuestionColumns
 from lightning_gnn_dist.data.edges.task import WholeEdges
 from lightning_gnn_dist.data.task import Judged
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.shard_bounds import LinkBounds
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.tables import ANSWERED, ASKED, TIME, TableTask
 from lightning_gnn_dist.graph.user_ids import ids_for
@@ -30,7 +31,6 @@ from lightning_gnn_dist.homes.times import check_event_samplers
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.layers.evaluating.choice import is_limited
 from lightning_gnn_dist.layers.evaluating.layered_loader import Targets
-from lightning_gnn_dist.prepare.bounds import LinkBounds
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.links import edges_at
 from lightning_gnn_dist.sampling.targets.sampler import RootSampler

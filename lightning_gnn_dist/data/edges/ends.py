@@ -12,9 +12,9 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
+from lightning_gnn_dist.graph.shard_bounds import TypedBounds
 from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.prepare.bounds import TypedBounds
 from lightning_gnn_dist.sampling.links import TargetType, edges_at
 
 Reverse = EdgeType | Literal["auto"] | None

@@ -28,6 +28,7 @@ from lightning_gnn_dist.data.edges.scoring import Asked, Score, bytes_of_pair, s
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
+from lightning_gnn_dist.graph.shard_bounds import TypedBounds
 from lightning_gnn_dist.graph.storage.parquet_rows import PARQUET
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
@@ -39,7 +40,6 @@ from lightning_gnn_dist.layers.prediction import AllNodes, all_nodes, pass_over
 from lightning_gnn_dist.layers.row_table import RowTable, by_type, ids_of
 from lightning_gnn_dist.layers.shard_nodes import ShardNodes
 from lightning_gnn_dist.layers.whole_nodes import WholeNodes
-from lightning_gnn_dist.prepare.bounds import TypedBounds
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 

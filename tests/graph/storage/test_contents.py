@@ -15,9 +15,9 @@ import torch
 
 from lightning_gnn_dist import Graph, LinkSplit, RandomPartitioner, save_shards, split_edges
 from lightning_gnn_dist.graph.graph import open_rows
+from lightning_gnn_dist.graph.shard import Shard
 from lightning_gnn_dist.graph.storage import contents, store
 from lightning_gnn_dist.graph.storage.npy import header_of
-from lightning_gnn_dist.prepare.shard import Shard
 
 NUM_NODES = 60
 Damage = Callable[[Path], None]

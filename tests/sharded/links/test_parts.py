@@ -11,7 +11,7 @@ import torch
 from lightning_gnn_dist import Graph, Loading, NeighborSampler, save_shards
 from lightning_gnn_dist.engine.rng import below, draw, key
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.prepare.shard import Bounds, Shard
+from lightning_gnn_dist.graph.shard import Bounds, Shard
 from lightning_gnn_dist.sampling.links import FALSE_ENDS
 from lightning_gnn_dist.sampling.negatives import Candidates, draw_receivers
 from lightning_gnn_dist.sampling.targets.tables import FalseEnds

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph, open_rows
+from lightning_gnn_dist.graph.shard_bounds import LinkBounds, TypedBounds
 from lightning_gnn_dist.graph.storage.files import check_entries, read_json, write_whole
 from lightning_gnn_dist.graph.storage.store import SHARDS, shard_name
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.prepare.bounds import LinkBounds, TypedBounds
 
 FORMAT = "lightning_gnn_dist shares"
 INDEX = SHARDS
