@@ -111,22 +111,25 @@ def explain_labels(exception: BaseException) -> None:
     for frame in frames:
         for held in frame.f_locals.values():
             batch, name = _with_labels(held)
-            if batch is not None and _lacks_labels(batch) and _is_about(batch, text, numbers):
-                exception.args = (
+            if batch is None:
+                continue
+            if _lacks_labels(batch) and _is_about(batch, text, numbers):
+                told = (
                     f"{name}.y holds the labels of the {batch.batch_size} seeds, the first nodes of the batch, and not "
                     f"those of its {batch.num_nodes - batch.batch_size} other nodes, which may be validation or test "
                     f"nodes: compare out[:batch.batch_size] with {name}.y[:batch.batch_size], without masks. For label "
-                    "propagation, loading=Loading(all_labels=True) gives the labels of all. "
-                    f"({' '.join(text.split())})",
+                    "propagation, loading=Loading(all_labels=True) gives the labels of all."
                 )
-                return
-            if batch is not None and LABELS in batch and batch.y.dim() == 2 and _OF_CLASSES.search(text):
-                exception.args = (
+            elif LABELS in batch and batch.y.dim() == 2 and _OF_CLASSES.search(text):
+                told = (
                     f"{name}.y has {batch.y.shape[1]} columns, and a loss or a metric of classes takes one: choose it, "
                     "data.y = data.y[:, 0] before Graph.from_pyg(data), or take those of several labels, such as "
-                    f"binary_cross_entropy_with_logits. ({' '.join(text.split())})",
+                    "binary_cross_entropy_with_logits."
                 )
-                return
+            else:
+                continue
+            exception.args = (f"{told} ({' '.join(text.split())})",)
+            return
 
 
 def explain_tables(exception: BaseException) -> None:

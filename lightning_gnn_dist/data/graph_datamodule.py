@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities import model_helpers, rank_zero_info
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -180,12 +180,11 @@ class GraphDataModule(LightningDataModule):
     def check_before_ranks(self, trainer: Trainer, module: LightningModule) -> None:
         """Refuse what lacks, or is wrong, for a call of the trainer with a module. Shards are looked at in ranks."""
         is_fit, learns, judges = trainer.state.fn == TrainerFn.FITTING, self._task.home, self._judging.home
-        judged = {"validate": "val", "test": "test"}.get(trainer.state.fn or "")
-        if is_fit and trainer.limit_val_batches != 0 and is_overridden("validation_step", module):
-            judged = "val"
+        judged = {"fit": "val", "validate": "val", "test": "test"}.get(trainer.state.fn or "")
+        validates = trainer.limit_val_batches != 0 and model_helpers.is_overridden("validation_step", module)
         if is_fit and isinstance(learns, WholeHome):
             self._task.check_whole(learns.whole)
-        if judged is not None and isinstance(judges, WholeHome):
+        if judged is not None and (validates or not is_fit) and isinstance(judges, WholeHome):
             self._judging.judged(judged).check_shared(trainer.world_size)
 
     # What Lightning calls.
@@ -213,8 +212,10 @@ class GraphDataModule(LightningDataModule):
         for task in self._tasks:
             task.home.open(task.check, is_fit=is_fit and task is self._task)
             task.begin(is_fit=is_fit and task is self._task)
-        if is_fit:
-            self._num_batches()  # refuses ranks with nothing to learn from
+        # To count them refuses ranks with nothing to learn from; who exchanges in every step has one batch.
+        most = self._task.most() if is_fit and not self._home.exchanges else self.batch_size
+        if most < self.batch_size:
+            rank_zero_info(f"batch_size={self.batch_size} is above a rank's {most} seeds: a pass is one batch of all.")
 
     def train_dataloader(self) -> TrainLoader:
         guard_plain_ddp(self.trainer)

@@ -303,7 +303,7 @@ class Graph:
         if have_names(self.types):
             held = f"node_types={list(self.types.node_types)}, edge_types={len(self.types.edge_types)}"
         else:
-            held = f"arrays={[*self.node_arrays, *self.edge_arrays]}"
+            held = f"node_arrays={[*self.node_arrays]}, edge_arrays={[*self.edge_arrays]}"
         return f"Graph(num_nodes={self.num_nodes}, num_edges={self.num_edges}, {held}{where})"
 
     def __reduce__(self) -> tuple[Any, ...]:

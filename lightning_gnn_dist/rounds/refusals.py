@@ -62,10 +62,9 @@ def check_call(trainer: Any, arguments: Sequence[object]) -> None:
         trainer: The trainer.
         arguments: Those of the call: the module, loaders or a data module, the path of a checkpoint.
     """
-    module, *others = arguments
-    for given in others:
+    for given in arguments[1:]:
         if isinstance(given, ChecksEarly):
-            given.check_before_ranks(trainer, module)
+            given.check_before_ranks(trainer, arguments[0])
         elif given is not None and not isinstance(given, LightningDataModule):
             for loader in CombinedLoader(given).flattened:
                 check_loader(type(trainer.strategy).__name__, loader)

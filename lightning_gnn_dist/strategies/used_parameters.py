@@ -35,9 +35,6 @@ def counting_unfrozen(module: LightningModule) -> Iterator[None]:
         _train(frozen, False)
 
 
-_NAMED = 3  # parameters that a line names
-
-
 class UsedParameters:
     """Knows which parameters got a gradient in a backward pass. Make it right after DDP, which sees the same ones.
 
@@ -124,8 +121,7 @@ class UsedParameters:
             refusals.check_unused(names, strategy)
         elif names:
             self._has_told = True
-            others = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            named = ", ".join(names[:_NAMED]) + others
+            named = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             rank_zero_info(
                 f"{named} had no part in the loss that training_step returned, on any rank, as the last layer's "
                 "weights of types without seeds have none. Their gradients count as zero."
