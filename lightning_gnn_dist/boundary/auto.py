@@ -17,7 +17,6 @@ from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Exchange, 
 from lightning_gnn_dist.checks import brief, in_megabytes, shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import degrees_of
-from lightning_gnn_dist.layers.budget import free_bytes, ranks_here
 from lightning_gnn_dist.layers.reach import ALL, EDGES_OF_A_NODE, Neighbourhoods
 from lightning_gnn_dist.partition.advice import bytes_of_part
 from lightning_gnn_dist.partition.partition_report import learned_from
@@ -26,6 +25,7 @@ from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.wire.collectives import gather_numbers
+from lightning_gnn_dist.wire.memory import free_bytes, ranks_here
 
 LOST = "Edges are lost: in rounds, SuperNodePartitioner() or averages over rounds (AveragedRounds()) mostly lose less."
 TIMES = 2.0  # that all ranks together may compute in a pass, in times of one process

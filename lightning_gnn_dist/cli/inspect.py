@@ -17,10 +17,10 @@ from lightning_gnn_dist.graph.shard import Bounds, Shard, holds_shards
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.store import shard_name
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.layers.budget import free_bytes
 from lightning_gnn_dist.partition.advice import BATCH_SIZE, FANOUT, advise, bytes_of_part, bytes_per_part
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
+from lightning_gnn_dist.wire.memory import free_bytes
 
 
 def run(options: argparse.Namespace) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.layers.budget import memory_bytes
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.default import default_partitioner
 from lightning_gnn_dist.partition.kaminpar import KaMinParPartitioner
@@ -13,6 +12,7 @@ from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
+from lightning_gnn_dist.wire.memory import memory_bytes
 
 
 def partitioner_of(name: str | None, options: argparse.Namespace, graph: Graph) -> Partitioner:

@@ -24,12 +24,12 @@ from lightning_gnn_dist.homes.parts import PartReader
 from lightning_gnn_dist.homes.residency import Fixed, Holding, Residency, held_by_all
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.shared_parts import Holder
-from lightning_gnn_dist.layers.budget import memory_bytes
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.default import default_partitioner
 from lightning_gnn_dist.partition.partition_report import learned_from
 from lightning_gnn_dist.partition.saved_chunks import Chunks, SavedChunks
+from lightning_gnn_dist.wire.memory import memory_bytes
 
 _LOOKED_AT = 4  # super-epochs whose parts are counted to choose a boundary
 _HORIZON = 16  # super-epochs whose largest part decides the number of batches of a pass, however long the run

@@ -4,25 +4,18 @@ may be.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 
-from lightning_gnn_dist.batches.placing.device_memory import free_bytes as free_on
+from lightning_gnn_dist.wire.memory import free_bytes, free_on, held_bytes, peak_bytes, ranks_here, reset_peak
 
 DEFAULT_BYTES = 4 << 30
 LEAST_BYTES = 16 << 20  # with less, a sampler's table of nodes would leave no room for a batch
 _FIRST = 4  # the first batch takes this part of what others may
 _MEASURABLE = 4 << 20  # bytes; what smaller batches take is lost in what an allocator keeps
 _LEAST_FACTOR = 0.1
-_ROOT, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-_GROUPS = {  # limits, and what counts that the system cannot take back: of version 2, then of version 1
-    "": (("memory.max", "memory.high"), ("anon", "shmem")),
-    "memory": (("memory.limit_in_bytes",), ("total_rss", "total_shmem")),
-}
 
 
 class Host(NamedTuple):
@@ -71,79 +64,6 @@ def _halved(allowed: int, free: int) -> int:
     while allowed > max(free // 2, LEAST_BYTES):
         allowed //= 2
     return max(allowed, LEAST_BYTES)
-
-
-def free_bytes() -> int:
-    """Return the bytes of RAM that are free for this process; a very large number where the system does not say."""
-    return _least("MemAvailable", is_used=True)
-
-
-def memory_bytes() -> int:
-    """Return the bytes of RAM that this process might have if no other took any, the same from run to run."""
-    return _least("MemTotal", is_used=False)
-
-
-def _least(of_system: str, *, is_used: bool) -> int:
-    found = [1 << 62]
-    info = Path("/proc/meminfo")
-    if info.exists():
-        lines = dict(line.split(":") for line in info.read_text().splitlines())
-        found.append(int(lines[of_system].split()[0]) << 10)
-    for folder, names, counted in _groups():
-        limits = [(folder / name).read_text().strip() for name in names if (folder / name).exists()]
-        if (folder / "memory.stat").exists() and (most := [int(limit) for limit in limits if limit.isdigit()]):
-            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            found.append(min(most) - is_used * sum(int(stat.get(name, 0)) for name in counted))
-    return max(0, min(found))
-
-
-def _groups() -> Iterator[tuple[Path, Sequence[str], Sequence[str]]]:
-    """Yield the folder of each group of processes that may limit this one, the files of its limits, what it counts."""
-    for line in _OWN.read_text().splitlines() if _OWN.exists() else ():
-        _, controllers, path = line.split(":", 2)
-        if controllers in _GROUPS:
-            root = _ROOT / controllers
-            inner = root / path.strip("/")
-            around = (folder for folder in (inner, *inner.parents) if folder.is_relative_to(root))
-            yield from ((folder, *_GROUPS[controllers]) for folder in around)
-
-
-def ranks_here(num_ranks: int) -> int:
-    """Return how many of the ranks run on this host, as their launcher says; all of them if it does not."""
-    local = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return int(local) if local.isdigit() and 0 < int(local) <= num_ranks else num_ranks
-
-
-def peak_bytes() -> int | None:
-    """Return the most memory that this process has held since :func:`reset_peak`; None where no system says it."""
-    return _status("VmHWM")
-
-
-def held_bytes() -> int | None:
-    """Return the memory that this process holds; None where no system says it."""
-    return _status("VmRSS")
-
-
-def own_bytes() -> int | None:
-    """Return the memory that is this process's alone, no page of a file; None where no system says it."""
-    return _status("RssAnon")
-
-
-def _status(kind: str) -> int | None:
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return None
-    lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
-    return int(lines[kind].split()[0]) << 10 if kind in lines else None
-
-
-def reset_peak() -> bool:
-    """Let :func:`peak_bytes` count from now on. False where the system does not allow it."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
 
 
 class Memory(Protocol):

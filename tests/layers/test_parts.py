@@ -13,13 +13,15 @@ from lightning_gnn_dist import Graph
 from lightning_gnn_dist.graph.storage.mapped import all_maps
 from lightning_gnn_dist.layers import budget as memory
 from lightning_gnn_dist.layers import whole_nodes
-from lightning_gnn_dist.layers.budget import LEAST_BYTES, Host, budget, free_bytes, ranks_here
+from lightning_gnn_dist.layers.budget import LEAST_BYTES, Host, budget
 from lightning_gnn_dist.layers.evaluating.choice import Counter, Evaluated
 from lightning_gnn_dist.layers.layer_pass import LayerPass
 from lightning_gnn_dist.layers.reach import Neighbourhoods
 from lightning_gnn_dist.layers.row_table import Room, RowTable
 from lightning_gnn_dist.layers.whole_nodes import WholeNodes
+from lightning_gnn_dist.wire import memory as of_hosts
 from lightning_gnn_dist.wire.channel import open_channel
+from lightning_gnn_dist.wire.memory import free_bytes, ranks_here
 from tests.layers.models import Appnp, Sage, graph_of, uneven_data, whole_rows
 
 CPU = torch.device("cpu")
@@ -228,7 +230,7 @@ def test_memory_that_a_group_of_processes_may_take(limit, stat, free, tmp_path, 
     free_here = free_bytes()
     (tmp_path / "memory.max").write_text(limit + "\n")
     (tmp_path / "memory.stat").write_text(stat)
-    monkeypatch.setattr(memory, "_groups", lambda: [(tmp_path, *memory._GROUPS[""])])
+    monkeypatch.setattr(of_hosts, "_groups", lambda: [(tmp_path, *of_hosts._GROUPS[""])])
     found = free_bytes()
     if free is None:
         assert abs(found - free_here) < 8 << 30
@@ -255,8 +257,8 @@ def test_the_tightest_of_nested_groups_counts(group, limit, stat, tmp_path, monk
         (folder / limit).write_text(most)
         (folder / "memory.stat").write_text(f"{stat} 1000\nfile 3000")
     (tmp_path / "own").write_text(f"7:cpu:/x\n{group}\n")
-    monkeypatch.setattr(memory, "_ROOT", tmp_path)
-    monkeypatch.setattr(memory, "_OWN", tmp_path / "own")
+    monkeypatch.setattr(of_hosts, "_ROOT", tmp_path)
+    monkeypatch.setattr(of_hosts, "_OWN", tmp_path / "own")
     assert free_bytes() == 4000
 
 
@@ -264,7 +266,7 @@ def test_the_tightest_of_nested_groups_counts(group, limit, stat, tmp_path, monk
 def test_a_budget_is_never_below_the_least(wanted, tmp_path, monkeypatch):
     (tmp_path / "memory.max").write_text("1\n")
     (tmp_path / "memory.stat").write_text("anon 0\n")
-    monkeypatch.setattr(memory, "_groups", lambda: [(tmp_path, *memory._GROUPS[""])])
+    monkeypatch.setattr(of_hosts, "_groups", lambda: [(tmp_path, *of_hosts._GROUPS[""])])
     assert budget(wanted, CPU, Host.here(3)) == LEAST_BYTES
 
 

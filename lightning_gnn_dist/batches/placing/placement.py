@@ -12,7 +12,6 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from lightning_gnn_dist.batches.placing.device_memory import free_bytes
 from lightning_gnn_dist.batches.placing.device_stream import DeviceStream
 from lightning_gnn_dist.batches.placing.expected_reads import expected_reads, most_read
 from lightning_gnn_dist.batches.placing.memory_plan import MemoryPlan, PlanFigures, Sizes, placed_by_row
@@ -25,6 +24,7 @@ from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.device import KINDS, bytes_of_tables, drawn_there, draws_anywhere
 from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.wire.memory import free_on
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class Placement:
     device_bytes: int | None = None
     samplers: tuple[Sampler, ...] = ()
     batch_size: int = 1024
-    free_bytes: Callable[[torch.device], int] = free_bytes
+    free_bytes: Callable[[torch.device], int] = free_on
     expected_bytes: int = 0
     crossing: Crossing = field(default_factory=Crossing)
 

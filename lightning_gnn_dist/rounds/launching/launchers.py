@@ -29,7 +29,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_gnn_dist.checks import in_bytes
-from lightning_gnn_dist.layers.budget import free_bytes, own_bytes
 from lightning_gnn_dist.rounds.launching.kept import Kept
 from lightning_gnn_dist.rounds.launching.launch import Launch, StartMethod
 from lightning_gnn_dist.rounds.launching.rank_work import RankResult, RankWork
@@ -39,6 +38,7 @@ from lightning_gnn_dist.wire.launching.by_value import CannotTravelError
 from lightning_gnn_dist.wire.launching.processes import GRACE_SECONDS, end_all, end_of, handling, start
 from lightning_gnn_dist.wire.launching.rank_processes import RankProcesses, Start
 from lightning_gnn_dist.wire.launching.roll_call import give_key
+from lightning_gnn_dist.wire.memory import free_bytes, own_bytes
 
 log = logging.getLogger(__name__)
 
