@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -66,6 +65,7 @@ from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.sharded.owner import Message, Question
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.source import ShardedSampler, ShardedSource
+from lightning_gnn_dist.wire.addresses import held_port
 from lightning_gnn_dist.wire.channel import open_channel
 from lightning_gnn_dist.wire.collectives import traffic
 
@@ -291,8 +291,9 @@ def main() -> None:
 
 def on_ranks(function: Callable[..., None], *arguments: Any) -> str:
     """Run it on all ranks; return what it wrote to the file that is its last argument."""
-    os.environ["MASTER_PORT"] = str(random.SystemRandom().randrange(20_000, 32_000))
-    mp.spawn(function, arguments, nprocs=RANKS)  # type: ignore[no-untyped-call]
+    with held_port() as port:
+        os.environ["MASTER_PORT"] = str(port)
+        mp.spawn(function, arguments, nprocs=RANKS)  # type: ignore[no-untyped-call]
     return Path(arguments[-1]).read_text()
 
 

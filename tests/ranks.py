@@ -23,9 +23,7 @@ import logging
 import multiprocessing
 import os
 import pickle
-import random
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -48,6 +46,8 @@ import torch.distributed as dist
 from lightning.fabric.utilities import registry
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
+
+from lightning_gnn_dist.wire.addresses import held_port
 
 GRACE_SECONDS = 5.0  # for the others to notice that a rank failed
 LEAVE_SECONDS = 30.0  # for a rank to leave when all have returned: on a busy machine, seconds
@@ -99,8 +99,8 @@ def start_ranks(
     function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 180, grace: float = GRACE_SECONDS
 ) -> Iterator[Ranks]:
     """Start what `run_ranks` runs and hand it out. No process is left behind, however the block ends."""
-    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        ranks = Ranks(world_size, timeout, Path(folder), grace)
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder, held_port() as port:
+        ranks = Ranks(world_size, timeout, Path(folder), port, grace)
         try:
             ranks._start(function, args)
             yield ranks
@@ -111,12 +111,14 @@ def start_ranks(
 class Ranks:
     """The running ranks of one job, made by `start_ranks`."""
 
-    def __init__(self, world_size: int, timeout: float, folder: Path, grace: float) -> None:
+    def __init__(self, world_size: int, timeout: float, folder: Path, port: int, grace: float) -> None:
         self._world_size, self._timeout, self._folder, self._grace = world_size, timeout, folder, grace
+        self._port = port
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
         self._values: dict[int, Any] = {}
         self._failures: list[tuple[float, int, str]] = []  # when, rank, what
+        self._heard: set[int] = set()
         self._deadline = 0.0
 
     @property
@@ -126,12 +128,9 @@ class Ranks:
 
     def results(self, may_die: Collection[int] = ()) -> list[Any]:
         """Wait for all ranks; return what they returned, and None for those of `may_die` that were killed."""
-        missing = set(range(self._world_size))
-        while missing and (ready := self._ready(missing)):
-            for rank in ready:
-                self._take(rank, rank in may_die)
-            missing -= ready
-        for rank in sorted(missing):
+        everyone = set(range(self._world_size))
+        self.wait_for(everyone, may_die)
+        for rank in sorted(everyone - self._heard):
             self._fail(rank, f"did not finish in time ({self._timeout:g} s) and was killed", time.monotonic())
         if not self._failures:
             self._release()
@@ -139,10 +138,19 @@ class Ranks:
             raise RankError(self._world_size, {rank: text for _, rank, text in sorted(self._failures)})
         return [self._values.get(rank) for rank in range(self._world_size)]
 
+    def wait_for(self, ranks: Collection[int], may_die: Collection[int] = ()) -> None:
+        """Wait until these have returned or failed, at most as long as all may take."""
+        missing = {*ranks} - self._heard
+        while missing and (ready := self._ready(missing)):
+            for rank in ready:
+                self._take(rank, rank in may_die)
+            missing -= ready
+            self._heard |= ready
+
     def _start(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         # Pickled here: multiprocessing itself would put tensors into memory that all ranks share.
         work = pickle.dumps((function, args))
-        place = _Place.of_caller(self._world_size, self._timeout, self._folder)
+        place = _Place.of_caller(self._world_size, self._timeout, self._folder, self._port)
         for rank in range(self._world_size):
             here, there = _CONTEXT.Pipe()
             self._pipes.append(here)
@@ -237,10 +245,10 @@ class _Place:
     start_method: str | None
 
     @classmethod
-    def of_caller(cls, world_size: int, timeout: float, folder: Path) -> _Place:
+    def of_caller(cls, world_size: int, timeout: float, folder: Path, port: int) -> _Place:
         start_method = multiprocessing.get_start_method(allow_none=True)
         filters = list(warnings.filters)
-        return cls(world_size, timeout, folder, free_port(), dict(os.environ), filters, start_method)
+        return cls(world_size, timeout, folder, port, dict(os.environ), filters, start_method)
 
     def enter(self, rank: int) -> None:
         os.environ.clear()  # the server's, as old as the first test that used it
@@ -292,12 +300,3 @@ def _call(rank: int, world_size: int, work: bytes) -> Any:
 @cache
 def _entry_points(group: str) -> Any:
     return entry_points(group=group)
-
-
-def free_port() -> int:
-    """A free port below the range from which systems take ports for outgoing connections."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with suppress(OSError), socket.socket() as probe:
-            probe.bind(("", port))
-            return port

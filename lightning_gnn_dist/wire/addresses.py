@@ -105,6 +105,18 @@ def family_of(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
+@contextmanager
+def held_port() -> Iterator[int]:
+    """Yield a port that no other program is given in the block, and at which this run may listen.
+
+    A socket has it and does not listen, which lets others listen there who name the port.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("", 0))
+        yield holder.getsockname()[1]
+
+
 def serve_store(address: str, port: int = 0, deadline: timedelta = _PATIENCE) -> Any:
     """A key-value store in this process that listens at ``address`` alone, or at all addresses (``""``).
 

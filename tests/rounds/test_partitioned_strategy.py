@@ -7,9 +7,10 @@ import os
 import socket
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -134,22 +135,29 @@ def hang_up_on_all(server: socket.socket) -> None:
             server.accept()[0].close()
 
 
-def seconds_after_it_opened() -> float:
-    """How long after its store is there a rank that came before it has joined."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]  # free from here on
-    limit, joined = timedelta(seconds=30), []
-    early = threading.Thread(target=lambda: joined.append((addresses.join_store(HERE, port, limit), time.monotonic())))
-    early.start()
-    time.sleep(0.02)
-    stores, opened = [addresses.serve_store(HERE, port, limit)], time.monotonic()
-    early.join()
-    assert stores
-    return float(joined[0][1] - opened)
+def test_who_comes_before_the_store_looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept, stores, limit = [], [], timedelta(seconds=60)
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 9:
+            stores.append(addresses.serve_store(HERE, port, limit))
+
+    monkeypatch.setattr(addresses, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    with addresses.held_port() as port:
+        assert addresses.join_store(HERE, port, limit) is not None
+    assert len(slept) == 9 and max(slept) <= 0.1  # torch alone lets it wait for half a second
 
 
-def test_who_comes_before_the_store_is_told_soon() -> None:
-    assert min(seconds_after_it_opened() for _ in range(3)) < 0.2  # torch alone lets it wait for half a second
+def test_a_port_that_is_held_is_given_to_nobody_else() -> None:
+    with addresses.held_port() as port, ExitStack() as others:
+        assert port not in {others.enter_context(addresses.held_port()) for _ in range(100)}
+        with pytest.raises(OSError, match="in use"), socket.socket() as other:
+            other.bind((HERE, port))
+        store = addresses.serve_store(HERE, port, timedelta(seconds=60))  # of who was told the port
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server((HERE, port))
+        assert store.port == port
 
 
 def test_one_rank_waits_for_nobody() -> None:

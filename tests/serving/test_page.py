@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 import torch
 
 from lightning_gnn_dist import communities
-from lightning_gnn_dist.serving.server import listen
+from lightning_gnn_dist.wire.addresses import held_port
 from tests.first_run import write_files
 from tests.pages import ROOT, blocks
 from tests.python_server import fast_python
@@ -41,13 +42,19 @@ def is_ready(port: int, server: subprocess.Popen[bytes]) -> bool:
     return False
 
 
+@pytest.fixture
+def port() -> Iterator[int]:
+    with held_port() as port:
+        yield port
+
+
 @pytest.mark.slow
-def test_the_page_leads_from_a_fit_to_the_same_rows_by_file_and_by_http(tmp_path: Path) -> None:
+def test_the_page_leads_from_a_fit_to_the_same_rows_by_file_and_by_http(tmp_path: Path, port: int) -> None:
     communities(2000, 8, num_features=64).save(tmp_path / "my_graph")
     write_files(tmp_path)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     how: dict[str, Any] = {"cwd": tmp_path, "env": environment}
-    port, pythons = free_port(), [fast_python(), fast_python(), sys.executable, ""]  # the server is sent a signal
+    pythons = [fast_python(), fast_python(), sys.executable, ""]  # the server is sent a signal
     fit, predict, serve, curl = (
         line.replace("lightning-gnn-dist", f"{python} -m lightning_gnn_dist").replace(str(PORT), str(port))
         for line, python in zip(command_lines(), pythons, strict=False)
@@ -67,8 +74,3 @@ def test_the_page_leads_from_a_fit_to_the_same_rows_by_file_and_by_http(tmp_path
     rows = torch.tensor(json.loads(said.stdout)["rows"])
     torch.testing.assert_close(rows, torch.from_numpy(np.load(tmp_path / "some.npy")), rtol=0, atol=1e-4)
     assert np.array(scope["rows"]).shape == (3, 8) and re.search(r"--nodes 3,141,59 ", predict)
-
-
-def free_port() -> int:
-    with listen("127.0.0.1", 0) as listening:
-        return int(listening.getsockname()[1])

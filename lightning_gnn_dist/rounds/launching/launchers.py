@@ -13,11 +13,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import Any
 
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment, find_free_network_port
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.strategies.launchers.subprocess_script import _basic_subprocess_cmd, _hydra_subprocess_cmd
 from lightning.pytorch import Callback
@@ -34,6 +34,7 @@ from lightning_gnn_dist.rounds.launching.launch import Launch, StartMethod
 from lightning_gnn_dist.rounds.launching.rank_work import RankResult, RankWork
 from lightning_gnn_dist.rounds.refusals import check_call
 from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire.addresses import held_port
 from lightning_gnn_dist.wire.launching.by_value import CannotTravelError
 from lightning_gnn_dist.wire.launching.processes import GRACE_SECONDS, end_all, end_of, handling, start
 from lightning_gnn_dist.wire.launching.rank_processes import RankProcesses, Start
@@ -57,11 +58,13 @@ class ScriptLauncher(_SubprocessScriptLauncher):
         super().__init__(**options)
         self._patience = patience
         self._has_failed = False
+        self._held = ExitStack()
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         check_call(kwargs["trainer"], args)
         try:
-            return super().launch(function, *args, **kwargs)
+            with self._held:
+                return super().launch(function, *args, **kwargs)
         except BaseException as error:
             self._has_failed = True
             if isinstance(error, SIGTERMException):
@@ -79,6 +82,8 @@ class ScriptLauncher(_SubprocessScriptLauncher):
     def _call_children_scripts(self) -> None:
         self._check_can_spawn_children()
         environment = self.cluster_environment
+        if self.num_nodes == 1 and "MASTER_PORT" not in os.environ:  # else who has named it sees to it that it is free
+            os.environ["MASTER_PORT"] = str(self._held.enter_context(held_port()))
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
         os.environ["NODE_RANK"], os.environ["LOCAL_RANK"] = str(environment.node_rank()), str(environment.local_rank())
         os.environ["WORLD_SIZE"] = str(self.num_processes * self.num_nodes)
@@ -147,10 +152,11 @@ class FunctionLauncher(_Launcher):
         if self._start == "fork":
             rank_zero_info("start_method='fork': torch computes with one thread in each rank; others have no limit.")
         work = RankWork(function, args, kwargs, trainer, self._start)
-        self._ranks = ranks = RankProcesses(work, self._strategy.num_processes, self._start, self._environment())
         self._on_sigint = signal.getsignal(signal.SIGINT)
         try:
-            with self._sigterm_passed_on():
+            with self._sigterm_passed_on(), held_port() as port:
+                environment = self._environment(port)
+                self._ranks = ranks = RankProcesses(work, self._strategy.num_processes, self._start, environment)
                 error = ranks.run()
         except CannotTravelError as untold:
             raise work.explained(untold) from untold
@@ -183,11 +189,11 @@ class FunctionLauncher(_Launcher):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_ranks": None, "_on_sigint": None}
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, port: int) -> dict[str, str]:
         """Return the variables for the ranks. Those of this process stay as they are, for the next fit."""
         environment = self._strategy.cluster_environment
         assert environment is not None
-        variables = {"MASTER_PORT": str(find_free_network_port()), **os.environ}
+        variables = {"MASTER_PORT": str(port), **os.environ}
         if self._strategy.num_nodes == 1:
             give_key(variables)
         else:
