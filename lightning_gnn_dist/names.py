@@ -22,6 +22,7 @@ from lightning_gnn_dist.gone import GONE, way_out
 
 _PACKAGE = __name__.partition(".")[0]
 EXTENSIONS = {  # what a user asks for by something that is not of this package, such as a layer of torch
+    "by time": "lightning_gnn_dist.sampling.temporal:TemporalSampler",
     "sparse rows": "lightning_gnn_dist.extensions.tables.learned_tables:LearnedTables",
 }
 _CLASSES = {  # by `strategy_name`, which is that of the module, too; imported when a Trainer is made with one

@@ -15,8 +15,7 @@ from lightning_gnn_dist.batches.batch import LABELS, PoolOf, SampledData, blocks
 from lightning_gnn_dist.batches.hetero import ENDS, LABELS_OF_LINKS, SampledHeteroData, ends_of
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.apart import Apart, in_types, places_of, take_apart
-from lightning_gnn_dist.engine.sample import Sample
-from lightning_gnn_dist.engine.temporal.trees import SEED_TIME
+from lightning_gnn_dist.engine.sample import SEED_TIME, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, have_names
 

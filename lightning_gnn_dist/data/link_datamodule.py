@@ -20,6 +20,7 @@ from lightning_gnn_dist.checks import check_instance, check_path, distinct_ids, 
 from lightning_gnn_dist.data.edges.answers import AnswerEdges, Answers
 from lightning_gnn_dist.data.edges.asked import AskedEdges, check_settings_of_edges
 from lightning_gnn_dist.data.edges.task import EdgeTask, ShardEdges, WholeEdges
+from lightning_gnn_dist.data.edges.times import sampler_of_events
 from lightning_gnn_dist.data.explained_errors import explain_pairs
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.links import LinkSplit
@@ -42,7 +43,6 @@ from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
 from lightning_gnn_dist.homes.shards import ShardHome
-from lightning_gnn_dist.homes.times import sampler_of_events
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.partition.default import Cut, unless_auto
 from lightning_gnn_dist.partition.random import RandomPartitioner

@@ -26,13 +26,11 @@ from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.home import Home
 from lightning_gnn_dist.homes.plan import train_nodes
 from lightning_gnn_dist.homes.running import ForgetsRun
-from lightning_gnn_dist.homes.times import check_temporal
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.layers.evaluating.choice import Evaluated, is_limited
 from lightning_gnn_dist.layers.evaluating.layered_loader import EvaluationLoader, Targets
 from lightning_gnn_dist.layers.evaluating.probe import Exactness, Outlook
-from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.targets.sampler import RootSampler
+from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
 
 
 class Judged(NamedTuple):
@@ -44,6 +42,7 @@ class Judged(NamedTuple):
         sampler: Returns what draws batches around them, with so many hops more than an evaluation takes.
         num_ids: They lie below this number. Default: the number of nodes.
         targets: Returns what a batch of some of them evaluates.
+        dealt: Returns the sampler for so many batches.
     """
 
     ids: Tensor | range
@@ -51,6 +50,7 @@ class Judged(NamedTuple):
     sampler: Callable[[int], Sampler]
     num_ids: int | None = None
     targets: Callable[[Tensor], Targets] = Targets
+    dealt: Callable[[Sampler, int], Sampler] = lambda sampler, _: sampler
 
     def check_shared(self, num_ranks: int) -> None:
         """Refuse fewer of them than there are ranks."""
@@ -92,8 +92,7 @@ class Evaluating:
         if run.settings.evaluation.batch_size is None and not is_limited(run.trainer):
             size = costs.batch_size(evaluated, sampler, model)
         rows, num_batches = costs.ready_rows(evaluated, size, model), evaluated.num_batches(size)
-        if isinstance(sampler, RootSampler):
-            sampler = replace(sampler, num_batches=num_batches)
+        sampler = judged.dealt(sampler, num_batches)
         source = self._home.evaluation_source(sampler, judged.num_ids)
         outlook = Outlook(
             evaluated,
@@ -200,8 +199,11 @@ class NodeTask(Task):
     has_inputs = True
 
     def check(self, rows: Graph) -> None:
-        if self.home.running.settings.draws_by_time:
-            check_temporal(rows, self.home.running.settings, self.home.boundary)
+        ours, *others = self.home.running.settings.samplers
+        if isinstance(ours, SeesByTime):
+            for other in others:
+                other.check_graph(rows)  # type: ignore[attr-defined]  # it has the same times
+            ours.check_data(rows, keeps_rows=self.home.boundary.keeps_rows)
 
     def check_whole(self, graph: Graph) -> None:
         self.values.of_labels(graph, train_nodes(graph), "train_mask")

@@ -22,6 +22,7 @@ from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 MAX_ENTRIES = 2**31 - 1  # seeds and edges of a batch
+SEED_TIME = "seed_time"  # of what samples have beside their nodes, it alone has a row for each seed
 
 
 class BatchKey(NamedTuple):

@@ -16,9 +16,8 @@ from lightning_gnn_dist.layers.evaluating.layered_loader import ReadyRows
 from lightning_gnn_dist.layers.model_layers import ModelLayers
 from lightning_gnn_dist.layers.shard_nodes import SHARE_OF_INPUTS, ShardNodes
 from lightning_gnn_dist.layers.whole_nodes import WholeNodes, folder_beside
-from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.temporal import TemporalSampler
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.source import check_sampler, sample_bulk
 from lightning_gnn_dist.wire.channel import Channel
@@ -48,7 +47,7 @@ class WholeCosts:
         size, budget = self._running.settings.batch_size, self._running.bytes_of_evaluation
         if self._running.settings.evaluation.sampler is not None:
             return size
-        if isinstance(self._running.sampler_of_evaluation(), TemporalSampler):
+        if isinstance(self._running.sampler_of_evaluation(), SeesByTime):
             return seeds_at_once(self._graph, sampler, evaluated, self._counter(), size, budget)
         return self._counter().batch_size(evaluated, size, budget)
 
@@ -113,7 +112,7 @@ class ShardCosts:
         if self._running.settings.evaluation.sampler is not None or model is not None:
             return size
         share, of_nodes = evaluated.share(self.place), self._running.sampler_of_evaluation()
-        if isinstance(of_nodes, TemporalSampler):
+        if isinstance(of_nodes, SeesByTime):
             while size > 1 and not self._fits(share[:size], sampler):
                 size //= 2
             return size

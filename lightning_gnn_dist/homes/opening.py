@@ -6,13 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Halo, Isolated
 from lightning_gnn_dist.boundary.refusals import check_seed_hops
 from lightning_gnn_dist.checks import check_instance, check_path, shown
-from lightning_gnn_dist.engine.temporal.times import sources_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.shard import Bounds, holds_shards
 from lightning_gnn_dist.graph.shard_bounds import TypedBounds
@@ -22,10 +20,9 @@ from lightning_gnn_dist.graph.typed.tables import TIME, Tables
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.settings import BatchSettings
-from lightning_gnn_dist.homes.times import are_dates, check_units, spans_of
+from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.temporal import TemporalSampler
 from lightning_gnn_dist.sharded.source import check_sampler
 from lightning_gnn_dist.wire.collectives import all_gather_rows
 
@@ -81,7 +78,10 @@ def sampler_of_task(tables: Tables | None, task: str | None) -> Sampler | None:
     if tables is None or (len(labelled) != 1 if task is None else task not in tables.tasks):
         return None
     hops = HOPS_OF_TASK if task is None or task in labelled else HOPS_OF_PAIRS
-    return TemporalSampler(hops, TIME, pick="latest") if tables.timed else NeighborSampler(hops)
+    if not tables.timed:
+        return NeighborSampler(hops)
+    timed: Sampler = extension("by time")(hops, TIME, pick="latest")
+    return timed
 
 
 def tables_of(given: Graph | Path) -> Tables | None:
@@ -150,23 +150,6 @@ def check_copies(path: Path, bounds: Bounds, num_ranks: int) -> None:
             f"shards of {path}: start {bounds.num_shards} ranks, divide the graph into {num_ranks} shards, or take "
             "boundary=Halo()."
         )
-
-
-def check_units_of_shards(rows: Graph, sampler: Sampler) -> None:
-    """Refuse times of which no seed of any shard is later than any event. Collective."""
-    if not isinstance(sampler, TemporalSampler):
-        return
-    of_seeds, of_types = spans_of(rows, sampler)
-    row = [(*(span or (0, 0)), span is not None) for span in (of_seeds, *of_types.values())]
-    sources = [source for source in sources_of(rows, sampler.time) if source is not None]
-    floating = any(source.times.is_floating_point() for source in sources)
-    of_ranks = all_gather_rows(torch.tensor(row, dtype=torch.float64 if floating else torch.int64))
-    seeds, *events = (_span(ranks[ranks[:, 2] > 0]) for ranks in of_ranks.unbind(1))
-    check_units(sampler, seeds, dict(zip(of_types, events, strict=True)), are_dates(rows))
-
-
-def _span(ranks: Tensor) -> tuple[float, float] | None:
-    return (ranks[:, 0].min().item(), ranks[:, 1].max().item()) if len(ranks) else None
 
 
 def check_on_all_ranks(check: Callable[[], None], shard: int) -> None:

@@ -22,9 +22,8 @@ from lightning_gnn_dist.checks import (
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.layers.budget import LEAST_BYTES
 from lightning_gnn_dist.rules import Count, Seed, check_fields, whole
-from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.temporal import TemporalSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 
 Deal = Literal["any", "own"]
@@ -61,7 +60,7 @@ class Evaluation:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.sampler is not None:
-            kinds = NeighborSampler | TemporalSampler
+            kinds = NeighborSampler | SeesByTime
             check_instance("sampler", self.sampler, kinds, "an object such as NeighborSampler([50, 50])")
         if self.on is not None:
             graphs = Graph | Data | HeteroData | str | Path
@@ -133,12 +132,12 @@ class BatchSettings:
     @property
     def evaluates_whole_rows(self) -> bool:
         """Whether an evaluation takes all in-neighbours of a node, whichever seed it is reached from."""
-        return self.evaluation.sampler is None and not isinstance(self.of_parts(), TemporalSampler)
+        return self.evaluation.sampler is None and not isinstance(self.of_parts(), SeesByTime)
 
     @property
     def draws_by_time(self) -> bool:
         """Whether some sampler shows each seed what was before it. All or none do."""
-        return any(isinstance(sampler, TemporalSampler) for sampler in self.samplers)
+        return any(isinstance(sampler, SeesByTime) for sampler in self.samplers)
 
     @property
     def leaves_types_out(self) -> bool:
@@ -227,8 +226,8 @@ class BatchSettings:
         ours = self.of_parts()
         if self.evaluation.sampler is not None:
             return self.evaluation.sampler
-        if isinstance(ours, TemporalSampler):  # the latest are drawn without chance: what was learned from them holds
-            return ours if ours.pick == "latest" else ours.of_all()
+        if isinstance(ours, SeesByTime):
+            return ours.of_evaluation()
         if isinstance(ours, NeighborSampler) and isinstance(ours.num_neighbors, Mapping):  # types may be left out
             whole = {kind: [-1 if n else 0 for n in of] for kind, of in ours.num_neighbors.items()}
             return NeighborSampler({kind: [*of, *of[-1:] * more_hops] for kind, of in whole.items()})
@@ -237,4 +236,4 @@ class BatchSettings:
 
 def _sight_of(sampler: Sampler) -> object:
     """Return what decides which events a seed must not see; None where it sees all."""
-    return sampler.sight if isinstance(sampler, TemporalSampler) else None
+    return sampler.sight if isinstance(sampler, SeesByTime) else None

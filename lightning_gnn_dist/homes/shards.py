@@ -23,12 +23,12 @@ from lightning_gnn_dist.graph.shard_bounds import TypedBounds
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.costs import ShardCosts
 from lightning_gnn_dist.homes.home import Home, Shown
-from lightning_gnn_dist.homes.opening import check_copies, check_on_all_ranks, check_shards, check_units_of_shards
+from lightning_gnn_dist.homes.opening import check_copies, check_on_all_ranks, check_shards
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
 from lightning_gnn_dist.layers.through_layers import Layer
 from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
 from lightning_gnn_dist.sharded.part import read_part
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.source import ShardedSource
@@ -133,7 +133,8 @@ class ShardHome(Home):
                     f"{len(counts)}, which would have nothing to learn from: divide the graph by "
                     'MetisPartitioner(balance="train"), or use fewer shards or ranks.'
                 )
-        check_units_of_shards(self.graph().shard.rows, self.running.settings.of_parts())
+        if isinstance(ours := self.running.settings.of_parts(), SeesByTime):
+            ours.check_shard(self.graph().shard.rows)
         if is_fit and self.boundary.seed_hops:
             own = self.graph().shard.rows
             places = {"places": self.marked_before + own.node_arrays["train_mask"].cumsum(0) - 1}

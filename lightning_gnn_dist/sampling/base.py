@@ -42,6 +42,32 @@ class OrdersSeeds(Protocol):
         ...
 
 
+@runtime_checkable
+class SeesByTime(Sampler, Protocol):
+    """A sampler that draws for each seed apart, of what was before its time. All of a data module are such, or none."""
+
+    @property
+    def sight(self) -> object:
+        """What decides which events a seed must not see, the same of all samplers of a data module."""
+        ...
+
+    def of_evaluation(self) -> Sampler:
+        """Return what evaluates a model that was trained with this one."""
+        ...
+
+    def check_graph(self, graph: Graph) -> None:
+        """Refuse a graph without such times."""
+        ...
+
+    def check_data(self, graph: Graph, *, keeps_rows: bool) -> None:
+        """Refuse a graph without such times, or with times that do not fit together, and rows kept of each node."""
+        ...
+
+    def check_shard(self, rows: Graph) -> None:
+        """Refuse times of which no seed of any shard is later than any event. Collective."""
+        ...
+
+
 def check_bulk(
     graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey], *, untyped: str | None = None
 ) -> list[tuple[Tensor, BatchKey]]:

@@ -30,6 +30,7 @@ from lightning_gnn_dist.graph.typed.names import TypeNames
 from lightning_gnn_dist.rules import check_fields
 from lightning_gnn_dist.sampling.base import check_bulk
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.time_checks import are_dates, check_units, check_units_of_shards, spans_of, tell
 
 Pick = Literal["uniform", "latest"]
 
@@ -100,6 +101,26 @@ class TemporalSampler:
             refuse_repeated(ids, "To ask for a node at several times, give it a copy for each")
         timed = [(ids, checked_times(graph, ids, view), batch_key) for ids, batch_key in bulk]
         return [sample_by_time(graph, ids, times, fanouts, batch_key, view) for ids, times, batch_key in timed]
+
+    def of_evaluation(self) -> TemporalSampler:
+        """Return what evaluates a model: the latest are drawn without chance, so what was learned from them holds."""
+        return self if self.pick == "latest" else self.of_all()
+
+    def check_data(self, graph: Graph, *, keeps_rows: bool) -> None:
+        """Refuse a graph without such times, or with times that do not fit together, and rows kept of each node."""
+        self.check_graph(graph)
+        if keeps_rows:
+            raise ValueError(
+                "boundary=History() keeps one row of each node, whatever the time of the seed that reads it, and "
+                f"{self} draws by time: take Isolated(), Halo() or Fetch()."
+            )
+        tell(graph, self.time)
+        if graph.num_senders == graph.num_nodes:  # a shard may have few of the events
+            check_units(self.view, *spans_of(graph, self.view), are_dates(graph))
+
+    def check_shard(self, rows: Graph) -> None:
+        """Refuse times of which no seed of any shard is later than any event. Collective."""
+        check_units_of_shards(rows, self.view)
 
     def check_graph(self, graph: Graph) -> None:
         """Refuse a graph without such times, or with types that ``num_neighbors`` does not know."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
+from lightning_gnn_dist.engine.sample import SEED_TIME, BatchKey, Sample, refuse_repeated
 from lightning_gnn_dist.engine.temporal.times import (
     BEFORE_ALL,
     as_integers,
@@ -21,7 +21,7 @@ from lightning_gnn_dist.engine.temporal.times import (
     ordered,
     sources_of,
 )
-from lightning_gnn_dist.engine.temporal.trees import SEED_TIME, View, check_comparable, seen_by
+from lightning_gnn_dist.engine.temporal.trees import View, check_comparable, seen_by
 from lightning_gnn_dist.sampling.base import check_seeds
 from lightning_gnn_dist.sampling.temporal import TemporalSampler
 from lightning_gnn_dist.sampling.turns import Steps

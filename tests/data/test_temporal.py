@@ -37,8 +37,8 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.homes import times
 from lightning_gnn_dist.layers.evaluating.choice import Counter, Evaluated, seeds_at_once
+from lightning_gnn_dist.sampling import time_checks
 from lightning_gnn_dist.sampling.device import DeviceSampler
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from tests.data_fitting import SOME_STRATEGIES, trainer
@@ -209,7 +209,7 @@ def test_it_tells_once_which_edges_have_no_time_of_their_own(
 ) -> None:
     """Of those that are always seen at a level that Lightning shows."""
     told: list[str] = []
-    monkeypatch.setattr(times, "rank_zero_info", told.append)
+    monkeypatch.setattr(time_checks, "rank_zero_info", told.append)
     caplog.set_level("INFO", "lightning_gnn_dist")
     data = small()
     del data["paper", "cites", "paper"].time

@@ -7,7 +7,7 @@ Judged are rows: of each question at its time, and of each receiver at the time 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.data.edges.asked import AskedEdges, check_held_back
 from lightning_gnn_dist.data.edges.link_file import QuestionColumns
 from lightning_gnn_dist.data.edges.task import WholeEdges
+from lightning_gnn_dist.data.edges.times import check_event_samplers
 from lightning_gnn_dist.data.task import Judged
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.shard_bounds import LinkBounds
@@ -27,7 +28,6 @@ from lightning_gnn_dist.graph.user_ids import ids_for
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.graph.with_arrays import with_arrays_of_types
 from lightning_gnn_dist.homes.opening import graph_of
-from lightning_gnn_dist.homes.times import check_event_samplers
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.layers.evaluating.choice import is_limited
 from lightning_gnn_dist.layers.evaluating.layered_loader import Targets
@@ -186,6 +186,10 @@ class AnswerEdges(WholeEdges):
         told = (
             f"{name} asks {int(mask.sum())} questions of {asked.task.name!r}, and with receivers has {len(nodes)} rows"
         )
-        return Judged(
-            range(len(nodes)), told, sampler, len(nodes), lambda ids: Targets(nodes[ids], {}, asked.task.answers)
-        )
+        targets = len(nodes), lambda ids: Targets(nodes[ids], {}, asked.task.answers)
+
+        def dealt(root: Sampler, num_batches: int) -> Sampler:
+            assert isinstance(root, RootSampler)
+            return replace(root, num_batches=num_batches)
+
+        return Judged(range(len(nodes)), told, sampler, *targets, dealt)

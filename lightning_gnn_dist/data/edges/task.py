@@ -11,6 +11,7 @@ from torch import Tensor
 from lightning_gnn_dist.batches.global_batches import OwnSeeds
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.data.edges.asked import AskedEdges, check_held_back
+from lightning_gnn_dist.data.edges.times import check_event_samplers, check_rows_of_nodes
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.data.task import Judged, Task
 from lightning_gnn_dist.engine.temporal.times import times_of_receivers
@@ -19,7 +20,6 @@ from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.home import Home
 from lightning_gnn_dist.homes.shards import ShardHome
-from lightning_gnn_dist.homes.times import check_event_samplers, check_rows_of_nodes
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.layers.evaluating.layered_loader import Targets
 from lightning_gnn_dist.sampling.base import Sampler

@@ -36,7 +36,7 @@ from lightning_gnn_dist.engine.kernels import (
     take_row,
 )
 from lightning_gnn_dist.engine.rng import draw, typed_keys
-from lightning_gnn_dist.engine.sample import BatchKey, Sample, edge_types_of, sample_hops
+from lightning_gnn_dist.engine.sample import SEED_TIME, BatchKey, Sample, edge_types_of, sample_hops
 from lightning_gnn_dist.engine.temporal.times import (
     BEFORE_ALL,
     TimeOrder,
@@ -240,9 +240,6 @@ def _read_senders(csr: Csr, low: int, high: int, bits: int, work: Work, table: T
             work.columns[_U(edge)] = name
             prefetch(table.entries, slot_of(name, table.shift))
     return not is_damaged
-
-
-SEED_TIME = "seed_time"  # of what samples have beside their nodes, it alone has a row for each seed
 
 
 class View(NamedTuple):

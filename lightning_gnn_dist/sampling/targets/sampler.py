@@ -15,9 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.engine.sample import SEED_TIME, BatchKey, Sample
 from lightning_gnn_dist.engine.temporal.times import as_integers
-from lightning_gnn_dist.engine.temporal.trees import SEED_TIME
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.links import TargetType, kinds_of, without, without_targets
