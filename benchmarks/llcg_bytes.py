@@ -31,7 +31,7 @@ from torch import Tensor
 
 from lightning_gnn_dist import Correction, EverySteps, Launch, LLCGStrategy, Rounded
 from lightning_gnn_dist.rounds.means.averaging import AveragedMoments
-from lightning_gnn_dist.rounds.part import Fit, Part
+from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
 
 GRAPHS = [name for name in GENERATED if name != "few edges inside"]
 LOCAL_STEPS = 10
@@ -44,7 +44,7 @@ class MomentsEveryFourth(AveragedMoments):
 
 
 class EveryFourth(LLCGStrategy):
-    def stages(self, fit: Fit) -> list[list[Part]]:
+    def stages(self, fit: Fit) -> list[list[MeetingHook]]:
         means, *further = super().stages(fit)
         return [[MomentsEveryFourth(True) if isinstance(each, AveragedMoments) else each for each in means], *further]
 

@@ -15,7 +15,7 @@ from torchmetrics import Metric
 
 from lightning_gnn_dist.rounds.lightning_internals.trainer import takes_batch_idx
 from lightning_gnn_dist.rounds.means import finite
-from lightning_gnn_dist.rounds.part import Fit
+from lightning_gnn_dist.rounds.meeting_hook import Fit
 from lightning_gnn_dist.rounds.sparse_gradients import check_sparse, no_rows
 
 Step = Callable[[Any], Tensor | None]

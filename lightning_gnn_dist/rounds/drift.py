@@ -48,7 +48,7 @@ from lightning_gnn_dist.rounds.correction_gradients import (
 )
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.reducer import length_of
-from lightning_gnn_dist.rounds.part import Fit, Part
+from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
 from lightning_gnn_dist.rules import Count, check_fields, within
 
 Towards = Literal["ranks", "global"]
@@ -87,7 +87,7 @@ def resolved(drift: Drift, modes: Sequence[Towards], strategy: str) -> Drift:
     return drift
 
 
-class DriftCorrection(Part):
+class DriftCorrection(MeetingHook):
     """Takes two gradients at the start of every round, and shifts those of its local steps by their difference.
 
     Args:

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.joint import HasFigures
-from lightning_gnn_dist.rounds import refusals, replica_state
+from lightning_gnn_dist.rounds import checkpoints, refusals
 from lightning_gnn_dist.rounds.lightning_internals.loops import log_numbers, set_global_step
 from lightning_gnn_dist.rounds.lightning_internals.trainer import announce_sigterm, datamodule_of
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.averaging import Parameters, summary
-from lightning_gnn_dist.rounds.part import Fit, Part, RoundState
+from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook, RoundState
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.octets import checksum
 
@@ -41,30 +41,30 @@ class Meeting:
     """What the replicas of a fit do about each other.
 
     Args:
-        fit: What the parts see.
-        stages: The parts. Those of a stage share one exchange.
+        fit: What the hooks see.
+        stages: The hooks. Those of a stage share one exchange.
     """
 
-    def __init__(self, fit: Fit, stages: Sequence[Sequence[Part]]) -> None:
+    def __init__(self, fit: Fit, stages: Sequence[Sequence[MeetingHook]]) -> None:
         self.fit, self.stages = fit, stages
         self._has_taken_first = False
         self._held: set[int] = set()
-        self.parts = [*chain.from_iterable(stages)]
-        (self.parameters,) = (part for part in self.parts if isinstance(part, Parameters))
-        for part in self.parts:
-            part.begin(fit)
+        self.hooks = [*chain.from_iterable(stages)]
+        (self.parameters,) = (hook for hook in self.hooks if isinstance(hook, Parameters))
+        for hook in self.hooks:
+            hook.begin(fit)
 
     def begin_round(self) -> None:
         """Begin a round, the first or the next. Collective."""
-        for part in self.parts:
-            part.begin_round()
+        for hook in self.hooks:
+            hook.begin_round()
 
     def compare(self, batches: int) -> list[int]:
         """Return what :func:`finite.tell` gave on each rank; refuse ranks that would exchange different sizes."""
         fit, several = self.fit, collectives.world_size() > 1
-        sizes = [size for part in self.parts for size in part.sizes()]
+        sizes = [size for hook in self.hooks for size in hook.sizes()]
         sums = self.parameters.checksums() if several else []
-        told = finite.tell(batches, [each for part in self.parts for each in part.trained()])
+        told = finite.tell(batches, [each for hook in self.hooks for each in hook.trained()])
         numbers = [told, sum(sizes), len(list(fit.lightning_module.parameters())), summary([*sizes, *sums])]
         rows = collectives.gather_numbers(numbers, fit.device)
         for of_ranks in ([row[1] for row in rows], [row[2] for row in rows]):
@@ -74,21 +74,21 @@ class Meeting:
         self.parameters.compare([] if all_equal else collectives.gather_numbers(sums, fit.device))
         return [row[0] for row in rows]
 
-    def hold(self, stages: Iterable[Sequence[Part]]) -> None:
-        """Let the parts of some stages meet, one stage after the other. Collective."""
+    def hold(self, stages: Iterable[Sequence[MeetingHook]]) -> None:
+        """Let the hooks of some stages meet, one stage after the other. Collective."""
         for stage in stages:
             groups, weight = contributed(stage), self.fit.weight()
             if self.fit.round.is_left_out:
                 weight = finite.leave_out_(chain.from_iterable(groups.values()))
             self.fit.reducer.mean_(groups, weight)
-            for part in stage:
-                part.apply()
-            self._held |= {id(part) for part in stage}
+            for hook in stage:
+                hook.apply()
+            self._held |= {id(hook) for hook in stage}
 
-    def not_held(self) -> list[Part]:
-        """Return the parts of further stages that have not met since this was asked last."""
+    def not_held(self) -> list[MeetingHook]:
+        """Return the hooks of further stages that have not met since this was asked last."""
         held, self._held = self._held, set()
-        return [part for part in chain.from_iterable(self.stages[1:]) if id(part) not in held]
+        return [hook for hook in chain.from_iterable(self.stages[1:]) if id(hook) not in held]
 
     def meet(self, batches: int, end_round: Callable[[], None], *, is_told_to_end: bool) -> list[Votes]:
         """Compare, exchange, count the round, and return what each rank said. Collective.
@@ -104,9 +104,9 @@ class Meeting:
         votes = self._vote(batches, is_told_to_end)
         if self.fit.processors_differ and len({vote.checksum for vote in votes}) > 1:
             if not self._has_taken_first:
-                rank_zero_info(replica_state.TAKES_FIRST)
+                rank_zero_info(checkpoints.TAKES_FIRST)
             self._has_taken_first = True
-            replica_state.take_first_(self.equal())
+            checkpoints.take_first_(self.equal())
             votes = self._vote(batches, is_told_to_end)
         refusals.check_replicas([vote.checksum for vote in votes], state.round_idx)
         state.round_idx += 1
@@ -125,49 +125,49 @@ class Meeting:
 
     def equal(self) -> list[Tensor]:
         """Return what all ranks have alike after a meeting."""
-        return [each for part in self.parts for each in part.equal()]
+        return [each for hook in self.hooks for each in hook.equal()]
 
     def set_out(self) -> None:
         """Let this rank's replica go where it trains from."""
-        for part in self.parts:
-            part.set_out()
+        for hook in self.hooks:
+            hook.set_out()
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Let parts change the gradients of a local step."""
-        for part in self.parts:
-            part.before_step(optimizer)
+        """Let hooks change the gradients of a local step."""
+        for hook in self.hooks:
+            hook.before_step(optimizer)
 
     def after_step(self) -> None:
         """Let them undo what must not stay."""
-        for part in self.parts:
-            part.after_step()
+        for hook in self.hooks:
+            hook.after_step()
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold of this rank."""
-        return dict(chain.from_iterable(part.state().items() for part in self.parts))
+        return dict(chain.from_iterable(hook.state().items() for hook in self.hooks))
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Begin the round that a checkpoint is of. Collective."""
-        for part in self.parts:
-            part.restore(state)
+        for hook in self.hooks:
+            hook.restore(state)
 
     def finish(self) -> None:
         """Take in what is under way behind the last meeting, and hold the further stages. Collective."""
-        if sum(part.finish() for part in self.parts):
+        if sum(hook.finish() for hook in self.hooks):
             self.fit.reducer.begin_meeting(self.fit.round.round_idx)
             self.hold(self.stages[1:])
 
     def end(self) -> None:
         """End the fit. Not collective."""
-        for part in self.parts:
-            part.end()
+        for hook in self.hooks:
+            hook.end()
 
 
-def contributed(parts: Iterable[Part]) -> dict[str, list[Tensor]]:
-    """Return what parts bring to one mean, by name. Collective."""
+def contributed(hooks: Iterable[MeetingHook]) -> dict[str, list[Tensor]]:
+    """Return what hooks bring to one mean, by name. Collective."""
     groups: dict[str, list[Tensor]] = {}
-    for part in parts:
-        for name, tensors in part.contribute().items():
+    for hook in hooks:
+        for name, tensors in hook.contribute().items():
             groups.setdefault(name, []).extend(tensors)
     return groups
 

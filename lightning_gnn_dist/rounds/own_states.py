@@ -1,7 +1,7 @@
 """Who brings what ranks do not have alike, and how the rest of torch and Lightning is told of it.
 
-A module of the model that has a method ``replica_state(module)`` brings a :class:`~.part.ReplicaState`, one of a class
-for all that the LightningModule has of it. An embedding of torch with ``sparse=True`` brings that of its rows.
+A module of the model that has a method ``replica_state(module)`` brings a :class:`~.meeting_hook.ReplicaState`, one of
+a class for all that the LightningModule has of it. An embedding of torch with ``sparse=True`` brings that of its rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import chain
 from torch import nn
 
 from lightning_gnn_dist.names import extension
-from lightning_gnn_dist.rounds.part import ReplicaState
+from lightning_gnn_dist.rounds.meeting_hook import ReplicaState
 
 _IGNORED = "_ddp_params_and_buffers_to_ignore"
 _asks_nobody = [False]

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import check_choice, check_instance
-from lightning_gnn_dist.rounds import refusals, replica_state
+from lightning_gnn_dist.rounds import checkpoints, refusals
 from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.launching.launchers import FunctionLauncher, ScriptLauncher, launcher_for
 from lightning_gnn_dist.rounds.lightning_internals.loops import refuse_stop_iteration, resume_loader
@@ -31,8 +31,8 @@ from lightning_gnn_dist.rounds.lightning_internals.trainer import (
     module_of,
     take_over_sigterm,
 )
+from lightning_gnn_dist.rounds.meeting_hook import ReplicaState
 from lightning_gnn_dist.rounds.own_states import hide_from_ddp, show_to_ddp, states_of
-from lightning_gnn_dist.rounds.part import ReplicaState
 from lightning_gnn_dist.rounds.premises import check_ranks
 from lightning_gnn_dist.wire import channel, collectives
 from lightning_gnn_dist.wire.addresses import kept_on_host
@@ -75,7 +75,7 @@ class PartitionedStrategy(DDPStrategy):
         self.processors_differ = False
         self.sigterm_received = False
         self._forget_states()
-        self._resumed: replica_state.Resumed | None = None
+        self._resumed: checkpoints.Resumed | None = None
         self._companion: Callback | None = None  # for hooks that strategies do not have
 
     def __repr__(self) -> str:  # a Trainer of pytorch_lightning names what it does not take
@@ -104,7 +104,7 @@ class PartitionedStrategy(DDPStrategy):
         """Return what a checkpoint holds of this rank."""
 
     @abstractmethod
-    def _take_state(self, checkpoint: dict[str, Any], path: object) -> replica_state.Resumed | None:
+    def _take_state(self, checkpoint: dict[str, Any], path: object) -> checkpoints.Resumed | None:
         """Return this rank's state in a checkpoint, or None if it has none."""
 
     @abstractmethod
@@ -145,7 +145,7 @@ class PartitionedStrategy(DDPStrategy):
         is_fit = trainer.state.fn == TrainerFn.FITTING
         if is_fit:
             if trainer.world_size > 1:
-                replica_state.check_shapes(self._module())
+                checkpoints.check_shapes(self._module())
             self._begin_fit(trainer)
             self.sigterm_received = False
             take_over_sigterm(trainer, self._on_sigterm)
@@ -197,7 +197,7 @@ class PartitionedStrategy(DDPStrategy):
         resumed, self._resumed = self._resumed, None
         if resumed is not None:
             self.restore_extra_state(resumed.extra)
-            replica_state.restore_random_state(resumed.random_state)
+            checkpoints.restore_random_state(resumed.random_state)
 
     def on_train_end(self) -> None:
         """Leave, on all ranks, for a SIGTERM that came after the last vote. Collective."""
@@ -212,12 +212,12 @@ class PartitionedStrategy(DDPStrategy):
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         # Trainer.save_checkpoint() runs on all ranks, except after an exception.
         if self.is_alone:
-            replica_state.mark_alone(checkpoint, self._of_run())
+            checkpoints.mark_alone(checkpoint, self._of_run())
         elif "optimizer_states" in checkpoint:  # else there is nothing to resume
             if isinstance(self._launcher, FunctionLauncher):
                 refusals.refuse_to_save()
             self._replica(weights=not self.processors_differ).check(self.root_device)
-            replica_state.add_to_checkpoint(checkpoint, self._of_run(), self._of_rank(checkpoint))
+            checkpoints.add_to_checkpoint(checkpoint, self._of_run(), self._of_rank(checkpoint))
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:

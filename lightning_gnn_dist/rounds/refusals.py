@@ -255,11 +255,11 @@ def check_sizes(sizes: list[int]) -> None:
 
 
 def check_stages(strategy: str, not_held: Sequence[object]) -> None:
-    """Refuse an ``end_round`` that let parts out. All ranks run the same one, so all of them raise or none."""
+    """Refuse an ``end_round`` that let hooks out. All ranks run the same one, so all of them raise or none."""
     if not_held:
-        names = ", ".join(sorted({type(part).__name__ for part in not_held}))
+        names = ", ".join(sorted({type(hook).__name__ for hook in not_held}))
         raise RuntimeError(
-            f"{strategy}.end_round() let the parts of further stages out ({names}), which its stages() lists: call "
+            f"{strategy}.end_round() let the hooks of further stages out ({names}), which its stages() lists: call "
             "self.hold_further_stages() in it, after self.average_replicas()."
         )
 

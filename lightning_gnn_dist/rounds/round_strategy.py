@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from lightning_gnn_dist.checks import check_choice
 from lightning_gnn_dist.joint import CountsNodes, JudgesParts, KeepsRows
 from lightning_gnn_dist.names import extension
-from lightning_gnn_dist.rounds import refusals, replica_state
+from lightning_gnn_dist.rounds import checkpoints, refusals
 from lightning_gnn_dist.rounds.clock import EveryPass, KnownSteps, RoundClock
 from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards, resolved
 from lightning_gnn_dist.rounds.launching.launch import Launch
@@ -34,8 +34,8 @@ from lightning_gnn_dist.rounds.means.finite import Nonfinite
 from lightning_gnn_dist.rounds.means.outer import Outer, OuterStep, check_outer
 from lightning_gnn_dist.rounds.means.reducer import Reducer, SendsMeans
 from lightning_gnn_dist.rounds.meeting import Meeting, MeetingCallback, Peers, Votes
+from lightning_gnn_dist.rounds.meeting_hook import Fit, KeptRows, MeetingHook, RoundState
 from lightning_gnn_dist.rounds.pace import Pace, RoundLoader
-from lightning_gnn_dist.rounds.part import Fit, KeptRows, Part, RoundState
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.wire import collectives
 
@@ -131,14 +131,14 @@ class RoundStrategy(PartitionedStrategy):
         self.meeting.hold(self.meeting.stages[:1])
 
     def hold_further_stages(self) -> None:
-        """Let the parts of further stages meet, which go on from the average. Collective."""
+        """Let the hooks of further stages meet, which go on from the average. Collective."""
         if self.state.has_mean:
             self.meeting.hold(self.meeting.stages[1:])
 
-    def stages(self, fit: Fit) -> list[list[Part]]:
-        """Return the parts of the meetings of a fit, those that are on.
+    def stages(self, fit: Fit) -> list[list[MeetingHook]]:
+        """Return the hooks of the meetings of a fit, those that are on.
 
-        :meth:`average_replicas` holds the first stage, whose parts share one exchange.
+        :meth:`average_replicas` holds the first stage, whose hooks share one exchange.
         """
         moments = AveragedMoments(self.average_optimizer) if self.average_optimizer else None
         averages: Callable[[str], bool] = (lambda _: False) if moments is None else moments.has
@@ -147,8 +147,8 @@ class RoundStrategy(PartitionedStrategy):
             outer = OuterStep(self.outer)
         data = datamodule_of(fit.lightning_module.trainer)
         first, late = self.reducer.stage(outer, moments)
-        parts = [
-            *chain.from_iterable(state.parts(averages) for state in fit.states),
+        hooks = [
+            *chain.from_iterable(state.hooks(averages) for state in fit.states),
             Parameters(trained=outer is None),
             outer if outer in first else None,
             AveragedBuffers() if self.buffers != "local" else None,
@@ -157,7 +157,7 @@ class RoundStrategy(PartitionedStrategy):
             DriftCorrection(self.drift) if self.drift is not None and self.peers.are_several else None,
             *late,
         ]
-        return [[part for part in parts if part is not None]]
+        return [[hook for hook in hooks if hook is not None]]
 
     @property
     def meeting(self) -> Meeting:
@@ -190,7 +190,7 @@ class RoundStrategy(PartitionedStrategy):
 
     @property
     def resumed_state(self) -> dict[str, Any]:
-        """The parts' states in a checkpoint that are not restored yet."""
+        """The hooks' states in a checkpoint that are not restored yet."""
         return {} if self._resumed is None else self._resumed.extra
 
     # What Lightning calls.
@@ -225,7 +225,7 @@ class RoundStrategy(PartitionedStrategy):
     def on_train_start(self) -> None:
         rank_zero_info(self.pace.schedule())
         data = datamodule_of(self._module().trainer)
-        if self.is_global_zero and not any(part.looks_beyond_parts for part in self.meeting.parts):
+        if self.is_global_zero and not any(hook.looks_beyond_parts for hook in self.meeting.hooks):
             _say_what_is_lost(data)
         if isinstance(data, CountsNodes) and self.world_size > 1:
             _warn_of_dense_tables(self._module(), data.counts_of_nodes(), self.world_size)
@@ -345,12 +345,12 @@ class RoundStrategy(PartitionedStrategy):
         return {
             "batches_done": self.state.batches_done,
             "optimizer_states": states,
-            "buffers": replica_state.cpu_buffers(self._module()) if self.buffers == "local" else {},
+            "buffers": checkpoints.cpu_buffers(self._module()) if self.buffers == "local" else {},
             "extra": self.meeting.state(),
         }
 
-    def _take_state(self, checkpoint: dict[str, Any], path: object) -> replica_state.Resumed:
-        taken = replica_state.take_from_checkpoint(checkpoint, path)
+    def _take_state(self, checkpoint: dict[str, Any], path: object) -> checkpoints.Resumed:
+        taken = checkpoints.take_from_checkpoint(checkpoint, path)
         self.state.round_idx, self.state.batches_done = taken.round_idx, taken.batches_done
         return taken
 

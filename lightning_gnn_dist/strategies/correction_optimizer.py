@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.rounds import refusals, replica_state
+from lightning_gnn_dist.rounds import checkpoints, refusals
 from lightning_gnn_dist.strategies.correction import Correction, check_lr
 from lightning_gnn_dist.wire import collectives
 
@@ -176,7 +176,7 @@ def _copied(value: Any) -> Any:
 
 def _average_states(optimizers: Sequence[Optimizer]) -> None:
     """Average the optimizers' states over ranks, in place. Collective."""
-    tensors = replica_state.optimizer_tensors(optimizers)
+    tensors = checkpoints.optimizer_tensors(optimizers)
     device = _parameters_of(optimizers)[0].device
     rows = collectives.gather_numbers([sum(tensor.numel() for tensor in tensors)], device)
     refusals.check_sizes([size for (size,) in rows])

@@ -33,7 +33,7 @@ from lightning_gnn_dist.rounds.correction_gradients import (
 from lightning_gnn_dist.rounds.drift import DriftCorrection
 from lightning_gnn_dist.rounds.means.averaging import AveragedBuffers, AveragedMoments
 from lightning_gnn_dist.rounds.means.reducer import length_of
-from lightning_gnn_dist.rounds.part import Fit, Part, part_of
+from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook, hook_of
 from lightning_gnn_dist.rounds.sparse_gradients import no_rows, take_rows_
 from lightning_gnn_dist.strategies.correction import Correction
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer
@@ -42,21 +42,21 @@ from lightning_gnn_dist.wire import collectives
 NEEDS = "A correction on the whole graph"
 
 
-class CorrectionSteps(Part):
+class CorrectionSteps(MeetingHook):
     """Takes the steps, of which each rank computes a slice.
 
     Args:
         correction: How many, and what takes them.
-        means: The parts of the mean.
+        means: The hooks of the mean.
     """
 
     looks_beyond_parts = True
 
-    def __init__(self, correction: Correction, means: Sequence[Part]) -> None:
-        self._correction, self._drift = correction, part_of(means, DriftCorrection)
-        moments = part_of(means, AveragedMoments)
+    def __init__(self, correction: Correction, means: Sequence[MeetingHook]) -> None:
+        self._correction, self._drift = correction, hook_of(means, DriftCorrection)
+        moments = hook_of(means, AveragedMoments)
         self._are_averaged = moments is not None and moments.are_all
-        self._averages_buffers = part_of(means, AveragedBuffers) is not None
+        self._averages_buffers = hook_of(means, AveragedBuffers) is not None
 
     def begin(self, fit: Fit) -> None:
         super().begin(fit)
@@ -173,7 +173,7 @@ class StepsOnRank0(CorrectionSteps):
 WAYS = {"sliced": CorrectionSteps, "rank0": StepsOnRank0}
 
 
-class GlobalStatistics(Part):
+class GlobalStatistics(MeetingHook):
     """Replaces running means and variances by their mean over batches of the whole graph, then over ranks by seeds.
 
     Layers in evaluation mode keep theirs: they are frozen.

@@ -33,7 +33,7 @@ from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist.checks import check_true_or_false
 from lightning_gnn_dist.joint import HasParts
-from lightning_gnn_dist.rounds import refusals, replica_state
+from lightning_gnn_dist.rounds import checkpoints, refusals
 from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.lightning_internals.loops import give_back_loops, hear_no_skips, hear_skips, watch_loops
 from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
@@ -227,7 +227,7 @@ class GrappaStrategy(PartitionedStrategy):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         if self.buffers == "average" and self._has_stepped and not self.is_alone:
-            replica_state.average_buffers_of(checkpoint, self._module())
+            checkpoints.average_buffers_of(checkpoint, self._module())
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     # What all strategies have.
@@ -258,10 +258,10 @@ class GrappaStrategy(PartitionedStrategy):
         return {"strategy": self.strategy_name}
 
     def _of_rank(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        return {"buffers": replica_state.cpu_buffers(self._module()), **self._sums.state()}
+        return {"buffers": checkpoints.cpu_buffers(self._module()), **self._sums.state()}
 
-    def _take_state(self, checkpoint: dict[str, Any], path: object) -> replica_state.Resumed | None:
-        return replica_state.take_of_gradients(checkpoint, path)
+    def _take_state(self, checkpoint: dict[str, Any], path: object) -> checkpoints.Resumed | None:
+        return checkpoints.take_of_gradients(checkpoint, path)
 
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
         for name, buffer in self._module().named_buffers():  # DDP gave all ranks those of rank 0

@@ -20,7 +20,7 @@ from lightning_gnn_dist.rounds.means.averaging import Moments
 from lightning_gnn_dist.rounds.means.finite import Nonfinite
 from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.rounds.means.reducer import SendsMeans
-from lightning_gnn_dist.rounds.part import Fit, Part
+from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy, Weights
 from lightning_gnn_dist.strategies.correction import Correction
 from lightning_gnn_dist.strategies.correction_steps import WAYS, GlobalStatistics
@@ -141,9 +141,9 @@ class LLCGStrategy(RoundStrategy):
         self.average_replicas()  # what was learned locally
         self.hold_further_stages()  # is corrected globally
 
-    def stages(self, fit: Fit) -> list[list[Part]]:
+    def stages(self, fit: Fit) -> list[list[MeetingHook]]:
         means, *further = super().stages(fit)
-        corrections: list[Part] = []
+        corrections: list[MeetingHook] = []
         if not self.peers.are_several:  # local gradients are those of the whole graph
             return [means, *further, corrections]
         if self.correction is not None:

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from lightning_gnn_dist import EverySteps, GrappaStrategy, LocalSGDStrategy, Outer, names
+from lightning_gnn_dist.rounds.meeting_hook import ReplicaState
 from lightning_gnn_dist.rounds.own_states import states_of
-from lightning_gnn_dist.rounds.part import ReplicaState
 from tests.every_strategy import PATIENCE
 from tests.pages import ROOT
 from tests.ranks import run_ranks
@@ -89,7 +89,7 @@ warnings.simplefilter("ignore")
 for strategy in (LocalSGDStrategy(), LLCGStrategy(), TMAStrategy(EverySeconds(0.1)), GrappaStrategy()):
     data = PartitionedDataModule(small_graph(), sampler=NeighborSampler([4, 4]), batch_size=16, seed=0)
     trainer(2, strategy, max_epochs=2).fit(model(), data)
-print([name for name in sys.modules if name.startswith("lightning_gnn_dist.extensions")])
+print("loaded:", [name for name in sys.modules if name.startswith("lightning_gnn_dist.extensions")])
 """
 
 
@@ -99,4 +99,4 @@ def test_the_strategies_train_without_an_extension(tmp_path: Path) -> None:
     command, settings = [sys.executable, str(tmp_path / "train.py")], os.environ | {"PYTHONPATH": str(ROOT)}
     run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=settings)
     assert run.returncode == 0, run.stderr
-    assert set(run.stdout.splitlines()[-2:]) == {"[]"}  # of both ranks
+    assert run.stdout.count("loaded: []") == 2, run.stdout  # of both ranks

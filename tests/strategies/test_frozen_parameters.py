@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_gnn_dist import EverySeconds, EverySteps, LocalSGDStrategy, TMAStrategy
-from lightning_gnn_dist.rounds.part import Fit, Part
+from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
@@ -131,7 +131,7 @@ class TakesTurns(Frozen):
         self.critic.requires_grad_(self.global_rank == 0)
 
 
-class Gradients(Part):
+class Gradients(MeetingHook):
     """Would exchange the gradients of what is trained."""
 
     def sizes(self) -> list[int]:
@@ -139,7 +139,7 @@ class Gradients(Part):
 
 
 class SharesGradients(LocalSGDStrategy):
-    def stages(self, fit: Fit) -> list[list[Part]]:
+    def stages(self, fit: Fit) -> list[list[MeetingHook]]:
         return [*super().stages(fit), [Gradients()]]
 
 

@@ -30,7 +30,7 @@ from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.outer import OuterStep
 from lightning_gnn_dist.rounds.means.reducer import Groups
 from lightning_gnn_dist.rounds.meeting import Meeting, Peers, Votes, contributed
-from lightning_gnn_dist.rounds.part import ReplicaState, part_of
+from lightning_gnn_dist.rounds.meeting_hook import ReplicaState, hook_of
 from lightning_gnn_dist.rounds.premises import Premises, check_same_premises, premises_of
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.rounds.walking import trained_parameters
@@ -226,7 +226,7 @@ class LivingPeers(Peers):
     def _tensors_to_average(self, rows: list[list[int]]) -> list[Tensor]:
         """Return what goes as it is, of a share that is new at each attempt: the rank may have been behind."""
         self._rounds.meeting.parameters.compare([row[_NUM_NUMBERS:] for row in rows])
-        groups = contributed(self._rounds.meeting.parts)
+        groups = contributed(self._rounds.meeting.hooks)
         self._rest, self._means = self._rounds.reducer.rest(groups), {}
         rest = {id(each) for group in self._rest.values() for each in group}
         ordered = [each for name in ("pseudo_gradients", "whole", "moments") for each in groups.get(name, ())]
@@ -243,12 +243,12 @@ class LivingPeers(Peers):
         for name, means in self._means.items():
             for own, mean in zip(self._rest[name], means, strict=True):
                 own.copy_(mean)
-        for part in self._rounds.meeting.parts:
+        for part in self._rounds.meeting.hooks:
             part.apply()
         self._rounds.reducer.keep()
 
     def _outer(self) -> OuterStep | None:
-        return part_of(self._rounds.meeting.parts, OuterStep)
+        return hook_of(self._rounds.meeting.hooks, OuterStep)
 
     def _dealt(self, loader: Any) -> Any:
         """Return the training loader of this rank's part among the ranks that take part now."""

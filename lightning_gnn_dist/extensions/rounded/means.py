@@ -20,7 +20,7 @@ from lightning_gnn_dist.extensions.rounded.rounded_mean import RoundedMean, mean
 from lightning_gnn_dist.rounds.means.averaging import AveragedMoments
 from lightning_gnn_dist.rounds.means.outer import OuterStep
 from lightning_gnn_dist.rounds.means.reducer import Groups, Reducer, is_rounded, real
-from lightning_gnn_dist.rounds.part import Part
+from lightning_gnn_dist.rounds.meeting_hook import MeetingHook
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 from lightning_gnn_dist.wire.codec import Bits, Codec
@@ -94,7 +94,9 @@ class Means(Reducer):
         if self._channel is not None:
             self._number += self._average_rounded(rest, weight, self._number, self._agreed)
 
-    def stage(self, outer: OuterStep | None, moments: AveragedMoments | None) -> tuple[list[Part], list[Part]]:
+    def stage(
+        self, outer: OuterStep | None, moments: AveragedMoments | None
+    ) -> tuple[list[MeetingHook], list[MeetingHook]]:
         if not self.is_late or outer is None:
             return super().stage(outer, moments)
         return [], [Overlap(self, outer, moments)]

@@ -26,7 +26,7 @@ from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.averaging import AveragedMoments
 from lightning_gnn_dist.rounds.means.outer import OuterStep
 from lightning_gnn_dist.rounds.means.reducer import Groups
-from lightning_gnn_dist.rounds.part import Fit, Part
+from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Background
 
@@ -64,8 +64,8 @@ class Sends(Protocol):
     def lost(self) -> list[Tensor]: ...
 
 
-class Overlap(Part):
-    """The step of the meetings, and the means of moments, a round late. It comes last among the parts of its stage.
+class Overlap(MeetingHook):
+    """The step of the meetings, and the means of moments, a round late. It comes last among the hooks of its stage.
 
     Args:
         means: Sends what a rank has packed.
@@ -82,7 +82,7 @@ class Overlap(Part):
         self._sent: Future[None] = Future()
         self._taken: list[Tensor] = []  # the moments that this meeting has made equal
 
-    def members(self) -> list[Part]:
+    def members(self) -> list[MeetingHook]:
         return [self, self._outer, *([] if self._moments is None else [self._moments])]
 
     def begin(self, fit: Fit) -> None:

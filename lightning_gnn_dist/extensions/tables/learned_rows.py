@@ -1,4 +1,4 @@
-r"""Learned rows of nodes as a part of the meeting: which a replica has touched in a round, and their means.
+r"""Learned rows of nodes as a hook of the meeting: which a replica has touched in a round, and their means.
 
 A row that a rank has touched in :math:`k_{p,i}` local steps of the round counts for :math:`a_{p,i} = w_p k_{p,i}`
 there, with :math:`w_p` the weight of the rank: a plain mean over ranks would keep 1/P of the way that one rank has
@@ -20,10 +20,10 @@ from lightning_gnn_dist.extensions.tables.lazy_adam import LazyAdam
 from lightning_gnn_dist.extensions.tables.replica_rows import ReplicaRows, check_lasting
 from lightning_gnn_dist.extensions.tables.row_owners import RowOwners
 from lightning_gnn_dist.extensions.tables.table import Table, coalesced, holds
+from lightning_gnn_dist.rounds.checkpoints import optimizer_tensors
 from lightning_gnn_dist.rounds.means.reducer import Groups
 from lightning_gnn_dist.rounds.meeting import MeetingCallback
-from lightning_gnn_dist.rounds.part import Fit, Part
-from lightning_gnn_dist.rounds.replica_state import optimizer_tensors
+from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
 from lightning_gnn_dist.wire import collectives
 
 
@@ -48,7 +48,7 @@ class CountedRows:
         self.steps.zero_()
 
 
-class LearnedRows(Part):
+class LearnedRows(MeetingHook):
     """The rows of all tables: those that every rank has, and those with owners, of which replicas train copies.
 
     Args:

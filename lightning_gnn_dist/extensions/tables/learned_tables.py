@@ -32,8 +32,8 @@ from lightning_gnn_dist.extensions.tables.owned_embedding import OwnedEmbedding,
 from lightning_gnn_dist.extensions.tables.replica_rows import ReplicaRows, check_lasting
 from lightning_gnn_dist.extensions.tables.row_owners import RowOwners
 from lightning_gnn_dist.extensions.tables.table import Table, check_tables, refuse_owned, tables_of
+from lightning_gnn_dist.rounds.meeting_hook import MeetingHook, ReplicaState
 from lightning_gnn_dist.rounds.own_states import asking_nobody
-from lightning_gnn_dist.rounds.part import Part, ReplicaState
 
 Entry = dict[str, Any]  # an optimizer's state of one parameter
 
@@ -121,7 +121,7 @@ class LearnedTables(ReplicaState):
 
     # In rounds.
 
-    def parts(self, averages: Callable[[str], bool]) -> Sequence[Part]:
+    def hooks(self, averages: Callable[[str], bool]) -> Sequence[MeetingHook]:
         self._rows = LearnedRows(self._all, self._owners, averages)
         return [self._rows]
 

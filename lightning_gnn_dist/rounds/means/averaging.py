@@ -1,8 +1,7 @@
-"""The parts of a meeting that average: trained parameters, buffers, moments, and frozen parameters that differ.
+"""The hooks of a meeting that average: trained parameters, buffers, moments, and frozen parameters that differ.
 
-Of weights whose gradients have some rows alone, and of their moments, a
-:class:`~lightning_gnn_dist.rounds.part.ReplicaState` puts together the rows that ranks have touched; they are no part
-of an average.
+Of weights whose gradients have some rows alone, and of their moments, a :class:`~..meeting_hook.ReplicaState` puts
+together the rows that ranks have touched; they are no part of an average.
 
 Some frozen parameters change between meetings: the half of a GAN that is frozen while the other learns, a teacher, a
 moving target. Most, such as a pretrained encoder's, never change and may be large. So ranks compare checksums of frozen
@@ -21,9 +20,9 @@ from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.rounds import refusals
+from lightning_gnn_dist.rounds.checkpoints import forget_moments, optimizer_tensors
 from lightning_gnn_dist.rounds.means.reducer import Groups, is_rounded, length_of
-from lightning_gnn_dist.rounds.part import Part
-from lightning_gnn_dist.rounds.replica_state import forget_moments, optimizer_tensors
+from lightning_gnn_dist.rounds.meeting_hook import MeetingHook
 from lightning_gnn_dist.wire.octets import checksum
 
 Moments = bool | Literal["momentum", "variance"]
@@ -46,7 +45,7 @@ def check_moments(average_optimizer: object) -> None:
         )
 
 
-class Parameters(Part):
+class Parameters(MeetingHook):
     """The mean of the replicas becomes the model.
 
     Args:
@@ -111,7 +110,7 @@ class Parameters(Part):
         return list(self.fit.lightning_module.parameters())
 
 
-class AveragedBuffers(Part):
+class AveragedBuffers(MeetingHook):
     """The module's buffers, such as the statistics of batch normalisation."""
 
     def contribute(self) -> Groups:
@@ -124,7 +123,7 @@ class AveragedBuffers(Part):
         return list(self.fit.lightning_module.buffers())
 
 
-class AveragedMoments(Part):
+class AveragedMoments(MeetingHook):
     """The states of the optimizers. Those of rows go with the rows.
 
     Args:

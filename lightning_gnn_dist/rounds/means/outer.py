@@ -36,7 +36,7 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.reducer import Groups, length_of
-from lightning_gnn_dist.rounds.part import Fit, Part
+from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
 from lightning_gnn_dist.rules import Fraction, Positive, check_fields
 
 _STEPS = 1024  # c is a multiple of 1 / 1024: processors add in their own orders, and ranks must have the same
@@ -84,7 +84,7 @@ class Outer:
         return cls(lr=0.7, momentum=0.9, nesterov=True)
 
 
-class OuterStep(Part):
+class OuterStep(MeetingHook):
     """Takes the step, alike on all ranks. Not for a rank that is alone.
 
     Args:

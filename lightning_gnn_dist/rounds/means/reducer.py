@@ -45,8 +45,8 @@ class Reducer:
         collectives.average_(chain.from_iterable(each for each in groups.values() if each is not apart), weight)
 
     def stage(self, outer: Any, moments: Any) -> tuple[list[Any], list[Any]]:
-        """Return the parts that step at meetings and that average moments, to come before and behind all others."""
-        return [part for part in (outer, moments) if part is not None], []
+        """Return the hooks that step at meetings and that average moments, to come before and behind all others."""
+        return [hook for hook in (outer, moments) if hook is not None], []
 
     def close(self) -> None:
         """End what :meth:`begin` has opened. Not collective."""

@@ -1,15 +1,15 @@
-"""What a meeting is made of: parts, each of which does one thing that replicas do about each other.
+"""What a meeting is made of: hooks, each of which does one thing that replicas do about each other.
 
 begin         once, when a fit begins
 begin_round   before the first round, and after each meeting: what begins a round on all ranks
 set_out       before the first local step of a round, behind validation and checkpoints
 before_step   in each local step: what changes its gradients, without an exchange
-contribute    at a meeting: what goes into the mean over ranks, one exchange for all parts
+contribute    at a meeting: what goes into the mean over ranks, one exchange for all hooks
 apply         after it: what becomes of the mean
 finish        once, behind the last meeting
 end           once, when the fit is over
 
-A strategy says which parts meet, and in which order. What is off is not among them. What ranks do not have alike is a
+A strategy says which hooks meet, and in which order. What is off is not among them. What ranks do not have alike is a
 :class:`ReplicaState`, which a module of the user's brings.
 """
 
@@ -58,7 +58,7 @@ class RoundState:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a part may see of a fit; never the strategy.
+    """What a hook may see of a fit; never the strategy.
 
     Attributes:
         lightning_module: The module that trains.
@@ -118,8 +118,8 @@ class Fit:
         return [self.rows[id(each)] for each in self.trained_parameters() if id(each) in self.rows]
 
 
-class Part:
-    """One thing that replicas do about each other. All ranks have the same parts, in the same order.
+class MeetingHook:
+    """One thing that replicas do about each other. All ranks have the same hooks, in the same order.
 
     Every method may be left out. Those that say so are called on all ranks at once, and may exchange.
     """
@@ -151,11 +151,11 @@ class Part:
         """Take what the mean has become. Collective."""
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold of this rank, by names that no other part has."""
+        """Return what a checkpoint must hold of this rank, by names that no other hook has."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Begin the round that a checkpoint is of; ``state`` has the states of all parts. Collective."""
+        """Begin the round that a checkpoint is of; ``state`` has the states of all hooks. Collective."""
         self.begin_round()
 
     def finish(self) -> bool:
@@ -165,8 +165,8 @@ class Part:
     def end(self) -> None:
         """End the fit, also after an error. Not collective."""
 
-    def members(self) -> list[Part]:
-        """Return the part, and those that it holds."""
+    def members(self) -> list[MeetingHook]:
+        """Return the hook, and those that it holds."""
         return [self]
 
     # What ranks compare.
@@ -229,7 +229,7 @@ class ReplicaState:
 
     # In rounds.
 
-    def parts(self, averages: Callable[[str], bool]) -> Sequence[Part]:
+    def hooks(self, averages: Callable[[str], bool]) -> Sequence[MeetingHook]:
         """Return what takes part in meetings; ``averages`` says whether ranks average a moment of optimizers."""
         return []
 
@@ -283,7 +283,7 @@ class ReplicaState:
         return states
 
 
-class KeptRows(Part):
+class KeptRows(MeetingHook):
     """Lets a data module refresh the rows of ``boundary=History()``, before anything reads them in the round.
 
     Ranks compute them for each other, with the model that all have alike.
@@ -299,9 +299,9 @@ class KeptRows(Part):
         self._data.refresh_rows(self.fit.round.batches_done)
 
 
-Kind = TypeVar("Kind", bound=Part)
+Kind = TypeVar("Kind", bound=MeetingHook)
 
 
-def part_of(parts: Iterable[Part], kind: type[Kind]) -> Kind | None:
-    """Return the part of a class, None where it is off."""
-    return next((each for part in parts for each in part.members() if isinstance(each, kind)), None)
+def hook_of(hooks: Iterable[MeetingHook], kind: type[Kind]) -> Kind | None:
+    """Return the hook of a class, None where it is off."""
+    return next((each for hook in hooks for each in hook.members() if isinstance(each, kind)), None)

@@ -1,4 +1,4 @@
-"""A part of a user's own meets with those of the package, and goes on where a checkpoint stands."""
+"""A hook of a user's own meets with those of the package, and goes on where a checkpoint stands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from lightning_gnn_dist import EverySteps, LocalSGDStrategy
 from lightning_gnn_dist.rounds.means.reducer import Groups
-from lightning_gnn_dist.rounds.part import Fit, Part
+from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
@@ -22,7 +22,7 @@ from tests.strategies.round_fitting import same_start
 ROUNDS, STEPS = 3, 2
 
 
-class StepsOfAll(Part):
+class StepsOfAll(MeetingHook):
     """Counts the local steps of a round, and adds up their means over ranks. Rank 1 counts each twice."""
 
     def __init__(self) -> None:
@@ -62,38 +62,38 @@ class StepsOfAll(Part):
         self.said.append("end")
 
 
-class WithPart(LocalSGDStrategy):
-    def __init__(self, part: Part) -> None:
+class WithHook(LocalSGDStrategy):
+    def __init__(self, hook: MeetingHook) -> None:
         super().__init__(EverySteps(STEPS), **PATIENCE)
-        self.part = part
+        self.hook = hook
 
-    def stages(self, fit: Fit) -> list[list[Part]]:
+    def stages(self, fit: Fit) -> list[list[MeetingHook]]:
         means, *further = super().stages(fit)
-        return [[*means, self.part], *further]
+        return [[*means, self.hook], *further]
 
 
 def resumed(rank: int, world_size: int, folder: str) -> list[tuple[list[str], float]]:
     found = []
     for rounds, path in ((ROUNDS - 1, None), (ROUNDS, f"{folder}/last.ckpt")):
-        part, saver = StepsOfAll(), ModelCheckpoint(folder, save_last=True, save_top_k=0)
+        hook, saver = StepsOfAll(), ModelCheckpoint(folder, save_last=True, save_top_k=0)
         options: dict[str, Any] = {"max_epochs": rounds, "enable_checkpointing": True, "callbacks": [saver]}
-        fit(rank, WithPart(part), same_start(), devices=world_size, ckpt_path=path, **options)
-        found.append((part.said, part.total))
+        fit(rank, WithHook(hook), same_start(), devices=world_size, ckpt_path=path, **options)
+        found.append((hook.said, hook.total))
     return found
 
 
-def test_a_part_of_ones_own_shares_the_exchange_and_is_resumed(tmp_path: Any) -> None:
+def test_a_hook_of_ones_own_shares_the_exchange_and_is_resumed(tmp_path: Any) -> None:
     for (said, total), (said_again, again) in run_ranks(resumed, 2, str(tmp_path)):
         assert said == ["begin", "round 0", "round 1", "round 2", "end"]
         assert said_again == ["begin", "round 2", "restore", "round 3", "end"]
         assert total == (ROUNDS - 1) * STEPS * 1.5 and again == ROUNDS * STEPS * 1.5
 
 
-class Forgetful(WithPart):
+class Forgetful(WithHook):
     """Lists a stage behind the mean, and lets it meet in its first round alone."""
 
-    def stages(self, fit: Fit) -> list[list[Part]]:
-        return [*LocalSGDStrategy.stages(self, fit), [self.part]]
+    def stages(self, fit: Fit) -> list[list[MeetingHook]]:
+        return [*LocalSGDStrategy.stages(self, fit), [self.hook]]
 
     def end_round(self) -> None:
         self.average_replicas()
@@ -103,5 +103,5 @@ class Forgetful(WithPart):
 
 def test_a_stage_that_does_not_meet_is_refused() -> None:
     with pytest.raises(RuntimeError, match=r"^Forgetful\.end_round\(\) let .*\(StepsOfAll\).*hold_further_stages\(\)"):
-        fit(0, Forgetful(part := StepsOfAll()), same_start(), devices=1, max_epochs=ROUNDS)
-    assert part.total == STEPS
+        fit(0, Forgetful(hook := StepsOfAll()), same_start(), devices=1, max_epochs=ROUNDS)
+    assert hook.total == STEPS

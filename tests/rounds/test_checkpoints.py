@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_gnn_dist.rounds.replica_state import KEY, random_state, take_from_checkpoint, take_of_gradients
+from lightning_gnn_dist.rounds.checkpoints import KEY, random_state, take_from_checkpoint, take_of_gradients
 
 
 def checkpoint(**changes: Any) -> dict[str, Any]:
