@@ -43,10 +43,8 @@ from lightning_gnn_dist.names import tell_lightning
 if TYPE_CHECKING:
     from lightning_gnn_dist.batches.loading import Loading as Loading
     from lightning_gnn_dist.boundary.auto import Auto as Auto
-    from lightning_gnn_dist.boundary.boundary import Exchange as Exchange
     from lightning_gnn_dist.boundary.boundary import Fetch as Fetch
     from lightning_gnn_dist.boundary.boundary import Halo as Halo
-    from lightning_gnn_dist.boundary.boundary import History as History
     from lightning_gnn_dist.boundary.boundary import Isolated as Isolated
     from lightning_gnn_dist.boundary.coverage import Coverage as Coverage
     from lightning_gnn_dist.boundary.coverage import coverage_mean as coverage_mean
@@ -62,6 +60,8 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.data.links import split_edges as split_edges
     from lightning_gnn_dist.data.time_split import split_by_time as split_by_time
     from lightning_gnn_dist.extensions.elastic.living_peers import Elastic as Elastic
+    from lightning_gnn_dist.extensions.exchange.boundary import Exchange as Exchange
+    from lightning_gnn_dist.extensions.history.boundary import History as History
     from lightning_gnn_dist.extensions.rounded.reducers import Overlapped as Overlapped
     from lightning_gnn_dist.extensions.rounded.reducers import Rounded as Rounded
     from lightning_gnn_dist.extensions.tables.lazy_adam import LazyAdam as LazyAdam

@@ -21,8 +21,9 @@ from typing import Any
 from lightning_gnn_dist.gone import GONE, way_out
 
 _PACKAGE = __name__.partition(".")[0]
-EXTENSIONS = {  # what a user asks for by something that is not of this package, such as a layer of torch
+EXTENSIONS = {  # what a user asks for by something else than its class, such as a layer of torch
     "by time": "lightning_gnn_dist.sampling.temporal:TemporalSampler",
+    "exchange": "lightning_gnn_dist.extensions.exchange.boundary:Exchange",
     "sparse rows": "lightning_gnn_dist.extensions.tables.learned_tables:LearnedTables",
 }
 _CLASSES = {  # by `strategy_name`, which is that of the module, too; imported when a Trainer is made with one

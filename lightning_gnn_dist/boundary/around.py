@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.boundary.boundary import Boundary
-from lightning_gnn_dist.boundary.refusals import check_hops
+from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup, induced_rows, senders_by_row, starts_of
@@ -67,12 +67,36 @@ def around(
         seed: Decides everything random.
     """
     found = boundary.around(source.sizes, residents, source.edges_into, seed)
-    check_hops(boundary, found, residents, source.sizes.num_nodes)
+    _check_hops(boundary, found, residents, source.sizes.num_nodes)
     hops = [residents, *found]
     nodes = torch.cat(hops)
     if have_names(source.sizes.types):
         nodes = nodes.sort().values  # so that those of one type follow each other
     return source.among(nodes, hops[: max(1, len(hops) - 1)]), nodes, Lookup(own).contains(nodes)
+
+
+def _check_hops(boundary: Boundary, hops: object, residents: Tensor, num_nodes: int) -> None:
+    """Refuse what is no list of outside nodes, as ``around`` of a boundary returns one."""
+    name = f"{type(boundary).__name__}.around()"
+    if not isinstance(hops, list | tuple) or not all(map(_is_vector_of_ids, hops)):
+        got = f"a list of {', '.join(map(shown, hops))}" if isinstance(hops, list | tuple) else shown(hops)
+        raise TypeError(f"{name} must return a list of vectors of int64, the ids of each hop, got {got}.")
+    for number, hop in enumerate(hops, 1):
+        if hop.numel() and not 0 <= int(hop.min()) <= int(hop.max()) < num_nodes:
+            raise ValueError(
+                f"{name} must return ids of the {num_nodes:,} nodes of the graph, and those of its hop {number} go "
+                f"from {int(hop.min())} to {int(hop.max())}."
+            )
+    nodes = torch.cat([residents, *hops]).sort().values if hops else residents[:0]
+    if (again := nodes[1:][nodes[1:] == nodes[:-1]]).numel():
+        raise ValueError(
+            f"{name} must return each outside node once, in the first hop that reaches it, and no node of the part, "
+            f"got node {int(again[0])} again."
+        )
+
+
+def _is_vector_of_ids(hop: object) -> bool:
+    return isinstance(hop, Tensor) and hop.dim() == 1 and hop.dtype == torch.int64
 
 
 def edges_among(

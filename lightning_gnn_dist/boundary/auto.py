@@ -13,11 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Exchange, Fetch, Halo, Isolated
+from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Fetch, Halo, Isolated
 from lightning_gnn_dist.checks import brief, in_megabytes, shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import degrees_of
 from lightning_gnn_dist.layers.reach import ALL, EDGES_OF_A_NODE, Neighbourhoods
+from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.partition.advice import bytes_of_part
 from lightning_gnn_dist.partition.partition_report import learned_from
 from lightning_gnn_dist.rules import Count, check_fields
@@ -59,6 +60,11 @@ class Auto(Boundary):
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    def offered(self) -> Boundary | None:
+        """Return what may be taken before a halo, where a fit suits it and there is memory for one hop."""
+        found: Boundary | None = extension("exchange")() if self.exchange else None
+        return found
 
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
         raise NotImplementedError("A fit takes what has been chosen in its place.")
@@ -112,7 +118,7 @@ def allowed_by(asked: Auto, num_ranks: int) -> int:
 
 
 def chosen(
-    allowed: int, graph: Graph, parts: Parts, steps: Pass, device: torch.device, *, exchanges: bool
+    allowed: int, graph: Graph, parts: Parts, steps: Pass, device: torch.device, *, offered: Boundary | None
 ) -> tuple[Boundary, str]:
     """Return the most exact boundary that all ranks can afford, and a line for the log. Collective, as a fit begins.
 
@@ -122,15 +128,15 @@ def chosen(
         parts: What this rank holds, at some times of the fit.
         steps: A pass over the training nodes.
         device: Where the ranks exchange numbers.
-        exchanges: Whether ranks can exchange rows in this fit.
+        offered: What is taken before a halo where there is memory for one hop.
     """
     of_ranks = gather_numbers([allowed, *_counted(graph, parts, steps)], device)
-    return choose(graph, [rest for _, *rest in of_ranks], steps, min(row[0] for row in of_ranks), exchanges=exchanges)
+    return choose(graph, [rest for _, *rest in of_ranks], steps, min(row[0] for row in of_ranks), offered=offered)
 
 
 def chosen_here(allowed: int, graph: Graph, parts: Sequence[Parts], steps: Pass) -> Boundary:
     """Return what :func:`chosen` would, without other ranks, of the ``parts`` of each rank."""
-    return choose(graph, [_counted(graph, each, steps) for each in parts], steps, allowed, exchanges=False)[0]
+    return choose(graph, [_counted(graph, each, steps) for each in parts], steps, allowed, offered=None)[0]
 
 
 def _counted(graph: Graph, parts: Parts, steps: Pass) -> list[int]:
@@ -146,7 +152,7 @@ def _counted(graph: Graph, parts: Parts, steps: Pass) -> list[int]:
 
 
 def choose(
-    graph: Graph, of_ranks: Sequence[Sequence[int]], steps: Pass, allowed: int, *, exchanges: bool
+    graph: Graph, of_ranks: Sequence[Sequence[int]], steps: Pass, allowed: int, *, offered: Boundary | None
 ) -> tuple[Boundary, str]:
     """Return the most exact boundary that all ranks can afford, and a line for the log.
 
@@ -155,14 +161,14 @@ def choose(
         of_ranks: What :func:`_counted` returns on each rank.
         steps: A pass over the training nodes.
         allowed: The bytes that a part may take.
-        exchanges: Whether ranks can exchange rows.
+        offered: What is taken before a halo where there is memory for one hop.
     """
     num_hops, better = steps.sampler.num_hops, ""
     seeds, sizes = learned_from(graph, graph.types.seeds).nonzero().view(-1), (graph.num_nodes, graph.num_edges)
     of_one = int(steps.work(Neighbourhoods(graph, num_hops), seeds, *map(torch.tensor, sizes)))
     most = [max(column) for column in zip(*of_ranks, strict=True)]
-    if exchanges and most[0] <= allowed:
-        return Exchange(), f'boundary="auto" is Exchange(): {in_megabytes(most[0])} for the largest part.'
+    if offered is not None and most[0] <= allowed:
+        return offered, f'boundary="auto" is {brief(offered)}: {in_megabytes(most[0])} for the largest part.'
     for hops in range(num_hops, 0, -1):
         held, work = most[hops - 1], [row[num_hops + hops - 1] for row in of_ranks]
         if hops > 1 and held == most[hops - 2]:  # a hop that brings nothing
@@ -180,16 +186,16 @@ def short_name(boundary: Boundary) -> str:
     return f"Halo({boundary.hops})" if isinstance(boundary, Halo) else brief(boundary)
 
 
-def kept(name: str, num_hops: int, *, exchanges: bool) -> tuple[Boundary, str]:
+def kept(name: str, num_hops: int, *, offered: Boundary | None) -> tuple[Boundary, str]:
     """Return what the fit of a checkpoint chose, for which there may be less memory now, and a line for the log.
 
     Args:
         name: The short name of what it chose.
         num_hops: Hops of the sampler.
-        exchanges: Whether ranks can exchange rows in this fit.
+        offered: What could be taken before a halo in this fit.
     """
     halos = [Halo(hops) for hops in range(num_hops, 0, -1)]
-    known = {short_name(each): each for each in (*([Exchange()] if exchanges else []), *halos, Isolated())}
+    known = {short_name(each): each for each in (*([] if offered is None else [offered]), *halos, Isolated())}
     if name not in known:
         raise ValueError(
             f'boundary="auto" was {name} in the fit of the checkpoint, and can be {", ".join(known)} in this one: '

@@ -5,35 +5,99 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
+from lightning.pytorch import Trainer
 from torch import Tensor
 
+from lightning_gnn_dist.batches.loader import Batches
+from lightning_gnn_dist.batches.part_batch import Run
 from lightning_gnn_dist.checks import brief, check_instance
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import bytes_per_node
 from lightning_gnn_dist.graph.rows import Lookup
-from lightning_gnn_dist.rules import Count, Fraction, Hops, Natural, check_fields
-from lightning_gnn_dist.wire.shipments import Thrift
+from lightning_gnn_dist.graph.value_check import ValueCheck
+from lightning_gnn_dist.joint import TrainsReplicasApart
+from lightning_gnn_dist.rules import Count, Hops, Natural, check_fields
 
-Every = Literal["round"]
 EdgesInto: TypeAlias = Callable[[Tensor], Iterator[tuple[Tensor, Tensor]]]
+
+
+class PassLoader(Protocol):
+    """The training batches of one part."""
+
+    num_seeds: int
+
+    @property
+    def waited_seconds(self) -> float:
+        """Seconds that the consumer has waited for batches."""
+
+    def between(self, start: int, stop: int | None, then: Sequence[range] = ()) -> Batches:
+        """Yield the batches of a stream from number ``start`` to ``stop``, or without end, and make those ``then``."""
+
+    def repeats(self, number: int) -> bool:
+        """Return whether a batch has nothing of its own to learn from."""
+
+    def close(self) -> None:
+        """End what runs in the background."""
+
+
+class Outside:
+    """What batches of a rank's part know, in a run, of nodes outside it: this one nothing, but what the part has.
+
+    Args:
+        home: Where the graph lives.
+    """
+
+    def __init__(self, home: Any) -> None:
+        self.home = home
+
+    def loader(self, part: Graph, inputs: Tensor | None, values: ValueCheck) -> PassLoader:
+        """Return the one batch of a pass, where ranks exchange rows in every step. Collective.
+
+        Args:
+            part: What the rank holds.
+            inputs: A number for each seed, that batches hold as ``input_id``.
+            values: Refuses bad values in what is learned from.
+        """
+        raise NotImplementedError
+
+    def of_batches(self, part: Graph, *, are_whole: bool) -> tuple[Graph, Run | None]:
+        """Return a part as its batches show it, and what runs layers on them, if that is not the module alone.
+
+        Args:
+            part: What the rank holds.
+            are_whole: Whether a batch is the whole part.
+        """
+        return self.home.shown(part), None
+
+    def refresh(self, super_epoch: int) -> None:
+        """Learn anew what batches of a part read of nodes outside it. Collective, at meetings."""
+
+    def close(self) -> None:
+        """End the connections. Not collective."""
 
 
 class Boundary(ABC):
     """What becomes of senders outside a part. To add a way, write a frozen dataclass with the method ``around``.
 
+    Where batches need more of these senders than what came along, ``wrap`` returns what knows it.
+
     Attributes:
         sees_whole_graph: Whether batches are drawn in the whole graph, and not in a part.
         exchanges: Whether ranks send each other rows in every step. A pass is then one batch, of the whole part.
         keeps_rows: Whether ranks compute rows for each other at meetings.
+        takes_shards: Whether it is for graphs of which each rank has a shard.
+        takes_edges: Whether seeds may be edges.
     """
 
     sees_whole_graph: ClassVar[bool] = False
     exchanges: ClassVar[bool] = False
     keeps_rows: ClassVar[bool] = False
+    takes_shards: ClassVar[bool] = False
+    takes_edges: ClassVar[bool] = False
 
     @property
     def seed_hops(self) -> int:
@@ -42,6 +106,20 @@ class Boundary(ABC):
 
     def check_fits(self, graph: Graph) -> None:  # noqa: B027  # optional
         """Refuse a graph that this way cannot handle."""
+
+    def check_settings(self, settings: Any) -> None:  # noqa: B027  # optional
+        """Refuse settings of batches that do not go with it."""
+
+    def check_in_fit(self, trainer: Trainer) -> None:  # noqa: B027  # optional
+        """Refuse a strategy, a precision or a module with which several ranks cannot treat a boundary so."""
+
+    def suits(self, settings: Any, trainer: Trainer) -> bool:
+        """Return whether :class:`Auto` may take it in a fit, where a user allows that."""
+        return False
+
+    def wrap(self, home: Any) -> Outside:
+        """Return what its batches know, in a run, of nodes outside a part."""
+        return Outside(home)
 
     @abstractmethod
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
@@ -62,6 +140,8 @@ class Boundary(ABC):
 class Isolated(Boundary):
     """Senders outside a part send nothing: the edges that leave it are left out."""
 
+    takes_shards = takes_edges = True
+
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
         return []
 
@@ -75,7 +155,7 @@ class Fetch(Boundary):
     and features of other ranks.
     """
 
-    sees_whole_graph = True
+    sees_whole_graph = takes_shards = takes_edges = True
 
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
         return []  # nobody trains on such a part
@@ -106,6 +186,7 @@ class Halo(Boundary):
     bytes: Count | None = None
     neighbors: Count | None = None
     seed_hops: Natural = 0
+    takes_shards = takes_edges = True
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -122,6 +203,15 @@ class Halo(Boundary):
             raise ValueError(
                 f"{self} has no room for a single node, whose arrays take {per_node} "
                 "bytes: allow more, or leave the halo out."
+            )
+
+    def check_in_fit(self, trainer: Trainer) -> None:
+        """Refuse seeds of other ranks where the gradients of all ranks' seeds are exchanged at every step."""
+        if self.seed_hops and not isinstance(trainer.strategy, TrainsReplicasApart):
+            raise ValueError(
+                f"boundary={brief(self)} lets ranks learn from each other's training nodes, as replicas drift apart. "
+                f"With {type(trainer.strategy).__name__} they do not, and such nodes would count several times: leave "
+                "seed_hops out, or use LocalSGDStrategy(), TMAStrategy() or LLCGStrategy()."
             )
 
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
@@ -142,86 +232,16 @@ class Halo(Boundary):
         return held[1:]
 
 
-@dataclass(frozen=True, repr=False, kw_only=True)
-class Exchange(Boundary):
-    """Senders outside a part are computed by the ranks that own them, layer by layer, in every step.
-
-    Before each layer but the first, ranks send each other the rows that the layer before has made of the nodes at the
-    boundary; in the backward pass the gradients go back. So a step on all parts is the step of one process on the whole
-    graph, however the graph is cut, if ``training_step`` returns the mean of a loss of each seed. No step sends
-    features: those of the nodes at the boundary are read once, when the fit starts, from the graph, or on shards from
-    the ranks that own them.
-
-    It takes ``sampler=WholePartSampler(num_layers)``, a module with a method ``layers`` (see :func:`through_layers`),
-    and a strategy that exchanges gradients at every step: :class:`GrappaStrategy` or DDP. A pass is one step, on all
-    training nodes.
-
-    Args:
-        every: Steps for which received rows are used: with ``every=5`` rows and gradients are sent in one step of five,
-            and rows are up to four steps old. Gradients are added in that step alone.
-        overlap: Whether a step uses what was sent in the step before, while its own rows are under way. So no step but
-            the first waits for the wire, and rows and gradients are a step older than without (PipeGCN).
-        share: The share of the rows, in (0, 1], that two ranks send each other, with their gradients: as many of those
-            that they share, drawn anew each time, and multiplied so that sums and means over neighbours are right in
-            the mean (BNS-GCN). The others are zero in that step, which is not for attention or maxima.
-    """
-
-    every: Count = 1
-    overlap: bool = False
-    share: Fraction = 1.0
-    exchanges = True
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.share == 0:
-            raise ValueError("share=0.0 sends no row at all: take boundary=Isolated(), or a share above 0.")
-
-    def __repr__(self) -> str:
-        return brief(self)
-
-    @property
-    def thrift(self) -> Thrift:
-        """How it saves bytes and time."""
-        return Thrift(self.every, self.overlap, self.share)
-
-    def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
-        return Halo().around(graph, residents, edges_into, seed)
-
-
-@dataclass(frozen=True)
-class History(Boundary):
-    """Senders outside a part are known by the rows that their owners computed at the last meeting.
-
-    At a meeting of a strategy of rounds, once replicas are equal, the ranks compute the nodes at the boundary together,
-    layer by layer and exactly, without dropout: each rank those that it owns. In the local steps that follow, these are
-    the rows that the layers behind the first read of nodes outside the part, and no gradient goes through them (DIGEST,
-    arXiv:2206.00057; GNNAutoScale, arXiv:2106.05609). Their input rows are read from the graph together with the part.
-    So a node of the part sees all its neighbours in every layer, and between meetings nothing is sent.
-
-    A node belongs to the rank whose training nodes are in its chunk. A rank that holds another chunk beside, as with
-    :class:`Rotate`, computes its nodes for itself, as they receive from all their in-neighbours too; so are
-    ``extra_nodes``. Only nodes that nobody here computes have rows of the last meeting.
-
-    It takes a module with a method ``layers`` (see :func:`through_layers`) and a strategy of rounds, such as
-    :class:`LocalSGDStrategy`, :class:`LLCGStrategy` or :class:`TMAStrategy`. Parts may change at meetings alone.
-
-    Args:
-        every: When rows are computed anew: at the end of every ``"round"``.
-    """
-
-    every: Every = "round"
-    keeps_rows = True
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
-        return Halo().around(graph, residents, edges_into, seed)
-
-
 def check_boundary(boundary: object) -> None:
     """Refuse a value that is no ``Boundary``."""
     check_instance("boundary", boundary, Boundary, "an object such as Isolated(), Halo() or Exchange()")
+
+
+def check_seed_hops(boundary: Boundary, *, is_typed: bool = False, of_edges: bool = False) -> None:
+    """Refuse seeds of other ranks where there are several types of nodes, or where seeds are edges."""
+    if boundary.seed_hops and (is_typed or of_edges):
+        what = "graphs without types" if is_typed else "nodes as seeds, not for edges"
+        raise ValueError(f"boundary={brief(boundary)} is for {what}: leave seed_hops out.")
 
 
 def _left_out(known: Lookup, rows: Tensor, senders: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,6 @@ from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.boundary.auto import Auto, boundary_of
 from lightning_gnn_dist.boundary.boundary import Boundary, check_boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
-from lightning_gnn_dist.boundary.refusals import check_whole_part
 from lightning_gnn_dist.checks import check_instance, distinct_ids
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.inductive import check_alike, task_elsewhere
@@ -132,8 +131,7 @@ class PartitionedDataModule(GraphDataModule):
             check_instance("coverage", coverage, Coverage, 'an object such as Coverage() or Coverage("batch"), or None')
         asked = boundary_of(boundary, of_edges=False, is_in_shards=shards is not None, is_for_parts=False)
         check_boundary(asked)
-        if asked.exchanges:
-            check_whole_part(sampler)
+        asked.check_settings(settings)
         running, values = Running(settings, self), ValueCheck(is_on=settings.loading.check_values)
         self._given: dict[str, Any] = {"sampler": given, "batch_size": batch_size, "seed": seed, "loading": loading}
         self._given |= {"holding": holding, "boundary": boundary, "global_batching": global_batching}
@@ -147,7 +145,7 @@ class PartitionedDataModule(GraphDataModule):
             return
         kind = chosen_seed_type(whole.types, task, "this one")
         whole = whole if kind is None or kind == whole.types.seeds else whole.with_seeds(kind)
-        check_typed(whole.types, settings, asked)
+        check_typed(whole.types, settings)
         check_samplers(whole, settings)
         plan = PartPlan(whole, unless_auto(partitioner), holding, asked, coverage, settings.seed_of_parts)
         learned = NodeTask(WholeHome(plan, running), values)

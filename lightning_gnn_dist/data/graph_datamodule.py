@@ -18,9 +18,8 @@ from lightning_gnn_dist.batches.deal import Deal
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import warn_of_slow_bfloat16
-from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.boundary.boundary import Boundary, PassLoader
 from lightning_gnn_dist.boundary.coverage import Coverage
-from lightning_gnn_dist.boundary.refusals import check_in_fit
 from lightning_gnn_dist.checks import (
     check_at_least,
     check_at_least_if_given,
@@ -31,7 +30,7 @@ from lightning_gnn_dist.checks import (
 from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels, explain_tables, guard_plain_ddp
 from lightning_gnn_dist.data.inductive import joined
 from lightning_gnn_dist.data.task import Evaluating, Task
-from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader, passes_left
+from lightning_gnn_dist.data.train_loader import TrainLoader, passes_left
 from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.parquet_rows import Columns
@@ -207,7 +206,7 @@ class GraphDataModule(LightningDataModule):
         self._running.agree(is_fit=is_fit)
         if is_fit and trainer is not None:
             if self._running.num_ranks > 1:
-                check_in_fit(self.boundary, trainer)
+                self.boundary.check_in_fit(trainer)
             guard_plain_ddp(trainer)  # before DDP takes rows that are not made
         for task in self._tasks:
             task.home.open(task.check, is_fit=is_fit and task is self._task)
@@ -361,12 +360,12 @@ class GraphDataModule(LightningDataModule):
 
     def refresh_rows(self, start: int) -> None:
         """Compute what batches from number ``start`` on read of nodes outside the part. Collective."""
-        if not self._home.keeps_history:
+        if not self.keeps_rows() or not self._home.is_cut:
             return
         assert self._train_loader is not None
         check_at_least(0, start=start)
         self._train_loader.move_to(start)
-        self._home.refresh_rows(self._train_loader.super_epoch(start))
+        self._home.outside.refresh(self._train_loader.super_epoch(start))
 
     # What it is made of.
 
@@ -381,7 +380,7 @@ class GraphDataModule(LightningDataModule):
     def _local_batches(self, part: Graph, num_batches: int, holder: Holder) -> PassLoader:
         if self._home.exchanges:
             inputs = self._task.inputs_of(part, part.split("train"))
-            return self._home.exchange_loader(part, inputs, self._task.values)
+            return self._home.outside.loader(part, inputs, self._task.values)
         if self._anchors is not None and self._anchors[0] is not part:
             self._anchors = None  # else the part before would stay in memory
         return self._batches_of(part, num_batches, holder, seed=self.seed)

@@ -70,7 +70,7 @@ def task_elsewhere(running: Running, types: GraphTypes | TypedBounds) -> Task | 
     check_alike("Evaluation(on=...)", types, graph.types)
     kind = chosen_seed_type(types, None, "this one")
     graph = graph if kind is None or kind == graph.types.seeds else graph.with_seeds(kind)
-    check_typed(graph.types, settings, Isolated())
+    check_typed(graph.types, settings)
     plan = PartPlan(graph, RandomPartitioner(), Holding(), Isolated(), None, settings.seed_of_parts)
     task = NodeTask(WholeHome(plan, running), ValueCheck(is_on=settings.loading.check_values))
     task.check(graph)

@@ -154,7 +154,7 @@ class LinkDataModule(GraphDataModule):
         if not isinstance(known, Bounds):
             self.split: LinkSplit | None = known if isinstance(known, LinkSplit) else None
             graph = _with_seeds(known.graph, links.edge_type)
-            _check_split(graph, settings, boundary)
+            _check_split(graph, settings)
             if partitioner is None and boundary.sees_whole_graph:
                 partitioner = RandomPartitioner()
             plan = PartPlan(graph, unless_auto(partitioner), holding, boundary, None, settings.seed_of_parts)
@@ -217,13 +217,13 @@ class LinkDataModule(GraphDataModule):
         return self._task.asked.num_negatives
 
 
-def _check_split(graph: Graph, settings: BatchSettings, boundary: Boundary) -> None:
+def _check_split(graph: Graph, settings: BatchSettings) -> None:
     """Refuse settings that do not suit a split that every host has."""
     if settings.global_batching.deal == "own":
         raise ValueError(
             'GlobalBatching(deal="own") deals nodes to their owners, and links have two ends: leave deal out.'
         )
-    check_typed(graph.types, settings, boundary)
+    check_typed(graph.types, settings)
     check_samplers(graph, settings)
 
 

@@ -203,7 +203,7 @@ class NodeTask(Task):
         if isinstance(ours, SeesByTime):
             for other in others:
                 other.check_graph(rows)  # type: ignore[attr-defined]  # it has the same times
-            ours.check_data(rows, keeps_rows=self.home.boundary.keeps_rows)
+            ours.check_data(rows)
 
     def check_whole(self, graph: Graph) -> None:
         self.values.of_labels(graph, train_nodes(graph), "train_mask")

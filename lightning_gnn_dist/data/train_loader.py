@@ -13,15 +13,13 @@ from lightning.pytorch import Trainer
 
 from lightning_gnn_dist.batches.batch import SampledData, device_of_batch
 from lightning_gnn_dist.batches.deal import NoSeedsError
-from lightning_gnn_dist.batches.loader import Batches, BatchLoader
-from lightning_gnn_dist.boundary.exchange import ExchangeLoader
+from lightning_gnn_dist.batches.loader import Batches
+from lightning_gnn_dist.boundary.boundary import PassLoader
 from lightning_gnn_dist.graph.graph import Graph
 
 log = logging.getLogger(__name__)
 
 MOST_PASSES = 1000  # that are known ahead; the first bulk of the next one is waited for
-
-PassLoader = BatchLoader | ExchangeLoader  # of the batches of one part
 
 
 class TrainLoader:

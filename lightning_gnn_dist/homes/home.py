@@ -4,34 +4,40 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from lightning_gnn_dist.batches.assembling import Content, made_of
-from lightning_gnn_dist.batches.batch import SampledData, in_type
 from lightning_gnn_dist.batches.placing.placement import stream_to
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
-from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.boundary.boundary import Boundary, Isolated, Outside
 from lightning_gnn_dist.boundary.coverage import Coverage
-from lightning_gnn_dist.boundary.exchange import ExchangeLoader, Owners
-from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.shard_bounds import TypedBounds
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.homes.costs import ShardCosts, WholeCosts
 from lightning_gnn_dist.homes.residency import Per
 from lightning_gnn_dist.homes.running import ForgetsRun, Running
 from lightning_gnn_dist.homes.shared_parts import Holder
-from lightning_gnn_dist.joint import WeighsRanks
-from lightning_gnn_dist.layers.through_layers import Layer, layers_in
+from lightning_gnn_dist.layers.through_layers import Layer
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.wire.channel import open_channel
 
 Shown = Callable[[Graph], Graph]
+_ALONE = Isolated()  # of a rank that has the whole graph
+
+
+class Owners(NamedTuple):
+    """Which rank owns each node of a part.
+
+    Attributes:
+        ids: The nodes of the part by their ids in the whole graph, which all ranks number alike.
+        ranks: The rank that owns each of them.
+    """
+
+    ids: Tensor
+    ranks: Tensor
 
 
 class Home(ForgetsRun, ABC):
@@ -49,6 +55,7 @@ class Home(ForgetsRun, ABC):
 
     def __init__(self, running: Running, boundary: Boundary, coverage: Coverage | None) -> None:
         self.running, self.boundary, self.coverage = running, boundary, coverage
+        self._outside: tuple[Boundary, Outside] | None = None
 
     # The graph.
 
@@ -113,8 +120,13 @@ class Home(ForgetsRun, ABC):
     def begin_nodes(self, *, is_fit: bool) -> None:  # optional
         """Refuse ranks without training nodes, and times that do not fit together: all ranks raise or none."""
 
-    def close(self) -> None:  # optional
+    def close(self) -> None:
         """End what runs in the background, and free what it has taken."""
+        if self._outside is not None:
+            self._outside[1].close()
+
+    def at_rest(self) -> dict[str, Any]:
+        return {"_outside": None}
 
     def abort(self) -> None:  # optional
         """End connections at once, so that no thread waits for a rank that will never answer."""
@@ -160,9 +172,12 @@ class Home(ForgetsRun, ABC):
         return self.boundary.exchanges and self.is_cut
 
     @property
-    def keeps_history(self) -> bool:
-        """Whether this rank has rows of the last meeting."""
-        return self.boundary.keeps_rows and self.is_cut
+    def outside(self) -> Outside:
+        """What batches of the rank's part know of nodes outside it."""
+        boundary = self.boundary if self.is_cut else _ALONE
+        if self._outside is None or self._outside[0] is not boundary:
+            self._outside = boundary, boundary.wrap(self)
+        return self._outside[1]
 
     @abstractmethod
     def partition(self, num_parts: int) -> Partition:
@@ -196,9 +211,6 @@ class Home(ForgetsRun, ABC):
     def against_averaging(self) -> str | None:
         """Return why averaging alone loses accuracy on these parts, and what to do; None where it loses little."""
         return None
-
-    def refresh_rows(self, super_epoch: int) -> None:  # optional
-        """Compute what batches of a part read of nodes outside it. Collective."""
 
     # Training nodes of the part.
 
@@ -254,32 +266,3 @@ class Home(ForgetsRun, ABC):
     @abstractmethod
     def whole_arrays(self, layers: list[Layer], ids: Tensor) -> dict[str, Tensor]:
         """Return what layers read of the whole graph, with a row for each of the nodes of a part. Collective."""
-
-    def exchange_loader(self, part: Graph, inputs: Tensor | None, values: ValueCheck) -> ExchangeLoader:
-        """Return the one batch of a pass, whose layers exchange rows with other ranks. Collective."""
-        run, trainer = self.running, self.running.trainer
-        assert trainer is not None
-        shown, seeds, owners = self.with_senders(part)
-        values.of_training(shown, seeds)
-        layers = layers_in(trainer.lightning_module)
-        whole, widen, dtype = with_arrays(shown, self.whole_arrays(layers, owners.ids)), run.widen, run.dtype
-        sampler = run.settings.of_parts()
-
-        def make(sample: Sample) -> SampledData:
-            content = Content.of(whole, sample, self.types.seed_type())
-            return in_type(made_of(content, widen=widen), dtype)
-
-        return ExchangeLoader(
-            whole,
-            seeds,
-            owners,
-            open_channel(run.num_ranks, run.device),
-            sampler.num_hops,
-            thrift=self.boundary.thrift,  # type: ignore[attr-defined]
-            seed=run.seed,
-            weigh=not isinstance(trainer.strategy, WeighsRanks),
-            make=make,
-            all_labels=run.settings.loading.all_labels,
-            device=run.device,
-            inputs=inputs,
-        )

@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Halo, Isolated
-from lightning_gnn_dist.boundary.refusals import check_seed_hops
+from lightning_gnn_dist.boundary.boundary import Boundary, check_seed_hops
 from lightning_gnn_dist.checks import check_instance, check_path, shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.shard import Bounds, holds_shards
@@ -102,18 +101,13 @@ def check_labelled(tables: Tables | None, task: str | None) -> None:
         )
 
 
-def check_typed(types: GraphTypes | TypedBounds, settings: BatchSettings, boundary: Boundary) -> None:
+def check_typed(types: GraphTypes | TypedBounds, settings: BatchSettings) -> None:
     """Refuse numbers of other types, and what does not take a typed graph, if this is one."""
     if not have_names(types):
         return
     for sampler in settings.samplers:
         if isinstance(sampler, NeighborSampler):
             sampler.of_types(types)
-    if boundary.keeps_rows and settings.leaves_types_out:
-        raise ValueError(
-            f"boundary=History() computes rows by edges of all types, and {settings.of_parts()} leaves some out: give "
-            "each edge type a number above 0, or take boundary=Halo()."
-        )
     if settings.loading.sample_on == "device":
         raise ValueError('sample_on="device" is for graphs without types: leave it out, and batches are drawn in RAM.')
 
@@ -129,11 +123,11 @@ _MOST_BYTES = 2048  # of what is said
 
 def check_shards(bounds: Bounds, settings: BatchSettings, boundary: Boundary) -> None:
     """Refuse settings, boundaries and samplers that do not work without the whole graph, or not with its types."""
-    if not isinstance(boundary, Isolated | Halo | Exchange | Fetch):
+    if not boundary.takes_shards:
         raise ValueError(f"boundary must be Isolated(), Halo(), Exchange() or Fetch() for shards, got {boundary}.")
     if settings.loading.sample_on != "cpu":
         raise ValueError(f'sample_on must be "cpu" for shards, whose batches are made in RAM, got {settings.loading}.')
-    check_typed(bounds.types, settings, boundary)
+    check_typed(bounds.types, settings)
     check_seed_hops(boundary, is_typed=have_names(bounds.types))
     across = [settings.of_corrections()]  # these are asked of the ranks that own what they draw
     across += [settings.of_evaluation()] if have_names(bounds.types) else []

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.boundary.auto import Auto, allowed_by, chosen, chosen_here
-from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
+from lightning_gnn_dist.boundary.boundary import Boundary, Isolated, check_seed_hops
 from lightning_gnn_dist.boundary.coverage import Coverage
-from lightning_gnn_dist.boundary.refusals import check_seed_hops
 from lightning_gnn_dist.checks import brief, check_callable, check_instance
 from lightning_gnn_dist.graph.digest import sampled_digest, sketches
 from lightning_gnn_dist.graph.graph import Graph
@@ -196,11 +195,13 @@ class PartPlan:
     def _is_seed(self) -> Tensor:
         return learned_from(self.graph, self.graph.types.seeds)
 
-    def chosen(self, asked: Auto, holder: Holder, running: Running, *, exchanges: bool) -> tuple[Boundary, str]:
+    def chosen(
+        self, asked: Auto, holder: Holder, running: Running, *, offered: Boundary | None
+    ) -> tuple[Boundary, str]:
         """Return what ``"auto"`` is in the fit that begins, and a line for the log. Collective."""
         allowed, parts = allowed_by(asked, self.most_on_host(holder.num_parts)), self.parts(*holder[:2])
         steps = running.steps(self.learned_by_ranks(holder.num_parts).tolist())
-        return chosen(allowed, self.graph, parts, steps, running.device, exchanges=exchanges)
+        return chosen(allowed, self.graph, parts, steps, running.device, offered=offered)
 
     def chosen_here(self, asked: Auto, num_parts: int, running: Running) -> Boundary:
         """Return what ``"auto"`` would be on ranks of this host."""

@@ -15,14 +15,13 @@ from lightning_gnn_dist.batches.placing.placement import stream_to
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
-from lightning_gnn_dist.boundary.exchange import Owners
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.graph.shard import Bounds, Shard, check_ranks, check_same
 from lightning_gnn_dist.graph.shard_bounds import TypedBounds
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.costs import ShardCosts
-from lightning_gnn_dist.homes.home import Home, Shown
+from lightning_gnn_dist.homes.home import Home, Owners, Shown
 from lightning_gnn_dist.homes.opening import check_copies, check_on_all_ranks, check_shards
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
@@ -149,6 +148,7 @@ class ShardHome(Home):
         return counts[:, 0]
 
     def close(self) -> None:
+        super().close()
         if self._graph is not None:
             self._graph.close()
 
@@ -157,7 +157,7 @@ class ShardHome(Home):
             self._graph.abort()
 
     def at_rest(self) -> dict[str, Any]:
-        return {"_graph": None, "_shard": None, "_part": None}
+        return super().at_rest() | {"_graph": None, "_shard": None, "_part": None}
 
     @property
     def figures(self) -> dict[str, float]:

@@ -21,9 +21,6 @@ from lightning_gnn_dist.batches.placing.rows_on_device import Crossing
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.boundary.auto import Auto, kept, short_name
 from lightning_gnn_dist.boundary.boundary import Boundary
-from lightning_gnn_dist.boundary.exchange import Owners
-from lightning_gnn_dist.boundary.historic_rows import PLACE, HistoricRows
-from lightning_gnn_dist.boundary.refusals import against_exchange
 from lightning_gnn_dist.checks import in_bytes
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
@@ -33,8 +30,7 @@ from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.homes.costs import WholeCosts
-from lightning_gnn_dist.homes.home import Home, Shown
-from lightning_gnn_dist.homes.meeting_rows import MeetingRows, PartNodes
+from lightning_gnn_dist.homes.home import Home, Owners, Shown
 from lightning_gnn_dist.homes.memory import cache_beyond_memory, check_memory
 from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher
 from lightning_gnn_dist.homes.plan import PartPlan
@@ -44,8 +40,7 @@ from lightning_gnn_dist.homes.shared_parts import Shelf
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.budget import Host
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
-from lightning_gnn_dist.layers.through_layers import Layer, layers_in
-from lightning_gnn_dist.layers.whole_nodes import folder_beside
+from lightning_gnn_dist.layers.through_layers import Layer
 from lightning_gnn_dist.partition.advice import against_averaging
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.sampling.base import Sampler
@@ -79,7 +74,6 @@ class WholeHome(Home):
         self._parts: PartSwitcher | None = None
         self._disk_rows: DiskRows | None = None
         self._period: int | None = None
-        self._meetings: MeetingRows | None = None
         self._shelf: Shelf | None = None
         self._crossing = Crossing()
 
@@ -150,7 +144,7 @@ class WholeHome(Home):
         if self._plan.partitioner is None:
             rank_zero_info(f"{self.partitioner} cuts the graph, as no partitioner was named.")
         if isinstance(asked, Auto):
-            self._take(*self.cut.chosen(asked, holder, self.running, exchanges=self._can_exchange()))
+            self._take(*self.cut.chosen(asked, holder, self.running, offered=self._offered()))
 
     def open(self, check: Callable[[Graph], None], *, is_fit: bool) -> None:
         """Compare what a fit takes with the memory that is there: the graph is open, and was looked at."""
@@ -165,13 +159,15 @@ class WholeHome(Home):
             self.cut.check_run(self.holder.num_parts, super_epochs)
 
     def close(self) -> None:
-        for each in (self._parts, self._disk_rows, self._meetings, self._shelf):
+        super().close()
+        for each in (self._parts, self._disk_rows, self._shelf):
             if each is not None:
                 each.close()
         release(self.graph)
 
     def at_rest(self) -> dict[str, Any]:
-        return {"_parts": None, "_disk_rows": None, "_meetings": None, "_shelf": None, "_crossing": Crossing()}
+        mine = {"_parts": None, "_disk_rows": None, "_shelf": None, "_crossing": Crossing()}
+        return super().at_rest() | mine
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed fit keeps: passes in a super-epoch, and what "auto" has chosen."""
@@ -184,7 +180,7 @@ class WholeHome(Home):
         name = state.get("boundary")
         if self._has_chosen() and name not in (None, short_name(self.boundary)):
             num_hops = self.running.settings.of_parts().num_hops
-            self._take(*kept(name, num_hops, exchanges=self._can_exchange()))
+            self._take(*kept(name, num_hops, offered=self._offered()))
 
     @property
     def figures(self) -> dict[str, float]:
@@ -204,13 +200,13 @@ class WholeHome(Home):
     def _has_chosen(self) -> bool:
         return isinstance(self.cut.boundary, Auto) and not isinstance(self.boundary, Auto)
 
-    def _can_exchange(self) -> bool:
-        """Return whether ``boundary="auto"`` may be ``Exchange()`` in this fit."""
+    def _offered(self) -> Boundary | None:
+        """Return what ``boundary="auto"`` may be before a halo in this fit, if a user allows it and it can be."""
         asked, trainer = self.cut.boundary, self.running.trainer
-        if not isinstance(asked, Auto) or not asked.exchange or trainer is None or self._per == "host":
-            return False
-        is_whole = isinstance(self.running.settings.of_parts(), WholePartSampler) and self.holding.is_one_chunk
-        return is_whole and against_exchange(trainer, trainer.lightning_module) is None
+        if not isinstance(asked, Auto) or trainer is None or self._per == "host" or not self.holding.is_one_chunk:
+            return None
+        offered = asked.offered()
+        return offered if offered is not None and offered.suits(self.running.settings, trainer) else None
 
     # The part.
 
@@ -235,10 +231,10 @@ class WholeHome(Home):
         return self._has_parts and not self.boundary.sees_whole_graph
 
     def parts(self) -> Callable[[int], Graph]:
-        return self._own_parts().at if self.is_cut else lambda _: self.graph
+        return self.own_parts().at if self.is_cut else lambda _: self.graph
 
     def running_part(self) -> Graph:
-        return self._own_parts().current() if self.is_cut else self.graph
+        return self.own_parts().current() if self.is_cut else self.graph
 
     def part(self, rank: int, num_parts: int, super_epoch: int) -> Graph:
         """Return what a rank trains on in a super-epoch."""
@@ -252,7 +248,8 @@ class WholeHome(Home):
             boundary = self.cut.chosen_here(boundary, num_parts, self.running)
         return self.cut.reader(number, num_parts, boundary, self.coverage)
 
-    def _own_parts(self) -> PartSwitcher:
+    def own_parts(self) -> PartSwitcher:
+        """Return the parts of this rank."""
         if self._parts is None:
             reader = self._reader(self.holder.part, self.holder.num_parts)
             reader = reader if self._shelf is None else self._shelf.shared(reader)
@@ -326,15 +323,8 @@ class WholeHome(Home):
     def training_source(self, part: Graph, seeds: Tensor, sampler: Sampler) -> tuple[Tensor, GraphSource | FileSource]:
         if self.turns() > 1:
             self.running.warn_of_drift()
-        if not self.keeps_history:
-            return seeds, self.source(self.shown(part), sampler)
-        rows = self._rows_of_meetings(part)
-
-        def with_places() -> Graph:
-            of_whole = self._arrays_of_whole_graph(part) if isinstance(sampler, WholePartSampler) else {}
-            return with_arrays(self.shown(part), of_whole | {PLACE: rows.places})
-
-        return seeds, self.source(remembered(part, "with places of rows", with_places), sampler, run=rows)
+        graph, run = self.outside.of_batches(part, are_whole=isinstance(sampler, WholePartSampler))
+        return seeds, self.source(graph, sampler, run=run)
 
     def whole_source(self, sampler: Sampler, num_ids: int | None = None) -> GraphSource | FileSource:
         return self.source(self.graph, sampler, num_ids)
@@ -406,27 +396,3 @@ class WholeHome(Home):
 
     def whole_arrays(self, layers: list[Layer], ids: Tensor) -> dict[str, Tensor]:
         return {name: array[ids] for name, array in whole_graph_arrays(layers, self.graph).items()}
-
-    def _arrays_of_whole_graph(self, part: Graph) -> dict[str, Tensor]:
-        assert self.running.module is not None
-        return self.whole_arrays(layers_in(self.running.module), part.node_arrays["n_id"])
-
-    def _rows_of_meetings(self, part: Graph) -> HistoricRows:
-        if self._meetings is None:
-            self._meetings = MeetingRows(self.running)
-        return self._meetings.rows_of(part, self._own_parts().is_resident, self.types.offsets)
-
-    def refresh_rows(self, super_epoch: int) -> None:
-        if not self.keeps_history:
-            return
-        part, num_ranks = self._own_parts().at(super_epoch), self.running.num_ranks
-
-        def own_nodes() -> PartNodes:
-            whole = with_arrays(part, self._arrays_of_whole_graph(part))
-            chunks, owners = self.partition(num_ranks).assignment, self.cut.owner(super_epoch, num_ranks)
-            of_rank = self.running.rank, chunks, owners, num_ranks
-            return PartNodes(whole, *of_rank, widen=self.running.widen, offsets=self.types.offsets)
-
-        rows = self._rows_of_meetings(part)
-        assert self._meetings is not None
-        self._meetings.refresh(rows, own_nodes, folder_beside(self.whole))

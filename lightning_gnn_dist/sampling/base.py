@@ -59,8 +59,8 @@ class SeesByTime(Sampler, Protocol):
         """Refuse a graph without such times."""
         ...
 
-    def check_data(self, graph: Graph, *, keeps_rows: bool) -> None:
-        """Refuse a graph without such times, or with times that do not fit together, and rows kept of each node."""
+    def check_data(self, graph: Graph) -> None:
+        """Refuse a graph without such times, or with times that do not fit together."""
         ...
 
     def check_shard(self, rows: Graph) -> None:

@@ -106,14 +106,9 @@ class TemporalSampler:
         """Return what evaluates a model: the latest are drawn without chance, so what was learned from them holds."""
         return self if self.pick == "latest" else self.of_all()
 
-    def check_data(self, graph: Graph, *, keeps_rows: bool) -> None:
-        """Refuse a graph without such times, or with times that do not fit together, and rows kept of each node."""
+    def check_data(self, graph: Graph) -> None:
+        """Refuse a graph without such times, or with times that do not fit together."""
         self.check_graph(graph)
-        if keeps_rows:
-            raise ValueError(
-                "boundary=History() keeps one row of each node, whatever the time of the seed that reads it, and "
-                f"{self} draws by time: take Isolated(), Halo() or Fetch()."
-            )
         tell(graph, self.time)
         if graph.num_senders == graph.num_nodes:  # a shard may have few of the events
             check_units(self.view, *spans_of(graph, self.view), are_dates(graph))

@@ -35,8 +35,8 @@ from lightning_gnn_dist.homes.parts import PartReader
 from lightning_gnn_dist.homes.plan import PartPlan
 from lightning_gnn_dist.layers.reach import Neighbourhoods
 from tests.boundary.models import model, weighted_data, weights_of
-from tests.boundary.test_exchange import check, data_of, quick
 from tests.every_strategy import PATIENCE
+from tests.extensions.exchange.test_exchange import check, data_of, quick
 from tests.layers.models import graph_of
 from tests.ranks import run_ranks
 from tests.strategies.fitting import hear
@@ -69,11 +69,11 @@ def test_the_most_exact_that_costs_no_more_than_allowed_is_chosen(
     of_one = len(held) * (graph.num_edges + 8 * graph.num_nodes)
     of_rank = [*held, *(round(each * of_one) for each in times)]
     monkeypatch.setattr(auto, "SMALL", 0)
-    found, said = choose(graph, [of_rank], steps, allowed, exchanges=exchanges)
+    found, said = choose(graph, [of_rank], steps, allowed, offered=Exchange() if exchanges else None)
     assert found == boundary and said.startswith(f'boundary="auto" is {short_name(boundary)}')
     if held[-1] <= allowed:
         monkeypatch.setattr(auto, "SMALL", max(of_rank))  # a quick batch may be computed many times
-        assert isinstance(choose(graph, [of_rank], steps, allowed, exchanges=False)[0], Halo)
+        assert isinstance(choose(graph, [of_rank], steps, allowed, offered=None)[0], Halo)
 
 
 def works(sampler: Any, batch_size: int, graph: Graph, partition: Partition, *, has_layers: bool) -> list[float]:

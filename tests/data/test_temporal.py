@@ -18,6 +18,7 @@ from torch_geometric.nn import SAGEConv
 from lightning_gnn_dist import (
     Auto,
     Evaluation,
+    Exchange,
     Fetch,
     GlobalBatching,
     Graph,
@@ -270,7 +271,7 @@ def test_what_does_not_draw_by_time_is_refused(tmp_path: Path) -> None:
         with pytest.raises(TypeError, match="NeighborSampler, LadiesSampler"):
             other(SAMPLER)  # type: ignore[arg-type]
     data = PartitionedDataModule(temporal_graph(), sampler=SAMPLER, boundary=Auto(exchange=True))
-    assert not data._home._can_exchange()
+    assert not Exchange().suits(data._running.settings, trainer(1))
 
 
 def test_the_oldest_nodes_are_for_training_and_the_latest_for_testing() -> None:

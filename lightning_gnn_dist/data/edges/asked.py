@@ -12,8 +12,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Halo, Isolated
-from lightning_gnn_dist.boundary.refusals import check_seed_hops
+from lightning_gnn_dist.boundary.boundary import Boundary, check_seed_hops
 from lightning_gnn_dist.checks import check_at_least_if_given, shown
 from lightning_gnn_dist.data.edges.ends import LinkEnds, ends_of
 from lightning_gnn_dist.data.edges.labels import arrays_of_edges, targets_carry, without_labels
@@ -141,7 +140,7 @@ class AskedEdges:
 
 def check_settings_of_edges(settings: BatchSettings, boundary: Boundary) -> None:
     """Refuse boundaries that do not go with edges, and samplers that repeat nodes, or whose weights are for seeds."""
-    if not isinstance(boundary, Isolated | Halo | Fetch):
+    if not boundary.takes_edges:
         raise ValueError(f"boundary must be Isolated(), Halo() or Fetch() for edges, got {shown(boundary)}.")
     check_seed_hops(boundary, of_edges=True)
     for sampler in (settings.sampler, settings.global_batching.sampler):

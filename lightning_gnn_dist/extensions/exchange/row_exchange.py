@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lightning_gnn_dist.extensions.exchange.shipments import DTYPES, Place, Route, Shipment, Shipping, Thrift
 from lightning_gnn_dist.wire.channel import Channel
-from lightning_gnn_dist.wire.shipments import DTYPES, Place, Route, Shipment, Shipping, Thrift
 
 
 class RowExchange:

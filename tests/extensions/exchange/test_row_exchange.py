@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_gnn_dist.extensions.exchange.row_exchange import RowExchange, tied
+from lightning_gnn_dist.extensions.exchange.shipments import Route, Thrift
 from lightning_gnn_dist.wire.channel import open_channel, patience
-from lightning_gnn_dist.wire.row_exchange import RowExchange, tied
-from lightning_gnn_dist.wire.shipments import Route, Thrift
 from tests.ranks import run_ranks
 
 COUNTS = [4, 0, 3]  # rows of each rank

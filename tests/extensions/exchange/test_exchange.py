@@ -35,7 +35,6 @@ from lightning_gnn_dist import (
     coverage_mean,
     through_layers,
 )
-from lightning_gnn_dist.boundary.refusals import check_exchange
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.boundary.models import Model, Normed, Ready, learned_by_hand, model, weighted_data, weights_of
 from tests.boundary.test_whole_graph import odd
@@ -275,6 +274,7 @@ def test_settings_that_contradict_an_exchange_are_refused(options: Any, message:
     ],
 )
 def test_strategies_that_do_otherwise_are_refused(strategy: Any, precision: str, message: str) -> None:
-    trainer: Any = SimpleNamespace(precision=precision, strategy=strategy, accumulate_grad_batches=1)
+    options = {"precision": precision, "strategy": strategy, "accumulate_grad_batches": 1}
+    trainer: Any = SimpleNamespace(**options, lightning_module=Model(SAGEConv, 2))
     with pytest.raises(ValueError, match=message):
-        check_exchange(trainer, Model(SAGEConv, 2))
+        Exchange().check_in_fit(trainer)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,25 +22,14 @@ from lightning_gnn_dist.batches.one_hop import LayerView, Nodes, RowsOfTypes, on
 from lightning_gnn_dist.batches.part_batch import OfPart, part_batch_of
 from lightning_gnn_dist.batches.source import WRITTEN, writes_of
 from lightning_gnn_dist.engine.sample import Sample, has_ids
+from lightning_gnn_dist.extensions.exchange.row_exchange import RowExchange, tied
+from lightning_gnn_dist.extensions.exchange.shipments import Route, Thrift
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup, edge_positions, starts_of
+from lightning_gnn_dist.homes.home import Owners
 from lightning_gnn_dist.layers.through_layers import Layer, layer_rows, of_seeds
 from lightning_gnn_dist.sampling.block import Block
 from lightning_gnn_dist.wire.channel import Channel
-from lightning_gnn_dist.wire.row_exchange import RowExchange, tied
-from lightning_gnn_dist.wire.shipments import Route, Thrift
-
-
-class Owners(NamedTuple):
-    """Which rank owns each node of a part.
-
-    Attributes:
-        ids: The nodes of the part by their ids in the whole graph, which all ranks number alike.
-        ranks: The rank that owns each of them.
-    """
-
-    ids: Tensor
-    ranks: Tensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.part_batch import Run
 from lightning_gnn_dist.batches.pool import Widen
-from lightning_gnn_dist.boundary.historic_rows import HistoricRows, MeetingChannel
+from lightning_gnn_dist.boundary.boundary import Outside
+from lightning_gnn_dist.extensions.history.historic_rows import PLACE, HistoricRows, MeetingChannel
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import edge_positions
-from lightning_gnn_dist.homes.running import Running
+from lightning_gnn_dist.graph.with_arrays import with_arrays
+from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.layers.layer_pass import LayerPass
 from lightning_gnn_dist.layers.row_table import Ids, ids_of
-from lightning_gnn_dist.layers.whole_nodes import GraphNodes
+from lightning_gnn_dist.layers.through_layers import layers_in
+from lightning_gnn_dist.layers.whole_nodes import GraphNodes, folder_beside
 from lightning_gnn_dist.wire.channel import open_channel
 
 
@@ -70,51 +74,61 @@ class PartNodes(GraphNodes):
         return owners
 
 
-class MeetingRows:
+class MeetingRows(Outside):
     """Knows the rows of nodes outside the running part; those of the part before are forgotten.
 
     Args:
-        running: The run, and how its batches are made.
+        home: Where the graph lives.
     """
 
-    def __init__(self, running: Running) -> None:
-        self._running = running
+    home: WholeHome
+
+    def __init__(self, home: WholeHome) -> None:
+        super().__init__(home)
         self._rows: tuple[Graph, HistoricRows] | None = None
         self._channel: MeetingChannel | None = None
 
-    def rows_of(self, part: Graph, is_inside: Tensor, offsets: Sequence[int]) -> HistoricRows:
-        """Return the rows of nodes outside a part.
+    def of_batches(self, part: Graph, *, are_whole: bool) -> tuple[Graph, Run]:
+        rows = self._rows_of(part)
 
-        Args:
-            part: The part.
-            is_inside: Which of its nodes are inside.
-            offsets: The first id of each node type in the whole graph, and at the end the number of its nodes.
-        """
-        if self._rows is None or self._rows[0] is not part:
-            num_hops = self._running.settings.of_parts().num_hops
-            self._rows = part, HistoricRows(part, is_inside, num_hops, offsets)
-        return self._rows[1]
+        def with_places() -> Graph:
+            of_whole = self._arrays_of_whole_graph(part) if are_whole else {}
+            return with_arrays(self.home.shown(part), of_whole | {PLACE: rows.places})
 
-    def refresh(self, rows: HistoricRows, own_nodes: Callable[[], PartNodes], folder: Path | None) -> None:
-        """Compute the rows anew. Collective.
+        return remembered(part, "with places of rows", with_places), rows
 
-        Args:
-            rows: The rows of the running part.
-            own_nodes: Returns the nodes that this rank computes.
-            folder: Where rows go that take too much memory.
-        """
-        run = self._running
+    def refresh(self, super_epoch: int) -> None:
+        run, part = self.home.running, self.home.own_parts().at(super_epoch)
         assert run.trainer is not None
+        rows = self._rows_of(part)
         if not rows.is_planned:
             if self._channel is None:
                 self._channel = MeetingChannel(open_channel(run.num_ranks, run.device))
-            limits = run.device, run.bytes_of_evaluation, folder
+            limits = run.device, run.bytes_of_evaluation, folder_beside(self.home.whole)
             there = run.settings.evaluation.bytes
-            rows.plan(LayerPass(own_nodes(), self._channel, *limits, None, run.dtype, there))
+            nodes = self._own_nodes(part, super_epoch)
+            rows.plan(LayerPass(nodes, self._channel, *limits, None, run.dtype, there))
         with run.trainer.precision_plugin.forward_context():
             rows.refresh(run.trainer.lightning_module)
 
     def close(self) -> None:
-        """End the connections. Not collective."""
         if self._channel is not None:
             self._channel.close()
+
+    def _rows_of(self, part: Graph) -> HistoricRows:
+        if self._rows is None or self._rows[0] is not part:
+            num_hops = self.home.running.settings.of_parts().num_hops
+            is_inside = self.home.own_parts().is_resident
+            self._rows = part, HistoricRows(part, is_inside, num_hops, self.home.types.offsets)
+        return self._rows[1]
+
+    def _own_nodes(self, part: Graph, super_epoch: int) -> PartNodes:
+        """Return the nodes that this rank computes."""
+        home, run, num_ranks = self.home, self.home.running, self.home.running.num_ranks
+        whole = with_arrays(part, self._arrays_of_whole_graph(part))
+        of_rank = run.rank, home.partition(num_ranks).assignment, home.cut.owner(super_epoch, num_ranks), num_ranks
+        return PartNodes(whole, *of_rank, widen=run.widen, offsets=home.types.offsets)
+
+    def _arrays_of_whole_graph(self, part: Graph) -> dict[str, Tensor]:
+        assert self.home.running.module is not None
+        return self.home.whole_arrays(layers_in(self.home.running.module), part.node_arrays["n_id"])

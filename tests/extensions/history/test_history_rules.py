@@ -30,9 +30,9 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.boundary.models import Model, model, weighted_data, weights_of
-from tests.boundary.test_history import OWNER, RANKS, STEPS, averaging, parts, quick
 from tests.data_fitting import small_graph, trainer
 from tests.every_strategy import PATIENCE
+from tests.extensions.history.test_history import OWNER, RANKS, STEPS, averaging, parts, quick
 from tests.ranks import run_ranks
 
 # What it sends.

@@ -27,11 +27,11 @@ from lightning_gnn_dist import (
     WholePartSampler,
     through_layers,
 )
-from lightning_gnn_dist.wire.shipments import THREAD_NAME
+from lightning_gnn_dist.extensions.exchange.shipments import THREAD_NAME
 from tests.boundary.models import Model, learned_by_hand, model, weighted_data, weights_of
-from tests.boundary.test_exchange import data_of, quick
 from tests.boundary.test_whole_graph import odd
 from tests.data_fitting import trainer
+from tests.extensions.exchange.test_exchange import data_of, quick
 from tests.layers.models import graph_of
 from tests.ranks import run_ranks, start_ranks
 

@@ -23,7 +23,7 @@ from lightning_gnn_dist.wire.collectives import counted
 
 DIRECTIONS = ("forward", "forward, without gradient", "backward")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-THREAD_NAME = "lightning_gnn_dist.wire.shipments"
+THREAD_NAME = "lightning_gnn_dist.extensions.exchange.shipments"
 
 
 class Route(NamedTuple):

@@ -1,0 +1,9 @@
+"""Rows that ranks send each other between the layers, in every step: a step on all parts is one on the whole graph.
+
+    PartitionedDataModule(graph, boundary=Exchange(), sampler=WholePartSampler(2))
+
+boundary.py       ``Exchange``, what it does not go with, and what a data module asks of it in a run
+batch.py          the one batch of a pass: which rows ranks need of each other, found out once, and its layers
+row_exchange.py   rows sent within a forward, and their gradients within the backward
+shipments.py      what is sent for one layer, and for how many steps it is used
+"""

@@ -1,0 +1,162 @@
+"""The boundary that ranks compute together: what a user passes, and what it adds to a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+
+from lightning_gnn_dist.batches.assembling import Content, made_of
+from lightning_gnn_dist.batches.batch import SampledData, in_type
+from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Halo, Outside
+from lightning_gnn_dist.checks import brief
+from lightning_gnn_dist.engine.sample import Sample
+from lightning_gnn_dist.extensions.exchange.batch import ExchangeLoader
+from lightning_gnn_dist.extensions.exchange.shipments import Thrift
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.value_check import ValueCheck
+from lightning_gnn_dist.graph.with_arrays import with_arrays
+from lightning_gnn_dist.homes.home import Home
+from lightning_gnn_dist.homes.settings import BatchSettings
+from lightning_gnn_dist.joint import TrainsReplicasApart, WeighsRanks
+from lightning_gnn_dist.layers.norms import against_running_layers
+from lightning_gnn_dist.layers.through_layers import layers_in
+from lightning_gnn_dist.rules import Count, Fraction, check_fields
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.wire.channel import open_channel
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Exchange(Boundary):
+    """Senders outside a part are computed by the ranks that own them, layer by layer, in every step.
+
+    Before each layer but the first, ranks send each other the rows that the layer before has made of the nodes at the
+    boundary; in the backward pass the gradients go back. So a step on all parts is the step of one process on the whole
+    graph, however the graph is cut, if ``training_step`` returns the mean of a loss of each seed. No step sends
+    features: those of the nodes at the boundary are read once, when the fit starts, from the graph, or on shards from
+    the ranks that own them.
+
+    It takes ``sampler=WholePartSampler(num_layers)``, a module with a method ``layers`` (see :func:`through_layers`),
+    and a strategy that exchanges gradients at every step: :class:`GrappaStrategy` or DDP. A pass is one step, on all
+    training nodes.
+
+    Args:
+        every: Steps for which received rows are used: with ``every=5`` rows and gradients are sent in one step of five,
+            and rows are up to four steps old. Gradients are added in that step alone.
+        overlap: Whether a step uses what was sent in the step before, while its own rows are under way. So no step but
+            the first waits for the wire, and rows and gradients are a step older than without (PipeGCN).
+        share: The share of the rows, in (0, 1], that two ranks send each other, with their gradients: as many of those
+            that they share, drawn anew each time, and multiplied so that sums and means over neighbours are right in
+            the mean (BNS-GCN). The others are zero in that step, which is not for attention or maxima.
+    """
+
+    every: Count = 1
+    overlap: bool = False
+    share: Fraction = 1.0
+    exchanges = takes_shards = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.share == 0:
+            raise ValueError("share=0.0 sends no row at all: take boundary=Isolated(), or a share above 0.")
+
+    def __repr__(self) -> str:
+        return brief(self)
+
+    @property
+    def thrift(self) -> Thrift:
+        """How it saves bytes and time."""
+        return Thrift(self.every, self.overlap, self.share)
+
+    def check_settings(self, settings: BatchSettings) -> None:
+        if not isinstance(settings.sampler, WholePartSampler):
+            raise ValueError(
+                "boundary=Exchange() exchanges the rows of whole parts, so it takes "
+                "sampler=WholePartSampler(num_hops), with a hop for each layer of the model, got "
+                f"{settings.sampler}."
+            )
+
+    def check_in_fit(self, trainer: Trainer) -> None:
+        if (found := _against(trainer)) is not None:
+            raise ValueError("boundary=Exchange() computes the layers of all ranks together, in every step. " + found)
+
+    def suits(self, settings: BatchSettings, trainer: Trainer) -> bool:
+        return isinstance(settings.of_parts(), WholePartSampler) and _against(trainer) is None
+
+    def wrap(self, home: Home) -> ExchangedRows:
+        return ExchangedRows(home, self.thrift)
+
+    def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
+        return Halo().around(graph, residents, edges_into, seed)
+
+
+class ExchangedRows(Outside):
+    """Makes the one batch of a pass.
+
+    Args:
+        home: Where the graph lives.
+        thrift: How the exchange saves bytes and time.
+    """
+
+    home: Home
+
+    def __init__(self, home: Home, thrift: Thrift) -> None:
+        super().__init__(home)
+        self._thrift = thrift
+
+    def loader(self, part: Graph, inputs: Tensor | None, values: ValueCheck) -> ExchangeLoader:
+        home, run, trainer = self.home, self.home.running, self.home.running.trainer
+        assert trainer is not None
+        shown, seeds, owners = home.with_senders(part)
+        values.of_training(shown, seeds)
+        layers, dtype = layers_in(trainer.lightning_module), run.dtype
+        whole = with_arrays(shown, home.whole_arrays(layers, owners.ids))
+
+        def make(sample: Sample) -> SampledData:
+            return in_type(made_of(Content.of(whole, sample, home.types.seed_type()), widen=run.widen), dtype)
+
+        return ExchangeLoader(
+            whole,
+            seeds,
+            owners,
+            open_channel(run.num_ranks, run.device),
+            run.settings.of_parts().num_hops,
+            thrift=self._thrift,
+            seed=run.seed,
+            weigh=not isinstance(trainer.strategy, WeighsRanks),
+            make=make,
+            all_labels=run.settings.loading.all_labels,
+            device=run.device,
+            inputs=inputs,
+        )
+
+
+def _against(trainer: Trainer) -> str | None:
+    """Return why rows cannot be exchanged in a fit, and what to do; None where they can."""
+    strategy = trainer.strategy
+    name = type(strategy).__name__
+    conflicts = [
+        (
+            isinstance(strategy, TrainsReplicasApart),
+            f"{name} does not exchange gradients at every step: use GrappaStrategy() or DDP, or for this strategy "
+            "boundary=Halo().",
+        ),
+        (not isinstance(strategy, DDPStrategy), f"{name} is no strategy for it: use GrappaStrategy() or DDP."),
+        (
+            isinstance(strategy, WeighsRanks) and strategy.weights == "uniform",
+            'weights="uniform" counts ranks, whatever their seeds: leave it out.',
+        ),
+        (
+            trainer.precision == "16-mixed",
+            'precision="16-mixed" skips steps on single ranks: use "bf16-mixed" or "32-true".',
+        ),
+        (
+            trainer.accumulate_grad_batches != 1,
+            f"accumulate_grad_batches={trainer.accumulate_grad_batches} has nothing to add up: a pass is one batch, of "
+            "all training nodes. Leave it out.",
+        ),
+    ]
+    found = next((reason for applies, reason in conflicts if applies), None)
+    return found or against_running_layers(trainer.lightning_module)
