@@ -4,6 +4,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+PACKAGE := .venv/package
 READY := .venv/ready
 # pip from outside the environment: where Debian splits Python up, "-m venv" cannot install pip by itself.
 PIP := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check
@@ -16,11 +17,11 @@ OLDEST_TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints-oldest.t
 .PHONY: demo test test-slow test-pretend test-oldest lint types docs wheel publish clean
 .DELETE_ON_ERROR:
 
-demo: $(READY)
+demo: $(PACKAGE)
 	$(BIN)/lightning-gnn-dist demo
 
 # Some thousand processes import the package: each would compile it anew where the environment forbids to keep that.
-test test-slow test-pretend test-oldest: export PYTHONDONTWRITEBYTECODE =
+demo test test-slow test-pretend test-oldest: export PYTHONDONTWRITEBYTECODE =
 
 # Three at a time on two cores, as tests of several ranks wait for each other: two take a fifth longer.
 test: $(READY)
@@ -76,11 +77,17 @@ clean:
 	rm -rf .venv build dist site .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-# torch by its exact version and first: resolving an open range downloads several gigabytes of builds.
-$(READY): pyproject.toml constraints.txt
+# What the demo needs. torch by its exact version and first: resolving an open range downloads several gigabytes of
+# builds. Python compiles what is imported; pip would compile all of torch.
+$(PACKAGE): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=...")'
 	rm -rf .venv
 	$(PYTHON) -m venv --without-pip .venv
-	$(PIP) install --constraint constraints.txt pip "$(TORCH)"
-	$(PIP) install --constraint constraints.txt --editable ".[dev]"
+	$(PIP) install --no-compile --constraint constraints.txt pip "$(TORCH)"
+	$(PIP) install --no-compile --constraint constraints.txt --editable .
+	touch $@
+
+# What tests, lint, types and docs need beside that.
+$(READY): $(PACKAGE)
+	$(PIP) install --no-compile --constraint constraints.txt --editable ".[dev]"
 	touch $@
