@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -58,12 +58,11 @@ class ScriptLauncher(_SubprocessScriptLauncher):
         super().__init__(**options)
         self._patience = patience
         self._has_failed = False
-        self._held = ExitStack()
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         check_call(kwargs["trainer"], args)
         try:
-            with self._held:
+            with held_port() as self._port:
                 return super().launch(function, *args, **kwargs)
         except BaseException as error:
             self._has_failed = True
@@ -82,8 +81,7 @@ class ScriptLauncher(_SubprocessScriptLauncher):
     def _call_children_scripts(self) -> None:
         self._check_can_spawn_children()
         environment = self.cluster_environment
-        if self.num_nodes == 1 and "MASTER_PORT" not in os.environ:  # else who has named it sees to it that it is free
-            os.environ["MASTER_PORT"] = str(self._held.enter_context(held_port()))
+        os.environ.setdefault("MASTER_PORT", str(self._port))  # who has named another sees to it that it is free
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
         os.environ["NODE_RANK"], os.environ["LOCAL_RANK"] = str(environment.node_rank()), str(environment.local_rank())
         os.environ["WORLD_SIZE"] = str(self.num_processes * self.num_nodes)
@@ -114,9 +112,7 @@ def _warn_of_memory(num_others: int) -> None:
         log.warning(
             "This process takes %s before it trains, and each of %d further ranks here will take as much: %s are left, "
             "so ranks will be killed, or wait for the disk. Start fewer ranks on this host, or allow it more memory.",
-            in_bytes(own),
-            num_others,
-            in_bytes(free),
+            *(in_bytes(own), num_others, in_bytes(free)),
         )
 
 
@@ -155,8 +151,8 @@ class FunctionLauncher(_Launcher):
         self._on_sigint = signal.getsignal(signal.SIGINT)
         try:
             with self._sigterm_passed_on(), held_port() as port:
-                environment = self._environment(port)
-                self._ranks = ranks = RankProcesses(work, self._strategy.num_processes, self._start, environment)
+                variables = self._environment(port)
+                self._ranks = ranks = RankProcesses(work, self._strategy.num_processes, self._start, variables)
                 error = ranks.run()
         except CannotTravelError as untold:
             raise work.explained(untold) from untold
@@ -191,12 +187,10 @@ class FunctionLauncher(_Launcher):
 
     def _environment(self, port: int) -> dict[str, str]:
         """Return the variables for the ranks. Those of this process stay as they are, for the next fit."""
-        environment = self._strategy.cluster_environment
-        assert environment is not None
         variables = {"MASTER_PORT": str(port), **os.environ}
         if self._strategy.num_nodes == 1:
             give_key(variables)
-        else:
+        elif (environment := self._strategy.cluster_environment) is not None:
             variables["MASTER_PORT"] = str(environment.main_port)
         return variables
 
