@@ -28,7 +28,7 @@ def serving(answerer: Answerer, limits: Limits = Limits()) -> Iterator[tuple[int
             yield listening.getsockname()[1], server
         finally:
             server.should_exit = True
-            thread.join(30)
+            thread.join(90)
     assert not thread.is_alive()
 
 
@@ -36,7 +36,7 @@ class Client:
     """One connection for each request."""
 
     def __init__(self, port: int) -> None:
-        self.connection = HTTPConnection("127.0.0.1", port, timeout=30)
+        self.connection = HTTPConnection("127.0.0.1", port, timeout=90)
 
     def post(self, body: Any, path: str = "/predict") -> tuple[int, Any]:
         """The status and what was answered; a body may be text that is no JSON."""
