@@ -84,11 +84,16 @@ STANDS_STILL = """
 import os, pathlib, signal, time
 sign = pathlib.Path(os.environ["LIGHTNING_GNN_DIST_SIGN"])
 sign.touch()
-if os.environ["LIGHTNING_GNN_DIST_RANK"] == "1": os.kill(os.getpid(), signal.SIGSTOP)
+pid = pathlib.Path("pid")
+if os.environ["LIGHTNING_GNN_DIST_RANK"] == "1":
+    pid.with_name("draft").write_text(str(os.getpid()))
+    pid.with_name("draft").rename(pid)
+    os.kill(os.getpid(), signal.SIGSTOP)
 signs = lambda: len(list(sign.parent.glob("rank-*")))
 while signs() < 2: time.sleep(0.05)
 while signs() == 2: sign.touch(); time.sleep(0.2)
-time.sleep(3)
+while pathlib.Path("/proc", pid.read_text()).exists(): time.sleep(0.05)
+time.sleep(3)  # the launcher tells of it now
 raise SystemExit(3)
 """
 

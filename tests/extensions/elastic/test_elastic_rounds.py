@@ -33,7 +33,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.callbacks.averaged_rounds import AveragedRounds
 from lightning_gnn_dist.extensions.elastic.settings import SIGN, waits
-from tests.extensions.elastic.elastic_fitting import AWAITED, HEARTBEAT_SECONDS, TIMEOUT_SECONDS, Fate, come_back, train
+from tests.extensions.elastic.elastic_fitting import AWAITED, TIMEOUT_SECONDS, TWO, Fate, come_back, train
 from tests.link_model import LinkSAGE, held
 from tests.ranks import RankError, run_ranks, start_ranks
 from tests.sage import SAGE
@@ -102,9 +102,8 @@ def test_a_rank_that_comes_back_is_healed_and_takes_part(tmp_path: Path, from_fi
     rounds = 32
     (tmp_path / AWAITED).touch()
     with start_ranks(train, 3, str(tmp_path), rounds, Fate(1), None, means) as ranks:
-        while not (tmp_path / "died").exists():
+        while not (tmp_path / TWO).exists():  # the others have met without it
             time.sleep(0.1)
-        time.sleep(HEARTBEAT_SECONDS + 2)  # until the others have met without it
         ckpt_path = str(tmp_path / "saved" / "last.ckpt") if from_file else None
         (second,) = run_ranks(come_back, 1, 1, str(tmp_path), rounds, ckpt_path, means)
         first, _, third = ranks.results(may_die={1})
@@ -152,7 +151,9 @@ def share_a_graph(rank: int, world_size: int, folder: str, fate: Fate) -> tuple[
     options: dict[str, Any] = {"sampler": sampler, "batch_size": 8, "loading": Loading(num_threads=0)}
     data = PartitionedDataModule(graph, partitioner=RandomPartitioner(), holding=Holding(cache_dir=folder), **options)
     module = Sharing(32, 4, lr=0.03)
-    strategy = TMAStrategy(EverySteps(5), peers=Elastic(patience=60, timeout=8, ranks=world_size), weights="nodes")
+    strategy = TMAStrategy(
+        EverySteps(5), peers=Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size), weights="nodes"
+    )
     trainer = fit(rank, strategy, module, devices=1, train=data, max_epochs=6)
     return module.seeds, module.members, float(trainer.callback_metrics["accuracy"]), state_of(module)
 
@@ -194,7 +195,7 @@ def share_links(rank: int, world_size: int, folder: str, fate: Fate) -> Judged:
     data = LinkDataModule(
         small_split(), partitioner=RandomPartitioner(), sampler=sampler, holding=Holding(cache_dir=folder), **options
     )
-    strategy = TMAStrategy(EverySteps(4), peers=Elastic(patience=60, timeout=8, ranks=world_size))
+    strategy = TMAStrategy(EverySteps(4), peers=Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size))
     module = Judging(8)
     trainer = fit(rank, strategy, module, devices=1, train=data, max_epochs=4)
     targets = Counter(target for batch in module.judged for target in batch)
@@ -253,7 +254,7 @@ def test_what_needs_no_gradient_is_equal_after_a_meeting_too(lighthouse: None) -
 def see_other_labels(rank: int, world_size: int) -> None:
     graph = communities(600, 4, num_features=32)
     graph.node_arrays["y"] = graph.node_arrays["y"].roll(rank, 0)
-    strategy = TMAStrategy(EverySteps(5), peers=Elastic(patience=60, timeout=8, ranks=world_size))
+    strategy = TMAStrategy(EverySteps(5), peers=Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size))
     data = PartitionedDataModule(graph, partitioner=RandomPartitioner(), loading=Loading(num_threads=0))
     fit(rank, strategy, SAGE(32, 4), devices=1, train=data)
 

@@ -14,7 +14,7 @@ from lightning_gnn_dist.extensions.elastic.settings import SIGN, Sign, is_silent
 
 
 def wait_until(path: Path, *, is_there: bool) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while path.exists() != is_there:
         assert time.monotonic() < end
         time.sleep(0.01)
