@@ -54,9 +54,19 @@ def test_a_part_that_hangs_is_stopped_with_what_it_started(tmp_path: Path, monke
 
     hangs = "import signal, subprocess; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     hangs += "print(subprocess.Popen(['sleep', '600']).pid, flush=True); signal.pause()"
+    wait, limit = subprocess.Popen.wait, 3600.0
+
+    def over_when_it_has_begun(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        if timeout != limit:
+            return wait(process, timeout)
+        while not (tmp_path / "said").read_text().endswith("\n"):
+            time.sleep(0.01)
+        raise subprocess.TimeoutExpired("", limit)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", over_when_it_has_begun)
     with (tmp_path / "said").open("w") as file:
-        assert finished([sys.executable, "-c", hangs], 2.0, file, 0.2) is None
-    started, until = int((tmp_path / "said").read_text()), time.monotonic() + 10
+        assert finished([sys.executable, "-c", hangs], limit, file, 0.2) is None
+    started, until = int((tmp_path / "said").read_text()), time.monotonic() + 60
     while is_alive(started) and time.monotonic() < until:
         time.sleep(0.05)  # a signal needs a moment
     assert not is_alive(started)

@@ -163,7 +163,7 @@ def test_an_interrupt_ends_the_ranks_and_the_session_goes_on(session: Session, t
         said = session.run(f"{fit}\n{before}\none.fit(model, data)", interrupt_at="Epoch 3", alone=is_alone)
         told = r"KeyboardInterrupt: All ranks have ended. The model has the weights of .* meeting, that of round \d"
         assert re.search(told, said.error), said
-        assert said.seconds < 30
+        assert said.seconds < 120  # of the hours that it would train
         moved = "[bool((p != q).any()) for p, q in zip(before, model.parameters())]"
         assert "False" not in good(session.run(f"print({moved}, one.interrupted)"))
     said = session.run("model.fails = True; one = trainer(2, LocalSGDStrategy(EverySteps(4))); one.fit(model, data)")

@@ -125,8 +125,9 @@ def close_loader(one):
 
 
 def close_from_another_thread(one):
-    slow = loader(10_000, sampler=Recorder(seconds=0.01), bulk_size=1)
-    closer = threading.Timer(0.3, slow.close)
+    sampler = Recorder(seconds=0.01)
+    slow = loader(10_000, sampler=sampler, bulk_size=1)
+    closer = threading.Thread(target=lambda: wait_until(lambda: sampler.asked) and slow.close())
     closer.start()
     with pytest.raises(RuntimeError, match="closed while it was iterated over"):
         list(slow)

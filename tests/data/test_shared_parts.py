@@ -143,4 +143,4 @@ def hidden(rank: int, world_size: int) -> None:
 
 
 def test_ranks_of_a_host_that_see_other_files_are_refused() -> None:
-    run_ranks(hidden, 2, timeout=30)
+    run_ranks(hidden, 2)

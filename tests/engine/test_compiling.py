@@ -176,11 +176,11 @@ print("seconds:", time.process_time() - start)
 
 
 @pytest.mark.slow
-def test_a_process_that_finds_its_kernels_makes_its_first_batch_within_two_seconds(tmp_path: Path) -> None:
+def test_a_process_that_finds_its_kernels_makes_its_first_batch_soon(tmp_path: Path) -> None:
     variables = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     seconds = []
     for _ in range(2):
         ran = subprocess.run([sys.executable, "-c", FIRST_BATCH], env=variables, capture_output=True, text=True)
         assert ran.returncode == 0, ran.stderr
         seconds.append(float(re.findall("seconds: (.*)", ran.stdout)[0]))
-    assert seconds[1] < 2 < seconds[0]
+    assert 3 * seconds[1] < seconds[0]  # of CPU time, whatever else runs beside it

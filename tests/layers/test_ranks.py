@@ -6,7 +6,6 @@ import copy
 import gc
 import os
 import threading
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -111,7 +110,7 @@ def test_rows_of_shards(world_size: int, tmp_path: Path) -> None:
     assert all(kinds == {"SeedBatch"} for _, _, kinds in found[0])
 
 
-SHORT: dict[str, Any] = {"launch": Launch(timeout=timedelta(seconds=8), start_timeout=timedelta(seconds=60))}
+LONG: dict[str, Any] = {"launch": Launch(timeout=timedelta(minutes=10))}  # who waits so long does not finish in time
 
 
 def data_of(data: Any = DATA, **options: Any) -> PartitionedDataModule:
@@ -310,14 +309,13 @@ def breaks(rank: int, world_size: int, where: str) -> None:
                 raise RuntimeError("A step broke.")
             super().test_step(batch)
 
-    trainer(world_size, GrappaStrategy(**SHORT)).test(Broken(2).double(), data_of(), verbose=False)
+    trainer(world_size, GrappaStrategy(**LONG)).test(Broken(2).double(), data_of(), verbose=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["layer", "step"])
 def test_an_error_of_one_rank_ends_all(where: str) -> None:
-    start = time.monotonic()
     with pytest.raises(RankError, match=f"A {where} broke") as caught:
-        run_ranks(breaks, 2, where, timeout=60)
+        run_ranks(breaks, 2, where, grace=60)
     assert set(caught.value.failures) == {0, 1}
-    assert time.monotonic() - start < 45
+    assert "in time" not in str(caught.value)

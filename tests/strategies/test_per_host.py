@@ -347,7 +347,7 @@ def as_told(rank: int, world_size: int) -> None:
 
 
 def test_a_launcher_that_does_not_say_who_shares_a_host_is_refused() -> None:
-    run_ranks(as_told, 2, timeout=30)
+    run_ranks(as_told, 2)
 
 
 def test_ranks_that_may_die_are_refused() -> None:

@@ -6,9 +6,7 @@ import os
 import signal
 import socket
 import threading
-import time
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -21,7 +19,8 @@ from lightning_gnn_dist.wire.channel import open_channel
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.ranks import join, run_ranks, start_ranks
 
-DOUBLE, MAYBE, SLEEP = range(3)
+DOUBLE, MAYBE, WAIT = range(3)
+asked, may_answer = threading.Event(), threading.Event()  # by a question to wait, in each rank
 
 
 def open_ends() -> int:
@@ -35,15 +34,15 @@ def open_ends() -> int:
 def answer(kind: int, question: Message) -> Message:
     if kind == MAYBE and float(question[0]) < 0:
         raise ValueError("this is refused")
-    if kind == SLEEP:
-        time.sleep(float(question[0]))
+    if kind == WAIT:
+        asked.set()
+        assert may_answer.wait(60)
     return [2 * tensor for tensor in question]
 
 
-def connect(rank: int, world_size: int, size: int = 0, seconds: float = 30) -> Asking:
-    os.environ["MASTER_ADDR"] = "127.0.0.1"
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=seconds))
-    return Asking(open_channel(size or world_size), answer)
+def connect(rank: int, world_size: int) -> Asking:
+    join(rank, world_size)
+    return Asking(open_channel(world_size), answer)
 
 
 def asked_unequally(rank: int, world_size: int) -> tuple[list[list[float]], float, int, int]:
@@ -80,21 +79,25 @@ def test_ranks_ask_unequally_often_and_leave_nothing() -> None:
 
 def bereft(rank: int, world_size: int, how: str) -> tuple[list[str], int, int]:
     """What a rank says when rank 1 does not answer, and the threads and sockets that are left."""
-    ends = connect(rank, world_size, seconds=30 if how == "killed" else 1)
+    ends = connect(rank, world_size)
+    if how == "late":
+        ends._seconds = 1.0
+        for end in ends._asked.values():
+            end.settimeout(1.0)
     threads = threading.active_count() - world_size + 1
-    if rank == 1:
-        time.sleep(0.2)
-        if how == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        for thread in ends._threads:  # until the others have given up
-            thread.join(20)
+    dist.barrier()  # all are connected
+    if rank == 1 and how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
     question: list[Message | None] = [[torch.tensor(2.5)] if other == 1 else None for other in range(world_size)]
     said: list[str] = []
     while rank != 1 and len(said) < 2:
         try:
-            ends.ask(DOUBLE if how == "killed" else SLEEP, question, lambda: None)
+            ends.ask(DOUBLE if how == "killed" else WAIT, question, lambda: None)
         except RuntimeError as error:
             said.append(str(error))
+    if how == "late":
+        dist.barrier()  # the others have given up
+        may_answer.set()
     ends.abort()
     left = [end for end in ends._asked.values() if end.fileno() >= 0]
     return said, threading.active_count() - threads, len(left)
@@ -157,30 +160,36 @@ def test_answers_are_never_mixed_up() -> None:
     assert run_ranks(interrupted, 2) == ["An earlier question to other ranks was not ended."] * 2
 
 
-def aborted(rank: int, world_size: int) -> tuple[str, float]:
-    """What a question in the background says when its rank aborts, and how long that takes."""
+def aborted(rank: int, world_size: int) -> str:
+    """What a question of rank 0 in the background says when the rank aborts, before there is an answer."""
     ends, said = connect(rank, world_size), []
 
     def ask() -> None:
         try:
-            ends.ask(SLEEP, [[torch.tensor(2.0)] if other != rank else None for other in range(2)], lambda: None)
+            ends.ask(WAIT, [None, [torch.tensor(2.0)]], lambda: None)
         except RuntimeError as error:
             said.append(str(error))
 
+    if rank == 1:
+        assert asked.wait(60)
+        dist.barrier()  # rank 0 aborts
+        dist.barrier()  # it has been woken
+        may_answer.set()
+        ends.abort()
+        return ""
     asking_thread = threading.Thread(target=ask)
     asking_thread.start()
-    time.sleep(0.3)
-    start = time.monotonic()
+    dist.barrier()
     ends._end()
     asking_thread.join()
-    seconds = time.monotonic() - start
+    dist.barrier()
     ends.abort()
-    return said[0], seconds
+    return said[0]
 
 
 def test_an_abort_wakes_who_waits() -> None:
-    for said, seconds in run_ranks(aborted, 2):
-        assert "did not answer" in said and seconds < 1.5
+    said, _ = run_ranks(aborted, 2)
+    assert "did not answer" in said
 
 
 def visited(rank: int, world_size: int) -> bool:

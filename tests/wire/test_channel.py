@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -31,7 +30,7 @@ from tests.sage import SAGE
 from tests.sharded.graphs import some_partition
 from tests.strategies.fitting import fit
 
-PATIENCE_SECONDS = 6.0
+PATIENCE_SECONDS = 15.0
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 
 
@@ -56,14 +55,13 @@ class AtOwnedRows(Owned):
         return super().training_step(batch)
 
 
-def stalled(rank: int, world_size: int, where: str, folder: str) -> tuple[str, float]:
+def stalled(rank: int, world_size: int, where: str, folder: str) -> str:
     launch = Launch(timeout=timedelta(seconds=PATIENCE_SECONDS))
-    start = time.monotonic()
     try:
         run(rank, world_size, where, folder, launch)
     except RuntimeError as error:
-        return str(error), time.monotonic() - start
-    return "", 0.0
+        return str(error)
+    return ""
 
 
 def run(rank: int, world_size: int, where: str, folder: str, launch: Launch) -> None:
@@ -89,10 +87,9 @@ def test_a_rank_that_stands_still_is_named(where: str, tmp_path: Any) -> None:
     if where == "shards":
         graph = communities(600, 4, num_features=12, seed=3)
         save_shards(graph, some_partition(graph, 3), tmp_path / "shards")
-    with start_ranks(stalled, 3, where, str(tmp_path / "shards"), timeout=90) as ranks:
-        time.sleep(PATIENCE_SECONDS + 24)
+    with start_ranks(stalled, 3, where, str(tmp_path / "shards")) as ranks:
+        ranks.wait_for({0, 2})
         os.kill(ranks.pids[1], signal.SIGKILL)
         of_ranks = ranks.results(may_die={1})
-    for said, seconds in (of_ranks[0], of_ranks[2]):
+    for said in (of_ranks[0], of_ranks[2]):
         assert f"ank 1 on {socket.gethostname()} did not answer. See what was said there." in said
-        assert seconds < PATIENCE_SECONDS + 20

@@ -14,7 +14,7 @@ class Table:
     """Where threads put down what they send each other."""
 
     def __init__(self, size: int) -> None:
-        self.barrier, self.put = Barrier(size, timeout=10), [list[Tensor]() for _ in range(size)]
+        self.barrier, self.put = Barrier(size, timeout=60), [list[Tensor]() for _ in range(size)]
 
 
 class Seated(Channel):

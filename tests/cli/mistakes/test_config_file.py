@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -60,10 +59,8 @@ def test_what_cannot_be_meant_is_refused_in_one_line(
     file = tmp_path / "config.yaml"
     file.write_bytes(content)
     monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "fit", f"--config={file}"])
-    start = time.perf_counter()
     with pytest.raises(SystemExit, match=reason) as refusal:
         main()
-    assert time.perf_counter() - start < 10
     assert str(refusal.value).startswith(f"lightning-gnn-dist fit: {file}")
     assert "\n" not in str(refusal.value)
 

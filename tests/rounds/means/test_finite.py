@@ -60,7 +60,7 @@ def test_a_rank_that_brings_nan_is_named_on_all(
     strategy: str, what: str, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(RankError) as error:
-        run_ranks(poisoned, 2, strategy, what, options, timeout=25)
+        run_ranks(poisoned, 2, strategy, what, options)
     assert sorted(error.value.failures) == [0, 1]
     assert all(message in text for text in error.value.failures.values())
 
@@ -114,7 +114,7 @@ def corrected(rank: int, world_size: int, nonfinite: Any) -> bool:
 
 def test_a_correction_that_is_nan_is_named_or_left_out() -> None:
     with pytest.raises(RankError, match="The correction of rank 1 is NaN") as error:
-        run_ranks(corrected, 2, "refuse", timeout=25)
+        run_ranks(corrected, 2, "refuse")
     assert sorted(error.value.failures) == [0, 1]
     assert run_ranks(corrected, 2, "leave_out") == [True, True]
 
