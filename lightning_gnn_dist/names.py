@@ -25,6 +25,9 @@ EXTENSIONS = {  # what a user asks for by something else than its class, such as
     "by time": "lightning_gnn_dist.sampling.temporal:TemporalSampler",
     "exchange": "lightning_gnn_dist.extensions.exchange.boundary:Exchange",
     "sparse rows": "lightning_gnn_dist.extensions.tables.learned_tables:LearnedTables",
+    "rows in files": "lightning_gnn_dist.extensions.larger_than_memory.sources:RowsInFiles",
+    "rows on devices": "lightning_gnn_dist.extensions.larger_than_memory.sources:RowsOnDevices",
+    "memory of a fit": "lightning_gnn_dist.extensions.larger_than_memory.memory:Needs",
 }
 _CLASSES = {  # by `strategy_name`, which is that of the module, too; imported when a Trainer is made with one
     "local_sgd": "LocalSGDStrategy",

@@ -25,7 +25,7 @@ SEEDS = torch.arange(10, 67)
 
 def loader(num_batches: int = 5, *, seeds: Tensor = SEEDS, sampler: object = None, **options: object) -> BatchLoader:
     sampler = NeighborSampler([3, 2]) if sampler is None else sampler
-    of_source = {name: options.pop(name) for name in ("widen", "num_ids", "placement", "stream") if name in options}
+    of_source = {name: options.pop(name) for name in ("widen", "num_ids", "stream") if name in options}
     source = GraphSource(options.pop("graph", GRAPH), sampler, **of_source)
     return BatchLoader.over(source, seeds, num_batches, **{"seed": 0} | options)
 

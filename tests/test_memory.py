@@ -21,7 +21,7 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     RandomPartitioner,
 )
-from lightning_gnn_dist.homes.memory import Needs
+from lightning_gnn_dist.extensions.larger_than_memory.memory import Needs
 from lightning_gnn_dist.homes.parts import PartReader
 from lightning_gnn_dist.partition.advice import bytes_per_part
 from tests.data_fitting import trainer

@@ -13,9 +13,9 @@ import torch
 from gpu_parts.common import DEVICE, NUM_NEIGHBORS, Scale, least_seconds, made_graph
 from gpu_parts.rows import Rows
 
-from lightning_gnn_dist.batches.placing.placement import Placement
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.extensions.larger_than_memory.placement import Placement
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler, LadiesSampler

@@ -9,11 +9,14 @@ from typing import Any
 from gpu_parts.common import DEVICE, Scale, least_seconds, made_graph, on_device, peak_since_last
 from gpu_parts.rows import Rows
 
+from lightning_gnn_dist.batches.device_stream import stream_to
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader
-from lightning_gnn_dist.batches.placing.placement import Placement, SampleOn, stream_to
+from lightning_gnn_dist.batches.loading import SampleOn
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.rng import permutation
+from lightning_gnn_dist.extensions.larger_than_memory.placement import Placement
+from lightning_gnn_dist.extensions.larger_than_memory.sources import PlacedSource
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.negatives import Candidates
@@ -62,7 +65,7 @@ class Corrections:
 
 def source_on(place: SampleOn, graph: Graph, sampler: Sampler, num_ids: int | None = None) -> GraphSource:
     placement = Placement(DEVICE, place)
-    return GraphSource(graph, sampler, num_ids=num_ids, placement=placement, stream=stream_to(DEVICE))
+    return PlacedSource(graph, sampler, num_ids=num_ids, placement=placement, stream=stream_to(DEVICE))
 
 
 def tell(rows: Rows, scale: Scale, name: str, batches: Iterable[Any]) -> None:

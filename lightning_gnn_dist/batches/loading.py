@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from llvmlite import binding
 
-from lightning_gnn_dist.batches.placing.placement import SampleOn, device_of
+from lightning_gnn_dist.batches.device_stream import device_of
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.rules import Natural, check_fields, whole
 
+SampleOn: TypeAlias = Literal["auto", "cpu", "device"]
 MAX_THREADS = 1024
 MAX_BULK = 1 << 20  # batches that are made together
 
@@ -73,6 +74,13 @@ class Loading:
                 f'device_bytes ({self.device_bytes}) is what a graph may take of a GPU with sample_on="auto", and '
                 f'sample_on is "{self.sample_on}": give sample_on="auto", or leave device_bytes out.'
             )
+
+    @property
+    def elsewhere(self) -> str | None:
+        """What makes batches of rows that do not lie in RAM, by its name among extensions; None: all lie there."""
+        if self.cache_bytes is not None:
+            return "rows in files"
+        return None if self.sample_on == "cpu" else "rows on devices"
 
 
 def widening(loading: Loading, stays: torch.dtype | None) -> Widen:

@@ -8,7 +8,6 @@ A loader decides on the order of seeds, the threads and the look-ahead; a source
 from __future__ import annotations
 
 import copy
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,17 +17,14 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.assembling import Content, Taken, assemble, made_of
 from lightning_gnn_dist.batches.batch import LABELS, SampledData, bytes_of, device_of_batch
+from lightning_gnn_dist.batches.device_stream import Crossing, DeviceStream, handed_out
 from lightning_gnn_dist.batches.hetero import store_of_seeds
 from lightning_gnn_dist.batches.part_batch import Run, part_batch_of
-from lightning_gnn_dist.batches.placing.device_stream import DeviceStream, handed_out
-from lightning_gnn_dist.batches.placing.placement import Placement
-from lightning_gnn_dist.batches.placing.rows_on_device import RowsOnDevice
 from lightning_gnn_dist.batches.pool import BufferPool, Pool, Widen, gather_rows
 from lightning_gnn_dist.engine.lending import sent
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.mapped import MappedRows, all_maps
-from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
 
 
@@ -98,9 +94,11 @@ class BatchSource(ABC):
 
     Attributes:
         is_remote: Whether rows are asked of other ranks or of files: once for a bulk, by one thread, bulk after bulk.
+        is_short: Whether there is so little memory that full neighbourhoods are made one at a time.
     """
 
     is_remote = False
+    is_short = False
 
     def __init__(self, num_ids: int, stream: DeviceStream | None) -> None:
         self.num_ids, self._stream, self._num_buffers = num_ids, stream, 0
@@ -159,10 +157,9 @@ class GraphSource(BatchSource):
         widen: Convert float16, bfloat16 and int8 with scales to float32 as they are gathered, or all but one type.
         all_labels: Give ``y`` a row for each node, not for each seed alone.
         num_ids: Seeds must lie below this number. Default: the number of nodes.
-        placement: Decides at the first batch where the graph is sampled, by which sampler, and where its rows lie,
-            until the source is closed. Default: the graph and the sampler as they are.
         stream: Brings batches to a device. Default: they stay where they are made.
         run: Runs layers on the batches, whose edges are then not handed out. Default: layers run on these edges.
+        crossing: Counts the bytes of batches in RAM that are sent to a device.
     """
 
     def __init__(
@@ -173,90 +170,81 @@ class GraphSource(BatchSource):
         widen: Widen = True,
         all_labels: bool = True,
         num_ids: int | None = None,
-        placement: Placement | None = None,
         stream: DeviceStream | None = None,
         run: Run | None = None,
+        crossing: Crossing | None = None,
     ) -> None:
         if not isinstance(sampler, Sampler) or isinstance(sampler, type):
             raise TypeError(f"sampler must be one like NeighborSampler([15, 10]), got {sampler!r}.")
         super().__init__(graph.num_nodes if num_ids is None else num_ids, stream)
-        self._home = self._graph, self._sampler = graph, sampler
-        self._rows: RowsOnDevice | None = None
-        self._placement, self._is_placed = placement, placement is None
-        self._widen, self._all_labels, self._run = widen, all_labels, run
+        self._graph, self._sampler = graph, sampler
+        self._widen, self._all_labels, self._run, self._crossing = widen, all_labels, run, crossing
         self._files: FileRows | None = None
-        self._lock = threading.Lock()
         self._constant: tuple[Sample, SampledData, list[int]] | None = None
 
     def order(self, seeds: Tensor, seed: int, epoch: int) -> Tensor | None:
-        sampler = self._home[1]
-        return sampler.order(self._home[0], seeds, seed, epoch) if isinstance(sampler, OrdersSeeds) else None
+        sampler = self._sampler
+        return sampler.order(self._graph, seeds, seed, epoch) if isinstance(sampler, OrdersSeeds) else None
 
     def make(
         self, seeds: Sequence[Tensor], keys: Sequence[BatchKey], inputs: Inputs | None = None
     ) -> Iterator[SampledData]:
-        self._place()
-        batches, run = handed_out(lambda: self._batches_around(seeds, keys, inputs), self._stream), self._run
+        graph, sampler = self._where()
+        how = graph, sampler, seeds, keys, inputs
+        batches, run = handed_out(lambda: self._batches_around(*how), self._stream), self._run
         return batches if run is None else (part_batch_of(batch, run) for batch in batches)
 
     def spare_memory(self) -> None:
-        self._files = FileRows(self._home[0])
+        self._files = FileRows(self._graph)
 
     def close(self) -> None:
         super().close()
         self._constant = None
-        (self._graph, self._sampler), self._rows, self._is_placed = self._home, None, self._placement is None
 
-    def _place(self) -> None:
-        with self._lock:  # several threads ask for the first batches
-            if not self._is_placed:
-                assert self._placement is not None
-                self._graph, self._sampler, self._rows = self._placement.of(*self._home)
-                self._is_placed = True
+    def _where(self) -> tuple[Graph, Sampler]:
+        """Return the graph that is sampled, perhaps a copy on a device, and what draws from it."""
+        return self._graph, self._sampler
 
     def _batches_around(
-        self, seeds: Sequence[Tensor], keys: Sequence[BatchKey], inputs: Inputs | None
+        self,
+        graph: Graph,
+        sampler: Sampler,
+        seeds: Sequence[Tensor],
+        keys: Sequence[BatchKey],
+        inputs: Inputs | None,
     ) -> list[SampledData]:
-        samples = self._sampler.sample_bulk(self._graph, seeds, keys)
-        batches = self._assembled(samples)
+        samples = sampler.sample_bulk(graph, seeds, keys)
+        batches = self._assembled(graph, samples)
         if inputs is not None:
             for batch, sample, ids, given in zip(batches, samples, seeds, inputs, strict=True):
                 numbers = _sorted_as(sample, ids, given) if sample.is_constant else given
                 store_of_seeds(batch).input_id = sent(numbers, device_of_batch(batch))
         return batches
 
-    def _assembled(self, samples: list[Sample]) -> list[SampledData]:
-        how: Any = {"widen": self._widen, "all_labels": self._all_labels}
-        if self._files is not None and self._graph is self._home[0]:  # a copy on a device has no pages of files
-            self._files.release()
-        if self._rows is not None and not any(sample.is_constant for sample in samples):
-            return self._rows.batches(self._graph, samples, self._gather, **how)
-        if self._files is None or self._graph is not self._home[0]:
-            batches = [self._assemble(sample) for sample in samples]
-        else:
-            batches = [self._files.assemble(sample, **how) for sample in samples]
-        self._count(batches)
+    def _assembled(self, graph: Graph, samples: Sequence[Sample]) -> list[SampledData]:
+        self._release(graph)
+        batches = [self._assemble(graph, sample) for sample in samples]
+        if self._stream is not None and self._crossing is not None:
+            self._crossing.add(sum(bytes_of(batch) for batch in batches if device_of_batch(batch).type == "cpu"))
         return batches
 
-    def _gather(self, kind: str | EdgeType, name: str, array: Tensor, rows: Tensor) -> Tensor:
-        if self._files is not None:
-            return self._files.take(array, rows)
-        return gather_rows(array, rows, self._pool_of(f"{kind} {name}"))
+    def _release(self, graph: Graph) -> None:
+        if self._files is not None and graph is self._graph:  # a copy on a device has no pages of files
+            self._files.release()
 
-    def _count(self, batches: list[SampledData]) -> None:
-        """Count the bytes of batches in RAM that will be sent to a device."""
-        if self._stream is not None and self._placement is not None:
-            for batch in batches:
-                if device_of_batch(batch).type == "cpu":
-                    self._placement.crossing.add(bytes_of(batch))
+    def _rows_of(self, name: str, array: Tensor, rows: Tensor) -> Tensor:
+        """Return rows of an array, in lent memory."""
+        return gather_rows(array, rows, self._pool_of(name)) if self._files is None else self._files.take(array, rows)
 
-    def _assemble(self, sample: Sample) -> SampledData:
+    def _assemble(self, graph: Graph, sample: Sample) -> SampledData:
         how: Any = {"widen": self._widen, "all_labels": self._all_labels}
+        if self._files is not None and graph is self._graph:
+            return self._files.assemble(sample, **how)
         if not sample.is_constant:
-            return assemble(self._graph, sample, self._pool_of, **how)
+            return assemble(graph, sample, self._pool_of, **how)
         kept = self._constant
         if kept is None or kept[0] is not sample:
-            whole = assemble(self._graph, sample, **how)
+            whole = assemble(graph, sample, **how)
             whole = whole if self._stream is None else whole.to(self._stream.device)
             self._constant = kept = sample, whole, writes_of(whole)
         elif kept[2] != writes_of(kept[1]):

@@ -17,6 +17,7 @@ from lightning_gnn_dist.graph.shard import Bounds, Shard, holds_shards
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.store import shard_name
 from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.partition.advice import BATCH_SIZE, FANOUT, advise, bytes_of_part, bytes_per_part
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
@@ -104,12 +105,11 @@ def _inspect(graph: Graph, partitioner: Partitioner, options: argparse.Namespace
 def _of_ranks(graph: Graph, part: int, num_parts: int) -> str:
     """Return what ranks on this host take, given the bytes of the largest part."""
     from lightning_gnn_dist.batches.loading import Loading  # PyG takes seconds to import, and others need none
-    from lightning_gnn_dist.homes.memory import Needs
     from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
     from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
     settings = BatchSettings(NeighborSampler(list(FANOUT)), BATCH_SIZE, None, Loading(), Evaluation(), GlobalBatching())
-    needs = Needs.of_part(graph, part, settings)
+    needs = extension("memory of a fit").of_part(graph, part, settings)
     batches = f"batches have {BATCH_SIZE:,} seeds and draw {' and '.join(map(str, FANOUT))} neighbours"
     return (
         f"Ranks, beside their libraries and the model, take about {needs.told(num_parts)}, if {batches}; "

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.files import FileSource
 from lightning_gnn_dist.batches.deal import Deal
 from lightning_gnn_dist.batches.global_batches import OwnSeeds
 from lightning_gnn_dist.batches.loader import BatchLoader
@@ -104,9 +103,8 @@ class Evaluating:
         make = partial(EvaluationLoader, num_hops, look, rows, judged.targets)
         share, places = (replace(evaluated, ids=ids).share(costs.place) for ids in (judged.ids, range(count)))
         how = run.options_of_loader
-        loading = run.settings.loading
-        if loading.sample_on != "cpu" or (loading.cache_bytes is None and isinstance(source, FileSource)):
-            how["bulk_size"] = 1  # full neighbourhoods are large, for a device and where memory is short
+        if source.is_short:
+            how["bulk_size"] = 1
         return make(source, Deal(share, num_batches, run.seed, shuffle=False, inputs=places), **how)
 
 

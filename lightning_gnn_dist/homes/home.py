@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from lightning_gnn_dist.batches.placing.placement import stream_to
+from lightning_gnn_dist.batches.device_stream import stream_to
+from lightning_gnn_dist.batches.part_batch import Run
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated, Outside
 from lightning_gnn_dist.boundary.coverage import Coverage
@@ -38,6 +39,28 @@ class Owners(NamedTuple):
 
     ids: Tensor
     ranks: Tensor
+
+
+class MakesSources(Protocol):
+    """Makes the batches of a graph that every host has, where its rows do not lie in RAM.
+
+    A process that Lightning spawns gets a copy at rest.
+    """
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Numbers to log."""
+        ...
+
+    def source(
+        self, home: Any, graph: Graph, sampler: Sampler, num_ids: int | None, run: Run | None
+    ) -> BatchSource | None:
+        """Return the source of batches of a part or of the whole graph; None where these are made in RAM."""
+        ...
+
+    def close(self, graph: Graph) -> None:
+        """Free what it has taken for the whole graph."""
+        ...
 
 
 class Home(ForgetsRun, ABC):
@@ -248,13 +271,18 @@ class Home(ForgetsRun, ABC):
         """Return the same for an evaluation, which may spare memory."""
         return self.whole_source(sampler, num_ids)
 
-    def source_in_ram(self, graph: Graph, sampler: Sampler, num_ids: int | None = None, **more: Any) -> GraphSource:
-        """Return the source of batches of a graph that this process has; ``more`` says where and how they are made."""
+    def source_in_ram(
+        self,
+        graph: Graph,
+        sampler: Sampler,
+        num_ids: int | None = None,
+        kind: Callable[..., GraphSource] = GraphSource,
+        **more: Any,
+    ) -> GraphSource:
+        """Return the source of batches of a graph that this process has; ``more`` is what its kind takes beside."""
         run, stream = self.running, stream_to(self.running.device)
         all_labels = run.settings.loading.all_labels
-        return GraphSource(
-            graph, sampler, widen=run.widen, all_labels=all_labels, num_ids=num_ids, stream=stream, **more
-        )
+        return kind(graph, sampler, widen=run.widen, all_labels=all_labels, num_ids=num_ids, stream=stream, **more)
 
     @abstractmethod
     def with_senders(self, part: Graph) -> tuple[Graph, Tensor, Owners]:

@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.batches.placing.placement import check_sample_on
 from lightning_gnn_dist.checks import (
     MAX_SEED,
     check_at_least,
@@ -21,6 +20,7 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.layers.budget import LEAST_BYTES
+from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.rules import Count, Seed, check_fields, whole
 from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
@@ -125,7 +125,8 @@ class BatchSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_sample_on(self.loading.sample_on, self.of_parts(), self.global_batching.sampler)
+        if self.loading.sample_on == "device":
+            extension("rows on devices").check(self.of_parts(), self.global_batching.sampler)
         self._check_hops()
         self._check_times()
 
@@ -191,19 +192,6 @@ class BatchSettings:
                     f"{name} samples {other.num_hops} hops and sampler {ours}, and one model takes batches of both: "
                     "draw as many hops as the model has layers."
                 )
-
-    def check_cache_of_files(self) -> None:
-        """Refuse a cache of rows in files where there is nothing to ask for ahead."""
-        if self.loading.sample_on != "cpu":
-            raise ValueError(
-                f"Loading(cache_bytes={self.loading.cache_bytes}) makes batches in RAM, and sample_on is "
-                f"{self.loading.sample_on!r}: leave one of them out."
-            )
-        if WholePartSampler in (type(self.of_parts()), type(self.global_batching.sampler)):
-            raise ValueError(
-                f"Loading(cache_bytes={self.loading.cache_bytes}) holds rows that coming batches need, and a "
-                "WholePartSampler has one batch of all rows: draw with a NeighborSampler, or leave cache_bytes out."
-            )
 
     @property
     def samplers(self) -> tuple[Sampler, Sampler, Sampler]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -13,15 +12,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.files import DiskRows, FileSource, check_rows_in_files
-from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.batches.device_stream import Crossing
 from lightning_gnn_dist.batches.part_batch import Run
-from lightning_gnn_dist.batches.placing.placement import Placement, release, stream_to
-from lightning_gnn_dist.batches.placing.rows_on_device import Crossing
-from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.auto import Auto, kept, short_name
 from lightning_gnn_dist.boundary.boundary import Boundary
-from lightning_gnn_dist.checks import in_bytes
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
@@ -30,21 +25,23 @@ from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.homes.costs import WholeCosts
-from lightning_gnn_dist.homes.home import Home, Owners, Shown
-from lightning_gnn_dist.homes.memory import cache_beyond_memory, check_memory
+from lightning_gnn_dist.homes.home import Home, MakesSources, Owners, Shown
 from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher
 from lightning_gnn_dist.homes.plan import PartPlan
-from lightning_gnn_dist.homes.residency import default_period
+from lightning_gnn_dist.homes.residency import bytes_held, default_period
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.shared_parts import Shelf
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.budget import Host
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
 from lightning_gnn_dist.layers.through_layers import Layer
+from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.partition.advice import against_averaging
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
+
+_BESIDE = 1 << 28  # bytes of a rank beside what it holds of a graph and of batches, at most
 
 
 class WholeHome(Home):
@@ -63,19 +60,20 @@ class WholeHome(Home):
         if plan.graph.path is None:  # arrays in RAM may have been changed since the graph was built
             plan.graph.check_edges()
         super().__init__(running, plan.boundary, plan.coverage)
-        if (cache_bytes := running.settings.loading.cache_bytes) is not None:
-            running.settings.check_cache_of_files()
-            check_rows_in_files(plan.graph, cache_bytes)
+        elsewhere = running.settings.loading.elsewhere
+        self._sources: MakesSources | None = None
+        if elsewhere is not None:
+            self._sources = extension(elsewhere).of(running.settings, plan.graph)
+        self._evaluation: MakesSources | None = None  # where the graph is larger than what is free
         self.whole, self.holding, self._per = plan.graph, plan.holding, plan.holding.per
         self._fingerprint, self._shown_edges = fingerprint, shown
         self._plan = plan
         self._suited: dict[tuple[bool, bool], PartPlan] = {}
         self._take(plan.boundary)
         self._parts: PartSwitcher | None = None
-        self._disk_rows: DiskRows | None = None
         self._period: int | None = None
         self._shelf: Shelf | None = None
-        self._crossing = Crossing()
+        self.crossing = Crossing()
 
     # The graph.
 
@@ -148,9 +146,9 @@ class WholeHome(Home):
 
     def open(self, check: Callable[[Graph], None], *, is_fit: bool) -> None:
         """Compare what a fit takes with the memory that is there: the graph is open, and was looked at."""
-        if is_fit:
-            sweeps = self._shown_edges is None
-            check_memory(self.cut, self.holder.num_parts, self.running, is_cut=self.is_cut, sweeps=sweeps)
+        if is_fit and self._may_lack_memory():
+            how = {"is_cut": self.is_cut, "sweeps": self._shown_edges is None}
+            extension("memory of a fit").check(self.cut, self.holder.num_parts, self.running, **how)
 
     def begin_nodes(self, *, is_fit: bool) -> None:
         if is_fit and self.is_cut:
@@ -160,13 +158,15 @@ class WholeHome(Home):
 
     def close(self) -> None:
         super().close()
-        for each in (self._parts, self._disk_rows, self._shelf):
+        for each in (self._parts, self._shelf):
             if each is not None:
                 each.close()
-        release(self.graph)
+        for sources in (self._sources, self._evaluation):
+            if sources is not None:
+                sources.close(self.graph)
 
     def at_rest(self) -> dict[str, Any]:
-        mine = {"_parts": None, "_disk_rows": None, "_shelf": None, "_crossing": Crossing()}
+        mine = {"_parts": None, "_evaluation": None, "_shelf": None, "crossing": Crossing()}
         return super().at_rest() | mine
 
     def state(self) -> dict[str, Any]:
@@ -185,8 +185,16 @@ class WholeHome(Home):
     @property
     def figures(self) -> dict[str, float]:
         """Numbers to log: the bus, rows that are read from files, what switching parts cost, the part's coverage."""
-        figures = self._crossing.figures | ({} if self._disk_rows is None else self._disk_rows.figures)
-        return figures | ({} if self._parts is None else self._parts.figures)
+        figures = self.crossing.figures
+        for each in (self._evaluation, self._sources, self._parts):
+            figures |= {} if each is None else each.figures
+        return figures
+
+    def _may_lack_memory(self) -> bool:
+        """Return whether a fit might take more memory than some host has, if all is counted as large as it can be."""
+        most, bulk_size = bytes_held(self.whole), self.running.settings.loading.bulk_size
+        of_rank = (4 * bulk_size + 3) * most + _BESIDE
+        return any(host.ranks * of_rank + 2 * most > host.free for host in self.running.hosts)
 
     # The boundary.
 
@@ -320,72 +328,40 @@ class WholeHome(Home):
 
     # Batches.
 
-    def training_source(self, part: Graph, seeds: Tensor, sampler: Sampler) -> tuple[Tensor, GraphSource | FileSource]:
+    def training_source(self, part: Graph, seeds: Tensor, sampler: Sampler) -> tuple[Tensor, BatchSource]:
         if self.turns() > 1:
             self.running.warn_of_drift()
         graph, run = self.outside.of_batches(part, are_whole=isinstance(sampler, WholePartSampler))
         return seeds, self.source(graph, sampler, run=run)
 
-    def whole_source(self, sampler: Sampler, num_ids: int | None = None) -> GraphSource | FileSource:
+    def whole_source(self, sampler: Sampler, num_ids: int | None = None) -> BatchSource:
         return self.source(self.graph, sampler, num_ids)
 
-    def evaluation_source(self, sampler: Sampler, num_ids: int | None = None) -> GraphSource | FileSource:
-        """Return the same, which reads rows of files ahead where the graph is larger than what is free."""
-        if (found := self._rows_beyond_memory()) is None:
-            return self.whole_source(sampler, num_ids)
-        loading = self.running.settings.loading
-        few = replace(loading, ahead_bytes=min(loading.ahead_bytes, found.cache.num_bytes))
-        return self._source_in_files(self.graph, found, sampler, few, num_ids)
-
-    def source(
-        self, graph: Graph, sampler: Sampler, num_ids: int | None = None, run: Run | None = None
-    ) -> GraphSource | FileSource:
-        """Return the source of batches of a part or of the whole graph, made where ``loading.sample_on`` says."""
-        running, loading = self.running, self.running.settings.loading
-        if run is None and (rows := self._rows_in_files(graph)) is not None:
-            return self._source_in_files(graph, rows, sampler, loading, num_ids)
-        # The part takes device memory first, though it may be loaded later; it is no larger than the whole graph.
-        is_fit, samplers = running.stage == TrainerFn.FITTING, running.settings.samplers
-        waits = graph is self.graph and is_fit and self.is_cut and not isinstance(samplers[0], WholePartSampler)
-        how: Any = {"samplers": samplers, "batch_size": running.settings.batch_size, "crossing": self._crossing}
-        left = graph.num_bytes if waits else 0
-        placement = Placement(running.device, loading.sample_on, loading.device_bytes, expected_bytes=left, **how)
-        return self.source_in_ram(graph, sampler, num_ids, placement=placement, run=run)
-
-    def _rows_in_files(self, graph: Graph) -> DiskRows | None:
-        """Return what reads a graph's rows from files, if ``cache_bytes`` says so and does not hold all of them."""
-        cache_bytes = self.running.settings.loading.cache_bytes
-        if cache_bytes is None:
-            return None
-        self._disk_rows = self._disk_rows or DiskRows.of(self.graph, cache_bytes)
-        return self._disk_rows if self._disk_rows is not None and self._disk_rows.are_rows_of(graph) else None
-
-    def _rows_beyond_memory(self) -> DiskRows | None:
-        """Return the same without ``cache_bytes``, where the graph is larger than what is free here.
+    def evaluation_source(self, sampler: Sampler, num_ids: int | None = None) -> BatchSource:
+        """Return the same, which reads rows of files ahead where the graph is larger than what is free.
 
         Through a map each row would bring many pages, which drive out others that are needed.
         """
-        loading = self.running.settings.loading
-        if loading.cache_bytes is not None or loading.sample_on != "cpu":
-            return None
-        if self._disk_rows is None:
+        if self._sources is None and self._evaluation is None:
             host = Host.here(self.running.num_ranks)
-            if (cache_bytes := cache_beyond_memory(self.graph, host)) is None:
-                return None
-            self._disk_rows = DiskRows.of(self.graph, cache_bytes)
-            if self._disk_rows is not None:
-                rank_zero_info(
-                    f"The graph has {in_bytes(self.graph.num_bytes)}, and {in_bytes(host.free)} are free: an "
-                    f"evaluation reads rows from its files ahead, and {in_bytes(cache_bytes)} hold those that come "
-                    "again, as with Loading(cache_bytes=...)."
-                )
-        return self._disk_rows
+            if self.graph.num_bytes > host.free:
+                self._evaluation = extension("rows in files").beyond_memory(self.graph, host)
+        return self._source(self._sources or self._evaluation, self.graph, sampler, num_ids)
 
-    def _source_in_files(
-        self, graph: Graph, rows: DiskRows, sampler: Sampler, loading: Loading, num_ids: int | None
-    ) -> FileSource:
-        stream, stays = stream_to(self.running.device), self.running.stays
-        return FileSource(graph, rows, sampler, loading, num_ids=num_ids, stream=stream, stays=stays)
+    def source(self, graph: Graph, sampler: Sampler, num_ids: int | None = None, run: Run | None = None) -> BatchSource:
+        """Return the source of batches of a part or of the whole graph, made where ``loading`` says."""
+        return self._source(self._sources, graph, sampler, num_ids, run)
+
+    def _source(
+        self,
+        sources: MakesSources | None,
+        graph: Graph,
+        sampler: Sampler,
+        num_ids: int | None,
+        run: Run | None = None,
+    ) -> BatchSource:
+        made = None if sources is None else sources.source(self, graph, sampler, num_ids, run)
+        return self.source_in_ram(graph, sampler, num_ids, run=run, crossing=self.crossing) if made is None else made
 
     # Rows of nodes outside the part.
 

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import Graph, NeighborSampler, WholePartSampler
+from lightning_gnn_dist.batches import device_stream as module
 from lightning_gnn_dist.batches import pool
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.device_stream import DeviceStream, Sent
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader
-from lightning_gnn_dist.batches.placing import device_stream as module
-from lightning_gnn_dist.batches.placing.device_stream import DeviceStream, Sent
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.lending import PinnedPool
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.sampling.device import DeviceSampler
+from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import DeviceSampler
+from tests.extensions.larger_than_memory.test_device_sampler import on
 from tests.sampling.reference import random_graph
-from tests.sampling.test_device import on
 
 GRAPH = random_graph(300, 3000, seed=1)
 CPU = torch.device("cpu")

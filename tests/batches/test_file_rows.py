@@ -14,7 +14,7 @@ from lightning_gnn_dist import Graph, NeighborSampler, citations, communities
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.source import GraphSource
 from tests.batch_contents import check_same, contents
-from tests.batches.ahead.test_file_source import floats, halves, scaled
+from tests.extensions.larger_than_memory.test_file_source import floats, halves, scaled
 
 
 def of(form: Callable[..., Any]) -> Graph:

@@ -29,8 +29,8 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import DeviceSampler
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.device import DeviceSampler
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.placing import batches_of

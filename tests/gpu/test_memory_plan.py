@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import Graph, Loading, NeighborSampler, PartitionedDataModule, ShadowSampler, communities
+from lightning_gnn_dist.batches.device_stream import stream_to
 from lightning_gnn_dist.batches.loader import BatchLoader
-from lightning_gnn_dist.batches.placing.memory_plan import Sizes
-from lightning_gnn_dist.batches.placing.placement import Placement, release, stream_to
 from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import Sizes
+from lightning_gnn_dist.extensions.larger_than_memory.placement import Placement, release
+from lightning_gnn_dist.extensions.larger_than_memory.sources import PlacedSource
 from lightning_gnn_dist.graph.convert import quantize_rows
 from tests.batch_contents import check_same, contents
 from tests.data_fitting import trainer
@@ -50,8 +52,9 @@ def graph_of(kind: str, num_nodes: int = 6000) -> Graph:
 
 def batches_of(graph: Graph, sampler: Any, placement: Placement | None, seeds: Tensor) -> Any:
     """Two passes, of which each batch is looked at after those that follow it were begun."""
-    stream = None if placement is None else stream_to(CUDA)
-    source = GraphSource(graph, sampler, placement=placement, stream=stream, all_labels=False)
+    source = GraphSource(graph, sampler, all_labels=False)
+    if placement is not None:
+        source = PlacedSource(graph, sampler, placement=placement, stream=stream_to(CUDA), all_labels=False)
     loader = BatchLoader.over(source, seeds, -(-len(seeds) // 400), seed=0, bulk_size=2, num_threads=2)
     weight = torch.randn(256, 256, device="cpu" if placement is None else CUDA)
     for _ in range(2):

@@ -32,7 +32,7 @@ from lightning_gnn_dist import (
     communities,
 )
 from lightning_gnn_dist.batches.loader import THREAD_NAME
-from lightning_gnn_dist.batches.placing.placement import SampleOn
+from lightning_gnn_dist.batches.loading import SampleOn
 from lightning_gnn_dist.batches.source import GraphSource
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE

@@ -21,8 +21,8 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import DeviceSampler
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.device import DeviceSampler
 from lightning_gnn_dist.sampling.layer_wise import LayerSampler
 from tests.pages import public
 from tests.sage import SAGE

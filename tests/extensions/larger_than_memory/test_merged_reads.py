@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead import merged_reads
-from lightning_gnn_dist.batches.ahead.merged_reads import THREAD_NAME, MergedReads
+from lightning_gnn_dist.extensions.larger_than_memory import merged_reads
+from lightning_gnn_dist.extensions.larger_than_memory.merged_reads import THREAD_NAME, MergedReads
 
 
 def mapped(path: Path, array: Tensor) -> Tensor:

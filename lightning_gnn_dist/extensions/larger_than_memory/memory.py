@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lightning_gnn_dist.batches.placing.expected_reads import per_hop
-from lightning_gnn_dist.batches.placing.memory_plan import wide_arrays
 from lightning_gnn_dist.checks import in_bytes
+from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import per_hop, wide_arrays
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import bytes_per_node
 from lightning_gnn_dist.homes.plan import PartPlan
@@ -28,7 +27,6 @@ log = logging.getLogger(__name__)
 
 BESIDE = 200_000_000  # bytes of a rank, the most that was measured: edges being looked up, activations, gradients
 _BYTES_OF_CHUNK = 4  # of each node: the chunk that it is in
-_OF_CACHE = 8  # an evaluation takes half of what is free at most; the rest is for rows read ahead, and pages of edges
 
 
 @dataclass(frozen=True)
@@ -88,42 +86,36 @@ class Needs:
         files = f", and {in_bytes(self.mapped)} are files that must stay cached" if self.mapped else ""
         return f"{in_bytes(self.of_host(ranks))} on a host: {who} {of_rank}{files}"
 
+    @classmethod
+    def check(cls, plan: PartPlan, num_parts: int, running: Running, *, is_cut: bool, sweeps: bool) -> None:
+        """Refuse a fit for which some host has too little memory, and tell of one that will be slow, or may be killed.
 
-def check_memory(plan: PartPlan, num_parts: int, running: Running, *, is_cut: bool, sweeps: bool) -> None:
-    """Refuse a fit for which some host has too little memory, and tell of one that will be slow, or may be killed.
+        All ranks raise or none.
 
-    All ranks raise or none.
-
-    Args:
-        plan: How the graph is cut.
-        num_parts: How many parts ranks or hosts hold.
-        running: The run, with the hosts of all ranks.
-        is_cut: Whether ranks hold parts, or batches are drawn from the whole graph.
-        sweeps: Whether ranks could hold some chunks at a time.
-    """
-    needs = Needs.of_plan(plan, num_parts, running.settings, is_cut=is_cut)
-    host = max(running.hosts, key=lambda each: needs.of_host(each.ranks) - each.free)
-    if needs.of_host(host.ranks) <= host.free:
-        return
-    about = f"{needs.told(host.ranks)}. The host has {in_bytes(host.free)} left"
-    ways = "; or ".join(_ways_out(plan.graph, host, running.settings, needs, sweeps=sweeps))
-    if host.ranks * needs.least > host.free:
-        least = in_bytes(host.ranks * needs.least)
-        raise ValueError(f"This fit takes about {about}, and parts alone take {least}, so it would be killed: {ways}.")
-    if running.rank == 0:
-        log.warning(
-            "This fit takes about %s, so it will be slow, as files are read again and again, or be killed: %s.",
-            about,
-            ways,
-        )
-
-
-def cache_beyond_memory(graph: Graph, host: Host) -> int | None:
-    """Return what a cache for rows of a graph in files may take on each rank of a host that has no room for the graph.
-
-    None where it has: the system then keeps what is read through maps.
-    """
-    return host.free // host.ranks // _OF_CACHE if graph.num_bytes > host.free else None
+        Args:
+            plan: How the graph is cut.
+            num_parts: How many parts ranks or hosts hold.
+            running: The run, with the hosts of all ranks.
+            is_cut: Whether ranks hold parts, or batches are drawn from the whole graph.
+            sweeps: Whether ranks could hold some chunks at a time.
+        """
+        needs = cls.of_plan(plan, num_parts, running.settings, is_cut=is_cut)
+        host = max(running.hosts, key=lambda each: needs.of_host(each.ranks) - each.free)
+        if needs.of_host(host.ranks) <= host.free:
+            return
+        about = f"{needs.told(host.ranks)}. The host has {in_bytes(host.free)} left"
+        ways = "; or ".join(_ways_out(plan.graph, host, running.settings, needs, sweeps=sweeps))
+        if host.ranks * needs.least > host.free:
+            least = in_bytes(host.ranks * needs.least)
+            raise ValueError(
+                f"This fit takes about {about}, and parts alone take {least}, so it would be killed: {ways}."
+            )
+        if running.rank == 0:
+            log.warning(
+                "This fit takes about %s, so it will be slow, as files are read again and again, or be killed: %s.",
+                about,
+                ways,
+            )
 
 
 def _ways_out(graph: Graph, host: Host, settings: BatchSettings, needs: Needs, *, sweeps: bool) -> Iterator[str]:

@@ -8,10 +8,16 @@ import pytest
 import torch
 
 from lightning_gnn_dist import Graph, LadiesSampler, Loading, NeighborSampler, communities
-from lightning_gnn_dist.batches.placing.expected_reads import Reads, expected_reads, most_read
-from lightning_gnn_dist.batches.placing.memory_plan import MemoryPlan, PlanFigures, Sizes
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import (
+    MemoryPlan,
+    PlanFigures,
+    Reads,
+    Sizes,
+    expected_reads,
+    most_read,
+)
 from tests.typed_sage import typed_graph_of_papers
 
 SIZES = Sizes(edges=1000, widths=(40,), counts=(50,))  # 2,000 bytes of rows

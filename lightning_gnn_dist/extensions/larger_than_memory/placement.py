@@ -6,56 +6,36 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
-from lightning.pytorch import Trainer
 from torch import Tensor
 
-from lightning_gnn_dist.batches.placing.device_stream import DeviceStream
-from lightning_gnn_dist.batches.placing.expected_reads import expected_reads, most_read
-from lightning_gnn_dist.batches.placing.memory_plan import MemoryPlan, PlanFigures, Sizes, placed_by_row
-from lightning_gnn_dist.batches.placing.rows_on_device import Crossing, HeldRows, RowsOnDevice
-from lightning_gnn_dist.checks import check_choice
+from lightning_gnn_dist.batches.device_stream import Crossing, stream_to
+from lightning_gnn_dist.batches.loading import SampleOn
+from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import bytes_of_tables, drawn_there, draws_anywhere
+from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import (
+    MemoryPlan,
+    PlanFigures,
+    Sizes,
+    expected_reads,
+    most_read,
+    placed_by_row,
+)
+from lightning_gnn_dist.extensions.larger_than_memory.rows_on_device import HeldRows, RowsOnDevice
 from lightning_gnn_dist.graph.graph import Graph, checked_graph
 from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs
 from lightning_gnn_dist.graph.storage.mapped import WINDOW_BYTES, Map, MappedRows, all_maps
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.device import KINDS, bytes_of_tables, drawn_there, draws_anywhere
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.wire.memory import free_on
 
 log = logging.getLogger(__name__)
 
-SampleOn: TypeAlias = Literal["auto", "cpu", "device"]
 MOST_OF_FREE = 0.5  # share of the memory free without them that all graphs on a device may take
 
 COPIES = "copies on devices"  # remembered for the graph in RAM, so they are freed together with it
-
-
-def check_sample_on(sample_on: SampleOn, *samplers: Sampler | None) -> None:
-    """Refuse an unknown ``sample_on``, and samplers that cannot draw on a device if they have to. None is skipped."""
-    check_choice("sample_on", sample_on, SampleOn)
-    for sampler in samplers:
-        if sample_on == "device" and sampler is not None and not draws_anywhere(sampler):
-            kinds = ", ".join(kind.__name__ for kind in KINDS)
-            raise ValueError(
-                f'sample_on="device" needs a sampler that draws there ({kinds}), got {sampler!r}: choose one, or '
-                'sample_on="auto".'
-            )
-
-
-def device_of(trainer: Trainer | None) -> torch.device:
-    """The device that trains; the CPU without a trainer."""
-    return trainer.strategy.root_device if trainer is not None else torch.device("cpu")
-
-
-def stream_to(device: torch.device) -> DeviceStream | None:
-    """A stream that brings batches to a CUDA device; None for another device, which needs none."""
-    if device.type != "cuda":
-        return None
-    return DeviceStream(device if device.index is not None else torch.device("cuda", torch.cuda.current_device()))
 
 
 class Place(NamedTuple):

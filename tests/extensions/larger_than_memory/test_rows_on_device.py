@@ -18,11 +18,12 @@ from lightning_gnn_dist import (
     WholePartSampler,
     communities,
 )
-from lightning_gnn_dist.batches.placing.memory_plan import MemoryPlan
-from lightning_gnn_dist.batches.placing.placement import Placement, release
-from lightning_gnn_dist.batches.placing.rows_on_device import Crossing
+from lightning_gnn_dist.batches.device_stream import Crossing
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import MemoryPlan
+from lightning_gnn_dist.extensions.larger_than_memory.placement import Placement, release
+from lightning_gnn_dist.extensions.larger_than_memory.sources import PlacedSource
 from lightning_gnn_dist.graph.convert import quantize_rows
 from tests.batch_contents import check_same, contents
 from tests.typed_sage import typed_graph_of_papers
@@ -56,8 +57,10 @@ def arrays() -> dict[str, dict[str, Tensor]]:
 
 def made(graph: Graph, plan: Any, sampler: Any = SAMPLER, *, spare: bool = False, **options: Any) -> list[Any]:
     """Batches of two bulks, by a plan; None is that of RAM."""
-    placement = None if plan is None else Placement(CPU, "device")
-    source = GraphSource(graph, sampler, placement=placement, **options)
+    if plan is None:
+        source = GraphSource(graph, sampler, **options)
+    else:
+        source = PlacedSource(graph, sampler, placement=Placement(CPU, "device"), **options)
     source.keep_buffers(9)
     if spare:
         source.spare_memory()
@@ -114,7 +117,7 @@ def test_rows_from_files(draws: bool, spare: bool, tmp_path: Path, monkeypatch: 
     graph = graph_with(**arrays()["int8"])
     graph.save(tmp_path / "graph")
     expected = made(graph, None)
-    monkeypatch.setattr("lightning_gnn_dist.batches.placing.placement.WINDOW_BYTES", 100)
+    monkeypatch.setattr("lightning_gnn_dist.extensions.larger_than_memory.placement.WINDOW_BYTES", 100)
     for share in (0.4, 1.0):
         plan = plan_with(share, monkeypatch, draws=draws)
         check_same(made(Graph.open(tmp_path / "graph"), plan, spare=spare), expected)
@@ -128,7 +131,7 @@ def test_what_is_read_most_is_held_and_the_rest_is_counted(monkeypatch: pytest.M
     assert place.rows is not None and "x" not in place.graph.node_arrays
     (held,) = place.rows.of_types
     assert held.held["x"].shape == (75, 34)
-    source = GraphSource(graph, SAMPLER, placement=placement)
+    source = PlacedSource(graph, SAMPLER, placement=placement)
     seeds, keys = list(graph.split("train").split(20)), [BatchKey(0, 0, i) for i in range(5)]
     (ids,) = [torch.cat([batch.n_id for batch in source.make(seeds[:3], keys[:3])])]
     is_held = torch.isin(ids, held.split(torch.arange(300))[1], invert=True)

@@ -12,9 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import NamedTuple, TypeAlias
+from threading import Lock
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from lightning.pytorch import Trainer
 
 from lightning_gnn_dist.batches.batch import SampledData, device_of_batch
 from lightning_gnn_dist.engine.lending import pinned_pool
@@ -112,3 +114,40 @@ def handed_out(make: Callable[[], Iterable[SampledData]], stream: DeviceStream |
     with stream.open():
         bulk = stream.load(make())
     return (stream.receive(bulk) for _ in range(len(bulk)))
+
+
+def device_of(trainer: Trainer | None) -> torch.device:
+    """The device that trains; the CPU without a trainer."""
+    return trainer.strategy.root_device if trainer is not None else torch.device("cpu")
+
+
+def stream_to(device: torch.device) -> DeviceStream | None:
+    """A stream that brings batches to a CUDA device; None for another device, which needs none."""
+    if device.type != "cuda":
+        return None
+    return DeviceStream(device if device.index is not None else torch.device("cuda", torch.cuda.current_device()))
+
+
+class Crossing:
+    """Counts what crosses the bus between RAM and a device, and how many rows need not. Threads share it."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self.num_bytes, self.asked, self.hits = 0, 0, 0
+
+    def __reduce__(self) -> Any:  # a copy counts for itself, as in a process that Lightning spawns
+        return Crossing, ()
+
+    def add(self, num_bytes: int, asked: int = 0, hits: int = 0) -> None:
+        """Count bytes, and rows that batches needed, some of which were on the device."""
+        with self._lock:
+            self.num_bytes, self.asked, self.hits = self.num_bytes + num_bytes, self.asked + asked, self.hits + hits
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Numbers to log."""
+        figures = {"data/bus_bytes": float(self.num_bytes)} if self.num_bytes else {}
+        if not self.asked:
+            return figures
+        hits = {"data/cache_hits": float(self.hits), "data/cache_hit_rate": self.hits / self.asked}
+        return figures | {"data/cache_asked": float(self.asked)} | hits

@@ -30,13 +30,13 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.batches.placing import placement
-from lightning_gnn_dist.batches.placing.memory_plan import MemoryPlan, Sizes
-from lightning_gnn_dist.batches.placing.placement import Placement, release, stream_to
+from lightning_gnn_dist.batches.device_stream import stream_to
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
+from lightning_gnn_dist.extensions.larger_than_memory import placement, sources
+from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import DeviceSampler
+from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import MemoryPlan, Sizes
+from lightning_gnn_dist.extensions.larger_than_memory.placement import Placement, release
 from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs
-from lightning_gnn_dist.homes import whole
-from lightning_gnn_dist.sampling.device import DeviceSampler
 from tests.batch_contents import check_same, contents
 from tests.placing import placed
 from tests.sampling.reference import random_graph
@@ -148,7 +148,7 @@ def test_only_where_ranks_fit_parts_are_expected(ranks, state, monkeypatch):
         return Placement(device, "cpu", expected_bytes=expected_bytes)
 
     data = module_of("auto", partitioner=RandomPartitioner())
-    monkeypatch.setattr(whole, "Placement", record)
+    monkeypatch.setattr(sources, "Placement", record)
     placed(data, 0, ranks)
     monkeypatch.setattr(type(data._running), "stage", state)
     for loader in (data.val_dataloader(), data.train_dataloader()):

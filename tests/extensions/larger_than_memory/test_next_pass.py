@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from lightning_gnn_dist import Loading
-from lightning_gnn_dist.batches.ahead.files import DiskRows, FileSource
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.data.train_loader import TrainLoader, passes_left
+from lightning_gnn_dist.extensions.larger_than_memory.files import DiskRows, FileSource
 from tests.batch_contents import check_same, contents
-from tests.batches.ahead.test_file_source import saved
 from tests.batches.test_loader_threads import wait_until
+from tests.extensions.larger_than_memory.test_file_source import saved
 from tests.loaders import Recorder, threads
 
 SEEDS, PASSES = torch.arange(400), [range(0, 5), range(5, 10), range(10, 15)]

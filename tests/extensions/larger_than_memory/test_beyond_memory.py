@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import Graph, LinkDataModule, Loading, NeighborSampler, PartitionedDataModule, split_edges
-from lightning_gnn_dist.batches.ahead.files import FileSource
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.homes import whole as whole_home
+from lightning_gnn_dist.extensions.larger_than_memory import sources
+from lightning_gnn_dist.extensions.larger_than_memory.files import FileSource
 from lightning_gnn_dist.layers import budget
 from tests.data.test_inductive import Net, whole
 from tests.data_fitting import trainer
@@ -47,16 +47,16 @@ def test_what_is_free_decides(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     data = data_of(path)
     loader = data.test_dataloader()
     assert isinstance(loader._source, FileSource) and loader._bulk_size == 1
-    assert data._home._disk_rows.cache.num_bytes == (size - 1) // 8  # type: ignore[union-attr]
+    assert data._home._evaluation.rows.cache.num_bytes == (size - 1) // 8  # type: ignore[attr-defined]
     given = data_of(path, loading=Loading(cache_bytes=100))
     assert isinstance(source_of(given), FileSource)
-    assert given._home._disk_rows.cache.num_bytes == 100  # type: ignore[union-attr]
+    assert given._home._sources.rows.cache.num_bytes == 100  # type: ignore[attr-defined]
     assert isinstance(source_of(data_of(whole())), GraphSource)  # in RAM
 
 
 def test_it_is_said_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(whole_home, "rank_zero_info", told.append)
+    monkeypatch.setattr(sources, "rank_zero_info", told.append)
     has_free(1 << 14, monkeypatch)
     trainer(1).test(Net("SAGE"), data_of(path), verbose=False)
     said = [text for text in told if "reads rows from its files ahead" in text]

@@ -15,10 +15,10 @@ from lightning_gnn_dist import FastGCNSampler, Graph, LadiesSampler, NeighborSam
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.engine import tensors
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.extensions.larger_than_memory import device_sampler as module
+from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import DeviceSampler, drawn_there, draws_anywhere
 from lightning_gnn_dist.graph.graph import checked_graph
-from lightning_gnn_dist.sampling import device as module
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.device import DeviceSampler, drawn_there, draws_anywhere
 from lightning_gnn_dist.sampling.negatives import Candidates
 from lightning_gnn_dist.sampling.targets.sampler import LinkSampler
 from lightning_gnn_dist.sampling.targets.tables import HeldLinks, OwnLinks

@@ -1,1 +1,0 @@
-"""Where batches are made: what of a graph lies on the device that trains, and how batches get there."""

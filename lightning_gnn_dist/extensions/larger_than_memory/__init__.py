@@ -1,0 +1,12 @@
+"""Rows that lie elsewhere than in RAM: in files, of which a cache holds some, and on the device that trains.
+
+    Loading(cache_bytes=1 << 30)     rows of files are read ahead, near ones at once; those needed soonest stay
+    Loading(sample_on="auto")        what of a graph fits lies on the GPU: edges first, then rows that are read most
+
+sources.py         what a data module asks for both, each a ``MakesSources``, and the sources that they make
+files.py           rows of a graph's files; merged_reads.py reads them in few requests
+placement.py       what of a graph lies on a device: memory_plan.py counts bytes and expected reads
+rows_on_device.py  batches whose rows lie on a device where they are held there
+device_sampler.py  draws batches on a device
+memory.py          whether hosts have the memory of a fit, and the ways out where they have not
+"""

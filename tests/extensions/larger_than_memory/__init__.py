@@ -1,0 +1,1 @@
+"""Rows that lie in files or on the device that trains."""
