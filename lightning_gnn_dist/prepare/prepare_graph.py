@@ -25,7 +25,7 @@ from lightning_gnn_dist.graph.user_ids import keep_ids
 from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.prepare.agreement import RENAMED, WRITTEN, check_alike, needs_no_rank
 from lightning_gnn_dist.prepare.databases.manifest import is_database
-from lightning_gnn_dist.prepare.databases.source import inputs_of_database, tables_of
+from lightning_gnn_dist.prepare.databases.source import inputs_of_database
 from lightning_gnn_dist.prepare.files.inputs import EDGE, Inputs, check_carried, with_reverse
 from lightning_gnn_dist.prepare.one_shard import OneShard, Part, check_assignment, inputs_of, part_of, reading_of
 from lightning_gnn_dist.prepare.reading import Reading
@@ -208,12 +208,17 @@ class Preparation:
 
     def _write(self, journal: Journal, on_progress: OnProgress) -> Prepared:
         """Write all files of the saved graph into the draft, once tables have become arrays."""
-        inputs, ids = self.inputs, dict[str, Path]()
-        if inputs.tables:
-            from lightning_gnn_dist.prepare.tables.unpack import unpack  # arrays need no DuckDB
+        inputs, ids, tables = self.inputs, dict[str, Path](), None
+        given = self.folder / "tables", self.drop, self.memory_bytes, on_progress
+        if inputs.database is not None:
+            from lightning_gnn_dist.prepare.databases.unpack import unpack_database  # arrays need no DuckDB
 
-            inputs, ids = unpack(inputs, self.folder / "tables", self.drop, self.memory_bytes, on_progress)
-        return Writing(self, inputs, ids, on_progress).write(journal)
+            inputs, ids, tables = unpack_database(inputs, *given)
+        elif inputs.tables:
+            from lightning_gnn_dist.prepare.tables.unpack import unpack
+
+            inputs, ids = unpack(inputs, *given)
+        return Writing(self, inputs, ids, tables, on_progress).write(journal)
 
     def _stage(self) -> int:
         """How far this rank has come."""
@@ -254,12 +259,14 @@ class Writing:
         settings: What was asked.
         inputs: The files, of which no table is left.
         ids: The files of the ids of nodes, by types, where tables tell them.
+        tables: What became of the tables of a database.
         on_progress: Called with the name of a stage and the share of it that is done.
     """
 
     settings: Preparation
     inputs: Inputs
     ids: Mapping[str, Path]
+    tables: Tables | None
     on_progress: OnProgress
 
     @cached_property
@@ -308,7 +315,7 @@ class Writing:
                     folder, progress = self._of_nodes(kind), partial(self.on_progress, f"copying {kind or 'arrays'}")
                     check_times(of_kind.files.arrays, self.inputs.time, "node")
                     of_kind.times(self.inputs.time)
-                    of_kind.copy(folder, target, Journal(folder, {}), progress)
+                    of_kind.copy(folder, target, progress)
         edge_types = self._edge_types()
         parts = {kind: of_kind.part for kind, of_kind in nodes.items()}
         for edge_type, as_read in edge_types.items():
@@ -326,7 +333,7 @@ class Writing:
                 folders,
                 self.inputs.time,
                 self.settings.shard is not None,
-                self._tables(),
+                self.tables,
                 progress,
             )
         if self.settings.shard is not None:
@@ -338,27 +345,16 @@ class Writing:
         at_once = max(1, min(self.settings.memory_bytes // 16, MAX_BYTES_AT_ONCE // 8))
         progress = partial(self.on_progress, "taking the fingerprint")
         prepared = describe(self.settings.draft, names, self.inputs.halves, types, at_once, progress)
-        of_rows = {
-            kind: self._of_nodes(kind) / "ids.npy" for kind, of in self.inputs.nodes.items() if of.table is not None
-        }
-        for kind, file in ({} if self.settings.shard is not None else {**self.ids, **of_rows}).items():
+        for kind, file in self.ids.items() if self.settings.shard is None else ():
             keep_ids(file, self.settings.draft, kind)
         journal.record(is_written=True)
         self.settings.reading.each(0)  # what has been renamed serves no other rank any more
         return prepared
 
     def _read_nodes(self, kind: str) -> NodesOfType:
-        """Turn a table of nodes into arrays, and find out which nodes of the type are prepared."""
-        folder, table = self._of_nodes(kind), self.inputs.nodes[kind].table
-        folder.mkdir(parents=True, exist_ok=True)
-        journal, progress = Journal(folder, {}), partial(self.on_progress, f"reading {kind or 'nodes'}")
-        if table is not None and not journal.get("is_read"):
-            for name in ("own", "arrays", "graph", "keys"):
-                shutil.rmtree(folder / name, ignore_errors=True)
-            assert not isinstance(table, Path)
-            facts = table.unpack(folder, partial(self._part, kind), self.settings.memory_bytes // 2, progress)
-            journal.record(sorted(folder.rglob("*.npy")), is_read=True, facts=facts)
-        files, named = self.inputs.nodes[kind].unpacked(folder / "arrays"), self.inputs.have_names
+        """Find out which nodes of a type are prepared."""
+        self._of_nodes(kind).mkdir(parents=True, exist_ok=True)
+        files, named = self.inputs.nodes[kind], self.inputs.have_names
         return NodesOfType(
             files=files,
             part=self._part(kind, files.num_nodes or self._count(kind)),
@@ -369,13 +365,6 @@ class Writing:
             float_labels=files.float_labels or (self.settings.float_labels and (has_fractions(files) or not named)),
             memory_bytes=self.settings.memory_bytes,
         )
-
-    def _tables(self) -> Tables | None:
-        """What became of the tables of a database."""
-        if not self.inputs.of_database:
-            return None
-        facts = {kind: Journal(self._of_nodes(kind), {}).get("facts") for kind in self.inputs.nodes}
-        return tables_of(self.settings.source, facts, self.inputs.edges)
 
     def _part(self, kind: str, num_nodes: int) -> Part:
         """Which nodes of a type are prepared."""

@@ -12,7 +12,7 @@ def check_types(
     inputs: Inputs, source: Path, nodes: Path | None, *, undirected: bool, time: bool, reverse: bool, split: bool
 ) -> None:
     """Refuse settings of graphs with several types for one without, and the other way round."""
-    if inputs.of_database and (undirected or nodes or time or reverse or split):
+    if inputs.database is not None and (undirected or nodes or time or reverse or split):
         raise ValueError(
             f"{source} says itself which columns are times and keys, and which questions are to train on: leave "
             "--nodes, --undirected, --time, --reverse and --split out."

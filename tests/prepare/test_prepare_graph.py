@@ -18,7 +18,6 @@ from torch_geometric.data import Data
 
 from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.prepare.prepare_graph import Preparation
-from lightning_gnn_dist.prepare.steps import journal
 from tests.ranks import start_ranks
 
 NUM_NODES, NUM_EDGES = 300, 5000
@@ -136,19 +135,13 @@ def prepare_and_die(rank: int, world_size: int, source: Path, out: Path, stage: 
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    journal.RECORD_SECONDS = 0.0
     prepare_graph(source, out, undirected=True, memory_bytes=SMALL, on_progress=die)
 
 
 @pytest.mark.parametrize(
-    ("stage", "calls"),
-    [
-        *((stage, 1) for stage in STAGES),
-        pytest.param("dealing edges into buckets", 4, marks=pytest.mark.slow),
-        pytest.param("sorting edges", 3, marks=pytest.mark.slow),
-    ],
+    ("stage", "calls"), [*((stage, 1) for stage in STAGES), pytest.param("sorting edges", 3, marks=pytest.mark.slow)]
 )
-def test_after_a_kill_it_goes_on_where_it_was(source: Path, tmp_path: Path, stage: str, calls: int) -> None:
+def test_after_a_kill_it_goes_on_with_that_stage(source: Path, tmp_path: Path, stage: str, calls: int) -> None:
     out, folder = tmp_path / "graph", tmp_path / ".graph.preparing"
     with start_ranks(prepare_and_die, 1, source, out, stage, calls) as ranks:
         assert ranks.results(may_die={0}) == [None]
@@ -159,8 +152,8 @@ def test_after_a_kill_it_goes_on_where_it_was(source: Path, tmp_path: Path, stag
     told: list[tuple[str, float]] = []
     prepare_graph(source, out, undirected=True, memory_bytes=SMALL, on_progress=lambda *now: told.append(now))
     assert content(out) == from_memory(source, tmp_path / "expected", undirected=True)
-    assert told[0][0] == stage  # what came before was not done again
-    assert calls == 1 or told[0][1] > 0.2  # nor what came before in this stage
+    first = "dealing edges into buckets" if stage == "sorting edges" else stage  # buckets go as they are sorted
+    assert told[0][0] == first  # what came before was not done again
     assert not folder.exists()
 
 
@@ -237,11 +230,13 @@ def test_it_may_go_on_with_less_memory(source: Path, tmp_path: Path, stage: str)
 
 
 def test_a_bucket_that_lost_bytes_is_not_sorted(source: Path, tmp_path: Path) -> None:
-    interrupted(source, tmp_path / "graph", "sorting edges", memory_bytes=TINY)
-    bucket = tmp_path / ".graph.preparing" / "edges" / "buckets" / "7"
-    os.truncate(bucket, bucket.stat().st_size - 8)
+    def truncate(stage: str, share: float) -> None:
+        bucket = tmp_path / ".graph.preparing" / "edges" / "buckets" / "7"
+        if stage == "sorting edges" and bucket.exists():
+            os.truncate(bucket, bucket.stat().st_size - 8)
+
     with pytest.raises(ValueError, match=r"7 has .* bytes, and .* were written: repeat the command"):
-        prepare_graph(source, tmp_path / "graph", memory_bytes=TINY)
+        prepare_graph(source, tmp_path / "graph", memory_bytes=TINY, on_progress=truncate)
     assert not (tmp_path / "graph").exists()
 
 

@@ -20,7 +20,6 @@ from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.prepare.one_shard import OneShard
-from lightning_gnn_dist.prepare.steps import journal
 from tests.graph.typed.graphs import save_arrays, small
 from tests.ranks import join, run_ranks, start_ranks
 
@@ -118,7 +117,6 @@ def test_types_and_what_edges_carry_are_dealt_too(tmp_path: Path) -> None:
 def killed(rank: int, world_size: int, source: Path, at: str) -> str:
     """Rank 1 is killed at a stage; return the error of the others."""
     join(rank, world_size)
-    journal.RECORD_SECONDS = 0.0
 
     def on_progress(stage: str, share: float) -> None:
         if rank == 1 and stage == at:

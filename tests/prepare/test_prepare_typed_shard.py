@@ -16,7 +16,6 @@ from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph import rows as rows_module
 from lightning_gnn_dist.graph.shard import Shard
 from lightning_gnn_dist.prepare.one_shard import OneShard
-from lightning_gnn_dist.prepare.steps import journal as journal_module
 from tests.graph.typed.graphs import save_arrays, small
 
 PARTS, COUNTS = 3, {"author": 7, "paper": 12, "venue": 3}  # in the order of the files
@@ -184,11 +183,8 @@ def test_a_split_is_the_same_on_all_hosts(tables: Path, tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize("kind", ["arrays", "tables"])
-def test_it_goes_on_after_any_kill(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_goes_on_after_any_kill(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     source = request.getfixturevalue(kind)
-    monkeypatch.setattr(journal_module, "RECORD_SECONDS", 0.0)
     settings: dict[str, Any] = {"time": "time" if kind == "arrays" else "year", "reverse": True, "memory_bytes": 3_000}
     host, kills = tmp_path / "host", 0
     stages: list[str] = []

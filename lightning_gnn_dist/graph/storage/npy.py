@@ -173,11 +173,3 @@ def save_for_good(path: Path, array: Column) -> str:
 
 def _pieces(content: Column) -> list[Column]:
     return [content[start : start + BYTES_AT_ONCE] for start in range(0, content.size, BYTES_AT_ONCE)]
-
-
-def cut_back(path: Path, size: int) -> None:
-    """Cut a file back to ``size`` bytes, a length it once had."""
-    with path.open("ab") as stream:
-        if stream.tell() < size:
-            raise ValueError(f"{path} is shorter than was recorded: delete the folder that holds it to begin anew.")
-        stream.truncate(size)

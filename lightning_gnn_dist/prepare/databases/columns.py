@@ -8,252 +8,257 @@ text      a row of numbers, of a function that is named, or by hashing
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.tables import CATEGORIES, MISSING, MOMENTS, NO_MOMENT, NUMBERS, UNSEEN
-from lightning_gnn_dist.prepare.databases.cells import Cells, as_dates, as_numbers, unreadable
 from lightning_gnn_dist.prepare.databases.text import Embed
+from lightning_gnn_dist.prepare.tables.cells import WHOLE, Cells
+from lightning_gnn_dist.prepare.tables.engine import Table, Work, quoted
 
 MOST_LIKELY = 1_000  # different words of what is taken for a category unless it is said
 MOST = 100_000  # different words of a category, for each of which a model learns a row
 MOST_DEVIATIONS = 10.0
-PERIODS = (86_400.0, 7 * 86_400.0, 365.2425 * 86_400.0)  # a day, a week, a year, in seconds
+PERIODS = (86_400, 7 * 86_400, 31_556_952)  # a day, a week, a year, in seconds
 
 
-class Encoding(Protocol):
-    """Turns cells of a column into numbers."""
+@dataclass(frozen=True)
+class Encoding:
+    """Turns cells of a column into numbers.
+
+    Args:
+        name: The column.
+        cells: Its cells.
+        kind: What it is.
+        is_marked: Whether a mark says which cells are missing.
+        mean: Of numbers.
+        deviation: Of numbers; 0 if all are one.
+        words: Of a category, in order.
+        periods: Those in which dates vary.
+        has_moments: Whether dates are kept themselves.
+        embed: Turns texts into rows of numbers.
+        width: How many numbers a text becomes.
+    """
+
+    name: str
+    cells: Cells
+    kind: str
+    is_marked: bool = False
+    mean: float = 0.0
+    deviation: float = 0.0
+    words: Sequence[str] = ()
+    periods: Sequence[int] = ()
+    has_moments: bool = False
+    embed: Embed | None = None
+    width: int = 0
+
+    @property
+    def sql(self) -> str:
+        """The SQL of a cell, NULL if it is missing."""
+        return {"number": self.cells.number, "time": self.cells.seconds}.get(self.kind, self.cells.value)
 
     @property
     def size(self) -> int:
         """Of a category, the number of its values."""
-        ...
+        return len(self.words) + UNSEEN + 1 if self.kind == "category" else 0
 
     @property
     def widths(self) -> dict[str, int]:
         """How many columns of which node arrays it makes."""
-        ...
+        if self.kind == "category":
+            return {CATEGORIES: 1}
+        numbers = {"number": int(self.deviation > 0), "time": 2 * len(self.periods), "text": self.width}[self.kind]
+        return {NUMBERS: numbers + self.is_marked} | ({MOMENTS: int(self.has_moments)} if self.kind == "time" else {})
 
-    def __call__(self, cells: Cells, where: str, first: int) -> dict[str, Column]:
-        """The numbers of cells, by array. ``where`` names the column, and ``first`` its first row, for errors."""
-        ...
+    def __call__(self, column: Any) -> dict[str, Column]:
+        """The numbers of a piece of pyarrow, by array."""
+        if self.kind == "category":
+            import pyarrow as pa
+            from pyarrow import compute
+
+            place = compute.index_in(column, pa.array(self.words, column.type)).to_numpy(zero_copy_only=False)
+            codes = np.where(np.isnan(place), UNSEEN, place + UNSEEN + 1)
+            return {CATEGORIES: np.where(_missing(column), MISSING, codes).astype(np.int32)[:, None]}
+        if self.kind == "number":
+            values = column.to_numpy(zero_copy_only=False).astype(np.float64)
+            missing, numbers = np.isnan(values), list[Column]()
+            if self.deviation > 0:
+                standard = np.nan_to_num((values - self.mean) / self.deviation)
+                numbers = [standard.clip(-MOST_DEVIATIONS, MOST_DEVIATIONS)]
+        elif self.kind == "time":
+            missing, dates = _missing(column), column.fill_null(0).to_numpy(zero_copy_only=False)
+            turns = [2 * np.pi * (dates % period) / period for period in self.periods]
+            numbers = [np.where(missing, 0, wave(turn)) for turn in turns for wave in (np.sin, np.cos)]
+        else:
+            assert self.embed is not None
+            missing, rows = _missing(column), self.embed(column.fill_null("").to_pylist())
+            if rows.shape[1] != self.width:
+                raise ValueError(
+                    f"column {self.name!r}: the function of texts made rows of {rows.shape[1]} numbers, and of "
+                    f"{self.width} before."
+                )
+            numbers = [np.where(missing[:, None], 0, rows)]
+        marks = [missing] if self.is_marked else []
+        made = {NUMBERS: np.column_stack([*numbers, *marks]).astype(np.float32)} if numbers or marks else {}
+        if self.has_moments:
+            made[MOMENTS] = np.where(missing, NO_MOMENT, dates)[:, None]
+        return made
 
 
-@dataclass
-class Moments:
-    """Mean and deviation of numbers that come piece by piece."""
+def _missing(column: Any) -> Column:
+    found: Column = column.is_null().to_numpy(zero_copy_only=False)
+    return found
 
-    count: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
 
-    def add(self, values: Column) -> None:
-        if values.size:
-            both, shift = self.count + values.size, float(values.mean()) - self.mean
-            self.squares += float(((values - values.mean()) ** 2).sum()) + shift**2 * self.count * values.size / both
-            self.mean, self.count = self.mean + shift * values.size / both, both
+class Look(NamedTuple):
+    """What one look at a column has told: of the rows before the cut, and of all."""
+
+    there: int  # cells
+    numbers: int
+    nans: int
+    mean: float | None
+    deviation: float | None
+    dates: int
+    in_days: bool | None  # whether dates vary so
+    in_weeks: bool | None
+    in_years: bool | None
+    words: int  # about how many different ones
+    all_there: int
+    all_numbers: int
+    all_infinite: int
+    all_dates: int
+
+    @staticmethod
+    def sql(word: str, number: str, date: str) -> list[str]:
+        """What is asked, given what a cell is called as each."""
+        seen, finite = "FILTER (seen)", f"FILTER (seen AND isfinite({number}))"
+        asked = [f"count({word}) {seen}", f"count({number}) {seen}", f"count(*) FILTER (seen AND isnan({number}))"]
+        asked += [f"avg({number}) {finite}", f"stddev_pop({number}) {finite}", f"count({date}) {seen}"]
+        asked += [f"max({date} % {period}) {seen} > min({date} % {period}) {seen}" for period in PERIODS]
+        asked += [f"approx_count_distinct({word}) {seen}", f"count({word})", f"count({number})"]
+        return [*asked, f"count(*) FILTER (isinf({number}))", f"count({date})"]
 
     @property
-    def deviation(self) -> float:
-        found = float(np.sqrt(self.squares / max(self.count, 1)))
-        return found if found > 1e-12 * max(1.0, abs(self.mean)) else 0.0
+    def spread(self) -> float:
+        """The deviation; 0 if it is one of rounding."""
+        found = self.deviation or 0.0
+        return found if found > 1e-12 * max(1.0, abs(self.mean or 0.0)) else 0.0
+
+    @property
+    def periods(self) -> list[int]:
+        varied = (self.in_days, self.in_weeks, self.in_years)
+        return [period for period, is_varied in zip(PERIODS, varied, strict=True) if is_varied]
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """Standardised numbers, with a mark for those that are missing if there were any before the cut."""
-
-    mean: float
-    deviation: float
-    is_marked: bool
-    size: int = 0
-
-    @property
-    def widths(self) -> dict[str, int]:
-        return {NUMBERS: (self.deviation > 0) + self.is_marked}
-
-    def __call__(self, cells: Cells, where: str, first: int) -> dict[str, Column]:
-        numbers = as_numbers(cells)
-        if numbers is None:
-            told = cells.first_bad(unreadable(cells, as_numbers), first)
-            raise ValueError(
-                f"{where} {told}, and is a column of numbers: empty cells are missing ones, and where "
-                "words are meant say that it is a category, or text."
-            )
-        if (is_bad := np.isinf(numbers)).any():
-            raise ValueError(f"{where} {cells.first_bad(is_bad, first)}: empty the cell, or give a finite number.")
-        made = [cells.missing] if self.is_marked else []
-        if self.deviation > 0:
-            standard = np.nan_to_num((numbers - self.mean) / self.deviation)
-            made.insert(0, standard.clip(-MOST_DEVIATIONS, MOST_DEVIATIONS))
-        return {NUMBERS: np.column_stack(made).astype(np.float32)}
-
-
-@dataclass(frozen=True)
-class Categories:
-    """Words as numbers of rows of a table that a model learns."""
-
-    words: Column
-    size: int
-
-    @property
-    def widths(self) -> dict[str, int]:
-        return {CATEGORIES: 1}
-
-    def __call__(self, cells: Cells, where: str, first: int) -> dict[str, Column]:
-        found = as_words(cells)
-        at = np.searchsorted(self.words, found).clip(max=max(len(self.words) - 1, 0))
-        known = self.words[at] == found if len(self.words) else np.zeros(len(found), np.bool_)
-        codes = np.where(cells.missing, MISSING, np.where(known, at + UNSEEN + 1, UNSEEN))
-        return {CATEGORIES: codes.astype(np.int32)[:, None]}
-
-
-@dataclass(frozen=True)
-class Dates:
-    """Where in the day, the week and the year a date lies, as far as that varied, and the moment itself."""
-
-    periods: tuple[float, ...]
-    is_marked: bool
-    has_moments: bool
-    size: int = 0
-
-    @property
-    def widths(self) -> dict[str, int]:
-        return {NUMBERS: 2 * len(self.periods) + self.is_marked, MOMENTS: int(self.has_moments)}
-
-    def __call__(self, cells: Cells, where: str, first: int) -> dict[str, Column]:
-        dates = as_dates(cells)
-        if dates is None:
-            told = cells.first_bad(unreadable(cells, as_dates), first)
-            raise ValueError(f"{where} {told}, and is a column of dates, such as 2024-07-01.")
-        turns = [2 * np.pi * (dates % period) / period for period in self.periods]
-        made = [np.where(cells.missing, 0, wave(turn)) for turn in turns for wave in (np.sin, np.cos)]
-        made += [cells.missing] if self.is_marked else []
-        numbers = {NUMBERS: np.column_stack(made).astype(np.float32)} if made else {}
-        return numbers | ({MOMENTS: np.where(cells.missing, NO_MOMENT, dates)[:, None]} if self.has_moments else {})
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Rows of numbers of texts, with a mark for those that are missing if there were any before the cut."""
-
-    embed: Embed
-    width: int
-    is_marked: bool
-    size: int = 0
-
-    @property
-    def widths(self) -> dict[str, int]:
-        return {NUMBERS: self.width + self.is_marked}
-
-    def __call__(self, cells: Cells, where: str, first: int) -> dict[str, Column]:
-        rows = np.where(cells.missing[:, None], 0, self.embed(as_words(cells).tolist()))
-        if rows.shape[1] != self.width:
-            raise ValueError(
-                f"{where}: the function of texts made rows of {rows.shape[1]} numbers, and of {self.width} before."
-            )
-        return {NUMBERS: np.column_stack([rows, cells.missing] if self.is_marked else [rows]).astype(np.float32)}
-
-
-def as_words(cells: Cells) -> Column:
-    """Cells as words; whole numbers without a fraction."""
-    values = cells.values
-    if values.dtype.kind == "f" and not (values[~cells.missing] % 1).any():
-        values = np.where(cells.missing, 0, values).astype(np.int64)
-    return values if cells.are_words else values.astype(np.str_)
-
-
-@dataclass
-class ColumnScan:
-    """What the rows of a column before the cut hold.
+class Scan:
+    """Looks at the columns of a table for what becomes of them. What cannot be right is noted.
 
     Args:
-        name: Its name.
-        asked: Its kind, if that is told.
+        work: Reads the table.
+        table: The table.
+        asked: The columns, and their kinds where these are told.
+        seen: The SQL of whether a row is before the cut.
+        row_time: The column of the dates of rows, whose ages are known without it.
         embed: Turns texts into rows of numbers.
-        is_row_time: Whether it is the time of the row, whose age is known without it.
     """
 
-    name: str
-    asked: str | None
+    work: Work
+    table: Table
+    asked: Mapping[str, str | None]
+    seen: str
+    row_time: str | None
     embed: Embed
-    is_row_time: bool = False
-    numbers: Moments = field(default_factory=Moments)
-    words: Counter[str] = field(default_factory=Counter)
-    num_rows: int = 0
-    num_missing: int = 0
-    may_be: set[str] = field(default_factory=lambda: {"number", "time", "category"})
-    turns: dict[float, set[float]] = field(default_factory=lambda: {period: set() for period in PERIODS})
 
-    def add(self, cells: Cells) -> None:
-        """Look at some rows before the cut."""
-        self.num_rows += len(cells.missing)
-        self.num_missing += int(cells.missing.sum())
-        there = Cells(cells.values[~cells.missing], cells.missing[~cells.missing])
-        if not len(there.missing):
-            return
-        if "number" in self.may_be:
-            self._add_numbers(as_numbers(there))
-        if "time" in self.may_be:
-            self._add_dates(as_dates(there))
-        if "category" in self.may_be and (there.are_words or self.asked == "category"):
-            self.words.update(as_words(there).tolist())
-            if len(self.words) > MOST:
-                self.may_be.discard("category")
-                self.words.clear()
+    def __call__(self) -> tuple[list[Encoding], dict[str, str]]:
+        """How each column is encoded, and why others are left out."""
+        cells = [Cells(quoted(name), self.table.types[name]) for name in self.asked]
+        if not cells:
+            return [], {}
+        rows, looks = self._looks(cells)
+        kinds = dict(zip(self.asked, map(self._kind, self.asked, cells, looks), strict=True))
+        words = self._words({n: c for n, c in zip(kinds, cells, strict=True) if kinds[n] in (None, "category")}, looks)
+        made, left_out = [], dict[str, str]()
+        for (name, kind), each, look in zip(kinds.items(), cells, looks, strict=True):
+            counts = words.get(name, {})
+            if kind is None:
+                few = 0 < len(counts) <= min(MOST_LIKELY, max(sum(counts.values()) // 2, 2))
+                kind = "category" if few else "text"
+            there = look.numbers - look.nans if kind == "number" else look.there
+            if there:
+                found = self._encoding(Encoding(name, each, kind, 0 < there < rows), look, counts)
+                if any(found.widths.values()) and (kind != "category" or len(counts) > 1 or found.is_marked):
+                    made.append(found)
+                else:
+                    left_out[name] = "has one value before the training cut"
+            elif rows or name != self.row_time:
+                left_out[name] = "has no value before the training cut"
+        return made, left_out
 
-    def _add_numbers(self, numbers: Column | None) -> None:
-        if numbers is None:
-            self.may_be.discard("number")
-        else:
-            self.numbers.add(numbers[np.isfinite(numbers)])
+    def _looks(self, cells: Sequence[Cells]) -> tuple[int, list[Look]]:
+        """How many rows are before the cut, and what one look at all columns tells."""
+        each_as = [
+            f"{sql} AS {what}{at}"
+            for at, each in enumerate(cells)
+            for what, sql in (("w", each.value), ("n", each.number), ("d", each.seconds))
+        ]
+        rows = f"(SELECT {', '.join(each_as)}, {self.seen} AS seen FROM {self.table.name})"
+        asked = [sql for at in range(len(cells)) for sql in Look.sql(f"w{at}", f"n{at}", f"d{at}")]
+        with self.work.one_thread():
+            count, *found = self.work.look(
+                replace(self.table, name=rows), ", ".join(["count(*) FILTER (seen)", *asked])
+            )
+        width = len(Look._fields)
+        return count, [Look(*found[at : at + width]) for at in range(0, len(found), width)]
 
-    def _add_dates(self, dates: Column | None) -> None:
-        if dates is None:
-            self.may_be.discard("time")
-            return
-        for period, found in self.turns.items():
-            if len(found) < 2:  # one day after the other may begin at one hour
-                found.update(np.unique(dates % period)[:2].tolist())
+    def _kind(self, name: str, cells: Cells, look: Look) -> str | None:
+        """The kind that was told, or else the first that fits; None of a category, or a text."""
+        is_number = cells.type in WHOLE or cells.is_real or (cells.is_text and look.there == look.numbers)
+        is_time = cells.is_date or (cells.is_text and look.there == look.dates)
+        kind = self.asked[name] or ("number" if is_number else "time" if is_time else None)
+        if not look.there:
+            return kind
+        told, way_out = f"{self.table.source}: column {name!r}", "say that it is a category, or text."
+        note = partial(self.work.refuse_cells, self.table, name)
+        if kind == "number" and not is_number:
+            self.work.problems.append(f"{told} is said to be a number, and holds words: {way_out}")
+        elif kind == "time" and not is_time:
+            self.work.problems.append(f"{told} is said to be a time, and holds other things than dates: 2024-07-01.")
+        elif kind == "number" and look.all_numbers < look.all_there:
+            what = "and is a column of numbers: empty cells are missing ones, and where words are meant"
+            note(f"{cells.value} IS NOT NULL AND {cells.number} IS NULL", f"{what} {way_out}")
+        elif kind == "number" and look.all_infinite:
+            note(f"isinf({cells.number})", "which is no finite number: empty the cell, or give one.")
+        elif kind == "time" and look.all_dates < look.all_there:
+            bad = f"{cells.name} IS NOT NULL AND {cells.seconds} IS NULL"
+            note(bad, "and is a column of dates, such as 2024-07-01.")
+        return kind
 
-    @property
-    def kind(self) -> str:
-        """The kind that was told, or else the first that fits: number, time, category, text."""
-        if self.asked is not None:
-            return self.asked
-        found = next((kind for kind in ("number", "time") if kind in self.may_be), None)
-        few = len(self.words) <= min(MOST_LIKELY, max(sum(self.words.values()) // 2, 2))
-        return found or ("category" if "category" in self.may_be and few else "text")
-
-    def encoding(self, where: str) -> Encoding | str:
-        """How the column is encoded; or why it is left out, as the end of a sentence."""
-        kind, is_marked = self.kind, 0 < self.num_missing < self.num_rows
-        if self.num_missing == self.num_rows:
-            return "has no value before the training cut"
-        if kind == "number":
-            if "number" not in self.may_be:
-                raise ValueError(
-                    f"{where} is said to be a number, and holds words: say that it is a category, or text."
+    def _words(self, cells: Mapping[str, Cells], looks: Sequence[Look]) -> dict[str, dict[str, int]]:
+        """How often each word occurs before the cut, in columns that are categories or may be."""
+        num_words = {name: look.words for name, look in zip(self.asked, looks, strict=True)}
+        few = {n: c for n, c in cells.items() if num_words[n] <= 2 * (MOST if self.asked[n] else MOST_LIKELY)}
+        histograms = [f"histogram({each.value}) FILTER ({self.seen})" for each in few.values()]
+        counts = self.work.look(self.table, ", ".join(histograms)) if few else ()
+        found = {name: each or {} for name, each in zip(few, counts, strict=True)}
+        for name in cells:
+            if self.asked[name] and len(found.get(name, range(MOST + 1))) > MOST:
+                self.work.problems.append(
+                    f"{self.table.source}: column {name!r} has more than {MOST:,} different words, too many for a "
+                    "category: make it text."
                 )
-            made: Encoding = Numbers(self.numbers.mean, self.numbers.deviation, is_marked)
-        elif kind == "time":
-            if "time" not in self.may_be:
-                raise ValueError(f"{where} is said to be a time, and holds other things than dates such as 2024-07-01.")
-            varied = tuple(period for period, found in self.turns.items() if len(found) > 1)
-            made = Dates(varied, is_marked, not self.is_row_time)
-        elif kind == "category":
-            if "category" not in self.may_be:
-                raise ValueError(
-                    f"{where} has more than {MOST:,} different words, too many for a category: make it text."
-                )
-            repeated = sorted(word for word, count in self.words.items() if count > 1)
-            made = Categories(np.array(repeated, np.str_), len(repeated) + UNSEEN + 1)
-            if len(self.words) == 1 and not is_marked:
-                return "has one value before the training cut"
-        else:
-            made = Texts(self.embed, self.embed([""]).shape[1], is_marked)
-        return made if any(made.widths.values()) else "has one value before the training cut"
+        return found
+
+    def _encoding(self, made: Encoding, look: Look, counts: Mapping[str, int]) -> Encoding:
+        if made.kind == "number":
+            return replace(made, mean=look.mean or 0.0, deviation=look.spread)
+        if made.kind == "time":
+            return replace(made, periods=look.periods, has_moments=made.name != self.row_time)
+        if made.kind == "category":
+            return replace(made, words=sorted(word for word, times in counts.items() if times > 1))
+        return replace(made, embed=self.embed, width=self.embed([""]).shape[1])

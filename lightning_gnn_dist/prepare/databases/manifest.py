@@ -148,6 +148,11 @@ class Manifest:
         )
         return any(of_tables) or any(of_tasks)
 
+    @property
+    def may_dangle(self) -> bool:
+        """Whether keys that name no row are left out, as RelBench does."""
+        return self.path.name == RELBENCH
+
     def hidden(self, table: str) -> frozenset[str]:
         """The columns of a table that a task hides."""
         return frozenset(column for task in self.tasks.values() for of, column in task.hidden if of == table)

@@ -1,35 +1,45 @@
-"""The tables of a task as nodes: a question for each row, of one row of another table at one time."""
+"""The tables of a task as nodes: a question for each row, of one row of another table at one time.
+
+Where a task recommends, an edge leads from a question to each right answer, which nobody sees. A question without an
+answer that is known is not learned; what it is recommended is found all the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column, save
-from lightning_gnn_dist.graph.typed.tables import NEVER, TIME, TableTask, as_told
-from lightning_gnn_dist.prepare.databases.cells import Cells, CellTable, as_keys, as_numbers, as_times, joined
-from lightning_gnn_dist.prepare.databases.columns import as_words
-from lightning_gnn_dist.prepare.databases.keys import KEYS, write_keys
+from lightning_gnn_dist.graph.typed.tables import ANSWERED, NEVER, TIME, TableTask, as_told
+from lightning_gnn_dist.prepare.databases.keyed import Keyed, Span
 from lightning_gnn_dist.prepare.databases.manifest import LABELS, Manifest, TaskSpec
-from lightning_gnn_dist.prepare.databases.times import Span
 from lightning_gnn_dist.prepare.files.columns import SPLIT_WORDS, SPLITS, check_classes
-from lightning_gnn_dist.prepare.one_shard import Part
-from lightning_gnn_dist.prepare.reading import Progress
-from lightning_gnn_dist.prepare.tables.reading import columns_of, count_rows
+from lightning_gnn_dist.prepare.tables.cells import Cells
+from lightning_gnn_dist.prepare.tables.engine import ROW, Work, literal, numpy_of, quoted, told
+from lightning_gnn_dist.prepare.tables.ids import Ids, dtype_of, write_ends
+
+KINDS = ("key", "time", "split")
 
 
-class Asked(NamedTuple):
-    """Some questions: their keys, times, answers, where these are missing, and the place of their split in SPLITS."""
+class Answers(NamedTuple):
+    """The answers of some questions.
 
-    keys: Column
-    times: Column | None
-    answers: Cells
-    splits: Column
-    are_dates: bool
+    Attributes:
+        words: The answers as words, None where one is missing.
+        numbers: The answers as numbers, of several labels a row for each question; NaN where one is missing or a word.
+        missing: Which answers are missing.
+        are_words: Whether some are no numbers.
+    """
+
+    words: Column
+    numbers: Column
+    missing: Column
+    are_words: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,160 +49,226 @@ class Questions:
     Args:
         spec: What is known of the task.
         manifest: What is known of all tables.
+        work: Reads the tables.
+        folder: Gets the arrays.
+        ids: The ids of the rows of each table.
     """
 
     spec: TaskSpec
     manifest: Manifest
-    is_strict: ClassVar[bool] = False  # whether all to train on are asked before all others
+    work: Work
+    folder: Path
+    ids: Mapping[str, Ids]
 
-    @property
-    def num_rows(self) -> int:
-        """How many rows there are; an estimate for text."""
-        return sum(map(count_rows, self.spec.files.values()))
-
-    @property
-    def num_numbers(self) -> int:
-        """How many numbers a row becomes, about."""
-        return 8
-
-    def unpack(
-        self, folder: Path, part_of: Callable[[int], Part], memory_bytes: int, progress: Progress
-    ) -> dict[str, Any]:
-        """Turn the tables into arrays, as :meth:`DatabaseTable.unpack` does."""
-        asked = [each for split, path in self.spec.files.items() for each in self._read(split, path, memory_bytes)]
-        progress(0.5)
-        count = sum(len(each.splits) for each in asked)
-        answers = Cells(
-            _stacked([each.answers.values for each in asked]), np.concatenate([each.answers.missing for each in asked])
+    def write(self) -> dict[str, Any]:
+        """Write the arrays and the edges; return what is to be known of the task."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        spec, tables, pieces = self.spec, dict[str, Keyed](), list[dict[str, Any]]()
+        for split, path in spec.files.items():
+            with told(path):
+                tables[split] = Keyed.load(self.work, self._name(split), path, [spec.entity_col], spec.time_col)
+                self._check_cells(tables[split], split)
+                self.work.check()
+                pieces.append(self._read(tables[split], split))
+        starts = np.cumsum([0, *(len(each["split"]) for each in pieces)])
+        entities, times, splits = (np.concatenate([each[name] for each in pieces]) for name in ("key", "time", "split"))
+        count, of_time = len(splits), spec.time_col is not None
+        edges = (
+            []
+            if spec.receiver is None
+            else [
+                self._answer_edges(tables[split], split, int(first))
+                for split, first in zip(tables, starts, strict=False)
+            ]
         )
-        splits = np.concatenate([each.splits for each in asked])
-        if not ((splits == 0) & ~answers.missing).any():
-            told = "fill some, or give a later val_timestamp"
-            raise ValueError(f"{self._where} are those of no question to train on: {told}.")
-        arrays, task = self._answered(answers, splits, folder)
-        span = Span()
-        if self.spec.time_col is not None:
-            arrays[TIME] = np.concatenate([each.times for each in asked if each.times is not None])
-            self._check_order(arrays[TIME], splits, asked[0].are_dates)
-            span.add(arrays[TIME], are_dates=asked[0].are_dates)
-            task = _with(task, are_dates=asked[0].are_dates)
-        (folder / "arrays").mkdir(parents=True, exist_ok=True)
-        for name, array in arrays.items():
-            save(folder / "arrays" / f"{name}.npy", array)
-        save(folder / "arrays" / "num_nodes.npy", np.array(count))
-        save(folder / "ids.npy", np.arange(count))
-        write_keys(folder / KEYS / self.spec.entity_col, 0, joined([each.keys for each in asked]), np.arange(count))
-        return {"task": asdict(task), "notes": [], "times": span.fact}
+        self.work.check()
+        task = TableTask(spec.name, spec.task_type, spec.entity_table, 0, hidden=spec.hidden)
+        if spec.receiver is None:
+            arrays, task = self._labels(_joined([each["answers"] for each in pieces]), splits)
+        else:
+            rows, found = (np.concatenate(each) for each in zip(*edges, strict=True))
+            task = replace(task, receiver=spec.receiver, k=spec.k)
+            arrays = {f"{split}_mask": splits == at for at, split in enumerate(SPLITS)}
+            arrays["train_mask"] &= np.isin(np.arange(count), rows)
+        if not arrays["train_mask"].any():
+            told_way = "fill some, or give a later val_timestamp"
+            raise ValueError(f"{self._where} are those of no question to train on: {told_way}.")
+        span, are_dates = Span(), any(table.are_dates for table in tables.values())
+        if of_time:
+            arrays[TIME] = span.add(times)
+            self._check_order(times, splits, are_dates)
+            task = replace(task, are_dates=are_dates)
+        (self.folder / "arrays").mkdir(parents=True)
+        for name, array in (arrays | {"num_nodes": np.array(count)}).items():
+            save(self.folder / "arrays" / f"{name}.npy", array)
+        save(self.folder / "ids.npy", np.arange(count))
+        about = np.flatnonzero(entities >= 0)  # a row that is asked about is seen whenever it was there
+        dtype = dtype_of(self.ids[spec.entity_table].count, count)
+        seen = {TIME: times[about] - 1} if of_time else {}
+        write_ends(self.folder / "asked", entities[about], about, dtype, seen)
+        if spec.receiver is not None:
+            known, dtype = found >= 0, dtype_of(self.ids[spec.receiver].count, count)
+            never = {TIME: np.full(int(known.sum()), NEVER), ANSWERED: times[rows[known]]} if of_time else {}
+            write_ends(self.folder / "answers", rows[known], found[known], dtype, never)
+        return {"task": asdict(task), "notes": [], "times": span.fact(are_dates)}
 
-    def _read(self, split: str, path: Path, memory_bytes: int) -> list[Asked]:
-        """The questions of a table."""
-        spec, there = self.spec, set(columns_of(path))
-        without = [target for target in spec.targets if target not in there]
+    def _name(self, split: str) -> str:
+        return f"task {self.spec.name} {split}"
+
+    def _targets(self, table: Keyed, split: str) -> tuple[str, ...]:
+        """The columns of answers; none of a table to test that has none."""
+        there, path = table.table.types, table.table.source
+        without = [target for target in self.spec.targets if target not in there]
         if without and split != "test":
             raise ValueError(f"{path} has no column {without[0]!r}, the answers of the task: it has {sorted(there)}.")
-        names = [spec.entity_col, *([spec.time_col] if spec.time_col else []), *([] if without else spec.targets)]
-        names += ["split"] if split == LABELS and "split" in there else []
-        found = []
-        for first, piece in CellTable(path, list(dict.fromkeys(names)), memory_bytes, lambda share: None):
-            keys, count = piece[spec.entity_col], len(piece[spec.entity_col].missing)
-            if keys.missing.any():
-                row = first + int(keys.missing.argmax()) + 1
-                raise ValueError(
-                    f"{path}: column {spec.entity_col!r} is empty in row {row}, and a question is about a row."
-                )
-            times, are_dates = None, False
-            if spec.time_col is not None:
-                times, are_dates = as_times(spec.time_col, piece[spec.time_col], path, first)
-                if (times == NEVER).any():
-                    row = first + int((times == NEVER).argmax()) + 1
-                    raise ValueError(
-                        f"{path}: column {spec.time_col!r} is empty in row {row}, and a question has a time."
-                    )
-            of_row = np.full(count, SPLITS.index(split)) if split in SPLITS else self._splits(piece, times, path, first)
-            answers = (
-                Cells(np.full(count, np.nan), np.ones(count, np.bool_))
-                if without
-                else self._answers(piece, path, first)
-            )
-            found.append(Asked(as_keys(spec.entity_col, keys, path, first), times, answers, of_row, are_dates))
-        return found
+        return () if without else self.spec.targets
 
-    def _splits(self, piece: Mapping[str, Cells], times: Column | None, path: Path, first: int) -> Column:
-        """The splits of questions of one table for all of them."""
-        if "split" in piece:
-            words = np.char.lower(as_words(piece["split"]))
-            known = np.isin(words, list(SPLIT_WORDS))
-            if not known.all():
-                told = piece["split"].first_bad(~known, first)
-                raise ValueError(f"{path}: column 'split' {told}: train, val or test is known.")
-            return np.array([SPLITS.index(SPLIT_WORDS[word]) for word in words.tolist()])
-        if times is None or self.manifest.val_time is None or self.manifest.test_time is None:
+    def _check_cells(self, table: Keyed, split: str) -> None:
+        """Note questions about no row, or without a time, or of an unknown split."""
+        note, spec = self.work.refuse_cells, self.spec
+        note(table.table, spec.entity_col, f"{quoted(spec.entity_col)} IS NULL", "and a question is about a row.")
+        if table.time is not None:
+            assert spec.time_col is not None
+            note(table.table, spec.time_col, f"{table.time} = {NEVER}", "and a question has a time.")
+        if split == LABELS and "split" in table.table.types:
+            known = ", ".join(map(literal, SPLIT_WORDS))
+            bad = f"lower(coalesce(CAST(split AS VARCHAR), '')) NOT IN ({known})"
+            note(table.table, "split", bad, "where train, val or test is known.")
+        elif split == LABELS and (table.time is None or None in (self.manifest.val_time, self.manifest.test_time)):
             raise ValueError(
-                f"{path} does not say which question is to train on: give {self.manifest.path} a val_timestamp and a "
-                "test_timestamp, this table a column split, or write train, val and test apart."
+                f"{table.table.source} does not say which question is to train on: give {self.manifest.path} a "
+                "val_timestamp and a test_timestamp, this table a column split, or write train, val and test apart."
             )
-        return (times >= self.manifest.val_time).astype(np.int64) + (times >= self.manifest.test_time)
 
-    def _answers(self, piece: Mapping[str, Cells], path: Path, first: int) -> Cells:
-        """The answers: words or numbers, or of several labels a row of numbers for each question."""
-        of_columns = [piece[target] for target in self.spec.targets]
+    def _read(self, table: Keyed, split: str) -> dict[str, Any]:
+        """The questions of a table: the rows that they are about, times, splits and answers."""
+        spec, targets = self.spec, self._targets(table, split)
+        ids, types = self.ids[spec.entity_table], table.table.types
+        of_split = str(SPLITS.index(split)) if split in SPLITS else self._split(table)
+        inner = [f"{ROW} AS row, {quoted(spec.entity_col)} AS f, {table.time or 0} AS t, {of_split} AS s"]
+        cells = [] if spec.receiver is not None else [Cells(quoted(name), types[name]) for name in targets]
+        for at, each in enumerate(cells):
+            inner.append(f"{each.name if each.is_list else each.value} AS w{at}, {each.number} AS n{at}")
+        found, join = ids.join(Cells("e.f", types[spec.entity_col]), "k", digits=True)
+        rows = f"(SELECT {', '.join(inner)} FROM {table.table.name})"
+        query = f"SELECT e.*, coalesce({found}, -1) AS k FROM {rows} AS e{join} ORDER BY e.row"
+        pieces = [*self.work.stream(query, table.table)]
+        columns = {name: np.concatenate([numpy_of(piece[name]) for piece in pieces]) for name in ("k", "t", "s")}
+        if (columns["k"] < 0).any() and not self.manifest.may_dangle:
+            key = self.manifest.tables[spec.entity_table].pkey or ""
+            table.refuse_unknown(self.work, spec.entity_col, ids, spec.entity_table, key)
+        answers = None if spec.receiver is not None else self._answers(cells, pieces, len(columns["k"]), table)
+        return {"key": columns["k"], "time": columns["t"], "split": columns["s"], "answers": answers}
+
+    def _split(self, table: Keyed) -> str:
+        """The SQL of the place of a question's split in ``SPLITS``, in one table for all of them."""
+        if "split" in table.table.types:
+            cases = (f"WHEN {literal(word)} THEN {SPLITS.index(split)}" for word, split in SPLIT_WORDS.items())
+            return f"CASE lower(CAST(split AS VARCHAR)) {' '.join(cases)} END"
+        of_test = f"CAST({table.time} >= {self.manifest.test_time} AS BIGINT)"
+        return f"CAST({table.time} >= {self.manifest.val_time} AS BIGINT) + {of_test}"
+
+    def _answers(self, cells: list[Cells], pieces: list[dict[str, Any]], count: int, table: Keyed) -> Answers:
+        """The answers in some columns; none are known where there is no column."""
+        if not cells:
+            return Answers(np.full(count, None, np.object_), np.full(count, np.nan), np.ones(count, np.bool_), False)
+        words = [[cell for piece in pieces for cell in piece[f"w{at}"].to_pylist()] for at in range(len(cells))]
+        if cells[0].is_list:
+            return self._of_lists(words[0])
+        of_columns = []
+        for at, each in enumerate(words):
+            column = np.array([*each, None], np.object_)[:-1]
+            numbers = np.concatenate([piece[f"n{at}"].to_numpy(zero_copy_only=False) for piece in pieces])
+            of_columns.append(_column(column, numbers.astype(np.float64)))
         if self.spec.task_type != "multilabel_classification":
             return of_columns[0]
-        if of_columns[0].are_lists:
-            return _in_columns(of_columns[0], f"{path}: column {self.spec.targets[0]!r}")
-        numbers = [as_numbers(cells) for cells in of_columns]
-        for target, column in zip(self.spec.targets, numbers, strict=True):
-            if column is None or len(numbers) == 1:
-                raise ValueError(
-                    f"{path}: the answers {target!r} must be lists of 0 and 1 (in Parquet), or a column for each "
-                    "label, target_col: [first, second]."
-                )
-        return Cells(np.column_stack([c for c in numbers if c is not None]), np.any([c.missing for c in of_columns], 0))
+        if len(cells) == 1 or any(column.are_words for column in of_columns):
+            raise ValueError(
+                f"{table.table.source}: the answers {self.spec.targets[0]!r} must be lists of 0 and 1 (in Parquet), or "
+                "a column for each label, target_col: [first, second]."
+            )
+        numbers = np.column_stack([column.numbers for column in of_columns])
+        return Answers(of_columns[0].words, numbers, np.any([column.missing for column in of_columns], 0), False)
 
-    def _answered(self, answers: Cells, splits: Column, folder: Path) -> tuple[dict[str, Column], TableTask]:
+    def _of_lists(self, lists: list[Any]) -> Answers:
+        """Lists of numbers as a row of numbers each."""
+        if self.spec.task_type != "multilabel_classification":
+            raise ValueError(f"{self._where} are lists, and those of a {self.spec.task_type} are none.")
+        missing = np.array([each is None for each in lists])
+        there = [np.array(each) for each in lists if each is not None]
+        if len({len(each) for each in there}) > 1 or any(each.dtype.kind not in "biuf" for each in there):
+            raise ValueError(f"{self._where} holds lists of unequal length, or of words: a number per label is needed.")
+        rows = np.zeros((len(lists), *there[0].shape) if there else len(lists))
+        if there:
+            rows[~missing] = np.stack(there)
+        return Answers(np.full(len(lists), None, np.object_), rows, missing, False)
+
+    def _answer_edges(self, table: Keyed, split: str, first: int) -> tuple[Column, Column]:
+        """The questions of a table, and the row that each of their answers names, or -1."""
+        none = np.empty(0, np.int64), np.empty(0, np.int64)
+        if not (targets := self._targets(table, split)):
+            return none
+        (target,), name = targets, f"answers of {self._name(split)}"
+        kind, cell = table.table.types[target], quoted(target)
+        lists = f"[{cell}]" if kind != "VARCHAR" else f"string_split_regex(trim({cell}), '\\s+')"
+        of_lists = f"SELECT unnest({cell if kind.endswith(']') else lists}) AS {cell}, {ROW} FROM {table.table.name}"
+        self.work.run(f"CREATE OR REPLACE VIEW {quoted(name)} AS SELECT * FROM ({of_lists}) WHERE {cell} IS NOT NULL")
+        keys = replace(table.table, name=quoted(name), types={target: kind.removesuffix("[]")})
+        before = len(self.work.problems)
+        keyed = Keyed.of(self.work, f"keys of {name}", keys, [target])
+        if not keyed.num_rows:
+            del self.work.problems[before:]
+        if not keyed.num_rows or len(self.work.problems) > before:
+            return none
+        ids, receiver = self.ids[self.spec.receiver or ""], self.spec.receiver or ""
+        found, join = ids.join(Cells(f"e.{cell}", keyed.table.types[target]), "k", digits=True)
+        rows = f"SELECT e.{ROW} AS row, coalesce({found}, -1) AS n FROM {keyed.table.name} AS e{join}"
+        pieces = [*self.work.stream(rows, keyed.table)]
+        question, n = (np.concatenate([numpy_of(piece[name]) for piece in pieces]) for name in ("row", "n"))
+        if (n < 0).any() and not self.manifest.may_dangle:
+            keyed.refuse_unknown(self.work, target, ids, receiver, self.manifest.tables[receiver].pkey or "")
+        order = np.argsort(question, kind="stable")
+        return question[order] + first, n[order]
+
+    def _labels(self, answers: Answers, splits: Column) -> tuple[dict[str, Column], TableTask]:
         """The masks and labels of all questions, and what the task asks."""
-        masks = {f"{split}_mask": (splits == at) & ~answers.missing for at, split in enumerate(SPLITS)}
-        y, task = self._labels(answers, splits)
-        return {**masks, "y": y}, task
-
-    def _labels(self, answers: Cells, splits: Column) -> tuple[Column, TableTask]:
-        """The labels of all questions, and what the task asks."""
-        spec, is_train = self.spec, (splits == 0) & ~answers.missing
-        task, kind = TableTask(spec.name, spec.task_type, spec.entity_table, 1, hidden=spec.hidden), spec.task_type
-        if answers.are_lists:
-            raise ValueError(f"{self._where} are lists, and those of a {kind} are none.")
+        spec, is_there, kind = self.spec, ~answers.missing, self.spec.task_type
+        masks = {f"{split}_mask": (splits == at) & is_there for at, split in enumerate(SPLITS)}
+        task = TableTask(spec.name, kind, spec.entity_table, 1, hidden=spec.hidden)
+        numbers, is_train = answers.numbers, masks["train_mask"]
         if kind == "multilabel_classification":
-            y = np.nan_to_num(answers.values).astype(np.int64).reshape(len(splits), -1)
-            if not np.isin(answers.values[~answers.missing], (0, 1)).all():
+            if not np.isin(numbers[is_there], (0, 1)).all():
                 raise ValueError(f"{self._where} must be one 0 or 1 for each label of a multilabel_classification.")
-            return y, _with(task, num_outputs=y.shape[1])
-        numbers = as_numbers(answers)
+            y = np.nan_to_num(numbers).astype(np.int64).reshape(len(splits), -1)
+            return masks | {"y": y}, replace(task, num_outputs=y.shape[1])
         if kind == "regression":
-            if numbers is None or np.isinf(numbers).any():
+            if answers.are_words or np.isinf(numbers).any():
                 raise ValueError(f"{self._where} must be finite numbers of a regression.")
-            mean, std = float(numbers[is_train].mean()), float(numbers[is_train].std(ddof=int(is_train.sum() > 1)))
-            return numbers.astype(np.float32), _with(task, mean=mean, std=std or 1.0)
-        words = sorted(set(as_words(Cells(answers.values[is_train], answers.missing[is_train])).tolist()))
-        if numbers is None:
-            found = as_words(answers)
+            if is_train.any():
+                std = float(numbers[is_train].std(ddof=int(is_train.sum() > 1))) or 1.0
+                task = replace(task, mean=float(numbers[is_train].mean()), std=std)
+            return masks | {"y": numbers.astype(np.float32)}, task
+        words = sorted(set(answers.words[is_train].tolist()))
+        if answers.are_words:
+            found = answers.words[is_there].astype(np.str_)
             check_classes(found, self._where)
-            unknown = ~np.isin(found, words) & ~answers.missing
-            if unknown.any():
+            if (unknown := found[~np.isin(found, words)]).size:
                 raise ValueError(
-                    f"{self._where} hold {str(found[unknown][0])!r}, which no question to train on has as answer."
+                    f"{self._where} hold {str(unknown[0])!r}, which no question to train on has as answer."
                 )
-            numbers = np.searchsorted(words, found).astype(np.float64)
-        there = numbers[~answers.missing]
+            numbers = np.full(len(splits), np.nan)
+            numbers[is_there] = np.searchsorted(words, found)
+        there = numbers[is_there]
         if (there % 1).any() or (there < 0).any() or (kind[0] == "b" and (len(words) > 2 or not (there <= 1).all())):
             wanted = "0 and 1, or two words" if kind[0] == "b" else "whole numbers from 0, or words"
             raise ValueError(f"{self._where} must be {wanted} of a {kind}, and are {', '.join(words[:5])}.")
         y = np.where(answers.missing, -1, np.nan_to_num(numbers)).astype(np.int64)
-        return y, _with(task, num_outputs=1 if kind[0] == "b" else int(y.max()) + 1)
+        return masks | {"y": y}, replace(task, num_outputs=1 if kind[0] == "b" else int(y.max()) + 1)
 
     def _check_order(self, times: Column, splits: Column, are_dates: bool) -> None:
         """Refuse questions to train on that are asked when others judge."""
         last, first = int(times[splits == 0].max(initial=-NEVER)), int(times[splits > 0].min(initial=NEVER))
-        if last > first or (self.is_strict and last == first):
+        if last > first or (self.spec.receiver is not None and last == first):
             at, judge = as_told(last, are_dates), as_told(first, are_dates)
             raise ValueError(
                 f"Task {self.spec.name!r} is trained at {at}, {'not before' if last == first else 'later than'} its "
@@ -205,26 +281,22 @@ class Questions:
         return f"{path}: the answers {', '.join(map(repr, self.spec.targets))}"
 
 
-def _with(task: TableTask, **more: Any) -> TableTask:
-    return TableTask(**(vars(task) | more))
+def _column(words: Column, numbers: Column) -> Answers:
+    """The answers in one column, as words and as numbers."""
+    is_none = np.array([word is None for word in words], np.bool_)
+    are_words = bool((np.isnan(numbers) & ~is_none & (np.char.lower(words.astype(np.str_)) != "nan")).any())
+    return Answers(words, numbers, is_none if are_words else np.isnan(numbers), are_words)
 
 
-def _in_columns(lists: Cells, where: str) -> Cells:
-    """Lists of numbers as a row of numbers each; without any they are one number, which nobody reads."""
-    there = lists.values[~lists.missing]
-    if len({len(each) for each in there}) > 1 or any(each.dtype.kind not in "biuf" for each in there):
-        raise ValueError(f"{where} holds lists of unequal length, or of words, and each must have a number per label.")
-    rows = np.zeros((len(lists.missing), *there[:1][0].shape) if len(there) else len(lists.missing))
-    if len(there):
-        rows[~lists.missing] = np.stack(list(there))
-    return Cells(rows, lists.missing)
-
-
-def _stacked(answers: list[Column]) -> Column:
+def _joined(found: list[Answers]) -> Answers:
     """Answers one after the other; those of a split without any become as wide as the others."""
-    wide = next((each for each in answers if each.ndim == 2), None)
-    if wide is not None:
-        answers = [each if each.ndim == 2 else np.zeros((len(each), wide.shape[1])) for each in answers]
-    if any(each.dtype.kind == "U" for each in answers):
-        answers = [each.astype(np.str_) for each in answers]
-    return np.concatenate(answers)
+    wide = next((each.numbers.shape[1:] for each in found if each.numbers.ndim == 2), ())
+    numbers = [each.numbers for each in found]
+    for at, each in enumerate(numbers):
+        if each.shape[1:] != wide:
+            numbers[at] = np.zeros((len(each), *wide))
+    words, missing = (np.concatenate([each[at] for each in found]) for at in (0, 2))
+    are_words = any(each.are_words for each in found)
+    if are_words:
+        missing = np.array([word is None for word in words], np.bool_)
+    return Answers(words, np.concatenate(numbers), missing, are_words)

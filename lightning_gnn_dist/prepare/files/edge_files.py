@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
 from lightning_gnn_dist.prepare.files.arrays import Entry
-from lightning_gnn_dist.prepare.files.columns import Places
 from lightning_gnn_dist.prepare.files.row_files import Carried
 from lightning_gnn_dist.prepare.tables.reading import count_rows, ends_first, is_parquet, is_table, is_text
-
-Edges: TypeAlias = tuple[Column, Column, dict[str, Column]]  # senders, receivers, and what edges carry
 
 
 class Piece(NamedTuple):
@@ -26,29 +23,12 @@ class Piece(NamedTuple):
     file: Path
 
 
-class EdgeTable(Protocol):
-    """A file that reads its edges itself."""
-
-    @property
-    def path(self) -> Path: ...
-
-    def edges(self, places: Mapping[str, Places], unpacked: Mapping[str, Path], memory_bytes: int) -> Iterator[Edges]:
-        """Yield senders, receivers and what edges carry.
-
-        Args:
-            places: For each node type what finds its nodes by their ids.
-            unpacked: For each node type that is a table the folder that it was unpacked into.
-            memory_bytes: Bytes that a piece may take.
-        """
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class EdgeFiles:
     """The edges of one type in files of which only headers were read.
 
     Args:
-        files: Arrays of ends, tables, and files that read themselves.
+        files: Arrays of ends, and tables.
         num_edges: The number of edges; an estimate for text.
         columns: Names of the columns of tables that edges carry.
         carried: The arrays that edges carry, in the order of the edges.
@@ -58,7 +38,7 @@ class EdgeFiles:
         run: Which edges of an array to read, if not all.
     """
 
-    files: tuple[NpyFile | Path | EdgeTable, ...]
+    files: tuple[NpyFile | Path, ...]
     num_edges: int
     columns: tuple[str, ...] = ()
     carried: Carried = field(default_factory=lambda: Carried({}))
@@ -94,12 +74,6 @@ class EdgeFiles:
         return all(isinstance(file, NpyFile) for file in self.files)
 
     @property
-    def source(self) -> Path | None:
-        """The first file that is no array."""
-        found = (file for file in self.files if not isinstance(file, NpyFile))
-        return next((file if isinstance(file, Path) else file.path for file in found), None)
-
-    @property
     def has_text(self) -> bool:
         """Whether there are tables of text, which take long to read and whose lengths are estimates."""
         return any(map(is_text, self.tables))
@@ -107,29 +81,24 @@ class EdgeFiles:
     def shared(self, index: int, num_readers: int) -> Iterator[tuple[int, EdgeFiles]]:
         """Yield what one of several readers reads, file by file, and the number of its first edge among all.
 
-        Readers have runs of equally many edges. Tables are read from their beginning, so one that begins within a run
-        is read as a whole.
+        Readers have runs of equally many edges.
         """
-        files, counts = self.files, [_count(file) for file in self.files]
-        total, begin = max(sum(counts), 1), 0
+        counts, begin = [_count(file) for file in self.files], 0
+        total = sum(counts)
         of_reader = range(total * index // num_readers, total * (index + 1) // num_readers)
-        for file, count in zip(files, counts, strict=True):
+        for file, count in zip(self.files, counts, strict=True):
             run = range(max(of_reader.start - begin, 0), min(of_reader.stop - begin, count))
-            if isinstance(file, NpyFile) and run:
+            if run:
                 yield begin + run.start, replace(self, files=(file,), run=run)
-            elif not isinstance(file, NpyFile) and begin in of_reader:
-                yield begin, replace(self, files=(file,))
-            begin = min(begin + count, total - 1)
+            begin += count
 
-    def pieces(self, edges_at_once: int, *, skip: int = 0) -> Iterator[Piece]:
-        """Yield the edges of arrays, in the same pieces every time. The first ``skip`` pieces are left out, unread."""
+    def pieces(self, edges_at_once: int) -> Iterator[Piece]:
+        """Yield the edges of arrays, in the same pieces every time."""
         for array in self.files:
             assert isinstance(array, NpyFile)
             run = range(_count(array)) if self.run is None else self.run
             for first in run[::edges_at_once]:
-                skip -= 1
-                if skip < 0:
-                    yield self.checked(Piece(*_read(array, first, min(edges_at_once, run.stop - first)), array.path))
+                yield self.checked(Piece(*_read(array, first, min(edges_at_once, run.stop - first)), array.path))
 
     def checked(self, piece: Piece) -> Piece:
         """Refuse ends that are no nodes, and turn the edges round if so said."""
@@ -172,11 +141,9 @@ def _ends(file: Entry) -> NpyFile:
     return array
 
 
-def _count(file: NpyFile | Path | EdgeTable) -> int:
+def _count(file: NpyFile | Path) -> int:
     if isinstance(file, Path):
         return count_rows(file)
-    if not isinstance(file, NpyFile):
-        return int(getattr(file, "num_edges", 1))
     return file.shape[1] if file.shape[0] == 2 else file.shape[0]
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -13,30 +13,15 @@ from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.store import check_unchanged
 from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, within
+from lightning_gnn_dist.prepare.databases.manifest import Manifest
 from lightning_gnn_dist.prepare.files.arrays import Entry, entries, load_pyg, names_in, number_in
 from lightning_gnn_dist.prepare.files.columns import ALIASES, check_drop, check_purposes, id_of, purpose_of
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
 from lightning_gnn_dist.prepare.files.row_files import Carried, LoadedArray, RowFiles
-from lightning_gnn_dist.prepare.one_shard import Part
-from lightning_gnn_dist.prepare.reading import Progress
 from lightning_gnn_dist.prepare.tables.reading import about_headings, columns_of, ends_first, is_table
 
 PYG = {".pt", ".pth"}
 NODE, EDGE = OneType.node_types[0], OneType.edge_types[0]
-
-
-class RowTable(Protocol):
-    """A table with columns of keys, or of questions, that turns itself into arrays."""
-
-    @property
-    def num_rows(self) -> int: ...
-
-    @property
-    def num_numbers(self) -> int: ...
-
-    def unpack(
-        self, folder: Path, part_of: Callable[[int], Part], memory_bytes: int, progress: Progress
-    ) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -52,7 +37,7 @@ class NodeFiles:
     """
 
     source: Path
-    table: Path | RowTable | None
+    table: Path | None
     arrays: dict[str, RowFiles]
     num_nodes: int | None
     float_labels: bool = False
@@ -67,13 +52,6 @@ class NodeFiles:
                 raise ValueError(f"{name}.npy holds a single number, and needs a row for each node or edge.")
         shown_by = next((arrays[name].shape[0] for name in ("x", "y", "train_mask") if name in arrays), None)
         return cls(source, table, arrays, shown_by if stated is None else stated)
-
-    def unpacked(self, folder: Path) -> NodeFiles:
-        """The same nodes with the arrays that their table was turned into."""
-        if self.table is None:
-            return self
-        made = NodeFiles.of(folder, entries(folder))
-        return replace(self.beside(made.arrays), num_nodes=made.num_nodes)
 
     def beside(self, arrays: Mapping[str, RowFiles]) -> NodeFiles:
         """The same nodes with more arrays, which stand for those of the same name."""
@@ -90,12 +68,14 @@ class Inputs:
         edges: Those of each edge type.
         layout: What they were taken for, in words.
         time: The array of times, if there is one.
+        database: What a database says of itself: keys, times, questions and splits, if the tables are one.
     """
 
     nodes: dict[str, NodeFiles]
     edges: dict[EdgeType, EdgeFiles]
     layout: str
     time: str | None = None
+    database: Manifest | None = None
 
     def __post_init__(self) -> None:
         """Refuse names of arrays that a graph cannot have."""
@@ -132,12 +112,12 @@ class Inputs:
     @property
     def headings(self) -> tuple[str, ...]:
         """What is taken for the headings of tables, in words."""
-        return about_headings(self.tables)
+        return about_headings(self.tables if self.database is None else [])
 
     @property
     def tables(self) -> list[Path]:
         """All tables, which become arrays first."""
-        of_nodes = [files.table for files in self.nodes.values() if isinstance(files.table, Path)]
+        of_nodes = [files.table for files in self.nodes.values() if files.table is not None]
         return [*of_nodes, *(file for files in self.edges.values() for file in files.tables)]
 
     @property
@@ -145,11 +125,6 @@ class Inputs:
         """The names of all arrays of bfloat16, which files hold as bits."""
         of_all = [files.arrays for files in self.nodes.values()] + [of.carried.arrays for of in self.edges.values()]
         return {n for arrays in of_all for n, rows in arrays.items() if rows.files[0].type == torch.bfloat16}
-
-    @property
-    def of_database(self) -> bool:
-        """Whether they are tables with keys, whose manifest says what is a time, an edge and a split."""
-        return any(files.table is not None and not isinstance(files.table, Path) for files in self.nodes.values())
 
 
 def fitting(found: Inputs, names: Collection[str], source: Path, drop: Collection[str], time: str | None) -> Inputs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,11 +12,10 @@ import numpy as np
 import torch
 
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
+from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
 from lightning_gnn_dist.prepare.files.arrays import entries
-from lightning_gnn_dist.prepare.files.columns import Places
-from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles, Piece
+from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
 from lightning_gnn_dist.prepare.files.inputs import Inputs, edge_files
 from lightning_gnn_dist.prepare.files.row_files import RowFiles
 from lightning_gnn_dist.prepare.one_shard import Part
@@ -35,17 +34,11 @@ class EdgeReader:
 
     Args:
         files: The files. What is known of numbers of nodes is of edges as they are read: flipped, if so said.
-        edge_type: What is in the files, before edges are read the other way round.
-        nodes: For each type where its nodes are, and the file of their ids if that is a table.
-        time: The column of times, if there is one.
-        memory_bytes: Bytes that a piece may take, beside the ids.
+        memory_bytes: Bytes that a piece may take.
         reading: Who reads the files.
     """
 
     files: EdgeFiles
-    edge_type: EdgeType
-    nodes: Mapping[str, tuple[Path, Path | None]]
-    time: str | None
     memory_bytes: int
     reading: Reading
 
@@ -55,27 +48,14 @@ class EdgeReader:
         yield SomeEdges(none, none, {name: rows.read(0, 0) for name, rows in rows_of.items()}, 0.0)
         own = [*self.files.shared(self.reading.index, self.reading.num_readers)]
         first, num_own = own[0][0] if own else 0, max(self.files.num_edges // self.reading.num_readers, 1)
-        done = 0
-        for piece, columns in self._pieces([files for _, files in own]):
+        done, at_once = 0, edges_at_once(self.memory_bytes, self.files.carried.bytes_per_edge)
+        for piece in (piece for _, files in own for piece in files.pieces(at_once)):
             count = piece.sender.size
-            carried = columns | {name: rows.read(first, count) for name, rows in rows_of.items()}
+            carried = {name: rows.read(first, count) for name, rows in rows_of.items()}
             for name, array in carried.items():
-                tensor = rows_of[name].as_tensor(array) if name in rows_of else torch.from_numpy(array)
-                convert.check_finite(tensor, first, name=name, row="edge")
+                convert.check_finite(rows_of[name].as_tensor(array), first, name=name, row="edge")
             first, done = first + count, done + count
             yield SomeEdges(piece.sender, piece.receiver, carried, min(done / num_own, 1.0))
-
-    def _pieces(self, own: Iterable[EdgeFiles]) -> Iterator[tuple[Piece, dict[str, Column]]]:
-        at_once = edges_at_once(self.memory_bytes, self.files.carried.bytes_per_edge)
-        places = {kind: Places(None if ids is None else np.load(ids), of) for kind, (of, ids) in self.nodes.items()}
-        unpacked = {kind: ids.parent for kind, (_, ids) in self.nodes.items() if ids is not None}
-        for files in own:
-            (file,) = files.files
-            if isinstance(file, NpyFile):
-                yield from ((piece, {}) for piece in files.pieces(at_once))
-            elif not isinstance(file, Path):
-                for sender, receiver, carried in file.edges(places, unpacked, self.memory_bytes):
-                    yield self.files.checked(Piece(sender, receiver, file.path)), carried
 
 
 @dataclass(frozen=True)
@@ -123,10 +103,9 @@ class EdgeSorting:
         self._check_carried(files, journal)
         words, sort = _words(edge_type), self._sort(edge_type, files, parts, journal)
         sort.count(parts[edge_type[2]].size, partial(on_progress, f"counting {words}"))
-        sort.deal(partial(on_progress, f"dealing {words} into buckets"))
-        sort.sort(partial(on_progress, f"sorting {words}"))
-        sort.finish()
-        journal.record(is_sorted=True)
+        bounds, sizes = sort.deal(partial(on_progress, f"dealing {words} into buckets"))
+        sort.sort(bounds, sizes, partial(on_progress, f"sorting {words}"))
+        journal.record(sorted(self.out(edge_type).rglob("*.npy")), is_sorted=True)
         shutil.rmtree(self._gathered(edge_type), ignore_errors=True)
 
     def rows(self, edge_type: EdgeType, num_nodes: int) -> Iterator[SomeEdges]:
@@ -184,13 +163,13 @@ class EdgeSorting:
             self.inputs.edges[as_read],
             num_senders=None if sender is None else sender.num_all,
             num_receivers=None if receiver is None else receiver.num_all,
-            flip=edge_type != as_read,
+            flip=self.inputs.edges[as_read].flip or edge_type != as_read,
         )
         if not self.is_shard and files.are_arrays:
             return files
         if not journal.get("is_gathered"):
             progress = partial(on_progress, f"reading {_words(edge_type)}")
-            self._gather(files, edge_type, as_read, receiver, journal, progress)
+            self._gather(files, edge_type, receiver, journal, progress)
         found, size = (
             edge_files(folder := self._gathered(edge_type), entries(folder)),
             None if receiver is None else receiver.size,
@@ -201,37 +180,29 @@ class EdgeSorting:
         self,
         files: EdgeFiles,
         edge_type: EdgeType,
-        as_read: EdgeType,
         receiver: Part | None,
         journal: Journal,
         progress: Callable[[float], None],
     ) -> None:
         """Write the edges of a type, or those into the nodes of the shard, as arrays."""
         folder, reading = self._gathered(edge_type), self.reading
-        nodes = {kind: self._ids_of(kind) for kind in as_read[::2]}
         at_once = self.memory_bytes // 2 // reading.num_readers
         most = None if files.num_senders is None else max(files.num_senders, files.num_receivers or 0)
         dtype = torch.empty(0, dtype=torch.int64 if most is None else convert.index_dtype(most)).numpy().dtype
         shutil.rmtree(folder, ignore_errors=True)
         part, both_ways = (receiver, self.undirected) if self.is_shard else (None, False)
-        source = files.source or folder
         if self.ranges is None or receiver is None:
-            edges = EdgeReader(files, as_read, nodes, self.time, at_once, reading)
-            counts, digest = Gathering(folder, source, reading, part, dtype, both_ways, progress)(edges)
+            edges = EdgeReader(files, at_once, reading)
+            counts, digest = Gathering(folder, reading, part, dtype, both_ways, progress)(edges)
         else:  # both directions are there, and the hash is that of the edges in the files
             rows = self.ranges.rows(edge_type, receiver.num_all)
-            counts, _ = Gathering(folder, source, reading, part, dtype, False, progress)(rows)
+            counts, _ = Gathering(folder, reading, part, dtype, False, progress)(rows)
             digest = self.ranges.journal(edge_type).get("digest")
         written = sorted(file for file in folder.rglob("*") if not file.is_dir())
         journal.record(written, is_gathered=True, is_carried_checked=True, counts=counts, digest=digest)
         reading.each(0)  # all have recorded it before one goes on: what is gathered is removed once it is sorted
         if self.ranges is not None:
             shutil.rmtree(self.ranges.folder)
-
-    def _ids_of(self, kind: str) -> tuple[Path, Path | None]:
-        """Where the nodes of a type are, and the file of their ids if that is a table."""
-        files = self.inputs.nodes[kind]
-        return files.source, None if files.table is None else self.folder / "nodes" / kind / "ids.npy"
 
     def _check_carried(self, files: EdgeFiles, journal: Journal) -> None:
         """Refuse what edges carry if it has a name, or values, that a graph cannot have: later only bytes are moved."""

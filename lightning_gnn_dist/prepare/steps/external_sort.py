@@ -12,10 +12,9 @@ import torch
 
 from lightning_gnn_dist.engine.compiling import compiled
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.storage.npy import Column, append, cut_back, save, write_header
+from lightning_gnn_dist.graph.storage.npy import Column, append, save, write_header
 from lightning_gnn_dist.prepare.files.columns import check_num_nodes
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles, Piece
-from lightning_gnn_dist.prepare.files.row_files import RowFiles
 from lightning_gnn_dist.prepare.reading import Progress
 from lightning_gnn_dist.prepare.steps.journal import Journal
 
@@ -104,14 +103,14 @@ class MemoryTooSmall(ValueError):
 
 @dataclass(frozen=True)
 class ExternalSort:
-    """Turns a list of edges into ``indptr.npy`` and ``indices.npy``; goes on where the journal says.
+    """Turns a list of edges into ``indptr.npy`` and ``indices.npy``.
 
     What edges carry is dealt and sorted with them, into ``edges/``. Of equal edges that are kept once, the first stays;
     added reverse edges count as the last.
 
     Args:
         edges: The edges, in arrays, and what they carry.
-        journal: Records what is done. Its folder takes the buckets, about 8 bytes per edge and direction.
+        journal: Records that edges were counted. Its folder takes the buckets, about 8 bytes per edge and direction.
         out: The directory to write the arrays into.
         both_ways: Add the reverse of every edge.
         once: Keep each edge once.
@@ -150,27 +149,24 @@ class ExternalSort:
         self.journal.record([self._degrees], num_nodes=degrees.size, num_edges=seen)
         return degrees.size
 
-    def deal(self, progress: Progress) -> None:
-        """Append every edge to the file of its bucket."""
-        bounds = self._plan()
-        if self.journal.get("is_dealt"):
-            return
-        self._buckets.mkdir(exist_ok=True)
-        done, sizes = self.journal.get("pieces", 0), self.journal.get("sizes", [0] * (len(bounds) - 1))
-        for bucket, size in enumerate(sizes):
-            cut_back(self._bucket(bucket), size)
-            if self._width:
-                cut_back(self._carried_by(bucket), size // 8 * self._width)
+    def deal(self, progress: Progress) -> tuple[Column, list[int]]:
+        """Append every edge to the file of its bucket.
+
+        Returns:
+            The first node of each bucket, with the end of the last one; and how many bytes of keys each has.
+        """
+        shutil.rmtree(self._buckets, ignore_errors=True)
+        self._buckets.mkdir()
+        bounds = cut_nodes(np.load(self._degrees), self.memory_bytes, self._width, 1 << min(64 - self._bits, 62))
+        sizes, seen = [0] * (len(bounds) - 1), 0
         bucket_of = np.repeat(np.arange(len(sizes), dtype=np.uint16), np.diff(bounds))
-        seen = sum(sizes) // (8 * (1 + self.both_ways))
-        for piece in self.edges.pieces(self._edges_at_once, skip=done):
-            self._deal_piece(piece, seen, bounds, bucket_of, sizes)
-            seen, done = seen + piece.sender.size, done + 1
+        for piece in self.edges.pieces(self._edges_at_once):
+            self._deal_piece(piece, seen, np.array(bounds), bucket_of, sizes)
+            seen += piece.sender.size
             progress(seen / max(self.journal.get("num_edges"), 1))
-            if self.journal.is_due():
-                self.journal.record(self._files(), pieces=done, sizes=sizes)
-        self._check_dealt(seen)
-        self.journal.record(self._files(), is_dealt=True, sizes=sizes)
+        if seen != (counted := self.journal.get("num_edges")):
+            raise ValueError(f"{counted:,} edges were counted and {seen:,} read again: the files changed meanwhile.")
+        return np.array(bounds), sizes
 
     def _deal_piece(self, piece: Piece, first: int, bounds: Column, bucket_of: Column, sizes: list[int]) -> None:
         keys = np.empty(piece.sender.size * (1 + self.both_ways), np.uint64)
@@ -184,29 +180,29 @@ class ExternalSort:
                 append(self._carried_by(bucket), carried[edges[here]])
             sizes[bucket] += 8 * (here.stop - here.start)
 
-    def sort(self, progress: Progress) -> None:
-        """Sort one bucket after the other, and append it to ``indices.npy``."""
-        bounds, indices, dtype = self._plan(), self.out / "indices.npy", self._dtype
-        done, kept, removed = self.journal.get("buckets", 0), self.journal.get("kept", 0), 0
-        cut_back(indices, write_header(indices, dtype, (0,)) + kept * dtype.itemsize)
-        cut_back(self._rows, 8 * int(bounds[done]))
-        for file, rows in self._edge_arrays():
-            cut_back(file, write_header(file, rows.files[0].dtype, (0, *rows.shape[1:])) + kept * rows.bytes_per_row)
-        for bucket in range(done, len(bounds) - 1):
-            kept += self._sort_bucket(bucket, int(bounds[bucket + 1] - bounds[bucket]))
-            done = bucket + 1
-            progress(done / (len(bounds) - 1))
-            if self.journal.is_due() or done == len(bounds) - 1:
-                written = [indices, self._rows, *(file for file, _ in self._edge_arrays())]
-                self.journal.record(written, buckets=done, kept=kept)
-                for old in range(removed, done):
-                    self._bucket(old).unlink(missing_ok=True)
-                    self._carried_by(old).unlink(missing_ok=True)
-                removed = done
+    def sort(self, bounds: Column, sizes: list[int], progress: Progress) -> None:
+        """Sort one bucket after the other, append it to ``indices.npy``, and remove it; then write ``indptr.npy``."""
+        of_edges = self.edges.carried.arrays.items()
+        written = {self.out / "edges" / f"{name}.npy": (rows.files[0].dtype, rows.shape[1:]) for name, rows in of_edges}
+        written[self.out / "indices.npy"] = (self._dtype, ())
+        for file, (dtype, shape) in written.items():
+            file.unlink(missing_ok=True)
+            write_header(file, dtype, (0, *shape))
+        indptr = np.zeros(int(bounds[-1]) + 1, np.int64)
+        for bucket, size in enumerate(sizes):
+            indptr[bounds[bucket] + 1 : bounds[bucket + 1] + 1] = self._sort_bucket(
+                bucket, size, np.diff(bounds)[bucket]
+            )
+            self._bucket(bucket).unlink(missing_ok=True)
+            self._carried_by(bucket).unlink(missing_ok=True)
+            progress((bucket + 1) / len(sizes))
+        np.cumsum(indptr, out=indptr)
+        save(self.out / "indptr.npy", indptr)
+        for file, (dtype, shape) in written.items():
+            write_header(file, dtype, (int(indptr[-1]), *shape))
 
-    def _sort_bucket(self, bucket: int, num_rows: int) -> int:
-        """Sort one bucket, append it to the arrays, and return how many edges it has."""
-        size = self.journal.get("sizes")[bucket]
+    def _sort_bucket(self, bucket: int, size: int, num_rows: int) -> Column:
+        """Sort one bucket, append it to the arrays, and return the degrees of its rows."""
         keys = _read_all(self._bucket(bucket), np.dtype(np.uint64), size)
         order = np.argsort(keys, kind="stable") if self._width else np.empty(0, np.int64)
         if self._width:
@@ -217,37 +213,12 @@ class ExternalSort:
         places = np.empty(order.size, np.int64)
         kept = unpack(keys, self._bits, int(self._width > 0), self.once, senders, degrees, places)
         append(self.out / "indices.npy", senders[:kept] if self.number is None else self.number[senders[:kept]])
-        append(self._rows, degrees)
         if self._width:
             carried = _read_all(self._carried_by(bucket), np.dtype(np.uint8), size // 8 * self._width)
             carried = carried.reshape(-1, self._width)[order[places[:kept]]]
             for name, rows in self.edges.carried.split(carried):
                 append(self.out / "edges" / f"{name}.npy", rows)
-        return kept
-
-    def finish(self) -> None:
-        """Write ``indptr.npy``, and the number of edges into the headers of the other files."""
-        num_nodes, num_edges = self.journal.get("num_nodes"), self.journal.get("kept", 0)
-        indptr = np.zeros(num_nodes + 1, np.int64)
-        np.cumsum(np.fromfile(self._rows, np.int64), out=indptr[1:])
-        save(self.out / "indptr.npy", indptr)
-        write_header(self.out / "indices.npy", self._dtype, (num_edges,))
-        for file, rows in self._edge_arrays():
-            write_header(file, rows.files[0].dtype, (num_edges, *rows.shape[1:]))
-
-    def _plan(self) -> Column:
-        """The first node of each bucket, and the end of the last one. With another ``memory_bytes``, start anew."""
-        if self.journal.get("memory_bytes") != self.memory_bytes:
-            self.journal.forget("memory_bytes", "bounds", "pieces", "sizes", "is_dealt", "buckets", "kept")
-            shutil.rmtree(self._buckets, ignore_errors=True)
-            most_nodes = 1 << min(64 - self._bits, 62)
-            bounds = cut_nodes(np.load(self._degrees), self.memory_bytes, self._width, most_nodes)
-            self.journal.record(bounds=bounds, memory_bytes=self.memory_bytes)
-        return np.array(self.journal.get("bounds"))
-
-    def _check_dealt(self, seen: int) -> None:
-        if seen != (counted := self.journal.get("num_edges")):
-            raise ValueError(f"{counted:,} edges were counted and {seen:,} read again: the files changed meanwhile.")
+        return degrees
 
     @property
     def _edges_at_once(self) -> int:
@@ -276,10 +247,6 @@ class ExternalSort:
         return self.journal.folder / "degrees.npy"
 
     @property
-    def _rows(self) -> Path:
-        return self.journal.folder / "rows"
-
-    @property
     def _buckets(self) -> Path:
         return self.journal.folder / "buckets"
 
@@ -289,16 +256,10 @@ class ExternalSort:
     def _carried_by(self, bucket: int) -> Path:
         return self._buckets / f"{bucket}.carried"
 
-    def _edge_arrays(self) -> list[tuple[Path, RowFiles]]:
-        return [(self.out / "edges" / f"{name}.npy", rows) for name, rows in self.edges.carried.arrays.items()]
-
-    def _files(self) -> list[Path]:
-        return [self._buckets, *sorted(self._buckets.iterdir())]
-
 
 def _read_all(path: Path, dtype: np.dtype[Any], size: int) -> Column:
-    """Read a whole file; refuse one that does not have ``size`` bytes."""
-    numbers = np.fromfile(path, dtype)
+    """Read a whole file, which is missing if it is empty; refuse one that does not have ``size`` bytes."""
+    numbers = np.fromfile(path, dtype) if size else np.empty(0, dtype)
     if numbers.nbytes != size:
         raise ValueError(
             f"{path} has {numbers.nbytes:,} bytes, and {size:,} were written: repeat the command, which begins anew."

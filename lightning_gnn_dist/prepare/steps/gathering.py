@@ -44,7 +44,6 @@ class Gathering:
 
     Args:
         folder: Gets a folder of files for ``edge_index`` and for what the edges carry: one of each reader.
-        source: Where the edges come from, for errors.
         reading: Who reads them.
         part: Whose edges to write, if only those into some nodes. Receivers are numbered in it, senders as they are.
         dtype: Of the ends that are written.
@@ -53,7 +52,6 @@ class Gathering:
     """
 
     folder: Path
-    source: Path
     reading: Reading
     part: Part | None
     dtype: np.dtype[np.generic]
@@ -66,7 +64,7 @@ class Gathering:
         for reader, rows, places in chain.from_iterable(self.reading.dealt(self._read(edges, tally), self.part)):
             ends = np.stack([rows.pop(SENDER), places], 1).astype(self.dtype)
             if reader not in arrays:
-                arrays[reader] = GrowingArrays(self.folder, self.source, f"{reader:05}")
+                arrays[reader] = GrowingArrays(self.folder, self.folder, f"{reader:05}")
             arrays[reader].add({"edge_index": ends} | rows)
         for file in (file for growing in arrays.values() for file in growing.finish()):
             if file.parent.name == "edge_index" and NpyFile.of(file).shape[0] == 2:  # two rows: taken for the two ends

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import json
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from lightning_gnn_dist.graph.storage.files import check_entries, flush, read_json, write_whole
-
-RECORD_SECONDS = 30.0  # of work that a kill may cost; each record waits for the disk
 
 
 class Journal:
@@ -28,15 +25,10 @@ class Journal:
         self._file = folder / "state.json"
         self._inputs = json.loads(json.dumps(inputs))
         self._values: dict[str, Any] = self._read()
-        self._recorded = time.monotonic()
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value that was recorded last under this name."""
         return self._values.get(name, default)
-
-    def is_due(self) -> bool:
-        """Whether the last record is so old that the next is due."""
-        return time.monotonic() - self._recorded >= RECORD_SECONDS
 
     def record(self, files: Iterable[Path] = (), **values: Any) -> None:
         """Record values, after ``files``, which they describe, have reached the disk."""
@@ -44,7 +36,6 @@ class Journal:
             flush(file)
         self._values |= values
         write_whole(self._file, json.dumps({"inputs": self._inputs, "values": self._values}))
-        self._recorded = time.monotonic()
 
     def forget(self, *names: str) -> None:
         """Delete the values under these names."""

@@ -24,7 +24,6 @@ from lightning_gnn_dist.prepare.files.inputs import PYG, NodeFiles
 from lightning_gnn_dist.prepare.files.row_files import RowFiles
 from lightning_gnn_dist.prepare.one_shard import Part
 from lightning_gnn_dist.prepare.reading import Progress, Read, Reading
-from lightning_gnn_dist.prepare.steps.journal import Journal
 
 MAX_BYTES_AT_ONCE = 1 << 26
 NO_LABELS = "--split deals labelled nodes, and no node type has a label (a column or array y, or label)."
@@ -91,16 +90,13 @@ class NodesOfType:
 
     @property
     def names(self) -> list[str]:
-        """The arrays that are written, but for features out of a table, in the order of their files."""
+        """The arrays that are written, in the order of their files."""
         names = [convert.SPLITS.get(name, name) for name in self.files.arrays]
         names += [f"{split}_mask" for split in SPLITS] if self.split else []
         return [*dict.fromkeys([*names, "n_id"] if self.is_shard else names)]
 
-    def copy(self, folder: Path, target: Path, journal: Journal, progress: Progress) -> None:
-        """Copy all arrays to ``target``, which is there when all are, as far as the journal does not say they were.
-
-        Features out of a table were written to ``folder / "own"`` and are moved.
-        """
+    def copy(self, folder: Path, target: Path, progress: Progress) -> None:
+        """Copy all arrays to ``target``, which is there when all are."""
         draft = folder / "graph"
         if target.exists():  # another rank, which was stopped, has not copied all of its own
             os.rename(target, draft)
@@ -111,9 +107,7 @@ class NodesOfType:
             if not _is_small(name, rows):
                 if rows.shape[0] != self.part.num_all:
                     raise ValueError(f"{name} has shape {rows.shape}, but the graph has {self.part.num_all} nodes.")
-                self._copy(name, rows, draft, journal, progress)
-        if (folder / "own" / "x.npy").exists():
-            os.rename(folder / "own" / "x.npy", draft / "x.npy")
+                self._copy(name, rows, draft, progress)
         target.parent.mkdir(exist_ok=True)
         self.reading.each(0)  # all have copied theirs, for which they asked the others
         os.rename(draft, target)
@@ -162,7 +156,7 @@ class NodesOfType:
         if "y" in arrays:
             return convert.without_unlabelled(arrays, str(self.files.source))
         y = self.files.arrays["y"]
-        own = [convert.is_unlabelled(y.as_tensor(piece)).numpy() for piece in self._pieces(y, 0)]
+        own = [convert.is_unlabelled(y.as_tensor(piece)).numpy() for piece in self._pieces(y)]
         without = torch.from_numpy(self.reading.whole(np.concatenate([np.empty(0, np.bool_), *own])))
         return convert.without_nodes(arrays, without, str(self.files.source))
 
@@ -170,31 +164,22 @@ class NodesOfType:
         share = self.reading.share(rows.shape[0])
         return self.reading.whole(rows.read(share.start, len(share)))
 
-    def _pieces(self, rows: RowFiles, done: int) -> Iterator[Column]:
-        """Yield the rows of this reader's share but for the first, in pieces."""
+    def _pieces(self, rows: RowFiles) -> Iterator[Column]:
+        """Yield the rows of this reader's share in pieces."""
         share = self.reading.share(rows.shape[0])
-        return rows.pieces(share.start + done, self._bytes_at_once, share.stop)
+        return rows.pieces(share.start, self._bytes_at_once, share.stop)
 
-    def _copy(self, name: str, rows: RowFiles, draft: Path, journal: Journal, progress: Progress) -> None:
+    def _copy(self, name: str, rows: RowFiles, draft: Path, progress: Progress) -> None:
         """Read the rows of an array, and write the own ones to their places."""
-        target, copied, reading = draft / f"{name}.npy", journal.get("copied", {}), self.reading
-        done, share = copied.get(name, 0), reading.share(rows.shape[0])
+        target, share = draft / f"{name}.npy", self.reading.share(rows.shape[0])
         start = write_header(target, rows.files[0].dtype, (self.part.size, *rows.shape[1:]))
-        read = Span(name, rows, share.start + done, self._pieces(rows, done))
-        for received in reading.dealt(read, self.part if self.is_shard else None):
+        read = Span(name, rows, share.start, self._pieces(rows))
+        for received in self.reading.dealt(read, self.part if self.is_shard else None):
             for _, found, places in received:
                 if places.size:
                     write_at(target, start + int(places[0]) * rows.bytes_per_row, found[name])
-            done = read.end - share.start
-            progress(done / max(len(share), 1))
-            if any(reading.each(journal.is_due())):
-                self._record(target, journal, copied | {name: done})
-        self._record(target, journal, copied | {name: len(share)})
-
-    def _record(self, target: Path, journal: Journal, copied: dict[str, int]) -> None:
+            progress((read.end - share.start) / max(len(share), 1))
         flush(target)
-        self.reading.each(0)  # what this rank has read is on the disks of the others, too
-        journal.record(copied=copied)
 
     @cached_property
     def _own(self) -> Column:

@@ -49,13 +49,29 @@ class Cells:
         return self.type.startswith(("TIMESTAMP", "DATE"))
 
     @property
-    def moment(self) -> str:
-        """A date as a timestamp. One with a zone is one already, of UTC."""
-        return self.name if self.type == "TIMESTAMP WITH TIME ZONE" else f"CAST({self.name} AS TIMESTAMP)"
+    def seconds(self) -> str:
+        """A date as seconds since 1970, of UTC if a zone is told. A text that is one begins with a digit."""
+        moment = f"CAST({self.name} AS TIMESTAMPTZ)" if self.is_date else "CAST(NULL AS TIMESTAMPTZ)"
+        if self.is_text:
+            whole = f"{self.name} || CASE length({self.name}) WHEN 4 THEN '-01-01' WHEN 7 THEN '-01' ELSE '' END"
+            moment = f"CASE WHEN {self.name} BETWEEN '0' AND ':' THEN TRY_CAST({whole} AS TIMESTAMPTZ) END"
+        return f"CAST(floor(epoch({moment})) AS BIGINT)"
 
     @property
     def word(self) -> str:
         return self.name if self.is_text else f"CAST({self.name} AS VARCHAR)"
+
+    @property
+    def value(self) -> str:
+        """The word of a category: whole numbers without a fraction, whatever their type."""
+        if self.type in WHOLE:
+            return f"CAST(CAST({self.name} AS BIGINT) AS VARCHAR)"
+        if not self.is_real:
+            return self.word
+        whole = f"CAST(TRY_CAST({self.name} AS BIGINT) AS VARCHAR)"
+        return (
+            f"CASE WHEN {self.number} % 1.0::DOUBLE = 0 THEN {whole} WHEN NOT isnan({self.number}) THEN {self.word} END"
+        )
 
     @property
     def whole(self) -> str:

@@ -107,7 +107,8 @@ class Work:
         self.rows_at_once = max(LEAST_ROWS, min(memory_bytes // BYTES_PER_ROW, ROWS_AT_ONCE))
         most, cores = max(memory_bytes * 6 // 10, LEAST_BYTES), os.cpu_count() or 1
         self.run(f"SET memory_limit = '{most}B'")
-        self.run(f"SET threads = {max(1, min(cores, most // BYTES_PER_THREAD))}")
+        self._threads = max(1, min(cores, most // BYTES_PER_THREAD))
+        self.run(f"SET threads = {self._threads}")
         self.run(f"SET temp_directory = {literal(self.folder / 'spill')}")
         self.run("SET TimeZone = 'UTC'")
         self.run("SET enable_progress_bar = false")
@@ -124,23 +125,29 @@ class Work:
         """Run a statement, and return its rows."""
         return _run(self.db, statement, *given)
 
-    def is_done(self, stage: str) -> bool:
-        """Whether a stage was run, now or before a kill."""
-        return bool(self.run("SELECT 1 FROM done WHERE stage = ?", stage))
-
     def stage(self, name: str, do: Callable[[], Any]) -> Any:
-        """Run a stage unless it is done, and return what it tells. After a kill within one it runs again."""
+        """Run a stage unless it is done, and return what it tells. After a kill, or a problem, in it it runs again."""
         found = self.run("SELECT facts FROM done WHERE stage = ?", name)
-        if not found:
-            self.run("INSERT INTO done VALUES (?, ?)", name, json.dumps(do()))
-            return self.stage(name, do)
-        return json.loads(found[0][0])
+        if found:
+            return json.loads(found[0][0])
+        before = len(self.problems)
+        facts = json.dumps(do())
+        if len(self.problems) == before:
+            self.run("INSERT INTO done VALUES (?, ?)", name, facts)
+        return json.loads(facts)
 
     def look(self, table: Table, what: str) -> tuple[Any, ...]:
         """Return what one look at all rows tells."""
         (found,) = self.run(f"SELECT {what} FROM {table.name}")
         self.problems += table.check(self.run)
         return found
+
+    @contextmanager
+    def one_thread(self) -> Iterator[None]:
+        """Sums of floating point numbers by one thread are the same every time."""
+        self.run("SET threads = 1")
+        yield
+        self.run(f"SET threads = {self._threads}")
 
     def stream(self, query: str, table: Table) -> Iterator[dict[str, Any]]:
         """Yield the rows of a query of a table in pieces, as columns of pyarrow by name."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,43 +11,20 @@ from typing import Any
 import numpy as np
 
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.storage.files import flush
-from lightning_gnn_dist.graph.storage.npy import NpyFile, save
+from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of, within
 from lightning_gnn_dist.prepare.files.arrays import entries
 from lightning_gnn_dist.prepare.files.columns import check_num_nodes, id_of
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
 from lightning_gnn_dist.prepare.files.inputs import Inputs, NodeFiles
-from lightning_gnn_dist.prepare.files.row_files import Carried, GrowingArrays, RowFiles
-from lightning_gnn_dist.prepare.tables.cells import WHOLE, Cells
-from lightning_gnn_dist.prepare.tables.columns import LONG, Columns
+from lightning_gnn_dist.prepare.files.row_files import Carried, RowFiles
+from lightning_gnn_dist.prepare.tables.cells import Cells
+from lightning_gnn_dist.prepare.tables.columns import Columns
 from lightning_gnn_dist.prepare.tables.engine import ROW, Table, Work, numpy_of, quoted, told
+from lightning_gnn_dist.prepare.tables.ids import Ids, dtype_of, ids_of, no_ids, write_rows
 from lightning_gnn_dist.prepare.tables.reading import ENDS, ends_first, is_parquet, load
 
 NUM_NODES = "num_nodes"
-
-
-@dataclass(frozen=True)
-class Ids:
-    """The ids of the nodes of a type.
-
-    Args:
-        source: Where they come from, for errors.
-        count: How many nodes there are, if that is known.
-        table: The table of ids, with the number of each node, and the SQL of one; None if nodes are numbered.
-        key: The SQL of an id in its table.
-        dtype: The type of ids, whole numbers or words.
-    """
-
-    source: Path
-    count: int | None
-    table: Table | None = None
-    key: str = ""
-    dtype: np.dtype[Any] = LONG
-
-    @property
-    def are_whole(self) -> bool:
-        return self.dtype == LONG
 
 
 def unpack(
@@ -94,79 +70,28 @@ def _unpack_nodes(
     ids = ids_of(work, f"ids {kind}", table, id_column)
 
     def write() -> None:
-        shutil.rmtree(folder, ignore_errors=True)
         columns = Columns(work, table, kept, time, of_edges=False)
         if work.problems:
             return
-        arrays, keys, count = GrowingArrays(folder / "arrays", table.source), GrowingArrays(folder, table.source), 0
-        for piece in work.stream(f"SELECT {', '.join([f'{ids.key} AS id', *columns.select])} FROM {table.name}", table):
-            keys.add({"ids": numpy_of(piece["id"]).astype(ids.dtype)})
-            arrays.add(columns.of(piece))
-            count += len(piece["id"])
+
+        def rows_of(piece: Mapping[str, Any]) -> dict[str, Column]:
+            made = {f"arrays/{name}": array for name, array in columns.of(piece).items()}
+            return {"ids": numpy_of(piece["id"]).astype(ids.dtype), **made}
+
+        query = f"SELECT {', '.join([f'{ids.key} AS id', *columns.select])} FROM {table.name}"
+        write_rows(work, query, table, folder, rows_of)
         columns.refuse_features()
-        save(folder / "arrays" / f"{NUM_NODES}.npy", np.array(count))
-        for file in (*arrays.finish(), *keys.finish()):
-            flush(file)
+        (folder / "arrays").mkdir(exist_ok=True)
+        save(folder / "arrays" / f"{NUM_NODES}.npy", np.array(ids.count))
 
     if work.problems:
         Columns(work, table, kept, time, of_edges=False)  # what is wrong with them is said, too
-        return replace(files, table=None, num_nodes=ids.count), ids
-    _unless_noted(work, f"write nodes {kind}", write)
+    else:
+        work.stage(f"write nodes {kind}", write)
     if work.problems:
         return replace(files, table=None, num_nodes=ids.count), ids
     arrays = NodeFiles.of(folder / "arrays", entries(folder / "arrays"))
     return replace(arrays.beside(files.arrays), source=files.source), ids
-
-
-def _unless_noted(work: Work, stage: str, do: Callable[[], None]) -> None:
-    """Run a stage that is not done if it notes problems."""
-    if work.is_done(stage):
-        return
-    before = len(work.problems)
-    do()
-    if len(work.problems) == before:
-        work.stage(stage, lambda: None)
-
-
-def ids_of(work: Work, name: str, table: Table, column: str) -> Ids:
-    """Check the ids of nodes, and keep them with their numbers. They are whole numbers if each is written as one."""
-    cells = Cells(quoted(column), table.types[column])
-    kept = Table(quoted(name), table.source, {})
-
-    def look() -> list[int]:
-        written = f"count(*) FILTER ({cells.written_whole})" if cells.is_text else "0"
-        return [*work.look(table, f"count(*), count({cells.name}), {written}, max(length({cells.word}))")]
-
-    count, num_there, num_written, longest = work.stage(f"look at {name}", look)
-    are_whole = cells.type in WHOLE or (not table.is_typed and num_there == num_written)
-    key = f"CAST({cells.name} AS BIGINT)" if are_whole else cells.word
-
-    def keep() -> None:
-        work.run(f"CREATE OR REPLACE TABLE {kept.name} AS SELECT {ROW} AS n, {key} AS k FROM {table.name}")
-        of_all = f"SELECT k, count(*) AS c, min(n) AS n FROM {kept.name} WHERE k IS NOT NULL GROUP BY k HAVING c > 1"
-        for each, times, row in work.run(f"{of_all} ORDER BY n LIMIT 3"):
-            told = "twice" if times == 2 else f"{times} times"
-            work.problems.append(
-                f"{table.source} lists node {each} {told}, first in row {row + 1:,}: every node has one row."
-            )
-        work.refuse_cells(
-            table, column, f"{cells.name} IS NULL", "and every node has an id: fill it, or remove the row."
-        )
-
-    if not count:
-        work.problems.append(f"{table.source} has no rows: leave the table out, or fill it.")
-    if cells.is_real or cells.is_list:
-        work.problems.append(_no_ids(table.source, column, cells.type))
-    else:
-        _unless_noted(work, name, keep)
-    return Ids(table.source, count, kept, key, LONG if are_whole else np.dtype(f"<U{max(longest or 1, 1)}"))
-
-
-def _no_ids(source: Path, column: str, kind: str) -> str:
-    return (
-        f"{source} names nodes by numbers with a fraction (column {column!r} holds {kind.lower()}): an id is a whole "
-        "number or a word. Empty cells become such numbers: remove those rows, and cast the column to int64."
-    )
 
 
 def _unpack_edges(
@@ -182,7 +107,7 @@ def _unpack_edges(
         with told(file):
             name = f"edges {'__'.join(edge_type)} {at}"
             reader = _EdgeTable(work, load(work, name, file), edge_type, ends, time)
-            _unless_noted(work, f"write {name}", partial(reader.write, folder, drop))
+            work.stage(f"write {name}", partial(reader.write, folder, drop))
         if work.problems:
             continue
         found.append(NpyFile.of(folder / "edge_index.npy"))
@@ -227,43 +152,36 @@ class _EdgeTable:
 
     def write(self, folder: Path, drop: Collection[str]) -> None:
         """Write ends and what edges carry, in the order of the rows."""
-        shutil.rmtree(folder, ignore_errors=True)
         self._check_heading()
         columns, counts = self.columns(drop), [ids.count for ids in self.ids]
         keys = [self._key(at) for at in (0, 1)]
         if self.work.problems:
             return
-        most = max(counts) if None not in counts else np.iinfo(np.int64).max  # type: ignore[type-var]
-        dtype = np.dtype(np.int32) if (most or 0) <= np.iinfo(np.int32).max else LONG
-        ends, carried = GrowingArrays(folder, self.table.source), GrowingArrays(folder / "carried", self.table.source)
+        dtype = dtype_of(*counts)
         selected = [f"e.{ROW} AS row", *(f"coalesce({key}, -1) AS n{at}" for at, (key, _) in enumerate(keys))]
         joins = "".join(join for _, join in keys)
         query = f"SELECT {', '.join(selected + columns.select)} FROM {self.table.name} AS e{joins}"
-        lowest, highest, count, in_order = [0, 0], [-1, -1], 0, True
-        for piece in self.work.stream(query, self.table):
-            rows, both = numpy_of(piece["row"]), [numpy_of(piece[f"n{at}"]) for at in (0, 1)]
-            in_order &= bool((rows == np.arange(count, count + len(rows))).all())
-            count += len(rows)
+        lowest, highest = [0, 0], [-1, -1]
+
+        def edges_of(piece: Mapping[str, Any]) -> dict[str, Column]:
+            both = [numpy_of(piece[f"n{at}"]) for at in (0, 1)]
             for at in (0, 1):
                 lowest[at], highest[at] = min(lowest[at], int(both[at].min())), max(highest[at], int(both[at].max()))
-            ends.add({"edge_index": np.stack(both, 1).astype(dtype), "row": rows})
-            carried.add(columns.of(piece))
+            carried = {f"carried/{name}": array for name, array in columns.of(piece).items()}
+            return {"edge_index": np.stack(both, 1).astype(dtype), **carried}
+
+        write_rows(self.work, query, self.table, folder, edges_of)
         columns.refuse_features()
         for at, of_end in enumerate(counts):
             if lowest[at] < 0 or (of_end is not None and highest[at] >= of_end):
                 self._refuse(at)
-        if not count:
+        if highest[0] < 0 and not self.work.problems:
             self.work.problems.append(f"{self.table.source} has no rows: leave the table out, or fill it.")
-        files = [*ends.finish(), *carried.finish()]
         if self.work.problems:
             return
         if None in counts:
             self._check_largest(folder / "edge_index.npy", max(highest))
-        if not in_order:  # joins went to the disk
-            _put_in_order(files, folder / "row.npy")
         _as_two_rows(folder / "edge_index.npy")
-        for file in files:
-            flush(file)
 
     @property
     def _cells(self) -> list[Cells]:
@@ -273,12 +191,8 @@ class _EdgeTable:
         """The SQL of the node that an end names, and the join that finds it."""
         cells, ids, end = self._cells[at], self.ids[at], self.ends[at]
         if cells.is_real or cells.is_list:
-            self.work.problems.append(_no_ids(self.table.source, end, cells.type))
-        if ids.table is None:
-            return cells.whole, ""
-        are_whole = cells.type in WHOLE and ids.are_whole
-        mine, theirs = (cells.whole, f"k{at}.k") if are_whole else (cells.word, f"CAST(k{at}.k AS VARCHAR)")
-        return f"k{at}.n", f" LEFT JOIN {ids.table.name} AS k{at} ON {mine} = {theirs}"
+            self.work.problems.append(no_ids(self.table.source, end, cells.type))
+        return ids.join(cells, f"k{at}")
 
     def _refuse(self, at: int) -> None:
         """Say which nodes are named that are none."""
@@ -345,13 +259,6 @@ class _EdgeTable:
                 f"{self.table.source}: the first line names the nodes {names[0]!r} and {names[1]!r}, and would be "
                 "taken as heading: write a heading above it, such as source,target."
             )
-
-
-def _put_in_order(files: Collection[Path], rows: Path) -> None:
-    """Write files anew whose rows have the numbers that another file says."""
-    order = np.argsort(np.load(rows))
-    for file in files:
-        save(file, np.load(file, mmap_mode="r")[order])
 
 
 def _as_two_rows(file: Path) -> None:

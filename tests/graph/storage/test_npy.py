@@ -11,7 +11,7 @@ import torch
 
 from lightning_gnn_dist import Graph, RandomPartitioner
 from lightning_gnn_dist.graph.storage.checksum import checksum_of
-from lightning_gnn_dist.graph.storage.npy import NpyFile, append, cut_back, save, save_for_good, write_header
+from lightning_gnn_dist.graph.storage.npy import NpyFile, append, save, save_for_good, write_header
 from lightning_gnn_dist.partition.cache import cached_partition
 from tests.ranks import run_ranks
 
@@ -46,16 +46,6 @@ def test_headers_tell_and_numbers_are_read(tmp_path: Path) -> None:
         file.read(0, 15)
     with pytest.raises(ValueError, match=r"is truncated: it has 148 bytes, and its header promises 158"):
         NpyFile.of(file.path)
-
-
-def test_files_are_cut_back_never_stretched(tmp_path: Path) -> None:
-    file = tmp_path / "rows"
-    cut_back(file, 0)  # made, if it is not there
-    file.write_bytes(b"12345678")
-    cut_back(file, 5)
-    assert file.read_bytes() == b"12345"
-    with pytest.raises(ValueError, match="is shorter than was recorded"):
-        cut_back(file, 6)
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (7,), (50_000, 3)])

@@ -16,7 +16,6 @@ from lightning_gnn_dist.graph.typed.tables import NEVER, NO_MOMENT, Feature, Tab
 from lightning_gnn_dist.prepare.databases import text as text_module
 from lightning_gnn_dist.prepare.databases.text import hash_words
 from lightning_gnn_dist.prepare.one_shard import OneShard
-from lightning_gnn_dist.prepare.steps import journal as journal_module
 from lightning_gnn_dist.tables.column_encoder import ColumnEncoder
 from tests.prepare.databases.folders import FILES, MANIFEST, TASK, as_relbench, seconds, write
 from tests.prepare.test_prepare_typed_shard import check_equal
@@ -115,9 +114,8 @@ def test_what_comes_after_the_cut_changes_nothing_before_it(tmp_path: Path) -> N
     assert tables_of(first) == tables_of(second)
 
 
-def test_it_goes_on_after_any_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_goes_on_after_any_kill(tmp_path: Path) -> None:
     expected, stages = prepared(tmp_path / "whole"), list[str]()
-    monkeypatch.setattr(journal_module, "RECORD_SECONDS", 0.0)
 
     def killed(stage: str, share: float) -> None:
         if (place := f"{stage} {share:.1f}") not in stages:
@@ -247,7 +245,7 @@ def test_answers_of_a_task_that_recommends_are_edges(tmp_path: Path) -> None:
         ("eval_k: 3", "eval_ks: 3", "says eval_ks, which nobody knows: did you mean eval_k"),
         ("b7,2024-03-02", "b7,2024-02-01", "is trained at 2024-02-01 00:00:00, not before its first"),
         ("13 16", "13 99", "'what' holds '99' in row 1, which no row of order has as its number"),
-        ("13 16", "1.5", "'what' holds 1.5 in row 1, and keys are whole numbers or words"),
+        ("13 16", "1.5", "'what' holds '1.5' in row 1, and keys are whole numbers or words"),
         ("13 16", "", "are those of no question to train on"),
     ],
 )
