@@ -59,12 +59,12 @@ from lightning_gnn_dist.batches.ahead.row_cache import Caches, RowCache
 from lightning_gnn_dist.batches.ahead.source import MOST_KNOWN
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.extensions.shards.owner import Message, Question
+from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
+from lightning_gnn_dist.extensions.shards.source import ShardedSampler, ShardedSource
 from lightning_gnn_dist.graph.shard import Shard
 from lightning_gnn_dist.layers.prediction import Prediction
 from lightning_gnn_dist.partition.base import Partitioner
-from lightning_gnn_dist.sharded.owner import Message, Question
-from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
-from lightning_gnn_dist.sharded.source import ShardedSampler, ShardedSource
 from lightning_gnn_dist.wire.addresses import held_port
 from lightning_gnn_dist.wire.channel import open_channel
 from lightning_gnn_dist.wire.collectives import traffic

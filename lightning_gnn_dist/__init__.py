@@ -17,12 +17,11 @@ prepare/  sampling/ files become saved graphs and shards in bounded memory; no t
                     one sampler a file: seeds of many batches in, samples out; no features
 batches/            a sample becomes a batch, in time: gathering, buffers, devices, loaders; no parts
 layers/             models by their layers: on a batch, or each layer once for all nodes, shared by the ranks
-boundary/           the edges that leave a part: nodes that come along, rows that ranks send each other in every layer
+boundary/           the edges that leave a part: nodes that come along, and what else knows of those outside
 tables/             what a model knows of the tables of a database: encoders of columns, heads of tasks; no meeting
 data/  rounds/      what a rank reads: residency, coverage, parts, data modules; no strategy
                     what strategies share: start, refusals, clock, meeting, drift, averages; no data module
-sharded/  strategies/  a graph that no host holds: rows fetched from their owners, its data module
-                    what ranks exchange, and when: one method a file
+strategies/         what ranks exchange, and when: one method a file
 callbacks/          what a user may watch a training by, and the record that a run leaves
 cli/                the command `lightning-gnn-dist`; the one place that prints
 extensions/         what a user may pass, a folder each, which nothing above imports: ranks that may die, learned rows

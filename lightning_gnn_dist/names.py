@@ -24,6 +24,8 @@ _PACKAGE = __name__.partition(".")[0]
 EXTENSIONS = {  # what a user asks for by something else than its class, such as a layer of torch
     "by time": "lightning_gnn_dist.sampling.temporal:TemporalSampler",
     "exchange": "lightning_gnn_dist.extensions.exchange.boundary:Exchange",
+    "serve": "lightning_gnn_dist.extensions.serving.command:ServingTrainer",
+    "shares.json": "lightning_gnn_dist.extensions.shards.opening:Shards",  # what opens a folder with such a file
     "sparse rows": "lightning_gnn_dist.extensions.tables.learned_tables:LearnedTables",
     "rows in files": "lightning_gnn_dist.extensions.larger_than_memory.sources:RowsInFiles",
     "rows on devices": "lightning_gnn_dist.extensions.larger_than_memory.sources:RowsOnDevices",

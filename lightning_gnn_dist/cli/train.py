@@ -30,7 +30,6 @@ from lightning_gnn_dist.cli.mistakes.misspelt import check_strategy, hint
 from lightning_gnn_dist.cli.mistakes.refusals import REFUSALS, own_refusal, reading_checkpoint
 from lightning_gnn_dist.cli.mistakes.value_errors import check_values, in_one_line, with_path
 from lightning_gnn_dist.cli.options import PROGRAM, PURPOSE, SERVE
-from lightning_gnn_dist.cli.serve import ServingTrainer, check_extra
 from lightning_gnn_dist.cli.values import nodes_named, words_in
 from lightning_gnn_dist.data.best_links import best_links
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule, what_is_judged
@@ -42,6 +41,7 @@ from lightning_gnn_dist.graph.shard import Bounds
 from lightning_gnn_dist.graph.user_ids import nodes_with_ids
 from lightning_gnn_dist.layers.prediction import BUDGET_BYTES, predict_by_layer
 from lightning_gnn_dist.layers.through_layers import has_layers
+from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 
 FIT, OF_WEIGHTS = "fit", ("validate", "test", "predict")
@@ -57,14 +57,16 @@ def run(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(f"{PROGRAM} {given[0]}: {error}") from error
     if os.getcwd() not in sys.path:  # where a user's own module lies; a console script does not look there
         sys.path.append(os.getcwd())  # at the end: a file there takes no library's place
+    trainer_class: type[Trainer] = Trainer
     if given[:1] == [SERVE]:
-        check_extra()
+        trainer_class = extension("serve")
+        trainer_class.check_extra()  # type: ignore[attr-defined]
     try:
         TrainCLI(
             given[:1],
             LightningModule,
             PartitionedDataModule,
-            trainer_class=ServingTrainer if given[:1] == [SERVE] else Trainer,
+            trainer_class=trainer_class,
             subclass_mode_model=True,
             subclass_mode_data=True,
             parser_class=Parser,
@@ -132,7 +134,7 @@ class TrainCLI(LightningCLI):
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         commands = LightningCLI.subcommands()
         commands["predict"].add("return_predictions")  # to whom? They need not fit into RAM
-        if self.trainer_class is ServingTrainer:
+        if self.trainer_class is not Trainer:
             return {SERVE: {"model", "datamodule"}}
         return {name: skip for name, skip in commands.items() if name in self._given} or commands
 

@@ -21,24 +21,20 @@ from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.inductive import check_alike, task_elsewhere
 from lightning_gnn_dist.data.task import NodeTask
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.shard import Bounds
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.opening import (
     check_labelled,
     check_samplers,
     check_typed,
     chosen_seed_type,
-    folder_of_shards,
+    folder_of,
     graph_of,
-    refuse_to_cut,
     sampler_of_task,
-    tables_of,
 )
 from lightning_gnn_dist.homes.plan import PartPlan
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
-from lightning_gnn_dist.homes.shards import ShardHome
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.partition.default import Cut, unless_auto
 from lightning_gnn_dist.sampling.base import Sampler
@@ -121,30 +117,27 @@ class PartitionedDataModule(GraphDataModule):
         coverage: Coverage | None = Coverage(),  # noqa: B008
         task: str | None = None,
     ) -> None:
-        shards = folder_of_shards(graph, "graph")
-        where = shards or graph_of(graph)
-        whole, given, tables = where if isinstance(where, Graph) else None, sampler, tables_of(where)
+        where, given = folder_of(graph, "graph") or graph_of(graph), sampler
+        tables = where.types.tables if isinstance(where, Graph) else where.tables
         check_labelled(tables, task)
         sampler = sampler_of_task(tables, task) if sampler is None else sampler
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
         if coverage is not None:
             check_instance("coverage", coverage, Coverage, 'an object such as Coverage() or Coverage("batch"), or None')
-        asked = boundary_of(boundary, of_edges=False, is_in_shards=shards is not None, is_for_parts=False)
+        asked = boundary_of(boundary, of_edges=False, is_in_shards=not isinstance(where, Graph), is_for_parts=False)
         check_boundary(asked)
         asked.check_settings(settings)
         running, values = Running(settings, self), ValueCheck(is_on=settings.loading.check_values)
         self._given: dict[str, Any] = {"sampler": given, "batch_size": batch_size, "seed": seed, "loading": loading}
         self._given |= {"holding": holding, "boundary": boundary, "global_batching": global_batching}
         self._given |= {"evaluation": evaluation, "coverage": coverage, "task": task}
-        if whole is None:
-            assert shards is not None
-            refuse_to_cut(shards, partitioner, holding)
-            bounds = _bounds_of_nodes(shards, task)
-            learned = NodeTask(ShardHome(shards, bounds, running, asked, coverage), values)
-            super().__init__(learned, task_elsewhere(running, bounds.types))
+        if not isinstance(where, Graph):
+            cut: Any = {"task": task, "partitioner": partitioner, "holding": holding}
+            home = where.home(running, asked, coverage, **cut)
+            super().__init__(NodeTask(home, values), task_elsewhere(running, home.types))
             return
-        kind = chosen_seed_type(whole.types, task, "this one")
-        whole = whole if kind is None or kind == whole.types.seeds else whole.with_seeds(kind)
+        kind = chosen_seed_type(where.types, task, "this one")
+        whole = where if kind is None or kind == where.types.seeds else where.with_seeds(kind)
         check_typed(whole.types, settings)
         check_samplers(whole, settings)
         plan = PartPlan(whole, unless_auto(partitioner), holding, asked, coverage, settings.seed_of_parts)
@@ -188,8 +181,8 @@ class PartitionedDataModule(GraphDataModule):
 def what_is_judged(data: GraphDataModule) -> Graph | Path:
     """Return what is validated, tested and predicted: a graph, or the folder of this host's shards of one."""
     home = data._judging.home
-    if isinstance(home, ShardHome):
-        return home.path
+    if home.folder is not None:
+        return home.folder
     assert isinstance(home, WholeHome)
     return home.graph
 
@@ -217,18 +210,6 @@ def shards_are_not_served(shards: Path | None, argument: str) -> ValueError:
         f"--data.{argument}=my_{argument}, of which it maps the files; or write all rows once with predict --output, "
         "which takes shards."
     )
-
-
-def _bounds_of_nodes(path: Path, task: str | None) -> Bounds:
-    """Return where shards begin; of a graph with types the type is chosen whose nodes are learned from."""
-    bounds = Bounds.read(path)
-    kind = chosen_seed_type(bounds.types, task, f"that of {path}")
-    if bounds.links is not None:
-        raise ValueError(
-            f"{path} holds a split ({bounds.links}): learn edges with LinkDataModule(path), or for nodes divide the "
-            "graph that was split, which has its masks."
-        )
-    return bounds if kind is None else replace(bounds, types=bounds.types.with_seeds(kind))
 
 
 if TYPE_CHECKING:

@@ -35,7 +35,6 @@ from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.parquet_rows import Columns
 from lightning_gnn_dist.homes.residency import Holding
-from lightning_gnn_dist.homes.shards import ShardHome
 from lightning_gnn_dist.homes.shared_parts import Holder
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.joint import Scope
@@ -129,7 +128,7 @@ class GraphDataModule(LightningDataModule):
     @property
     def shards_path(self) -> Path | None:
         """The folder of this host's shards; None where every host has the graph."""
-        return self._home.path if isinstance(self._home, ShardHome) else None
+        return self._home.folder
 
     @property
     def graph(self) -> Graph:

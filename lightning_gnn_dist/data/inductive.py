@@ -16,7 +16,7 @@ from lightning_gnn_dist.graph.shard_bounds import TypedBounds
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.homes.opening import check_typed, chosen_seed_type, folder_of_shards, graph_of
+from lightning_gnn_dist.homes.opening import check_typed, chosen_seed_type, folder_of, graph_of
 from lightning_gnn_dist.homes.plan import PartPlan
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.running import Running
@@ -61,7 +61,7 @@ def task_elsewhere(running: Running, types: GraphTypes | TypedBounds) -> Task | 
     settings = running.settings
     if settings.evaluation.on is None:
         return None
-    if folder_of_shards(settings.evaluation.on, "on") is not None:
+    if folder_of(settings.evaluation.on, "on") is not None:
         raise ValueError(
             f"Evaluation(on={shown(settings.evaluation.on)}) must be a graph that every host has, and this folder "
             "holds shards: give the data module these shards as its graph, and trainer.test(model, that) or predict."

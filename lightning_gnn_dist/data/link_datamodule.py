@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,30 +18,28 @@ from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.checks import check_instance, check_path, distinct_ids, shown
 from lightning_gnn_dist.data.edges.answers import AnswerEdges, Answers
 from lightning_gnn_dist.data.edges.asked import AskedEdges, check_settings_of_edges
-from lightning_gnn_dist.data.edges.task import EdgeTask, ShardEdges, WholeEdges
+from lightning_gnn_dist.data.edges.task import EdgeTask, WholeEdges
 from lightning_gnn_dist.data.edges.times import sampler_of_events
 from lightning_gnn_dist.data.explained_errors import explain_pairs
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
-from lightning_gnn_dist.graph.shard import Bounds
-from lightning_gnn_dist.graph.shard_bounds import LinkBounds, TypedBounds
+from lightning_gnn_dist.graph.shard_bounds import LinkBounds
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.tables import TIME
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.opening import (
+    Folder,
     check_samplers,
     check_typed,
-    folder_of_shards,
-    refuse_to_cut,
+    folder_of,
     sampler_of_task,
 )
 from lightning_gnn_dist.homes.plan import PartPlan
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
-from lightning_gnn_dist.homes.shards import ShardHome
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.partition.default import Cut, unless_auto
 from lightning_gnn_dist.partition.random import RandomPartitioner
@@ -131,12 +128,13 @@ class LinkDataModule(GraphDataModule):
         evaluation: Evaluation = Evaluation(),  # noqa: B008
         global_batching: GlobalBatching = GlobalBatching(),  # noqa: B008
     ) -> None:
-        shards = folder_of_shards(split, "split")
+        folder = folder_of(split, "split")
         holds = isinstance(holding, Holding) and not holding.is_one_chunk
         is_for_parts = holds or isinstance(sampler, WholePartSampler)
-        boundary = boundary_of(boundary, of_edges=True, is_in_shards=shards is not None, is_for_parts=is_for_parts)
-        known = _known(split, shards, task)
-        links, types = _in_bounds(known) if isinstance(known, Bounds) else (_links_of(known), known.graph.types)
+        boundary = boundary_of(boundary, of_edges=True, is_in_shards=folder is not None, is_for_parts=is_for_parts)
+        known = _known(split, folder, task)
+        of_split = (_links_of(known), known.graph.types) if isinstance(known, LinkSplit | Answers) else known.links()
+        links, types = of_split
         asked = AskedEdges.of(links, types, num_negatives)
         if isinstance(known, Answers):
             sampler = sampler_of_events(sampler or sampler_of_task(known.graph.types.tables, task), TIME)
@@ -151,7 +149,7 @@ class LinkDataModule(GraphDataModule):
             )
         self.task = task
         running, values = Running(settings, self), ValueCheck(is_on=settings.loading.check_values)
-        if not isinstance(known, Bounds):
+        if isinstance(known, LinkSplit | Answers):
             self.split: LinkSplit | None = known if isinstance(known, LinkSplit) else None
             graph = _with_seeds(known.graph, links.edge_type)
             _check_split(graph, settings)
@@ -165,12 +163,9 @@ class LinkDataModule(GraphDataModule):
             learned.check(graph)
             super().__init__(learned)
             return
-        assert shards is not None
-        refuse_to_cut(shards, partitioner, holding)
         self.split = None
-        _check_shards(settings, boundary)
-        hidden = None if links.labels is None else asked.shown
-        super().__init__(ShardEdges(ShardHome(shards, known, running, boundary, None, hidden), values, asked))
+        known.refuse_to_cut(partitioner, holding)
+        super().__init__(known.edges(running, boundary, values, asked))
 
     def only(self, nodes: Sequence[int] | Tensor) -> LinkDataModule:
         """Return a data module that predicts these nodes, in their order, and does all else as this one.
@@ -227,28 +222,14 @@ def _check_split(graph: Graph, settings: BatchSettings) -> None:
     check_samplers(graph, settings)
 
 
-def _check_shards(settings: BatchSettings, boundary: Boundary) -> None:
-    """Refuse settings that do not suit a split in shards."""
-    if isinstance(settings.sampler, WholePartSampler) and boundary.sees_whole_graph:
-        raise ValueError(
-            "WholePartSampler takes a whole part for each batch, and with boundary=Fetch() that is the whole graph: "
-            "take NeighborSampler, or boundary=Isolated()."
-        )
-    if settings.global_batching.deal == "any":
-        raise ValueError(
-            'GlobalBatching(deal="any") draws from a list of all training edges, and of those of shards no rank has '
-            "one: leave deal out, and each rank deals its own."
-        )
-
-
-def _known(split: object, shards: Path | None, task: str | None) -> LinkSplit | Answers | Bounds:
+def _known(split: object, folder: Folder | None, task: str | None) -> LinkSplit | Answers | Folder:
     """Return what is known of the edges that a data module is given."""
     if task is None:
-        return _as_split(split) if shards is None else _bounds_of_links(shards)
-    if shards is not None:
+        return _as_split(split) if folder is None else folder
+    if folder is not None:
         raise ValueError(
-            f"LinkDataModule learns task={shown(task)} from the whole graph, and {shards} holds shards: give every "
-            "host what `lightning-gnn-dist prepare` writes without --shard."
+            f"LinkDataModule learns task={shown(task)} from the whole graph, and {folder.path} holds shards: give "
+            "every host what `lightning-gnn-dist prepare` writes without --shard."
         )
     check_instance("split", split, Graph | str | Path, "with a task the path of a prepared database, or its graph")
     assert isinstance(split, Graph | str | Path)
@@ -279,23 +260,6 @@ def _as_split(split: object) -> LinkSplit:
     check_instance("split", split, LinkSplit, "split_edges(graph), or the path of a saved split")
     assert isinstance(split, LinkSplit)
     return split
-
-
-def _bounds_of_links(path: Path) -> Bounds:
-    """Return where shards of a split begin; of a graph with types the type of the receivers is chosen."""
-    bounds = Bounds.read(path)
-    if bounds.links is None:
-        raise ValueError(
-            f"{path} holds shards of a graph whose edges are not split: divide a split, as in "
-            "save_shards(split_edges(graph), partition, path), or learn from its nodes with PartitionedDataModule."
-        )
-    kind, types = bounds.links.edge_type, bounds.types
-    return bounds if kind is None or types.seeds is not None else replace(bounds, types=types.with_seeds(kind[2]))
-
-
-def _in_bounds(bounds: Bounds) -> tuple[LinkBounds, TypedBounds]:
-    assert bounds.links is not None
-    return bounds.links, bounds.types
 
 
 def _check_parts(plan: PartPlan) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -17,7 +18,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.shard_bounds import TypedBounds
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.homes.costs import ShardCosts, WholeCosts
+from lightning_gnn_dist.homes.costs import Costs
 from lightning_gnn_dist.homes.residency import Per
 from lightning_gnn_dist.homes.running import ForgetsRun, Running
 from lightning_gnn_dist.homes.shared_parts import Holder
@@ -84,7 +85,7 @@ class Home(ForgetsRun, ABC):
 
     @property
     @abstractmethod
-    def costs(self) -> WholeCosts | ShardCosts:
+    def costs(self) -> Costs:
         """What an evaluation costs here."""
 
     @property
@@ -106,6 +107,11 @@ class Home(ForgetsRun, ABC):
     def ids(self) -> range:
         """The nodes of the type that is learned from."""
         return self.types.nodes_of(self.types.seed_type())
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder where this host has some of the graph; None where it has all."""
+        return None
 
     @property
     def digests(self) -> dict[str, Any]:

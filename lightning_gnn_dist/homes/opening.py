@@ -1,40 +1,73 @@
-"""Where a graph lives, told from what a data module is given; and what does not go with its types, or with shards."""
+"""Where a graph lives, told from what a data module is given; and what does not go with its types."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Protocol
 
-import torch
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist.boundary.boundary import Boundary, check_seed_hops
+from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import check_instance, check_path, shown
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.shard import Bounds, holds_shards
-from lightning_gnn_dist.graph.shard_bounds import TypedBounds
-from lightning_gnn_dist.graph.storage.store import tables_at
+from lightning_gnn_dist.graph.shard_bounds import LinkBounds, TypedBounds
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.tables import TIME, Tables
 from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.graph.value_check import ValueCheck
+from lightning_gnn_dist.homes.home import Home
 from lightning_gnn_dist.homes.residency import Holding
+from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sharded.source import check_sampler
-from lightning_gnn_dist.wire.collectives import all_gather_rows
 
+FOLDERS = ("shares.json",)  # files by which a folder says what opens it, see names.EXTENSIONS
 HOPS_OF_TASK = [1, 16, 8]  # the row that a question is about, then its neighbours of each type, then theirs
 HOPS_OF_PAIRS = [16, 8, 4]  # the same, and the neighbours of what is recommended
 
 
-def folder_of_shards(given: object, name: str) -> Path | None:
-    """Return the path that a data module is given as its argument ``name``, if it holds shards."""
+class Folder(Protocol):
+    """A folder that is no saved graph, and says by a file what it is: each rank has some of a graph there."""
+
+    path: Path
+
+    @property
+    def tables(self) -> Tables | None:
+        """What became of the tables of a database."""
+
+    def home(
+        self,
+        running: Running,
+        boundary: Boundary,
+        coverage: Coverage | None,
+        *,
+        task: str | None,
+        partitioner: object,
+        holding: Holding,
+    ) -> Home:
+        """Return the home of its nodes; refuse to cut what is cut."""
+
+    def links(self) -> tuple[LinkBounds, TypedBounds]:
+        """Return which edges it holds, and the types of its nodes."""
+
+    def edges(self, running: Running, boundary: Boundary, values: ValueCheck, asked: Any) -> Any:
+        """Return its edges as what is learned: an ``EdgeTask`` of ``AskedEdges``."""
+
+    def refuse_to_cut(self, partitioner: object, holding: Holding) -> None:
+        """Refuse to cut what is cut."""
+
+
+def folder_of(given: object, name: str) -> Folder | None:
+    """Return the folder that a data module is given as its argument ``name``, if it is no saved graph."""
     if not isinstance(given, str | Path):
         return None
     path = check_path(name, given)
-    return path if holds_shards(path) else None
+    files = [file for file in FOLDERS if (path / file).exists()]
+    found: Folder | None = extension(files[0])(path) if files else None
+    return found
 
 
 def graph_of(given: Graph | Data | HeteroData | str | Path) -> Graph:
@@ -45,16 +78,6 @@ def graph_of(given: Graph | Data | HeteroData | str | Path) -> Graph:
         return Graph.open(check_path("graph", given))
     check_instance("graph", given, Data | HeteroData, "a Graph, a PyG Data, or the path of a saved graph or of shards")
     return Graph.from_pyg(given)
-
-
-def refuse_to_cut(path: Path, partitioner: object, holding: Holding) -> None:
-    """Refuse to cut a graph that is in shards."""
-    for name, value in (("partitioner", partitioner), ("holding", None if holding == Holding() else holding)):
-        if value is not None:
-            raise ValueError(
-                f"{path} holds shards, and a graph is cut when it is divided: leave {name}={shown(value)} out, or give "
-                "every host the whole graph."
-            )
 
 
 def chosen_seed_type(types: GraphTypes | TypedBounds, task: str | None, whose: str) -> str | None:
@@ -81,11 +104,6 @@ def sampler_of_task(tables: Tables | None, task: str | None) -> Sampler | None:
         return NeighborSampler(hops)
     timed: Sampler = extension("by time")(hops, TIME, pick="latest")
     return timed
-
-
-def tables_of(given: Graph | Path) -> Tables | None:
-    """Return what became of the tables of a database, of a graph or of the folder of its shards."""
-    return given.types.tables if isinstance(given, Graph) else tables_at(given)
 
 
 def check_labelled(tables: Tables | None, task: str | None) -> None:
@@ -116,53 +134,3 @@ def check_samplers(graph: Graph, settings: BatchSettings) -> None:
     """Refuse samplers that do not take a typed graph, if this is one."""
     for sampler in settings.samplers if have_names(graph.types) else ():
         sampler.sample_bulk(graph, [], [])  # refuses the graph, or draws nothing
-
-
-_MOST_BYTES = 2048  # of what is said
-
-
-def check_shards(bounds: Bounds, settings: BatchSettings, boundary: Boundary) -> None:
-    """Refuse settings, boundaries and samplers that do not work without the whole graph, or not with its types."""
-    if not boundary.takes_shards:
-        raise ValueError(f"boundary must be Isolated(), Halo(), Exchange() or Fetch() for shards, got {boundary}.")
-    if settings.loading.sample_on != "cpu":
-        raise ValueError(f'sample_on must be "cpu" for shards, whose batches are made in RAM, got {settings.loading}.')
-    check_typed(bounds.types, settings)
-    check_seed_hops(boundary, is_typed=have_names(bounds.types))
-    across = [settings.of_corrections()]  # these are asked of the ranks that own what they draw
-    across += [settings.of_evaluation()] if have_names(bounds.types) else []
-    across += [settings.of_parts()] if boundary.sees_whole_graph else []
-    for sampler in across:
-        check_sampler(sampler, bounds.types)
-
-
-def check_copies(path: Path, bounds: Bounds, num_ranks: int) -> None:
-    """Refuse an exchange among ranks of which several hold the same shard."""
-    if num_ranks != bounds.num_shards:
-        raise ValueError(
-            f"boundary=Exchange() takes one rank for each shard, and {num_ranks} ranks hold the {bounds.num_shards} "
-            f"shards of {path}: start {bounds.num_shards} ranks, divide the graph into {num_ranks} shards, or take "
-            "boundary=Halo()."
-        )
-
-
-def check_on_all_ranks(check: Callable[[], None], shard: int) -> None:
-    """Check the own shard. All ranks raise or none: whose shard is right says why another is refused. Collective.
-
-    Args:
-        check: Raises a ValueError if the shard is refused.
-        shard: The number of the own shard.
-    """
-    refusal: ValueError | None = None
-    try:
-        check()
-    except ValueError as error:
-        refusal = error
-    said = b"" if refusal is None else f"Shard {shard}: {refusal}".encode()[:_MOST_BYTES]
-    row = torch.zeros(_MOST_BYTES, dtype=torch.uint8)
-    row[: len(said)] = torch.tensor(list(said), dtype=torch.uint8)
-    texts = [bytes(each.tolist()).rstrip(b"\0").decode(errors="replace") for each in all_gather_rows(row)]
-    if refusal is not None:
-        raise refusal
-    if others := [text for text in texts if text]:
-        raise ValueError(others[0])

@@ -26,7 +26,7 @@ from lightning_gnn_dist import (
 )
 from tests.batch_contents import is_same
 from tests.data_fitting import model, small_graph, trainer
-from tests.sharded.links.splits import content
+from tests.extensions.shards.links.splits import content
 from tests.typed_sage import typed_graph_of_papers
 
 WAYS: list[Callable[[Any], Any]] = [lambda data: pickle.loads(pickle.dumps(data)), copy.deepcopy]

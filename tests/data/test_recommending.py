@@ -22,10 +22,10 @@ from lightning_gnn_dist import (
     TemporalSampler,
     prepare_graph,
 )
+from lightning_gnn_dist.extensions.serving.limits import Limits
+from lightning_gnn_dist.extensions.serving.links import LinkAnswerer, Ranked
 from lightning_gnn_dist.prepare.databases.shop import write_shop
 from lightning_gnn_dist.prepare.one_shard import OneShard
-from lightning_gnn_dist.serving.limits import Limits
-from lightning_gnn_dist.serving.links import LinkAnswerer, Ranked
 from lightning_gnn_dist.tables.column_encoder import read_tables
 from lightning_gnn_dist.tables.recommending import (
     MeanAveragePrecision,

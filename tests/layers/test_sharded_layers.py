@@ -28,10 +28,10 @@ from lightning_gnn_dist.layers.shard_nodes import Division, ShardNodes
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.data_fitting import trainer
+from tests.extensions.shards.graphs import small_graph, some_partition
 from tests.layers.test_prediction import Bipartite, Deep, at_most
 from tests.memory import Peak, give_back_at_once, reads_memory
 from tests.ranks import RankError, run_ranks
-from tests.sharded.graphs import small_graph, some_partition
 
 CONVS: dict[str, Callable[[int, int], torch.nn.Module]] = {
     "sage": SAGEConv,

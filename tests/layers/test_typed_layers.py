@@ -30,9 +30,9 @@ from lightning_gnn_dist import (
     through_layers,
 )
 from tests.data_fitting import trainer
+from tests.extensions.shards.graphs import in_order_of_shards
 from tests.layers.typed_model import ByLayers, OfLinks, some_data
 from tests.ranks import RankError, run_ranks
-from tests.sharded.graphs import in_order_of_shards
 
 CLOSE: dict[str, Any] = {"rtol": 0, "atol": 1e-12}
 DATA = some_data()

@@ -11,9 +11,9 @@ import pytest
 
 from lightning_gnn_dist import LinkSplit, save_shards
 from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.extensions.shards.links import held_of_shard
 from lightning_gnn_dist.graph.shard import Bounds, Shard
-from lightning_gnn_dist.sharded.links import held_of_shard
-from tests.sharded.links.splits import (
+from tests.extensions.shards.links.splits import (
     WRITES,
     as_shards_have_it,
     directed_split,

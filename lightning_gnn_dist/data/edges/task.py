@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.global_batches import OwnSeeds
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.data.edges.asked import AskedEdges, check_held_back
 from lightning_gnn_dist.data.edges.times import check_event_samplers, check_rows_of_nodes
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.data.task import Judged, Task
-from lightning_gnn_dist.engine.temporal.times import times_of_receivers
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.home import Home
-from lightning_gnn_dist.homes.shards import ShardHome
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.layers.evaluating.layered_loader import Targets
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.links import are_links, edges_at, positions_where
+from lightning_gnn_dist.sampling.links import edges_at
 from lightning_gnn_dist.sampling.negatives import Candidates
 from lightning_gnn_dist.sampling.targets.sampler import LinkSampler
 from lightning_gnn_dist.sampling.targets.tables import HeldLinks
-from lightning_gnn_dist.sharded.links import held_of_shard, own_share
-from lightning_gnn_dist.sharded.temporal import prepare_times, times_of_all_nodes
 
 
 class EdgeTask(Task):
@@ -175,127 +168,3 @@ class WholeEdges(EdgeTask):
             return self.home.partition(self.home.running.num_ranks).assignment == self.home.running.rank
         own: Tensor | None = vars(part).get("node_arrays", {}).get("train_mask")
         return torch.ones(part.num_nodes, dtype=torch.bool) if own is None else own
-
-
-class ShardEdges(EdgeTask):
-    """The edges of a split in shards.
-
-    Args:
-        home: Where the graph lives.
-        values: Refuses bad values in what is learned from.
-        asked: Which edges batches ask for.
-    """
-
-    home: ShardHome
-    probes = False  # a rank knows the ends of its own held edges alone
-    _way_to_hold = "divide split_edges(graph, {name}=0.1), which holds some back."
-
-    def __init__(self, home: ShardHome, values: ValueCheck, asked: AskedEdges) -> None:
-        super().__init__(home, values, asked)
-        self._found: Tensor | None = None
-        self._held: dict[str, HeldLinks] = {}
-        self._candidates: Candidates | None = None  # of false receivers by time
-
-    def at_rest(self) -> dict[str, Any]:
-        return {"_found": None, "_candidates": None, "_held": {}}
-
-    def begin(self, *, is_fit: bool) -> None:
-        if is_fit:
-            self._check(self.home.count(len(self._own()), len(self._marked())))
-        if self._candidates is None:
-            self._candidates = self._receivers()
-
-    def _check(self, counts: Tensor) -> None:
-        """Refuse ranks without edges to learn, given how many each has: all ranks raise or none."""
-        if bool((counts == 0).any()):
-            rank, inside = int(counts.argmin()), not self.home.boundary.sees_whole_graph
-            where, other = ("inside", "boundary=Fetch(), ") if inside else ("that lead to", "")
-            raise ValueError(
-                f"There are no edges to learn {where} shard {rank % self.home.bounds.num_shards} of {self.home.path} "
-                f"for rank {rank} of {len(counts)}: take {other}another partition, or fewer shards or ranks."
-            )
-
-    def rows(self) -> Graph:
-        return self.home.shard.rows
-
-    def candidates(self) -> Candidates:
-        assert self._candidates is not None
-        return self._candidates
-
-    def _receivers(self) -> Candidates:
-        """Return the nodes that false receivers are drawn from; by time, since when they are there. Collective."""
-        rows, receivers, times = self.rows(), self.asked.ends.receivers, None
-        kind = self.asked.receiver_type
-        if (time := self.asked.links.time) is not None:
-            prepare_times(self.home.graph(), time)
-            if times_of_receivers(rows, time, kind) is not None:
-                times = times_of_all_nodes(self.home.graph(), rows.types.node_types.index(kind), time)
-        return Candidates.of(receivers, times, receivers.start)
-
-    def held(self, name: str) -> HeldLinks:
-        if name not in self._held:
-            links, run = self.asked.links, self.home.running
-            shard, channel, starts = self.home.shard, self.home.graph().channel, links.held[name]
-            copy, num_copies = run.rank // channel.size, run.num_ranks // channel.size
-            share, numbers = own_share(held_of_shard(shard, links, name), starts, channel, copy, num_copies)
-            self._held[name] = self.asked.held(*share, numbers.start)
-        return self._held[name]
-
-    def first_edge(self) -> int:
-        """Return where the shard's first edge would stand in the whole graph, if those of its type stood before it.
-
-        Of a graph with types, the rows of each node type follow each other in the whole graph, shard after shard.
-        """
-        shard, types = self.home.shard, self.home.types
-        if self.asked.links.edge_type is None:
-            return shard.first_edge
-        kind = self.asked.links.edge_type[2]
-        before = types.node_types[: types.node_types.index(kind)]
-        first = 0
-        for (_, _, target), starts in zip(types.edge_types, types.edges, strict=True):
-            first += int(starts[-1]) if target in before else int(starts[shard.index]) if target == kind else 0
-        return first - int(shard.rows.indptr[shard.rows.types.nodes_of(kind).start])
-
-    def most(self) -> int:
-        return self.home.most
-
-    def of_corrections(self) -> OwnSeeds:
-        own, run = self._marked()[self.home.of_copy()], self.home.running
-        return OwnSeeds(own, torch.arange(len(own)), self.home.num_marked, run.rank, run.num_ranks)
-
-    def seeds_and_source(self, part: Graph) -> tuple[Tensor, BatchSource]:
-        seeds, shown = self._own(), self.home.shown(part)
-        self.values.of_arrays(shown)
-        if self.home.boundary.sees_whole_graph:
-            sampler = self.across(self.home.running.settings.of_parts())
-            return seeds, self.home.whole_source(sampler, int(self.home.bounds.edges[-1]))
-        return seeds, self.home.source_in_ram(shown, self.around_part(part, self._is_own(part)), part.num_edges)
-
-    def _own(self) -> Tensor:
-        """Return the positions of what this rank learns: in the whole graph, or without ``Fetch()`` in its part."""
-        if self.home.boundary.sees_whole_graph:
-            return self._marked()[self.home.of_copy()]
-        part = self.home.running_part()
-        return self.positions(part, self._is_own(part).to(torch.int64) - 1)[self.home.of_copy()]
-
-    def _marked(self) -> Tensor:
-        """Return where all edges into the own shard that are learned stand in the whole graph, increasing."""
-        if self._found is None:
-            links, rows, graph = self.asked.links, self.rows(), self.home.graph()
-
-            def is_chosen(senders: Tensor, receivers: Tensor) -> Tensor:
-                ends = senders, graph.ids_of_own(receivers)
-                if links.undirected:  # ids grow with shards: the last one would learn all edges between them
-                    is_odd = (ends[0] + ends[1]) % 2 == 1
-                    ends = torch.where(is_odd, ends[1], ends[0]), torch.where(is_odd, ends[0], ends[1])
-                return are_links(*ends, links.undirected, loops=links.labels is not None)
-
-            found = positions_where(rows, is_chosen, self.asked.ends.target_type)
-            self._found = self.asked.of_labels_and_times(rows, found) + self.first_edge()
-        return self._found
-
-    def _is_own(self, part: Graph) -> Tensor:
-        """Return which nodes of a part are the shard's own."""
-        if have_names(part.types):
-            return part.node_arrays["train_mask"]
-        return torch.arange(part.num_nodes) < self.rows().num_nodes

@@ -1,0 +1,97 @@
+"""``lightning-gnn-dist serve``: answer requests by HTTP with the rows of a trained model."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import torch
+from jsonargparse.typing import NonNegativeInt, PositiveInt
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+
+from lightning_gnn_dist.batches.device_stream import device_of
+from lightning_gnn_dist.checks import check_file, check_path
+from lightning_gnn_dist.data.edges.known import LeftOut
+from lightning_gnn_dist.data.link_datamodule import LinkDataModule
+from lightning_gnn_dist.extensions.serving.answering import Answerer
+from lightning_gnn_dist.extensions.serving.limits import Limits
+from lightning_gnn_dist.extensions.serving.links import LinkAnswerer, Ranked
+from lightning_gnn_dist.layers.prediction import BUDGET_BYTES
+
+_NEEDS = "starlette", "uvicorn"
+
+
+class ServingTrainer(Trainer):
+    """A trainer that serves: it says with which precision, and on which device, the model computes."""
+
+    @staticmethod
+    def check_extra() -> None:
+        """Refuse to serve without the libraries that do it."""
+        if missing := [name for name in _NEEDS if find_spec(name) is None]:
+            raise SystemExit(
+                f"lightning-gnn-dist serve: {' and '.join(missing)} must be installed to serve: "
+                "pip install 'lightning-gnn-dist[serve]'."
+            )
+
+    def serve(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule | None = None,
+        ckpt_path: str | None = None,
+        host: str = "127.0.0.1",
+        port: NonNegativeInt = 8000,
+        neighbors: PositiveInt = 1000,
+        score: Literal["model", "dot"] = "model",
+        leave_out: list[LeftOut] = ["edges", "self"],  # noqa: B006  # nobody changes it
+        budget_megabytes: PositiveInt = BUDGET_BYTES >> 20,
+        ids_of: str | None = None,
+        limits: Limits = Limits(),  # noqa: B008  # frozen
+    ) -> None:
+        """Answer requests by HTTP with the rows of a trained model, or with the best links where it learned links.
+
+        Args:
+            model: The model.
+            datamodule: Its nodes are predicted, or of a LinkDataModule its links.
+            ckpt_path: The checkpoint with the weights.
+            host: The address to listen on; others than this machine reach 0.0.0.0.
+            port: The port; 0 takes one that is free.
+            neighbors: Neighbours that are drawn of a node where the data module takes all; with fewer, rows are exact.
+            score: How pairs of a LinkDataModule are scored: by forward(), or by dot products of rows.
+            leave_out: Which of them are left out: edges, held ones (val, test), a node for itself (self).
+            budget_megabytes: What rows of all nodes, and scores of pairs, may take.
+            ids_of: The prepared graph by whose tables' ids nodes are named. Default: they are named by numbers.
+            limits: What the server does at most.
+        """
+        if ckpt_path is None:
+            raise ValueError("serve needs the weights of a trained model: name a checkpoint, --ckpt_path=model.ckpt.")
+        load_weights(self, model, ckpt_path)
+        folder = None if ids_of is None else check_path("ids_of", ids_of)
+        answerer: Answerer | LinkAnswerer
+        if isinstance(datamodule, LinkDataModule):
+            how = Ranked(score, leave_out, budget_megabytes << 20)
+            answerer = LinkAnswerer(self, model, datamodule, limits, neighbors, how, folder)
+        else:
+            answerer = Answerer(self, model, datamodule, limits, neighbors, folder)
+        answerer.warm_up()
+        app, server = (import_module(f"lightning_gnn_dist.extensions.serving.{name}") for name in ("app", "server"))
+        with server.listen(host, port) as listening:
+            where = f"http://{host}:{listening.getsockname()[1]}"
+            service = app.Service(answerer, limits)
+            server.run(service.app(), listening, limits.seconds, lambda: _tell(where, answerer.about))
+
+
+def load_weights(trainer: Trainer, model: LightningModule, path: str) -> None:
+    """Give a model the weights of a checkpoint, of which nothing but tensors and plain values is read."""
+    checkpoint = torch.load(check_file("ckpt_path", path), map_location="cpu", weights_only=True)
+    if "state_dict" not in checkpoint:
+        raise ValueError(f"ckpt_path must be a checkpoint that a fit has kept, and {path!r} has no state_dict.")
+    model.configure_model()
+    model.on_load_checkpoint(checkpoint)
+    model.load_state_dict(checkpoint["state_dict"], strict=model.strict_loading)
+    trainer.precision_plugin.convert_module(model).to(device_of(trainer))
+
+
+def _tell(where: str, about: dict[str, Any]) -> None:
+    known = ", ".join(f"{name}: {value}" for name, value in about.items())
+    print(f"Serving on {where} ({known}). End it with SIGTERM or Ctrl+C.", flush=True)

@@ -1,0 +1,242 @@
+"""A graph with the new nodes of some requests, none of which sees those of another.
+
+    ids:     0 ... N - 1    the graph's own nodes
+             N + j          new node j of a request, for each request anew
+    rows:    (request, node) -> a row that requests bring   if the node is new, or new edges lead to it
+             node            -> a row of the graph          otherwise
+
+Both kinds of rows have an owner, as rows in shards have, and are drawn from in the same way. Every node that is asked
+for has a tree of its own, so that what it draws depends on nobody else. In a batch the new nodes of a type are numbered
+behind those of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.batches.ahead.row_cache import RowCache
+from lightning_gnn_dist.batches.ahead.tables import Table, Tables
+from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.pool import BufferPool, Widen
+from lightning_gnn_dist.engine.sample import BatchKey, Sample, graph_is_damaged
+from lightning_gnn_dist.engine.temporal.times import (
+    BEFORE_ALL,
+    TimeOrder,
+    as_integers,
+    have_times,
+    node_times,
+    ordered,
+    sources_of,
+    time_order,
+)
+from lightning_gnn_dist.extensions.serving.new_rows import NewNodes, NewRows
+from lightning_gnn_dist.extensions.serving.question import Arrays, Question, served
+from lightning_gnn_dist.extensions.shards.draws import DrawRule, GrowingBatch, Names, draw_hops
+from lightning_gnn_dist.extensions.shards.owner import Message, Owner
+from lightning_gnn_dist.extensions.shards.owner import Question as AskedOfOwners
+from lightning_gnn_dist.extensions.shards.route import Join, Route
+from lightning_gnn_dist.extensions.shards.temporal import sample_at_times
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.graph.typed.types import offsets_of
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.temporal import TemporalSampler
+from lightning_gnn_dist.sampling.turns import answered, at_once
+
+ServedSampler = NeighborSampler | TemporalSampler
+KEY = BatchKey(0, 0, 0)  # all answers draw by it, so that they are the same every time
+_POOL = BufferPool(0)
+
+
+@dataclass(frozen=True, eq=False)
+class _Types:
+    """The types of the graph with the new nodes.
+
+    Attributes:
+        node_types: The names of the node types.
+        edge_types: Those of the edge types.
+        offsets: The first number of each node type in a batch, and at the end how many there are.
+        edges: For each edge type none, the edges of the graph, and these and those of the requests' rows.
+        ids: The id of the node of each of the requests' rows.
+        seeds: The node type that is asked for.
+    """
+
+    node_types: tuple[str, ...]
+    edge_types: tuple[EdgeType, ...]
+    offsets: tuple[int, ...]
+    edges: Tensor
+    ids: Tensor
+    seeds: str
+
+    def to_whole(self, owner: int, rows: Tensor) -> Tensor:
+        return self.ids[rows] if owner else rows
+
+    def seed_type(self) -> str:
+        return self.seeds
+
+
+class ExtendedGraph(Tables[_Types]):
+    """A graph with what some requests bring.
+
+    Args:
+        graph: The graph.
+        seed_type: The type of the nodes that are asked for.
+        asked: The requests.
+        most_new: How many new nodes a request may have.
+    """
+
+    def __init__(self, graph: Graph, seed_type: str, asked: Sequence[Question], most_new: int) -> None:
+        self._graph, self._asked = graph, asked
+        self.num_nodes = graph.num_nodes + most_new
+        self._bits = self.num_nodes.bit_length()
+        self._new = NewNodes(graph, asked, self._bits)
+        self._rows = NewRows(graph, asked, self._new, self._bits)
+        self._request_of_tree = torch.arange(len(asked)).repeat_interleave(
+            torch.tensor([len(of.nodes) for of in asked])
+        )
+        types, of_rows = graph.types, self._rows.graph.types
+        counts = [len(types.nodes_of(kind)) + n for kind, n in zip(types.node_types, self._counts, strict=True)]
+        edges = torch.tensor([[0, *types.num_edges], [0, *of_rows.num_edges]]).cumsum(0)
+        edges = torch.stack([torch.zeros_like(edges[0]), *edges], 1)[1:]
+        names = types.node_types, types.edge_types
+        super().__init__(
+            _Types(*names, offsets_of(counts), edges, self._rows.ids, seed_type), self._of_nodes(), self._of_edges()
+        )
+        self._orders: list[dict[str, TimeOrder]] = [{}, {}]
+        pairs = zip((graph, self._rows.graph), self._orders, strict=True)
+        self._owners = [Owner(rows, self.types, at, _POOL, orders) for at, (rows, orders) in enumerate(pairs)]
+
+    @property
+    def _counts(self) -> list[int]:
+        """How many new nodes there are of each type."""
+        return self._new.counts.sum(0).tolist()
+
+    # What draws ask.
+
+    @property
+    def has_edge_arrays(self) -> bool:
+        return bool(self.of_edges)
+
+    def to_owners(self, nodes: Tensor, groups: Tensor) -> tuple[Route, list[Message]]:
+        at, is_brought = self._rows.find(self._names(nodes, groups))
+        if bool((nodes[~is_brought] >= self._graph.num_nodes).any()):
+            raise graph_is_damaged(self._graph)
+        rows = nodes.clone()
+        rows[is_brought] = at
+        route = Route(is_brought.long(), len(self._owners))
+        return route, [list(of_owner) for of_owner in zip(route.pieces(rows), route.pieces(groups), strict=True)]
+
+    def in_order(self, route: Route, answers: list[Message]) -> tuple[Tensor, Tensor, Join]:
+        return route.in_order(answers)
+
+    def ask(self, questions: list[AskedOfOwners]) -> list[list[Message]]:
+        """Return for each question the answer of each owner."""
+        owners = self._owners
+        return [
+            [owner.answer(kind, of) for owner, of in zip(owners, pieces, strict=True)] for kind, pieces in questions
+        ]
+
+    def _names(self, nodes: Tensor, trees: Tensor) -> Tensor:
+        return (self._request_of_tree[trees] << self._bits) | nodes
+
+    # Batches.
+
+    def batch(self, sampler: ServedSampler, widen: Widen = True) -> SampledData:
+        """Return the batch of all nodes that are asked for."""
+        sample = self._sample(sampler)
+        (batch,) = answered(self.fill(self.seek([sample]), widen=widen), self.ask)
+        for number, (kind, store) in enumerate(zip(self.types.node_types, batch.node_stores, strict=True)):
+            self._number_new(number, kind, store._mapping["n_id"])
+        return batch
+
+    def _sample(self, sampler: ServedSampler) -> Sample:
+        seeds = torch.cat([of.nodes for of in self._asked])
+        if isinstance(sampler, TemporalSampler):
+            self._order_by(sampler.time)
+            node_times(self._graph, sampler.view.seed_time, self.types.seeds)  # refuses what is none
+            trees = torch.arange(len(seeds))
+            times = self._numbers(sampler.view.seed_time, self.types.seeds, seeds, self._names(seeds, trees))
+            (drawn,) = answered(sample_at_times(self, sampler, [seeds], [times], [KEY]), self.ask)
+            return drawn._replace(nodes=self._in_batch(drawn.nodes, drawn.extra["batch"]))
+        names = (torch.arange(len(seeds)) << self._bits) + seeds
+        batch = GrowingBatch(names, max(1, len(seeds)) << self._bits)
+        rule = DrawRule(sampler.replace, sampler.weight)
+        fanouts, keys = sampler.of_types(self.types), [KEY] * len(seeds)
+        steps = draw_hops(self, [batch], Names(self._bits, [0]), fanouts, keys, rule)
+        (drawn,) = answered(steps, self.ask)
+        ids, trees = drawn.nodes & ((1 << self._bits) - 1), drawn.nodes >> self._bits
+        return drawn._replace(nodes=self._in_batch(ids, trees))
+
+    def _in_batch(self, ids: Tensor, trees: Tensor) -> Tensor:
+        """Return the numbers in a batch of nodes that trees have reached."""
+        types, offsets = self._graph.types, torch.tensor(self.types.offsets)
+        at, is_new = self._new.find(self._names(ids, trees))
+        if bool((ids[~is_new] >= self._graph.num_nodes).any()):
+            raise graph_is_damaged(self._graph)
+        shifts = offsets - torch.tensor(types.offsets)
+        found = ids + shifts[types.type_of(ids)]
+        found[is_new] = (offsets[1:] - torch.tensor(self._counts))[self._new.kinds[at]] + self._new.places[at]
+        return found
+
+    def _number_new(self, number: int, kind: str, ids: Tensor) -> None:
+        """Let new nodes of each request be called as if no other had any: behind the nodes of the graph."""
+        first = len(self._graph.types.nodes_of(kind))
+        is_new = ids >= first
+        ids[is_new] = first + self._new.numbers(number)[ids[is_new] - first]
+
+    # Rows.
+
+    def _of_nodes(self) -> list[Table]:
+        graph = self._graph.types
+        return [
+            _table(served(graph.node_arrays[kind]), len(graph.nodes_of(kind)), new)
+            for kind, new in zip(graph.node_types, self._new.arrays, strict=True)
+        ]
+
+    def _of_edges(self) -> dict[int, Table]:
+        graph, rows = self._graph.types, self._rows.graph.types
+        return {
+            number: _table(dict(graph.edge_arrays[kind]), graph.num_edges[number], rows.edge_arrays[kind])
+            for number, kind in enumerate(graph.edge_types)
+            if graph.edge_arrays[kind]
+        }
+
+    # Times.
+
+    def _order_by(self, name: str) -> None:
+        """Order edges by the times of a name."""
+        rows, types = self._rows.graph, self._graph.types
+        times = torch.full((rows.num_edges,), BEFORE_ALL)
+        for kind, source in zip(types.edge_types, sources_of(self._graph, name), strict=True):
+            at = rows.types.edges_of(kind)
+            if source is not None and source.first_sender is None:
+                times[at] = as_integers(rows.types.edge_arrays[kind][name])
+            elif source is not None:
+                row = torch.searchsorted(rows.indptr, at, right=True) - 1
+                senders = rows.indices[at].long()
+                names = (self._rows.requests[row] << self._bits) | senders
+                times[at] = as_integers(self._numbers(name, kind[0], senders, names))
+        of_graph, of_rows = self._orders
+        of_graph[name] = time_order(self._graph, name)
+        of_rows[name] = ordered(rows, times, have_times(self._graph, name))
+
+    def _numbers(self, name: str, kind: str, ids: Tensor, names: Tensor) -> Tensor:
+        """Return what an array of a node type holds for some nodes."""
+        types = self._graph.types
+        own, brought = types.node_arrays[kind][name], self._new.arrays[types.node_types.index(kind)][name]
+        at, is_new = self._new.find(names)
+        found = own.new_empty(len(ids))
+        found[~is_new] = own[ids[~is_new] - types.nodes_of(kind).start]
+        found[is_new] = brought[self._new.places[at]]
+        return found
+
+
+def _table(own: dict[str, Tensor], count: int, brought: Arrays) -> Table:
+    """Return the rows of a type: so many of the graph, and behind them what requests bring."""
+    return Table(
+        own, 0, count, RowCache(own, 0), lambda ids: at_once({name: a[ids - count] for name, a in brought.items()})
+    )

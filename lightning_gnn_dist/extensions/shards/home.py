@@ -1,0 +1,333 @@
+"""The home of a graph of which each rank has a shard: ranks ask each other for what batches need of other shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.batches.device_stream import stream_to
+from lightning_gnn_dist.batches.source import BatchSource
+from lightning_gnn_dist.boundary.boundary import Boundary, check_seed_hops
+from lightning_gnn_dist.boundary.coverage import Coverage
+from lightning_gnn_dist.extensions.shards.costs import ShardCosts
+from lightning_gnn_dist.extensions.shards.part import read_part
+from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
+from lightning_gnn_dist.extensions.shards.source import ShardedSource, check_sampler
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.rows import Lookup
+from lightning_gnn_dist.graph.shard import Bounds, Shard, check_ranks, check_same
+from lightning_gnn_dist.graph.shard_bounds import TypedBounds
+from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.homes.home import Home, Owners, Shown
+from lightning_gnn_dist.homes.opening import check_typed
+from lightning_gnn_dist.homes.running import Running
+from lightning_gnn_dist.homes.settings import BatchSettings
+from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
+from lightning_gnn_dist.layers.through_layers import Layer
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
+from lightning_gnn_dist.wire.channel import open_channel
+from lightning_gnn_dist.wire.collectives import all_gather_rows
+
+_MOST_BYTES = 2048  # of what ranks say of a shard
+CACHE_BYTES = 1 << 26  # for rows of other shards, unless Loading says more
+
+
+class ShardHome(Home):
+    """A graph of which each rank has a shard. Its part is the shard, and what the boundary brings along.
+
+    Args:
+        path: The folder of this host's shards.
+        bounds: Where each shard begins.
+        running: The run, and how its batches are made.
+        boundary: What becomes of senders outside the own shard.
+        coverage: Gives nodes weights for the loss. With None there are none.
+        without_labels: Takes from a shard what batches must not show. Default: they show all.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        bounds: Bounds,
+        running: Running,
+        boundary: Boundary,
+        coverage: Coverage | None,
+        without_labels: Shown | None = None,
+    ) -> None:
+        super().__init__(running, boundary, None if boundary.exchanges else coverage)
+        _check_shards(bounds, running.settings, boundary)
+        self.path, self.bounds, self._without_labels = path, bounds, without_labels
+        self._graph: ShardedGraph | None = None
+        self._shard: Shard | None = None  # as it was divided, with the labels of its edges
+        self._part: Graph | None = None
+        self._part_ids = torch.empty(0, dtype=torch.int64)  # of its nodes in the whole graph
+        self._places = torch.empty(0, dtype=torch.int64)  # of its training nodes among those of all ranks
+        # What the rank learns that has most, and all that shards before the own one, and all ranks, can learn.
+        self.most = self.marked_before = self.num_marked = 0
+
+    # The graph.
+
+    @cached_property
+    def costs(self) -> ShardCosts:
+        return ShardCosts(self.graph, self.running, self.bounds.num_shards, self.path.resolve().parent)
+
+    @property
+    def fingerprint(self) -> str:
+        return self.bounds.fingerprint
+
+    @property
+    def types(self) -> TypedBounds:
+        return self.bounds.types
+
+    @property
+    def folder(self) -> Path:
+        return self.path
+
+    @property
+    def about(self) -> str:
+        return repr(str(self.path))
+
+    def features(self) -> Tensor | None:
+        is_known = self._graph is not None and not have_names(self.types)
+        return self.graph().shard.rows.node_arrays.get("x") if is_known else None
+
+    def split(self, name: str) -> Tensor:
+        return self.graph().split(name)
+
+    def graph(self) -> ShardedGraph:
+        """Return the whole graph across shards."""
+        if self._graph is None:
+            raise RuntimeError(
+                f"A graph in shards ({self.path}) has no batches before its ranks have met: give the data module to "
+                'trainer.fit(model, data), or without a trainer, in one process, call setup("fit") first.'
+            )
+        return self._graph
+
+    @property
+    def shard(self) -> Shard:
+        """The own shard, with the labels of its edges."""
+        self.graph()  # refuses, if it is too early
+        assert self._shard is not None
+        return self._shard
+
+    # The run.
+
+    def open(self, check: Callable[[Graph], None], *, is_fit: bool) -> None:
+        if self._graph is None:
+            self._graph = self._connect()
+        rows = self._graph.shard.rows
+        _check_on_all_ranks(lambda: check(rows), self._graph.shard.index)
+        if is_fit:
+            if self.exchanges:
+                _check_copies(self.path, self.bounds, self.running.num_ranks)
+            self.running_part()  # now, as all ranks are here
+
+    def begin_nodes(self, *, is_fit: bool) -> None:
+        if is_fit:
+            counts = self.count(len(self._own_marked()), len(self._marked()))
+            if not self.exchanges and bool((counts == 0).any()):
+                rank = int(counts.argmin())
+                raise ValueError(
+                    f"Shard {rank % self.bounds.num_shards} of {self.path} has no training nodes for rank {rank} of "
+                    f"{len(counts)}, which would have nothing to learn from: divide the graph by "
+                    'MetisPartitioner(balance="train"), or use fewer shards or ranks.'
+                )
+        if isinstance(ours := self.running.settings.of_parts(), SeesByTime):
+            ours.check_shard(self.graph().shard.rows)
+        if is_fit and self.boundary.seed_hops:
+            own = self.graph().shard.rows
+            places = {"places": self.marked_before + own.node_arrays["train_mask"].cumsum(0) - 1}
+            self._places = self.graph().extended(places, self._part_ids[own.num_nodes :])["places"]
+
+    def count(self, num_own: int, num_marked: int) -> Tensor:
+        """Return what each rank learns, given what this one does and what its shard has to be learned. Collective."""
+        counts, num_shards = all_gather_rows(torch.tensor([num_own, num_marked])), self.bounds.num_shards
+        self.most = int(counts[:, 0].max())
+        self.num_marked = int(counts[:num_shards, 1].sum())
+        self.marked_before = int(counts[: self.running.rank % num_shards, 1].sum())
+        return counts[:, 0]
+
+    def close(self) -> None:
+        super().close()
+        if self._graph is not None:
+            self._graph.close()
+
+    def abort(self) -> None:
+        if self._graph is not None:
+            self._graph.abort()
+
+    def at_rest(self) -> dict[str, Any]:
+        return super().at_rest() | {"_graph": None, "_shard": None, "_part": None}
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Numbers to log: the rows of other shards, and those in the cache."""
+        return {} if self._graph is None else self._graph.figures
+
+    def _connect(self) -> ShardedGraph:
+        check_ranks(self.path, self.bounds, self.running.num_ranks)
+        shard, types = Shard.open(self.path, self.running.rank % self.bounds.num_shards), self.types
+        check_same(all_gather_rows(torch.tensor([self.bounds.mark])).view(-1).tolist())
+        self._shard = shard.with_seeds(types.seed_type()) if have_names(types) else shard
+        return self._opened(replace(self._shard, rows=self.shown(self._shard.rows)))
+
+    def _opened(self, shard: Shard) -> ShardedGraph:
+        """Return the whole graph across shards. Collective."""
+        cache_bytes = self.running.settings.loading.cache_bytes
+        channel = open_channel(self.bounds.num_shards)
+        return ShardedGraph(shard, channel, cache_bytes=CACHE_BYTES if cache_bytes is None else cache_bytes)
+
+    # The part.
+
+    def partition(self, num_parts: int) -> Partition:
+        raise ValueError(
+            f"{self.path} holds shards, and no rank knows which node is in which: the graph was cut when it was "
+            "divided, and the partition that divided it says so."
+        )
+
+    def parts(self) -> Callable[[int], Graph]:
+        part = self.running_part()
+        return lambda _: part
+
+    def running_part(self) -> Graph:
+        """Return the own shard and what the boundary brings along, in RAM. Collective, the first time.
+
+        They are the own rows as they are on disk where batches are drawn in the whole graph, and with an exchange,
+        whose batch holds what it needs.
+        """
+        if self.exchanges or self.boundary.sees_whole_graph:
+            return self.graph().shard.rows
+        if self._part is None:
+            self._part, self._part_ids = self._read_part()
+        return self._part
+
+    def _read_part(self) -> tuple[Graph, Tensor]:
+        """Return the part, with the labels of its edges, and the ids of its nodes in the whole graph. Collective."""
+        how = self.boundary, self.coverage, self.running.settings.seed_of_parts
+        if self._without_labels is None:
+            return read_part(self.graph(), *how)
+        graph = self._opened(self.shard)  # for this once, as no batch may ask for labels
+        try:
+            found = read_part(graph, *how)
+        except BaseException:
+            graph.abort()  # its threads would wait for ranks that never answer
+            raise
+        graph.close()
+        return found
+
+    def shown(self, part: Graph) -> Graph:
+        return part if self._without_labels is None else self._without_labels(part)
+
+    def of_copy(self) -> slice:
+        """Return which of the shard's seeds this rank takes; ranks with the same shard take turns."""
+        num_shards = self.bounds.num_shards
+        return slice(self.running.rank // num_shards, None, self.running.num_ranks // num_shards)
+
+    # Training nodes of the part.
+
+    def _marked(self) -> Tensor:
+        """Return all training nodes of the shard."""
+        return self.graph().shard.rows.split("train")
+
+    def _own_marked(self) -> Tensor:
+        """Return this rank's share of them."""
+        return self._marked()[self.of_copy()]
+
+    def most_seeds(self) -> int:
+        return self.most
+
+    def own_seeds(self, part: Graph) -> Tensor:
+        seeds = self._own_marked()
+        if have_names(part.types) and not self.boundary.sees_whole_graph:  # nodes of others stand between the own ones
+            seeds, _ = Lookup(part.node_arrays["n_id"])(self.graph().ids_of_own(seeds))
+        return seeds
+
+    def own_nodes(self, part: Graph) -> Tensor:
+        return torch.arange(self.graph().shard.rows.num_nodes)
+
+    def inputs_of(self, part: Graph, seeds: Tensor) -> Tensor:
+        if self.boundary.seed_hops:
+            return self._places[seeds]
+        return self.marked_before + torch.arange(self._marked().numel())[self.of_copy()]
+
+    def own_training(self) -> tuple[Tensor, Tensor, int]:
+        own = self._own_marked()
+        return self.graph().ids_of_own(own), self.inputs_of(self.running_part(), own), self.num_marked
+
+    # Batches.
+
+    def training_source(self, part: Graph, seeds: Tensor, sampler: Sampler) -> tuple[Tensor, BatchSource]:
+        if self.boundary.sees_whole_graph:
+            return self.graph().ids_of_own(seeds), self.whole_source(sampler)
+        if have_names(part.types):
+            sampler.sample_bulk(part, [], [])  # refuses the part, or draws nothing
+        return seeds, self.source_in_ram(part, sampler)
+
+    def whole_source(self, sampler: Sampler, num_ids: int | None = None) -> ShardedSource:
+        run, stream = self.running, stream_to(self.running.device)
+        loading = run.settings.loading
+        return ShardedSource(self.graph(), sampler, loading, num_ids=num_ids, stream=stream, stays=run.stays)
+
+    def with_senders(self, part: Graph) -> tuple[Graph, Tensor, Owners]:
+        found, ids = read_part(self.graph(), self.boundary, None, self.running.settings.seed_of_parts)
+        return found, self.own_seeds(found), Owners(ids, self.types.owners(ids)[0])
+
+    def whole_arrays(self, layers: list[Layer], ids: Tensor) -> dict[str, Tensor]:
+        shard = self.graph().shard
+        own = whole_graph_arrays(layers, shard.rows, shard.first_node)
+        if not own:
+            return own
+        return self.graph().extended(own, ids[shard.rows.num_nodes :])
+
+
+def _check_shards(bounds: Bounds, settings: BatchSettings, boundary: Boundary) -> None:
+    """Refuse settings, boundaries and samplers that do not work without the whole graph, or not with its types."""
+    if not boundary.takes_shards:
+        raise ValueError(f"boundary must be Isolated(), Halo(), Exchange() or Fetch() for shards, got {boundary}.")
+    if settings.loading.sample_on != "cpu":
+        raise ValueError(f'sample_on must be "cpu" for shards, whose batches are made in RAM, got {settings.loading}.')
+    check_typed(bounds.types, settings)
+    check_seed_hops(boundary, is_typed=have_names(bounds.types))
+    across = [settings.of_corrections()]  # these are asked of the ranks that own what they draw
+    across += [settings.of_evaluation()] if have_names(bounds.types) else []
+    across += [settings.of_parts()] if boundary.sees_whole_graph else []
+    for sampler in across:
+        check_sampler(sampler, bounds.types)
+
+
+def _check_copies(path: Path, bounds: Bounds, num_ranks: int) -> None:
+    """Refuse an exchange among ranks of which several hold the same shard."""
+    if num_ranks != bounds.num_shards:
+        raise ValueError(
+            f"boundary=Exchange() takes one rank for each shard, and {num_ranks} ranks hold the {bounds.num_shards} "
+            f"shards of {path}: start {bounds.num_shards} ranks, divide the graph into {num_ranks} shards, or take "
+            "boundary=Halo()."
+        )
+
+
+def _check_on_all_ranks(check: Callable[[], None], shard: int) -> None:
+    """Check the own shard. All ranks raise or none: whose shard is right says why another is refused. Collective.
+
+    Args:
+        check: Raises a ValueError if the shard is refused.
+        shard: The number of the own shard.
+    """
+    refusal: ValueError | None = None
+    try:
+        check()
+    except ValueError as error:
+        refusal = error
+    said = b"" if refusal is None else f"Shard {shard}: {refusal}".encode()[:_MOST_BYTES]
+    row = torch.zeros(_MOST_BYTES, dtype=torch.uint8)
+    row[: len(said)] = torch.tensor(list(said), dtype=torch.uint8)
+    texts = [bytes(each.tolist()).rstrip(b"\0").decode(errors="replace") for each in all_gather_rows(row)]
+    if refusal is not None:
+        raise refusal
+    if others := [text for text in texts if text]:
+        raise ValueError(others[0])

@@ -1,0 +1,130 @@
+"""The part of a rank: its shard, and the nodes of other shards that a boundary brings along, asked for once.
+
+own rows -> nodes of the first hop -> their rows, asked for -> nodes of the second hop -> ... -> arrays of all nodes
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.batches.ahead.tables import Table
+from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edges_among
+from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.boundary.coverage import Coverage, weights_of
+from lightning_gnn_dist.extensions.shards.draws import whole_rows
+from lightning_gnn_dist.extensions.shards.remote_graph import BYTES_OF_A_ROUND, ShardedGraph
+from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
+from lightning_gnn_dist.graph.rows import Lookup, bytes_per_row, starts_of
+from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
+from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
+from lightning_gnn_dist.partition.partition_report import learned_from
+
+
+def read_part(graph: ShardedGraph, boundary: Boundary, coverage: Coverage | None, seed: int) -> tuple[Graph, Tensor]:
+    """Return the part in RAM, and the ids of its nodes in the whole graph: those of the shard first.
+
+    Of a typed graph, the nodes are in the order of their ids.
+
+    Args:
+        graph: The whole graph.
+        boundary: Which nodes come along.
+        coverage: Writes each node's weight to ``node_arrays["coverage"]``. With None there are no weights.
+        seed: Decides everything random.
+    """
+    residents = graph.ids_of_own(torch.arange(graph.shard.rows.num_nodes))
+    source = _Shards(graph)
+    boundary.check_fits(source.sizes)
+    part, nodes, is_own = around(source, residents, residents, boundary, seed)
+    if have_names(graph.types):
+        part.node_arrays |= {"n_id": nodes, "train_mask": is_own & learned_from(part, graph.types.seeds)}
+    if coverage is not None:
+        part.node_arrays["coverage"] = weights_of(coverage, part, graph.answered(graph.degrees(nodes)), is_own)
+    return part, nodes
+
+
+class _Shards(RowReading):
+    """Has the rows of the own nodes, and asks other ranks for theirs.
+
+    Args:
+        graph: The whole graph.
+    """
+
+    def __init__(self, graph: ShardedGraph) -> None:
+        super().__init__()
+        self._graph, self.sizes = graph, _sizes_of_whole(graph)
+
+    def read(self, nodes: Tensor) -> PartRows:
+        drawn = whole_rows(self._graph, nodes)
+        columns = {"kinds": drawn.kinds, "ids": drawn.edge_ids}
+        found = {name: column for name, column in columns.items() if column is not None}
+        return PartRows(starts_of(drawn.counts), drawn.senders, found)
+
+    def among(self, nodes: Tensor, hops: list[Tensor]) -> Graph:
+        graph, (at, receives) = self._graph, Lookup(torch.cat(hops))(nodes)
+        indptr, senders, edges = edges_among(self.rows_of_hops(hops), at, nodes, receives)
+        spans = pairwise(graph.types.offsets)
+        local = [nodes[(nodes >= first) & (nodes < end)] - first for first, end in spans]
+        arrays = [_rows_of_all(graph, table, ids) for table, ids in zip(graph.of_nodes, local, strict=True)]
+        if not have_names(graph.types):
+            of_edges = [graph.answered(table.take(edges["ids"])) for table in graph.of_edges.values()]
+            return checked_graph(indptr, senders, arrays[0], *of_edges or [{}])
+        return typed_graph(indptr, senders, _types(graph, list(map(len, local)), arrays, edges), node_arrays={})
+
+
+def _rows_of_all(graph: ShardedGraph, table: Table, ids: Tensor) -> dict[str, Tensor]:
+    """Return the rows of all own nodes of a type, which increase, and of some of others, by their ids in the type.
+
+    Those of others come in rounds that bound what else is held. A round takes every so-manieth node: consecutive ones
+    are mostly of one rank, which would answer all ranks while the others wait.
+    """
+    is_other = table.seek(ids).is_other
+    full = {name: own.new_empty((len(ids), *own.shape[1:])) for name, own in table.own.items()}
+    for name, own in table.own.items():
+        full[name][~is_other] = own
+    others = is_other.nonzero().view(-1)
+    rounds = -(-len(others) * bytes_per_row(table.own) // BYTES_OF_A_ROUND)
+    for at in (others[start::rounds].contiguous() for start in range(rounds)):
+        for name, rows in graph.answered(table.take(ids[at])).items():
+            full[name][at] = rows
+    return full
+
+
+def _types(
+    graph: ShardedGraph, sizes: list[int], node_arrays: list[dict[str, Tensor]], edges: dict[str, Tensor]
+) -> GraphTypes:
+    """Return the types of a part, with the rows of all arrays."""
+    whole, kinds = graph.types, edges["kinds"]
+    edge_arrays: dict[EdgeType, dict[str, Tensor]] = {kind: {} for kind in whole.edge_types}
+    for number, table in graph.of_edges.items():
+        edge_arrays[whole.edge_types[number]] = graph.answered(table.take(edges["ids"][kinds == number]))
+    num_edges = tuple(torch.bincount(kinds, minlength=len(whole.edge_types)).tolist())
+    arrays = dict(zip(whole.node_types, node_arrays, strict=True)), edge_arrays
+    time = graph.shard.rows.types.time
+    return GraphTypes(
+        whole.node_types, offsets_of(sizes), whole.edge_types, num_edges, kinds, *arrays, time, whole.seeds
+    )
+
+
+def _sizes_of_whole(graph: ShardedGraph) -> Graph:
+    """Return a graph with as many nodes of each type as the whole one, and arrays as wide, that takes no memory.
+
+    A budget of bytes is counted by it. It has no edges, and no ``n_id``, which whole graphs do not have.
+    """
+    whole, own = graph.types, graph.shard.rows.types
+    arrays = {
+        kind: {
+            name: array.new_zeros(1, *array.shape[1:]).expand(len(whole.nodes_of(kind)), *array.shape[1:])
+            for name, array in own.node_arrays[kind].items()
+            if name != "n_id"
+        }
+        for kind in whole.node_types
+    }
+    none, nothing = torch.empty(0, dtype=torch.int64), dict[str, Tensor]()
+    indptr = none.new_zeros(1).expand(whole.offsets[-1] + 1)
+    if not have_names(whole):
+        return checked_graph(indptr, none, arrays[whole.node_types[0]], nothing)
+    of_edges = tuple(0 for _ in whole.edge_types), own.edge_type[:0], arrays, dict.fromkeys(whole.edge_types, nothing)
+    return typed_graph(indptr, none, GraphTypes(whole.node_types, whole.offsets, whole.edge_types, *of_edges))

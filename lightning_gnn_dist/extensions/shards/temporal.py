@@ -1,0 +1,140 @@
+"""Batches by time of a graph in shards: those of :class:`TemporalSampler` on the whole graph, bit for bit.
+
+seeds -> their times, from their owners -> names (tree, node) -> owners draw what each tree sees, hop by hop
+
+A graph without types counts as one whose nodes, and whose edges, have type 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.engine.sample import SEED_TIME, BatchKey, Sample, refuse_repeated
+from lightning_gnn_dist.engine.temporal.times import (
+    BEFORE_ALL,
+    as_integers,
+    have_times,
+    node_times,
+    ordered,
+    sources_of,
+)
+from lightning_gnn_dist.engine.temporal.trees import View, check_comparable, seen_by
+from lightning_gnn_dist.extensions.shards.draws import DrawRule, GrowingBatch, Names, OwnedGraph, Seen, draw_hops
+from lightning_gnn_dist.extensions.shards.owner import (
+    EDGES,
+    NODES,
+    Question,
+    letters_of,
+    narrow,
+)
+from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
+from lightning_gnn_dist.extensions.shards.route import Route
+from lightning_gnn_dist.sampling.base import check_seeds
+from lightning_gnn_dist.sampling.temporal import TemporalSampler
+from lightning_gnn_dist.sampling.turns import Steps
+
+
+def prepare_times(graph: ShardedGraph, name: str) -> None:
+    """Order the own edges by the times called ``name``, for draws by time. Collective, the first time."""
+    if name in graph.orders:
+        return
+    rows, types = graph.shard.rows, graph.shard.rows.types
+    times = torch.full((rows.num_edges,), BEFORE_ALL)
+    for number, source in enumerate(sources_of(rows, name)):
+        at = types.edges_of(types.edge_types[number])
+        if source is not None and source.first_sender is None:
+            times[at] = as_integers(source.times)
+        elif source is not None:
+            sender = types.node_types.index(types.edge_types[number][0])
+            ids, inverse = (rows.indices[at].to(torch.int64) - graph.types.offsets[sender]).unique(return_inverse=True)
+            found = graph.answered(times_of_nodes(graph, sender, name, ids))
+            times[at] = as_integers(found)[inverse]
+    graph.orders[name] = ordered(rows, times, have_times(rows, name))
+    graph.channel.exchange([torch.empty(0)] * graph.channel.size)  # from now on each rank answers
+
+
+def times_of_nodes(graph: ShardedGraph, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
+    """Return the times called ``name`` of some nodes of a type, by their ids in it, in any order."""
+    return (yield from _times_of(graph, NODES, graph.types.nodes[number], number, name, ids))
+
+
+def times_of_edges(graph: ShardedGraph, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
+    """Return the times called ``name`` of some edges of a type, by their ids in it, in any order."""
+    return (yield from _times_of(graph, EDGES, graph.types.edges[number], number, name, ids))
+
+
+def times_of_all_nodes(graph: ShardedGraph, number: int, name: str) -> Tensor:
+    """Return the times called ``name`` of all nodes of a type. Collective."""
+    own = graph.shard.rows.types.node_arrays[graph.types.node_types[number]][name]
+    return torch.cat(graph.channel.exchange([own[:]] * graph.channel.size))
+
+
+def _times_of(graph: ShardedGraph, kind: int, bounds: Tensor, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
+    owners = torch.searchsorted(bounds, ids.contiguous(), right=True) - 1
+    route, more = Route(owners, graph.channel.size), [torch.tensor([number]), letters_of(name)]
+    pieces = zip(route.pieces(ids - bounds[owners]), bounds.diff().tolist(), strict=True)
+    (answers,) = yield [Question(kind, [[narrow(some, most), *more] for some, most in pieces])]
+    return route.restore([answer[0] for answer in answers])
+
+
+def sample_timed(
+    graph: ShardedGraph, sampler: TemporalSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
+) -> Steps[list[Sample]]:
+    """Draw what the sampler draws from the whole graph; the samples' ``edge_ids`` count in the edges' types.
+
+    Collective, the first time for each name of times.
+    """
+    prepare_times(graph, sampler.time)
+    times = yield from _times_of_seeds(graph, seeds, sampler.view)
+    return (yield from sample_at_times(graph, sampler, seeds, times.split(list(map(len, seeds))), keys))
+
+
+def sample_at_times(
+    graph: OwnedGraph,
+    sampler: TemporalSampler,
+    seeds: Sequence[Tensor],
+    times: Sequence[Tensor],
+    keys: Sequence[BatchKey],
+) -> Steps[list[Sample]]:
+    """Draw batches around nodes at times of their own; a node may be a seed at several. One turn a hop.
+
+    The graph's :func:`prepare_times` has run.
+    """
+    bits = max(1, (graph.num_nodes - 1).bit_length())
+    names = Names(bits, torch.tensor([0, *map(len, seeds)]).cumsum(0).tolist())
+    growing = [GrowingBatch((torch.arange(len(ids)) << bits) + ids, max(1, len(ids)) << bits) for ids in seeds]
+    how = DrawRule(sampler.replace, seen=_seen(seeds, torch.cat(list(times)), sampler.view))
+    samples = yield from draw_hops(graph, growing, names, sampler.of_types(graph.types), keys, how)
+    return [_named(sample, bits, of) for sample, of in zip(samples, times, strict=True)]
+
+
+def _times_of_seeds(graph: ShardedGraph, seeds: Sequence[Tensor], view: View) -> Steps[Tensor]:
+    """Return the time of each seed of all batches."""
+    for ids in seeds:
+        check_seeds(ids, graph.num_nodes)
+        refuse_repeated(ids, "To ask for a node at several times, give it a copy for each")
+    types, rows, ids = graph.types, graph.shard.rows, torch.cat(list(seeds))
+    kind = types.seed_type()
+    number, of_type = types.node_types.index(kind), types.nodes_of(kind)
+    if ids.numel() and not of_type.start <= int(ids.min()) <= int(ids.max()) < of_type.stop:
+        raise ValueError(f"The seeds of a batch by time must be nodes of type {kind!r}, which the shards learn from.")
+    node_times(rows, view.seed_time, kind)  # refuses an array that is not there
+    times = yield from times_of_nodes(graph, number, view.seed_time, ids - of_type.start)
+    check_comparable(rows, times, view)
+    return times
+
+
+def _seen(seeds: Sequence[Tensor], times: Tensor, view: View) -> Seen:
+    """Return what each tree of all batches sees."""
+    batches = torch.arange(len(seeds)).repeat_interleave(torch.tensor(list(map(len, seeds))))
+    after, upto = map(torch.from_numpy, seen_by(times, view))
+    return Seen(view.time, view.latest, torch.stack([batches, torch.cat(list(seeds)), after, upto]))
+
+
+def _named(sample: Sample, bits: int, times: Tensor) -> Sample:
+    """Return a sample of names as one of nodes."""
+    extra = {"batch": sample.nodes >> bits, SEED_TIME: times}
+    return sample._replace(nodes=sample.nodes & ((1 << bits) - 1), extra=extra)

@@ -1,0 +1,332 @@
+"""Fits on shards of edges: every strategy, exact ranking, copies of shards, resuming, and what is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+
+from lightning_gnn_dist import (
+    Correction,
+    Evaluation,
+    EverySteps,
+    Exchange,
+    Fetch,
+    GlobalBatching,
+    GrappaStrategy,
+    Halo,
+    Holding,
+    Isolated,
+    LadiesSampler,
+    LinkDataModule,
+    LLCGStrategy,
+    Loading,
+    NeighborSampler,
+    Partition,
+    PartitionedDataModule,
+    RandomPartitioner,
+    ShadowSampler,
+    TemporalSampler,
+    WholePartSampler,
+    save_shards,
+    split_edges,
+)
+from tests.data_fitting import trainer
+from tests.every_strategy import PATIENCE, every_strategy
+from tests.extensions.shards.graphs import joined, small_graph
+from tests.extensions.shards.links.splits import (
+    WRITES,
+    OneHost,
+    as_shards_have_it,
+    events_split,
+    of_shards,
+    typed_split,
+    undirected_split,
+    unequal,
+)
+from tests.link_model import LinkSAGE, Targets, held, ranks_by_hand
+from tests.ranks import RankError, run_ranks
+from tests.strategies.fitting import State, differs, state_of
+
+OPTIONS: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 40}
+
+
+class Outcome(NamedTuple):
+    asked: list[Targets]
+    judged: list[Targets]
+    state: State
+    metrics: dict[str, float]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two unequal shards of a split, and one shard of it."""
+    folder, split = tmp_path_factory.mktemp("links"), undirected_split()
+    for num_shards in (1, 2):
+        save_shards(split, unequal(split.graph, num_shards), folder / f"of {num_shards}")
+    return folder
+
+
+def model() -> LinkSAGE:
+    torch.manual_seed(0)
+    return LinkSAGE(5)
+
+
+def fit(rank: int, world_size: int, strategy: Any, data: Any) -> Outcome:
+    """What a fit of two epochs and a test ask for, and what they end with."""
+    if isinstance(data, str):
+        data = LinkDataModule(data, evaluation=Evaluation(batch_size=20), **OPTIONS)
+    module, fitting = model(), trainer(world_size, strategy)
+    fitting.fit(module, data)
+    (metrics,) = fitting.test(module, data, verbose=False)
+    return Outcome(module.asked, module.judged, state_of(module), dict(metrics))
+
+
+def on_one_host(rank: int, world_size: int, strategy: Any, options: dict[str, Any]) -> Outcome:
+    whole, parts = as_shards_have_it(undirected_split(), unequal(undirected_split().graph, world_size))
+    data = OneHost(whole, partitioner=parts, evaluation=Evaluation(batch_size=20), **OPTIONS, **options)
+    return fit(rank, world_size, strategy, data)
+
+
+def on_shards(rank: int, world_size: int, strategy: Any, folder: str, options: dict[str, Any]) -> Outcome:
+    data = LinkDataModule(
+        folder, evaluation=Evaluation(batch_size=20), loading=Loading(cache_bytes=900), **OPTIONS, **options
+    )
+    return fit(rank, world_size, strategy, data)
+
+
+STRATEGIES = {name: make() for name, make in every_strategy().items()}
+STRATEGIES |= {"ddp": DDPStrategy(timeout=PATIENCE["launch"].timeout)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"boundary": Isolated()}, {"boundary": Halo(1)}], ids=str)
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_training_is_that_of_hosts_with_the_whole_split(saved: Path, name: str, options: dict[str, Any]) -> None:
+    strategy = STRATEGIES[name]
+    ours = run_ranks(on_shards, 2, strategy, str(saved / "of 2"), options)
+    assert differs(ours[0].state, ours[1].state) == 0.0 and ours[0].metrics == ours[1].metrics
+    assert differs(ours[0].state, state_of(model())) > 0
+    if name == "llcg":  # corrections are dealt otherwise
+        return
+    theirs = run_ranks(on_one_host, 2, strategy, {"boundary": Fetch()} | options)
+    assert differs(ours[0].state, theirs[0].state) == 0.0 and ours[0].metrics == theirs[0].metrics
+
+
+def true_pairs(batches: list[Targets]) -> Counter[tuple[int, ...]]:
+    return Counter(tuple(sorted(t[:2])) for targets in batches for t in targets if t[2])
+
+
+def test_copies_of_shards_divide_their_edges_and_all_ranks_the_held_ones(saved: Path) -> None:
+    split = undirected_split()
+    results = run_ranks(fit, 4, GrappaStrategy(**PATIENCE), str(saved / "of 2"))
+    (batches,) = {len(result.asked) for result in results}
+    sender, receiver = split.graph.indices.tolist(), split.graph.indptr.diff()
+    to = torch.arange(split.graph.num_nodes).repeat_interleave(receiver).tolist()
+    every = Counter((s, r) for s, r in zip(sender, to, strict=True) if s < r)
+    for half in (slice(0, batches // 2), slice(batches // 2, None)):
+        asked = sum((true_pairs(result.asked[half]) for result in results), Counter[tuple[int, ...]]())
+        assert asked == every
+    owner = unequal(split.graph, 2).assignment.tolist()
+    for rank, result in enumerate(results):  # receivers are the shard's own, as one of two directions is drawn
+        assert all(rank % 2 in (owner[s], owner[r]) for s, r in true_pairs(result.asked))
+    judged = Counter(target for result in results for targets in result.judged for target in targets)
+    assert judged == held(split, "val") + held(split, "val") + held(split, "test")  # two epochs, then the test
+    counts = [sum(int(t[2]) for targets in result.judged for t in targets) for result in results]
+    assert max(counts) - min(counts) <= 3
+    alone = model()
+    alone.load_state_dict(results[0].state)
+    ranks = ranks_by_hand(alone, split, "test")
+    assert results[0].metrics["mrr"] == pytest.approx(float((1 / ranks).mean()), rel=1e-5)
+
+
+def corrected(rank: int, world_size: int, folder: str) -> list[Targets]:
+    module, deal = model(), GlobalBatching(deal="own", batch_size=50)
+    with joined(rank, world_size):
+        data = of_shards(folder, rank, world_size, global_batching=deal, **OPTIONS)
+        data.setup("fit")
+        for batch in data.correction_batches(4, stop=data._global_batches().num_batches):
+            module.training_step(batch)
+        data.teardown("fit")
+    return module.asked
+
+
+def test_corrections_deal_every_edge_once_by_the_owner_of_its_receiver(saved: Path) -> None:
+    split, owner = undirected_split(), unequal(undirected_split().graph, 2).assignment.tolist()
+    first, second = run_ranks(corrected, 2, str(saved / "of 2"))
+    asked = true_pairs(first) + true_pairs(second)
+    assert set(asked.values()) == {1} and 2 * len(asked) == split.graph.num_edges
+    assert {0, 1} == {owner[r] for _, r in true_pairs(first)} | {owner[s] for s, _ in true_pairs(second)}
+    assert all(0 in (owner[s], owner[r]) for s, r in true_pairs(first))
+    assert all(1 in (owner[s], owner[r]) for s, r in true_pairs(second))
+
+
+def resumed(rank: int, world_size: int, folder: str, path: str, name: str, stops: bool) -> State:
+    """Fit nine steps, or four rounds, or stop half-way and go on from the checkpoint."""
+    strategies: dict[str, Any] = {"llcg": lambda: LLCGStrategy(EverySteps(3), correction=Correction(1), **PATIENCE)}
+    strategies["grappa"] = lambda: GrappaStrategy(**PATIENCE)  # in the middle of a pass
+    half, whole, limit = (2, 4, "max_epochs") if name == "llcg" else (5, 9, "max_steps")
+    plain: dict[str, Any] = {"max_epochs": -1, "limit_val_batches": 0}
+    every = {"every_n_epochs": half} if name == "llcg" else {"every_n_train_steps": half}
+    for to in (half, whole) if stops else (whole,):
+        keep = ModelCheckpoint(
+            f"{path}/{to}", filename=name, save_top_k=-1, save_on_train_epoch_end=name == "llcg", **every
+        )
+        options = plain | {"callbacks": [keep], "enable_checkpointing": True, limit: to}
+        module, again = model(), to == whole and stops
+        data, start = LinkDataModule(folder, **OPTIONS), f"{path}/{half}/{name}.ckpt" if again else None
+        trainer(world_size, strategies[name](), **options).fit(module, data, ckpt_path=start)
+    return state_of(module)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.parametrize("name", ["llcg", "grappa"])
+def test_a_resumed_fit_ends_as_one_that_never_stopped(saved: Path, tmp_path: Path, name: str) -> None:
+    whole = run_ranks(resumed, 2, str(saved / "of 2"), str(tmp_path / "whole"), name, False)
+    parts = run_ranks(resumed, 2, str(saved / "of 2"), str(tmp_path), name, True)
+    assert differs(whole[0], parts[0]) == 0.0 and differs(whole[0], state_of(model())) > 0
+
+
+def test_embeddings_of_the_receivers_type_can_be_predicted(tmp_path: Path) -> None:
+    split = typed_split(WRITES)
+    save_shards(split, unequal(split.graph, 1), tmp_path / "shards")
+    data = LinkDataModule(tmp_path / "shards", sampler=NeighborSampler([2, 2]))
+    data.setup("predict")
+    nodes = [n for batch in data.predict_dataloader() for n in batch["paper"].n_id[: batch.batch_size].tolist()]
+    data.teardown("predict")
+    assert nodes == list(range(200)) and data.num_nodes == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"boundary": Exchange()}, r"boundary must be Isolated\(\), Halo\(\) or Fetch\(\) for edges, got Exchange"),
+        ({"sampler": ShadowSampler([4, 4], num_hops=2)}, "got ShadowSampler"),
+        ({"global_batching": GlobalBatching(sampler=LadiesSampler([4, 4]), deal="own")}, "got LadiesSampler"),
+        ({"sampler": TemporalSampler([4, 4], "time")}, "holds them back at random.*or take NeighborSampler"),
+        ({"sampler": WholePartSampler(2), "boundary": Fetch()}, r"take NeighborSampler, or boundary=Isolated\(\)"),
+        ({"global_batching": GlobalBatching(deal="any")}, "leave deal out, and each rank deals its own"),
+        ({"partitioner": RandomPartitioner()}, "a graph is cut when it is divided: leave partitioner="),
+        ({"holding": Holding(extra_nodes=0.5)}, "a graph is cut when it is divided: leave holding="),
+    ],
+)
+def test_what_cannot_work_is_refused(saved: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LinkDataModule(saved / "of 2", **options)
+
+
+def test_folders_are_for_one_module_each(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"learn edges with LinkDataModule\(path\), or for nodes"):
+        PartitionedDataModule(saved / "of 2")
+    graph = small_graph()
+    save_shards(graph, unequal(graph, 2), tmp_path / "nodes")
+    with pytest.raises(ValueError, match=r"edges are not split: divide a split, as in save_shards\(split_edges"):
+        LinkDataModule(tmp_path / "nodes")
+
+
+def test_names_that_were_not_held_back(tmp_path: Path) -> None:
+    split = split_edges(small_graph(), 0.1, 0.0, negatives=3, undirected=False)
+    save_shards(split, unequal(split.graph, 1), tmp_path / "shards")
+    data = LinkDataModule(tmp_path / "shards")
+    with pytest.raises(RuntimeError, match=r"A graph in shards .* has no batches before its ranks have met"):
+        data.val_dataloader()
+    data.setup("test")
+    with pytest.raises(ValueError, match=r"holds no test edges back \(it has: \['val'\]\): divide split_edges"):
+        data.test_dataloader()
+    data.teardown("test")
+
+
+def started(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> None:
+    trainer(world_size, GrappaStrategy(**PATIENCE)).fit(model(), LinkDataModule(folder, **OPTIONS, **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "no edges to learn that lead to shard 1 "),
+        ({"boundary": Isolated()}, r"inside shard 1 .*boundary=Fetch\(\)"),
+    ],
+    ids=["fetch", "isolated"],
+)
+def test_a_shard_without_edges_to_learn_is_refused_by_all_ranks(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    split = split_edges(small_graph(300, 600), 0.1, 0.1, negatives=3, undirected=False)
+    alone = (split.graph.degrees() == 0).int()  # nodes that receive nothing
+    save_shards(split, Partition(alone, 2), tmp_path / "shards")
+    with pytest.raises(RankError, match=message) as caught:
+        run_ranks(started, 2, str(tmp_path / "shards"), options)
+    assert len(caught.value.failures) == 2
+
+
+class FindsTimes(LinkSAGE):
+    """Also notes the latest event that a tree sees, counted from the time of its target."""
+
+    def forward(self, batch: Any) -> Tensor:
+        seen = batch.edge_time - batch.seed_time[batch.batch[batch.edge_index[1]]]
+        assert seen.numel() and float(seen.max()) < 0
+        return super().forward(batch)
+
+
+def timed_fit(rank: int, world_size: int, folder: str, strategy: Any) -> tuple[State, dict[str, float]]:
+    """A fit and a test on shards of events, or on one host."""
+    sampler = TemporalSampler([4, 4], "edge_time")
+    split, options = events_split(), {"sampler": sampler, "batch_size": 40}
+    data = LinkDataModule(folder, **options) if folder else None
+    whole, parts = as_shards_have_it(split, unequal(split.graph, world_size))
+    torch.manual_seed(0)
+    module, fitting = FindsTimes(4), trainer(world_size, strategy, max_epochs=1)
+    given = data or OneHost(whole, partitioner=parts, **options)
+    fitting.fit(module, given)
+    (metrics,) = fitting.test(module, given, verbose=False)
+    return state_of(module), dict(metrics)
+
+
+@pytest.mark.parametrize("name", ["grappa", pytest.param("local_sgd", marks=pytest.mark.slow)])
+def test_training_on_shards_by_time_is_that_of_hosts_with_the_whole_split(tmp_path: Path, name: str) -> None:
+    split = events_split()
+    save_shards(split, unequal(split.graph, 2), tmp_path / "shards")
+    (ours, found), (others, _) = run_ranks(timed_fit, 2, str(tmp_path / "shards"), STRATEGIES[name])
+    theirs, expected = run_ranks(timed_fit, 2, "", STRATEGIES[name])[0]
+    assert differs(ours, theirs) == differs(ours, others) == 0.0 and found == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"sampler": NeighborSampler([3])},
+            r"does not draw by these: take TemporalSampler\(\[15, 10\], time='edge_time'",
+        ),
+        ({"sampler": TemporalSampler([3], "when")}, "does not draw by these"),
+        ({"sampler": TemporalSampler([3], "edge_time", "time")}, "leave seed_time out"),
+        ({"sampler": TemporalSampler([3], "edge_time", last=2.5), "num_negatives": 0}, "num_negatives"),
+        ({"evaluation": Evaluation(sampler=TemporalSampler([3, 3], "edge_time", equal=True))}, "equal"),
+    ],
+)
+def test_what_does_not_go_with_times_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    split = events_split()
+    save_shards(split, unequal(split.graph, 1), tmp_path / "shards")
+    with pytest.raises(ValueError, match=message):
+        begun(tmp_path / "shards", options)
+
+
+def test_nodes_without_times_are_not_predicted(tmp_path: Path) -> None:
+    split = events_split()
+    save_shards(split, unequal(split.graph, 1), tmp_path / "shards")
+    sharded = LinkDataModule(tmp_path / "shards")
+    sharded.setup("predict")
+    for data in (sharded, OneHost(split)):
+        with pytest.raises(ValueError, match=r"rows at the times of its events.*score events by trainer\.test"):
+            data.predict_dataloader()
+
+
+def begun(folder: Path, options: dict[str, Any]) -> None:
+    LinkDataModule(folder, **options).setup("fit")

@@ -1,0 +1,125 @@
+"""The pieces by hand: negatives that owners agree to, the shares of held edges, and how often others are asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_gnn_dist import Graph, Loading, NeighborSampler, save_shards
+from lightning_gnn_dist.engine.rng import below, draw, key
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.extensions.shards.links import Held, draw_false_ends, held_of_shard, own_share
+from lightning_gnn_dist.extensions.shards.source import ShardedSource
+from lightning_gnn_dist.graph.shard import Bounds, Shard
+from lightning_gnn_dist.sampling.links import FALSE_ENDS
+from lightning_gnn_dist.sampling.negatives import Candidates, draw_receivers
+from lightning_gnn_dist.sampling.targets.tables import FalseEnds
+from tests.batch_contents import is_same
+from tests.extensions.shards.graphs import CountingGraph, in_order_of_parts, joined, opened
+from tests.extensions.shards.links.splits import as_shards_have_it, labelled_split, of_shards, undirected_split, unequal
+from tests.ranks import run_ranks
+
+
+def dense_graph(num_nodes: int = 90) -> Graph:
+    """Node 0 sends to all others, node 1 to all but one, node 2 to half of them; others to few."""
+    senders = [*[0] * num_nodes, *[1] * (num_nodes - 1), *[2] * (num_nodes // 2), *range(3, num_nodes)]
+    receivers = [*range(num_nodes), *(v for v in range(num_nodes) if v != 40), *range(0, num_nodes, 2)]
+    receivers += [(7 * v) % num_nodes for v in range(3, num_nodes)]
+    return Graph.from_edge_index(torch.tensor([senders, receivers]), num_nodes, {"x": torch.ones(num_nodes, 1)})
+
+
+def drawn(rank: int, world_size: int, folder: str, senders: list[int], candidates: range) -> tuple[list[int], int]:
+    ids = torch.arange(len(senders)) + 100
+    wanted = FalseEnds([torch.tensor([senders])], [ids], [BatchKey(5, 0, rank)], 2, Candidates(candidates))
+    with opened(rank, world_size, folder) as graph:
+        (found,) = graph.answered(draw_false_ends(graph, wanted))
+        return found.view(-1).tolist(), graph.turns
+
+
+def by_hand(graph: Graph, sender: int, word: np.uint64, number: int, place: int, candidates: range) -> int:
+    """Sixteen random nodes, then all in order from the last of these on, until there is no edge."""
+    edges = {
+        (s, v) for v in range(graph.num_nodes) for s in graph.indices[graph.indptr[v] : graph.indptr[v + 1]].tolist()
+    }
+    tries = [int(below(np.uint64(draw(word, number, 16 * place + i)), len(candidates))) for i in range(16)]
+    tries += [(tries[-1] + i) % len(candidates) for i in range(1, len(candidates) + 1)]
+    nodes = [candidates[at] for at in tries]
+    return next((node for node in nodes if node != sender and (sender, node) not in edges), nodes[-1])
+
+
+@pytest.mark.parametrize("candidates", [range(90), range(30, 75)], ids=["all", "some"])
+def test_negatives_are_those_of_one_host(tmp_path: Path, candidates: range) -> None:
+    graph = dense_graph()
+    partition = unequal(graph, 3)
+    save_shards(graph, partition, tmp_path / "shards")
+    whole, number = in_order_of_parts(graph, partition), partition.assignment.argsort(stable=True).argsort()
+    senders = number[[0, 1, 2, 2, 2, 50]].tolist()
+    results = run_ranks(drawn, 3, str(tmp_path / "shards"), senders, candidates)
+    for rank, (found, turns) in enumerate(results):
+        word = key(5, 0, rank, FALSE_ENDS)
+        expected, _ = draw_receivers(
+            whole, torch.tensor([senders]), torch.arange(6) + 100, 2, word, Candidates(candidates)
+        )
+        named = [(sender, i + 100, place) for i, sender in enumerate(senders) for place in range(2)]
+        with np.errstate(over="ignore"):
+            assert found == [by_hand(whole, sender, word, i, place, candidates) for sender, i, place in named]
+        assert found == expected.flatten().tolist()
+        assert turns == 2 + -(-len(candidates) // 64)  # node 0 sends to all: 2 tries, 14, then all nodes in blocks
+
+
+def shared(rank: int, world_size: int, folder: str, num_shards: int) -> tuple[Held, range]:
+    links = Bounds.read(folder).links
+    assert links is not None
+    with joined(rank, world_size, num_shards) as channel:
+        own = held_of_shard(Shard.open(folder, channel.rank), links, "val")
+        return own_share(own, links.held["val"], channel, rank // num_shards, world_size // num_shards)
+
+
+@pytest.mark.parametrize("kind", ["true and false", "labels"])
+def test_held_edges_are_shared_in_the_order_of_shards(tmp_path: Path, kind: str) -> None:
+    split = undirected_split() if kind == "true and false" else labelled_split()
+    partition = unequal(split.graph, 2)
+    partition.assignment[split.edges["val"][1].long()] = 0  # the second shard has no edge to validate on
+    save_shards(split, partition, tmp_path / "shards")
+    whole, _ = as_shards_have_it(split, partition)
+    results, first = run_ranks(shared, 4, str(tmp_path / "shards"), 2), 0
+    for place, rank in enumerate([0, 2, 1, 3]):  # shares lie mostly with the own shard
+        held, numbers = results[rank]
+        count = len(torch.arange(whole.edges["val"].shape[1]).tensor_split(4)[place])
+        assert numbers == range(first, first + count)
+        at = slice(first, first + count)
+        assert is_same(held.edges.long(), whole.edges["val"][:, at])
+        assert (held.negatives is None) == (kind == "labels")
+        if held.negatives is not None:
+            assert is_same(held.negatives.long(), whole.negatives["val"][at])
+        carried = whole.held_arrays.get("val", {})
+        assert is_same(held.arrays, {name: rows[at] for name, rows in carried.items()})
+        first += count
+
+
+def turns_of_bulks(rank: int, world_size: int, folder: str, fanouts: list[int]) -> list[int]:
+    data, turns = of_shards(folder, rank, world_size, sampler=NeighborSampler(fanouts)), []
+    with joined(rank, world_size) as channel:
+        data.setup("fit")
+        graph, seeds = CountingGraph(data._home.shard, channel), data._task._own()
+        for count in (1, 6):
+            source = ShardedSource(graph, data._task.across(data.sampler), Loading(), num_ids=10**6)
+            of_bulk = [([seeds[10 * i : 10 * i + 10]], [BatchKey(0, 0, i)], None) for i in range(count)]
+            before = graph.turns
+            for _, batches in source.make_in_turn(iter(of_bulk)):
+                list(batches)
+            turns.append(graph.turns - before)
+        graph.close()
+        data.teardown("fit")
+    return turns
+
+
+def test_a_bulk_of_edges_takes_one_turn_more_than_one_of_nodes(tmp_path: Path) -> None:
+    split = undirected_split()
+    save_shards(split, unequal(split.graph, 2), tmp_path / "shards")
+    for alone, six in run_ranks(turns_of_bulks, 2, str(tmp_path / "shards"), [4, 3]):
+        # One for negatives, two for hops, one for rows; a few pairs of tries are both edges in so small a graph.
+        assert alone in (4, 5) and six <= 4 + 5 + 2

@@ -1,0 +1,260 @@
+"""Batches of a sharded graph are those of the whole graph, and cost what the formula says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch_geometric.data import HeteroData
+
+from lightning_gnn_dist import (
+    FastGCNSampler,
+    Graph,
+    LadiesSampler,
+    Loading,
+    NeighborSampler,
+    Partition,
+    save_shards,
+)
+from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.batches.global_batches import GlobalBatches
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.extensions.shards.source import ShardedSampler, ShardedSource
+from lightning_gnn_dist.graph.shard import Shard
+from lightning_gnn_dist.wire.channel import open_channel
+from lightning_gnn_dist.wire.collectives import traffic
+from tests.batch_contents import check_same, contents
+from tests.conftest import module_of
+from tests.extensions.shards.graphs import (
+    CountingGraph,
+    drawn_of,
+    in_order_of_parts,
+    in_order_of_shards,
+    joined,
+    made_of,
+    opened,
+    small_graph,
+    some_partition,
+    typed_graph_of_widths,
+    uneven_partition,
+)
+from tests.graph.typed.graphs import EDGES
+from tests.ranks import run_ranks
+
+FANOUTS = [4, 3]
+
+
+def sent(rank: int, world_size: int, folder: str, shards: int, sampler: ShardedSampler) -> tuple[float, float]:
+    """Bytes that a rank sent for its batches, and what the formula says."""
+    seeds, keys = [torch.arange(100 * rank, 100 * rank + 100) * 4], [BatchKey(rank, 0, 0)]
+    with opened(rank, world_size, folder, shards) as graph:
+        before = traffic.bytes_sent
+        dist.barrier()  # what others ask for before this is counted would be missed
+        (batch,) = made_of(graph, sampler, seeds, keys)
+        dist.barrier()  # all have their answers
+        spent = traffic.bytes_sent - before
+    expanded = batch.n_id[: sum(batch.num_sampled_nodes[:-1])]
+    others = 1 - 1 / shards  # of random nodes
+    width = sum(batch[name][:1].numel() * batch[name].element_size() for name in ARRAYS)
+    # As an asker 2 bytes for each node of the frontier and of the batch, for a shard has fewer than 32768, and as an
+    # owner the answers to the others, who ask for as much, with a byte for each row's length: of layer-wise samplers,
+    # whole rows.
+    whole = int(small_graph(4000, 80_000).degrees()[expanded].sum())
+    edges = sum(batch.num_sampled_edges) if isinstance(sampler, NeighborSampler) else whole
+    return spent, others * (expanded.numel() * (2 + 1) + edges * 4 + batch.num_nodes * (2 + width))
+
+
+ARRAYS = ("x", "y", "train_mask", "val_mask", "test_mask", "n_id")
+
+
+@pytest.mark.parametrize(
+    ("sampler", "shards"),
+    [
+        (NeighborSampler([10, 5]), 4),
+        (NeighborSampler([10, 5]), 2),
+        (LadiesSampler([200, 200]), 4),
+    ],
+    ids=["one copy", "two copies", "ladies"],
+)
+def test_what_is_sent(tmp_path: Path, shards: int, sampler: ShardedSampler) -> None:
+    graph = small_graph(4000, 80_000)
+    save_shards(graph, some_partition(graph, shards), tmp_path / "shares")
+    spent, formula = zip(*run_ranks(sent, 4, str(tmp_path / "shares"), shards, sampler), strict=True)
+    assert abs(sum(spent) / sum(formula) - 1) < 0.1
+
+
+PER_TYPE = {kind: [number, 2 - number % 2] for number, kind in enumerate(EDGES)}  # 0 for the first one
+
+
+def seeds_of(rank: int, world_size: int, nodes: range) -> list[Tensor]:
+    """One batch more than ranks before it; the last rank of several asks for nothing."""
+    generator = torch.Generator().manual_seed(10 + rank)
+    size = 0 if rank and rank == world_size - 1 else min(len(nodes) // 3, 200)
+    return [torch.randperm(len(nodes), generator=generator)[: size and size + i] + nodes.start for i in range(rank + 1)]
+
+
+def keys_of(rank: int, bulk: int, count: int) -> list[BatchKey]:
+    return [BatchKey(7 + rank, bulk, i) for i in range(count)]
+
+
+def drawn(
+    rank: int, world_size: int, folders: list[str], num_shards: int, sampler: ShardedSampler, cache: int
+) -> list[Any]:
+    """Of each graph the contents of the batches of two bulks, and how many rows were held."""
+    found = []
+    with joined(rank, world_size):
+        for folder in folders:
+            channel = open_channel(num_shards)
+            graph = CountingGraph(Shard.open(folder, channel.rank), channel, cache_bytes=cache)
+            seeds = seeds_of(rank, world_size, graph.types.nodes_of(graph.types.seed_type()))
+            bulks = [drawn_of(graph, sampler, seeds, keys_of(rank, bulk, len(seeds))) for bulk in range(2)]
+            made = graph.answered(graph.fill(bulks[0], bulks[1:], all_labels=rank == 0))
+            made += graph.answered(graph.fill(bulks[1], all_labels=rank == 0))
+            assert graph.turns == 2 * (sampler.num_hops + 1)  # the rows of all types at once
+            graph.close()
+            found.append(([contents(batch) for batch in made], graph.cache.hits))
+    return found
+
+
+def compare(
+    pairs: list[tuple[Graph, Graph, Partition]], sampler: ShardedSampler, cache: int, folder: Path, world_size: int = 0
+) -> None:
+    """Compare batches of graphs in shards with those of the same graphs whole, numbered as the shards number them."""
+    num_shards = pairs[0][2].num_parts
+    world_size = world_size or num_shards
+    for number, (graph, _, partition) in enumerate(pairs):
+        save_shards(graph, partition, folder / str(number))
+    names = [str(folder / str(number)) for number in range(len(pairs))]
+    results = run_ranks(drawn, world_size, names, num_shards, sampler, cache)
+    for number, (_, whole, _) in enumerate(pairs):
+        nodes = whole.types.nodes_of(whole.types.seed_type())
+        for rank, of_rank in enumerate(results):
+            found, hits = of_rank[number]
+            assert (hits > 0) == (cache > 0 and rank < world_size - 1)
+            seeds, expected = seeds_of(rank, world_size, nodes), []
+            for bulk in range(2):
+                samples = sampler.sample_bulk(whole, seeds, keys_of(rank, bulk, len(seeds)))
+                expected += [assemble(whole, sample, all_labels=rank == 0) for sample in samples]
+            check_same(found, map(contents, expected))
+
+
+WEIGHED = {"weight": "edge_weight"}
+CASES: dict[str, tuple[int, int, ShardedSampler, bool, int]] = {  # ranks, shards, sampler, edge arrays, cache
+    "one copy": (4, 4, NeighborSampler(FANOUTS), False, 0),
+    "cache": (3, 3, NeighborSampler([-1, 2, 1]), True, 2000),
+    "alone": (1, 1, NeighborSampler(FANOUTS), True, 0),
+    "weights": (4, 4, NeighborSampler(FANOUTS, **WEIGHED), True, 0),
+    "ladies": (4, 4, LadiesSampler([60, 40]), False, 0),
+    "fastgcn alone": (1, 1, FastGCNSampler([90, 60]), False, 0),
+}
+SLOW: dict[str, tuple[int, int, ShardedSampler, bool, int]] = {
+    "two copies": (4, 2, NeighborSampler(FANOUTS, replace=True), True, 0),
+    "ladies twice": (4, 2, LadiesSampler([60, 40], normalize=True, **WEIGHED), True, 0),
+    "fastgcn": (3, 3, FastGCNSampler([90, 60], **WEIGHED), True, 0),
+}
+
+
+@pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)])
+def test_batches_are_those_of_the_whole_graph(tmp_path: Path, case: str) -> None:
+    world_size, shards, sampler, edge_arrays, cache = (CASES | SLOW)[case]
+    graph = small_graph(edge_arrays=edge_arrays)
+    partition = some_partition(graph, shards)
+    compare([(graph, in_order_of_parts(graph, partition), partition)], sampler, cache, tmp_path, world_size)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "sampler", "cache"),
+    [
+        pytest.param(4, NeighborSampler([3, 2]), 0, marks=pytest.mark.slow),
+        pytest.param(2, NeighborSampler([-1, 2, 1]), 100_000, marks=pytest.mark.slow),
+        (3, NeighborSampler(PER_TYPE), 100_000),
+        (1, NeighborSampler([-1, 1]), 0),
+        pytest.param(3, NeighborSampler([2, 3], replace=True), 0, marks=pytest.mark.slow),
+    ],
+    ids=["four", "all neighbours", "per type", "alone", "replace"],
+)
+def test_batches_of_types_are_too(tmp_path: Path, world_size: int, sampler: NeighborSampler, cache: int) -> None:
+    pairs = []
+    for graph in (typed_graph_of_widths(), typed_graph_of_widths(2)):
+        partition = uneven_partition(graph, world_size)
+        pairs.append((graph, in_order_of_shards(graph, partition).with_seeds("paper"), partition))
+    compare(pairs, sampler, cache, tmp_path)
+
+
+def pair_of(graph: Graph, num_parts: int) -> tuple[Graph, Graph, Partition]:
+    """The graph, the same with its nodes in the order of their types and parts, and the parts."""
+    kind = max(graph.types.num_nodes.items(), key=lambda item: item[1])[0]
+    partition = uneven_partition(graph, num_parts)
+    kinds = graph.types.type_of(torch.arange(graph.num_nodes))
+    order = (kinds * num_parts + partition.assignment).argsort(stable=True)
+    return graph.with_seeds(kind), graph.induced(order).with_seeds(kind), partition
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_real_graphs(tmp_path: Path, shared_data: Path, world_size: int) -> None:
+    if not (shared_data / "typed").is_dir():
+        pytest.skip("the folder of typed graphs (../shared/data/typed) is not there")
+    reader: Any = module_of(shared_data / "typed" / "read_typed.py")
+    pairs = []
+    for name in reader.names():
+        data = reader.to_hetero(name, reverse=True)
+        pairs.append(pair_of(Graph.from_pyg(data, edge_ids=True, check_features=False), world_size))
+    compare(pairs, NeighborSampler([3, 2]), 0, tmp_path)
+
+
+def odd_graph(num_types: int) -> Graph:
+    """So many edge types between two node types, of which one has few nodes; numbers of 8 and of 16 bits."""
+    data, generator = HeteroData(), torch.Generator().manual_seed(0)
+    data["a"].x, data["a"].x_scale = (
+        torch.randint(-99, 99, (40, 3), dtype=torch.int8, generator=generator),
+        torch.ones(40),
+    )
+    data["b"].x = torch.randn(2, 5, generator=generator).bfloat16()
+    for number in range(num_types):
+        ends = ("a", f"r{number}", "b") if number % 2 else ("b", f"r{number}", "a")
+        sizes = [40 if end == "a" else 2 for end in ends[::2]]
+        data[ends].edge_index = torch.stack([torch.randint(size, (9,), generator=generator) for size in sizes])
+    return Graph.from_pyg(data)
+
+
+def without_edges() -> Graph:
+    data = HeteroData()
+    data["a"].x, data["b"].num_nodes = torch.randn(30, 3), 4
+    data["a", "to", "b"].edge_index = torch.empty(2, 0, dtype=torch.int64)
+    return Graph.from_pyg(data)
+
+
+@pytest.mark.slow
+def test_odd_graphs(tmp_path: Path) -> None:
+    graphs = [odd_graph(1), odd_graph(2), odd_graph(300), without_edges()]
+    compare([pair_of(graph, 3) for graph in graphs], NeighborSampler([3, 2]), 0, tmp_path)
+
+
+def corrected(rank: int, world_size: int, folder: str, sampler: ShardedSampler) -> list[Any]:
+    """For bulks of one and of four: batches of a round, turns, and bytes sent."""
+    found: list[Any] = []
+    with joined(rank, world_size):
+        for bulk_size in (1, 4):
+            graph = CountingGraph(Shard.open(folder, rank), open_channel(world_size))
+            whole = GlobalBatches(ShardedSource(graph, sampler, Loading()), graph.split("train"), 32, 0, bulk_size)
+            before = traffic.bytes_sent
+            made = [contents(batch) for batch in whole.of_round(3, rank, world_size, start=2, stop=8)]
+            graph.close()
+            found.append((made, graph.turns, traffic.bytes_sent - before))
+    return found
+
+
+@pytest.mark.parametrize("sampler", [NeighborSampler(FANOUTS), LadiesSampler([30, 30])], ids=["neighbor", "ladies"])
+def test_corrections_are_made_in_bulks(tmp_path: Path, sampler: ShardedSampler) -> None:
+    graph = small_graph()
+    save_shards(graph, some_partition(graph, 2), tmp_path / "shares")
+    for (one, turns, spent), (four, fewer, less) in run_ranks(corrected, 2, str(tmp_path / "shares"), sampler):
+        assert len(one) == 6
+        check_same(four, one)
+        # The first bulk goes through three exchanges, a second one through two more, each other one through one.
+        assert (turns, fewer) == (9, 5) and less < spent
