@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -74,11 +73,13 @@ class ServingTrainer(Trainer):
         else:
             answerer = Answerer(self, model, datamodule, limits, neighbors, folder)
         answerer.warm_up()
-        app, server = (import_module(f"lightning_gnn_dist.extensions.serving.{name}") for name in ("app", "server"))
-        with server.listen(host, port) as listening:
+        from lightning_gnn_dist.extensions.serving.app import Service  # these need what check_extra asks for
+        from lightning_gnn_dist.extensions.serving.server import listen, run
+
+        with listen(host, port) as listening:
             where = f"http://{host}:{listening.getsockname()[1]}"
-            service = app.Service(answerer, limits)
-            server.run(service.app(), listening, limits.seconds, lambda: _tell(where, answerer.about))
+            service = Service(answerer, limits)
+            run(service.app(), listening, limits.seconds, lambda: _tell(where, answerer.about))
 
 
 def load_weights(trainer: Trainer, model: LightningModule, path: str) -> None:
