@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_gnn_dist.partition.partition_report import cut_ratio
-from lightning_gnn_dist.rounds.lightning_internals.loops import log_numbers
+from lightning_gnn_dist.rounds.lightning_internals import log_numbers
 from lightning_gnn_dist.rounds.partitioned_strategy import PartitionedStrategy
 from lightning_gnn_dist.wire import collectives
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torchmetrics import Metric
 
-from lightning_gnn_dist.rounds.lightning_internals.trainer import takes_batch_idx
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.meeting_hook import Fit
 from lightning_gnn_dist.rounds.sparse_gradients import check_sparse, no_rows
@@ -98,8 +99,19 @@ def has_own_step(module: LightningModule) -> bool:
 def step_of(module: LightningModule) -> Step:
     """Return a function from a batch to its loss: ``correction_step`` if the module has it, or ``training_step``."""
     step, name = getattr(module, _name_of_step(module)), _name_of_step(module)
-    index = (0,) if not has_own_step(module) and takes_batch_idx(module) else ()
+    index = (0,) if not has_own_step(module) and _takes_batch_idx(module) else ()
     return lambda batch: _loss(step(batch, *index), name)
+
+
+def _takes_batch_idx(module: LightningModule) -> bool:
+    """Return whether Lightning's loop calls ``training_step`` with ``batch_idx``, too."""
+    step = vars(module).get("training_step")  # of this module alone
+    return _step_takes_batch_idx(type(module).training_step if step is None else step)
+
+
+@lru_cache(maxsize=8)
+def _step_takes_batch_idx(step: Callable[..., Any]) -> bool:
+    return is_param_in_hook_signature(step, "batch_idx", min_args=2)
 
 
 @contextmanager

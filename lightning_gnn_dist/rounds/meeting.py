@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 
 from lightning_gnn_dist.joint import HasFigures
 from lightning_gnn_dist.rounds import checkpoints, refusals
-from lightning_gnn_dist.rounds.lightning_internals.loops import log_numbers, set_global_step
-from lightning_gnn_dist.rounds.lightning_internals.trainer import announce_sigterm, datamodule_of
+from lightning_gnn_dist.rounds.lightning_internals import announce_sigterm, datamodule_of, log_numbers, set_global_step
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.averaging import Parameters, summary
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook, RoundState

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import Strategy
 
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.clock import EveryPass, KnownSteps, RoundClock, RoundProgress, schedule
-from lightning_gnn_dist.rounds.lightning_internals.loops import accumulated_batches
-from lightning_gnn_dist.rounds.lightning_internals.trainer import module_of
 
 _LOOKED_AT = 100_000  # rounds whose ends are compared with changes of parts
 
@@ -161,7 +160,7 @@ class Pace:
             _refuse_changes(f"with {self._clock} nobody knows before when that is. Use EverySteps or EveryPass")
         last, num_batches = self._trainer().max_epochs, self._batches_per_pass()
         for idx in range(round_idx, _LOOKED_AT if last is None or last < 0 else min(last, _LOOKED_AT)):
-            per_step = accumulated_batches(self._trainer(), idx)
+            per_step = _accumulated_batches(self._trainer(), idx)
             stop = batches_done + per_step * self._clock.steps_of_round(idx, -(-num_batches // per_step))
             if batches_done // batches_of_part != (stop - 1) // batches_of_part:
                 _refuse_changes(
@@ -182,7 +181,7 @@ class Pace:
         if not isinstance(clock, KnownSteps):
             refusals.refuse_estimate(clock, "it does not say before how many steps a rank takes in a round")
         num_batches = self._batches_per_pass() if isinstance(clock, EveryPass) else 0
-        batches_per_step = [accumulated_batches(trainer, epoch) for epoch in range(max(trainer.max_epochs or 0, 1))]
+        batches_per_step = [_accumulated_batches(trainer, epoch) for epoch in range(max(trainer.max_epochs or 0, 1))]
         steps = (clock.steps_of_round(r, -(-num_batches // batches)) for r, batches in enumerate(batches_per_step))
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return min(next(steps), -(-int(trainer.limit_train_batches) // batches_per_step[0]))
@@ -195,7 +194,9 @@ class Pace:
         return len(self.loader.loader)
 
     def _trainer(self) -> Trainer:
-        return module_of(self._strategy).trainer
+        module = self._strategy.lightning_module
+        assert module is not None
+        return module.trainer
 
 
 def _refuse_changes(why: str) -> NoReturn:
@@ -203,3 +204,11 @@ def _refuse_changes(why: str) -> NoReturn:
         "boundary=History() has ranks compute rows for their parts at meetings, so parts may change only there, and "
         f"{why}, or keep parts, with Holding(Fixed()), or use boundary=Halo()."
     )
+
+
+def _accumulated_batches(trainer: Trainer, epoch: int) -> int:
+    """Return the number of batches whose gradients make one step in an epoch."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, GradientAccumulationScheduler):
+            return callback.get_accumulate_grad_batches(epoch)
+    return trainer.accumulate_grad_batches

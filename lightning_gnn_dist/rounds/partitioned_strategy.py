@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.fabric.utilities.distributed import _init_dist_connection
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -23,12 +24,10 @@ from lightning_gnn_dist.checks import check_choice, check_instance
 from lightning_gnn_dist.rounds import checkpoints, refusals
 from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.launching.launchers import FunctionLauncher, ScriptLauncher, launcher_for
-from lightning_gnn_dist.rounds.lightning_internals.loops import refuse_stop_iteration, resume_loader
-from lightning_gnn_dist.rounds.lightning_internals.trainer import (
+from lightning_gnn_dist.rounds.lightning_internals import (
+    Replaced,
     announce_sigterm,
-    give_back_sigterm,
-    join_process_group,
-    module_of,
+    refuse_stop_iteration,
     take_over_sigterm,
 )
 from lightning_gnn_dist.rounds.meeting_hook import ReplicaState
@@ -74,6 +73,7 @@ class PartitionedStrategy(DDPStrategy):
         self.launch = launch
         self.processors_differ = False
         self.sigterm_received = False
+        self._replaced = Replaced()
         self._forget_states()
         self._resumed: checkpoints.Resumed | None = None
         self._companion: Callback | None = None  # for hooks that strategies do not have
@@ -138,7 +138,8 @@ class PartitionedStrategy(DDPStrategy):
             callbacks.insert(0, self._companion)  # what ranks do together comes before checkpoints, EMA and the like
 
     def setup(self, trainer: Trainer) -> None:
-        refuse_stop_iteration(trainer)
+        self._replaced.give_back()
+        refuse_stop_iteration(self._replaced, trainer)
         for state in self._find_states():
             if trainer.world_size > 1:
                 state.check(trainer)
@@ -148,7 +149,7 @@ class PartitionedStrategy(DDPStrategy):
                 checkpoints.check_shapes(self._module())
             self._begin_fit(trainer)
             self.sigterm_received = False
-            take_over_sigterm(trainer, self._on_sigterm)
+            take_over_sigterm(self._replaced, trainer, self._on_sigterm)
             self.processors_differ = check_ranks(trainer, self.root_device)
         try:
             super().setup(trainer)
@@ -192,7 +193,8 @@ class PartitionedStrategy(DDPStrategy):
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        resume_loader(self._module().trainer)
+        # Lightning does so as it makes the loader, which estimated_stepping_batches wants before a checkpoint is read.
+        self._module().trainer.fit_loop._load_combined_loader_states()
         self._replica(buffers=self.buffers != "local").check(self.root_device)  # after all hooks of the start
         resumed, self._resumed = self._resumed, None
         if resumed is not None:
@@ -247,8 +249,7 @@ class PartitionedStrategy(DDPStrategy):
                 stays=self._launcher is not None,  # else the process that started this rank gets one model of each host
                 gathers=is_fit and self.local_rank == 0,
             )
-        if trainer is not None:
-            self._give_back(trainer)
+        self._replaced.give_back()
         super().teardown()
 
     def setup_distributed(self) -> None:
@@ -262,10 +263,21 @@ class PartitionedStrategy(DDPStrategy):
             roll = Roll(environment.main_address, environment.main_port, *who)
             store = roll.call()
             with kept_on_host(roll.on_one_host):
-                join_process_group(self, store)
+                self._join_process_group(store)
         channel.note_host()
         super().setup_distributed()
         find_hosts(self.node_rank, self.num_nodes)
+
+    def _join_process_group(self, store: Any) -> None:
+        """Make the process group on ``store``; Lightning's own would listen at every address of the host."""
+        assert self.cluster_environment is not None
+        _init_dist_connection(
+            self.cluster_environment,
+            self._get_process_group_backend(),
+            store=store,
+            timeout=self._timeout,
+            device_id=self.root_device if self.root_device.type != "cpu" else None,
+        )
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduce as Lightning does, but compute means of scalars and of integers in float64.
@@ -281,10 +293,6 @@ class PartitionedStrategy(DDPStrategy):
     def _configure_launcher(self) -> None:  # Lightning asks for it once it knows where it runs
         refusals.check_devices(type(self).__name__, self.parallel_devices or [])
         self._launcher = launcher_for(self, self.launch)
-
-    def _give_back(self, trainer: Trainer) -> None:
-        """Undo what a fit changed in the trainer."""
-        give_back_sigterm(trainer)
 
     def _replica(self, *, weights: bool = True, buffers: bool = False) -> Replica:
         """Return what all ranks must have alike. Steps on processors of different kinds differ in the last digits."""
@@ -319,4 +327,5 @@ class PartitionedStrategy(DDPStrategy):
         self.sigterm_received = True  # all ranks hear of it where they meet next
 
     def _module(self) -> LightningModule:
-        return module_of(self)
+        assert self.lightning_module is not None
+        return self.lightning_module

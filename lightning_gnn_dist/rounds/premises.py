@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from lightning_gnn_dist.joint import HasDigests
-from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
+from lightning_gnn_dist.rounds.lightning_internals import datamodule_of
 from lightning_gnn_dist.wire import collectives
 
 _ACCURACY = 1e-4  # to which ranks compare sums of features

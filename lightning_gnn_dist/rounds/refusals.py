@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.joint import ChecksEarly, CountsSeeds, GivesAnchors, GivesCorrections
 from lightning_gnn_dist.rounds.correction_gradients import has_own_step
-from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
+from lightning_gnn_dist.rounds.lightning_internals import datamodule_of
 from lightning_gnn_dist.rounds.premises import odd_ones
 
 OTHER_SPARSE = (

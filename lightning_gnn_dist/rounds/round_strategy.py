@@ -21,8 +21,7 @@ from lightning_gnn_dist.rounds import checkpoints, refusals
 from lightning_gnn_dist.rounds.clock import EveryPass, KnownSteps, RoundClock
 from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards, resolved
 from lightning_gnn_dist.rounds.launching.launch import Launch
-from lightning_gnn_dist.rounds.lightning_internals.loops import take_over_bar, take_over_estimate
-from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
+from lightning_gnn_dist.rounds.lightning_internals import datamodule_of, take_over_bar, take_over_estimate
 from lightning_gnn_dist.rounds.means.averaging import (
     AveragedBuffers,
     AveragedMoments,

@@ -35,8 +35,7 @@ from lightning_gnn_dist.checks import check_true_or_false
 from lightning_gnn_dist.joint import HasParts
 from lightning_gnn_dist.rounds import checkpoints, refusals
 from lightning_gnn_dist.rounds.launching.launch import Launch
-from lightning_gnn_dist.rounds.lightning_internals.loops import give_back_loops, hear_no_skips, hear_skips, watch_loops
-from lightning_gnn_dist.rounds.lightning_internals.trainer import datamodule_of
+from lightning_gnn_dist.rounds.lightning_internals import datamodule_of, hear_skips
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.reducer import SendsMeans
 from lightning_gnn_dist.rounds.meeting import log_figures
@@ -242,11 +241,6 @@ class GrappaStrategy(PartitionedStrategy):
         self._sums = GradientSums()
         self.leaving = self._watch(trainer)
 
-    def _give_back(self, trainer: Trainer) -> None:
-        super()._give_back(trainer)
-        give_back_loops(trainer)
-        hear_no_skips(self._module())
-
     def _training_loader(self, loader: Any) -> Any:
         refusals.check_ranks_of_loader(loader, self.world_size)
         length = sized_len(loader)
@@ -295,14 +289,12 @@ class GrappaStrategy(PartitionedStrategy):
             on_unfinished=self._judge_unused,
             replica=lambda: self._replica(weights=not self.processors_differ),
         )
-        watch_loops(
-            trainer,
-            on_epoch_start=leaving.hold,
-            before_step_ends=leaving.before_step_ends,
-            after_step=leaving.after_step,
-            after_epoch=leaving.vote,
-        )
-        hear_skips(self._module(), lambda skips: setattr(leaving, "skips", skips))
+        # Around the loops' looks at trainer.should_stop, where Lightning has no hooks.
+        epoch_loop, watch = trainer.fit_loop.epoch_loop, self._replaced.watch
+        watch(epoch_loop, "on_run_start", after=leaving.hold)
+        watch(epoch_loop, "on_advance_end", before=leaving.before_step_ends, after=leaving.after_step)
+        watch(trainer.fit_loop, "on_advance_end", after=leaving.vote)
+        hear_skips(self._replaced, self._module(), lambda skips: setattr(leaving, "skips", skips))
         return leaving
 
     def _judge_unused(self) -> None:

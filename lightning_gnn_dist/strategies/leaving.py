@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from lightning_gnn_dist.rounds.lightning_internals.trainer import announce_sigterm
+from lightning_gnn_dist.rounds.lightning_internals import announce_sigterm
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.replica import Replica
 

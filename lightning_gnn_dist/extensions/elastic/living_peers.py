@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
+from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch import Tensor, nn
 
@@ -19,13 +20,7 @@ from lightning_gnn_dist.extensions.elastic.membership import Membership, Seat
 from lightning_gnn_dist.extensions.elastic.settings import Patience, check_available
 from lightning_gnn_dist.joint import KeepsRows
 from lightning_gnn_dist.rounds import refusals
-from lightning_gnn_dist.rounds.lightning_internals.loops import set_epoch, set_global_step
-from lightning_gnn_dist.rounds.lightning_internals.trainer import (
-    callback_states,
-    datamodule_of,
-    load_callback_states,
-    module_of,
-)
+from lightning_gnn_dist.rounds.lightning_internals import datamodule_of, set_global_step
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.outer import OuterStep
 from lightning_gnn_dist.rounds.means.reducer import Groups
@@ -152,14 +147,19 @@ class LivingPeers(Peers):
         with self._seen_as(self._member.seat):
             return opened(self._dealt(loader))
 
+    def _module(self) -> LightningModule:
+        module = self._rounds.lightning_module
+        assert module is not None
+        return module
+
     def meet(
         self, meeting: Meeting, batches: int, end_round: Callable[[], None], *, is_told_to_end: bool
     ) -> list[Votes]:
         assert self._member is not None
-        finite.check_alone(module_of(self._rounds).parameters())
+        finite.check_alone(self._module().parameters())
         seat = self._member.seat
         rows = self._hold_meeting(batches)
-        set_epoch(module_of(self._rounds).trainer, self._rounds.state.round_idx, running=True)
+        _set_epoch(self._module().trainer, self._rounds.state.round_idx, running=True)
         if self._member.seat != seat:
             loader = self._rounds.pace.loader
             assert loader is not None
@@ -189,7 +189,7 @@ class LivingPeers(Peers):
     def _hold_meeting(self, batches: int, *, waits: bool = False) -> list[Row]:
         """Meet all live ranks, at the end of a round, or with ``batches=0`` to join. Returns what each rank said."""
         assert self._member is not None
-        strategy, state, trainer = self._rounds, self._rounds.state, module_of(self._rounds).trainer
+        strategy, state, trainer = self._rounds, self._rounds.state, self._module().trainer
         own = Row(
             batches,
             int(state.stop_requested),
@@ -211,7 +211,7 @@ class LivingPeers(Peers):
         state.batches_of_ranks = [row.batches for row in rows]
         state.round_idx += any(state.batches_of_ranks)
         if not batches and (self._member.was_behind or any(state.batches_of_ranks)):
-            set_epoch(trainer, state.round_idx, running=False)
+            _set_epoch(trainer, state.round_idx, running=False)
         set_global_step(trainer, max(row.global_step for row in rows))
         self._place = rank_zero_only.rank = self._member.seat.place  # type: ignore[attr-defined]
         self._tell(len(rows))
@@ -252,13 +252,13 @@ class LivingPeers(Peers):
 
     def _dealt(self, loader: Any) -> Any:
         """Return the training loader of this rank's part among the ranks that take part now."""
-        datamodule = datamodule_of(module_of(self._rounds).trainer)
+        datamodule = datamodule_of(self._module().trainer)
         if not isinstance(datamodule, LightningDataModule):
             return loader  # the script's own, for this rank
         datamodule.teardown("fit")
         datamodule.setup("fit")
         assert self._member is not None
-        self._premises, self._dealt_among = premises_of(module_of(self._rounds).trainer), self._member.seat.of
+        self._premises, self._dealt_among = premises_of(self._module().trainer), self._member.seat.of
         return datamodule.train_dataloader()
 
     @contextmanager
@@ -270,28 +270,28 @@ class LivingPeers(Peers):
             self._world.seen = Seat(0, 1)
 
     def _shared_state(self) -> dict[str, Any]:
-        trainer = module_of(self._rounds).trainer
+        trainer = self._module().trainer
         return {
-            "module": module_of(self._rounds).state_dict(),
+            "module": self._module().state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self._rounds.optimizers],
             "schedulers": [config.scheduler.state_dict() for config in self._rounds.lr_scheduler_configs],
-            "callbacks": callback_states(trainer),
+            "callbacks": call._call_callbacks_state_dict(trainer),
             "round_idx": self._rounds.state.round_idx,
             "global_step": trainer.global_step,
             "outer": {} if (outer := self._outer()) is None else outer.shared_state(),
         }
 
     def _load_shared_state(self, state: dict[str, Any]) -> None:
-        module_of(self._rounds).load_state_dict(state["module"])
+        self._module().load_state_dict(state["module"])
         for optimizer, content in zip(self._rounds.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(content)
         for config, content in zip(self._rounds.lr_scheduler_configs, state["schedulers"], strict=True):
             config.scheduler.load_state_dict(content)
-        load_callback_states(module_of(self._rounds).trainer, state["callbacks"])
+        call._call_callbacks_load_state_dict(self._module().trainer, {"callbacks": state["callbacks"]})
         if (outer := self._outer()) is not None:
             outer.restore(state["outer"])
         self._rounds.state.round_idx = state["round_idx"]
-        set_global_step(module_of(self._rounds).trainer, state["global_step"])
+        set_global_step(self._module().trainer, state["global_step"])
 
     def _tell(self, num_ranks: int) -> None:
         if num_ranks != self._told:
@@ -367,6 +367,14 @@ def _check_trainer(trainer: Any, drift: object) -> None:
             )
             conflicts.append((callback.dirpath is None or callback._enable_version_counter, reason))
     refusals.refuse_all(_MAY_DIE, conflicts)
+
+
+def _set_epoch(trainer: Trainer, epochs: int, *, running: bool) -> None:
+    """Set Lightning's count of begun epochs to ``epochs``; the last is still running or not."""
+    for progress in (trainer.fit_loop.epoch_progress.current, trainer.fit_loop.epoch_progress.total):
+        progress.ready = progress.started = epochs  # type: ignore[attr-defined]
+        progress.processed = progress.completed = epochs - running  # type: ignore[attr-defined]
+    trainer.fit_loop.restarting = False  # what a checkpoint said of where the epoch stood is out of date
 
 
 def _check_rounds(strategy: RoundStrategy) -> None:

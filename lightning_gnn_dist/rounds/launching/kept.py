@@ -14,10 +14,10 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from lightning_gnn_dist.rounds.lightning_internals.loops import load_loop_state, loop_state, metrics_of, set_metrics
 from lightning_gnn_dist.rounds.own_states import asking_nobody
 from lightning_gnn_dist.wire.launching import by_value
 from lightning_gnn_dist.wire.launching.by_value import CannotTravelError
@@ -123,8 +123,8 @@ class Kept:
             move_data_to_device(weights, "cpu"),
             {name: getattr(module, name) for name in made if name in {**module._modules, **module._parameters}},
             trainer.state,
-            move_data_to_device(metrics_of(trainer), "cpu"),
-            loop_state(trainer),
+            move_data_to_device(_metrics_of(trainer), "cpu"),
+            _loop_state(trainer),
             getattr(trainer.strategy, "state", None),
             [_attributes(owner, shared, at_start) for owner in _given_back(shared)],
         )
@@ -138,8 +138,8 @@ class Kept:
                 trainer.strategy.precision_plugin.convert_module(trainer.lightning_module)  # as the ranks did: 64-true
             trainer.lightning_module.load_state_dict(self.weights, strict=False)  # a hook may have added buffers
         trainer.state = self.state
-        set_metrics(trainer, self.metrics)
-        load_loop_state(trainer, self.loops)
+        _set_metrics(trainer, self.metrics)
+        _load_loop_state(trainer, self.loops)
         if self.rounds is not None:
             trainer.strategy.state = self.rounds
         for owner, attributes in zip(_given_back(shared), self.attributes, strict=True):
@@ -190,3 +190,31 @@ def _is_note(value: Any, weights: set[Any]) -> bool:
 def _place(tensor: Tensor) -> object:
     """Return what two tensors share if a change of one changes the other."""
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)
+
+
+def _loop_state(trainer: Trainer) -> dict[str, Any]:
+    """Return how far the fits of a trainer have come."""
+    state = trainer.fit_loop.state_dict()
+    counts = {name: content for name, content in state.items() if not name.endswith("state_dict")}
+    return {"counts": counts, "logged": trainer.fit_loop.epoch_loop._batches_that_stepped, "stop": trainer.should_stop}
+
+
+def _load_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
+    """Let a trainer be as far as that of :func:`_loop_state`, without taking a next fit for one that is resumed."""
+    fit_loop: Any = trainer.fit_loop
+    epoch_loop = fit_loop.epoch_loop
+    fit_loop.load_state_dict(state["counts"])
+    for loop in (fit_loop, epoch_loop, *(inner for inner in vars(epoch_loop).values() if isinstance(inner, _Loop))):
+        loop._restarting = loop._loaded_from_state_dict = loop._resuming_from_checkpoint = False
+    epoch_loop._batches_that_stepped = state["logged"]
+    trainer.should_stop = state["stop"]
+
+
+def _metrics_of(trainer: Trainer) -> tuple[dict[str, Any], ...]:
+    """Return the metrics that callbacks, loggers and the progress bar see."""
+    return dict(trainer.callback_metrics), dict(trainer.logged_metrics), dict(trainer.progress_bar_metrics)
+
+
+def _set_metrics(trainer: Trainer, metrics: Sequence[dict[str, Any]]) -> None:
+    connector = trainer._logger_connector
+    connector._callback_metrics, connector._logged_metrics, connector._progress_bar_metrics = metrics

@@ -16,13 +16,15 @@ from typing import Any
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.strategies.launchers.multiprocessing import _GlobalStateSnapshot
 from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_gnn_dist.rounds.launching.kept import AtStart, Keeper, Kept
-from lightning_gnn_dist.rounds.lightning_internals.loops import show_one_bar
 from lightning_gnn_dist.wire.launching import by_value
 from lightning_gnn_dist.wire.launching.by_value import CannotTravelError
 from lightning_gnn_dist.wire.launching.rank_life import How, InterruptedRankError
@@ -91,7 +93,7 @@ class RankWork:
         self.at_start = AtStart.of(self.trainer.strategy._lightning_module)
         self.trainer.callbacks.append(self.keeper)
         if not sys.stdout.isatty():
-            show_one_bar(self.trainer)
+            _show_one_bar(self.trainer)
         try:
             self.returned = call._call_and_handle_interrupt(self.trainer, self._call, *self.args, **self.kwargs)
         except SIGTERMException:
@@ -140,3 +142,12 @@ class RankResult:
     returned: Any
     num_loaders: int
     kept: Kept | None
+
+
+def _show_one_bar(trainer: Trainer) -> None:
+    """Show no bar for a validation below that of the fit: where text is all that can be shown, both take many lines."""
+    bar: Any = trainer.progress_bar_callback
+    if isinstance(bar, TQDMProgressBar):
+        draw = bar.init_validation_tqdm
+        is_fit = trainer.state.fn == TrainerFn.FITTING
+        bar.init_validation_tqdm = lambda: Tqdm(disable=True) if is_fit else draw()  # type: ignore[method-assign]
