@@ -56,6 +56,12 @@ def brief(value: Any) -> str:
     return f"{type(value).__name__}({', '.join(given)})"
 
 
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """The lines of a table; its columns begin at one place each."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
 def in_megabytes(num_bytes: float) -> str:
     """Return how a number of bytes is told: ``1,234.50 MB``."""
     return f"{num_bytes / 1e6:,.2f} MB"

@@ -16,9 +16,9 @@ from lightning_gnn_dist.batches.part_batch import Run
 from lightning_gnn_dist.checks import brief, check_instance
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.graph_report import bytes_per_node
 from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.graph.value_check import ValueCheck
+from lightning_gnn_dist.graph.with_arrays import bytes_per_node
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.rules import Count, Hops, Natural, check_fields
 

@@ -10,9 +10,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_gnn_dist.batches.hetero import store_of_seeds
 from lightning_gnn_dist.checks import check_true_or_false, is_limit
-from lightning_gnn_dist.graph.storage.parquet_rows import PARQUET, check_no_file, check_rows_file
+from lightning_gnn_dist.graph.storage.parquet_rows import check_no_file, check_rows_file
 from lightning_gnn_dist.graph.storage.row_file import rows_of
-from lightning_gnn_dist.graph.user_ids import NodeColumns, check_ids_of
+from lightning_gnn_dist.graph.user_ids import PARQUET, NodeColumns, check_ids_of
 from lightning_gnn_dist.layers.shared_rows import SharedRows
 from lightning_gnn_dist.tables.recommending import Recommended
 

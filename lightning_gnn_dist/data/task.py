@@ -18,9 +18,8 @@ from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.around import seeds_around
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.storage.parquet_rows import Columns
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.graph.user_ids import NodeColumns, ids_for
+from lightning_gnn_dist.graph.user_ids import Columns, NodeColumns, ids_for
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.home import Home
 from lightning_gnn_dist.homes.plan import train_nodes

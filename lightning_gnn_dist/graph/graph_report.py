@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import holds_integers
+from lightning_gnn_dist.checks import aligned
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
 from lightning_gnn_dist.graph.rows import row_slices
 from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.graph.value_check import as_labels, labels_of
 
 
 @dataclass(frozen=True)
@@ -135,11 +135,6 @@ def _runs(indptr: Tensor, types: GraphTypes) -> tuple[list[int], list[int]]:
     return receivers.tolist(), most.tolist()
 
 
-def as_labels(y: Tensor | None) -> Tensor | None:
-    """``y``, if it is one integer per node."""
-    return y if y is not None and y.dim() == 1 and holds_integers(y) else None
-
-
 def _classes(y: Tensor | None) -> int | None:
     labels = as_labels(y)
     return None if labels is None else int(labels[labels >= 0].unique().numel())
@@ -172,12 +167,6 @@ def _split(row: NodesOfType) -> str:
 
 def _labels(row: NodesOfType) -> str:
     return "-" if row.num_classes is None else f"{row.num_classes:,} classes"
-
-
-def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """The lines of a table; its columns begin at one place each."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,24 +248,6 @@ def report_of(graph: Graph) -> GraphReport | TypesReport:
     return TypesReport.of(graph.indptr, graph.indices, graph.types)
 
 
-def labels_of(graph: Graph) -> Tensor | None:
-    """``y``, if it is one integer per node.
-
-    Of a typed graph, one integer for each node of all types: classes of a type are numbered on from those of the type
-    before, and a node without a label has -1. Where a type was chosen to learn from, others have none.
-    """
-    types = graph.types
-    if not have_names(types):
-        return as_labels(graph.node_arrays.get("y"))
-    labels, num_classes = torch.full((graph.num_nodes,), -1), 0
-    for kind in types.node_types if types.seeds is None else (types.seeds,):
-        y, nodes = as_labels(types.node_arrays[kind].get("y")), types.nodes_of(kind)
-        if y is not None and y.numel():
-            labels[nodes.start : nodes.stop] = torch.where(y < 0, -1, y + num_classes)
-            num_classes += int(y.max()) + 1
-    return labels if num_classes else None
-
-
 def _tally(graph: Graph, y: Tensor | None) -> tuple[Tensor, float | None]:
     """Out-degrees, shape (N,), and ``same_label`` of the report."""
     sent = torch.zeros(graph.num_nodes, dtype=torch.int64)
@@ -295,27 +266,3 @@ def _tally(graph: Graph, y: Tensor | None) -> tuple[Tensor, float | None]:
 
 def _quantile(ordered: Tensor, share: float) -> int:
     return int(ordered[round(share * (ordered.numel() - 1))]) if ordered.numel() else 0
-
-
-def bytes_per_node(graph: Graph) -> int:
-    """Bytes of a row of all node arrays; of a typed graph the mean over all nodes."""
-    return _mean((array.nbytes for array in _all(graph.types.node_arrays)), graph.num_nodes)
-
-
-def bytes_per_edge(graph: Graph) -> int:
-    """Bytes of a row of all edge arrays; of a typed graph the mean over all edges, and the number of its type."""
-    number = graph.types.edge_type.element_size() if have_names(graph.types) else 0
-    return _mean((array.nbytes for array in _all(graph.types.edge_arrays)), graph.num_edges) + number
-
-
-def numbers_per_node(graph: Graph) -> int:
-    """Numbers in a row of all node arrays; of a typed graph the mean over all nodes."""
-    return _mean((array.numel() for array in _all(graph.types.node_arrays)), graph.num_nodes)
-
-
-def _all(kinds: Mapping[Any, Mapping[str, Tensor]]) -> list[Tensor]:
-    return [array for arrays in kinds.values() for array in arrays.values()]
-
-
-def _mean(sizes: Iterable[int], count: int) -> int:
-    return -(-sum(sizes) // max(count, 1))

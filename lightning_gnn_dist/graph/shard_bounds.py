@@ -23,8 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import shown, without_way_out
-from lightning_gnn_dist.graph.graph_report import aligned
+from lightning_gnn_dist.checks import aligned, shown, without_way_out
 from lightning_gnn_dist.graph.storage.files import check_entries
 from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of

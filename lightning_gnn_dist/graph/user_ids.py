@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ from torch import Tensor
 from lightning_gnn_dist.checks import check_path, shown
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.mapped_ids import places_of
-from lightning_gnn_dist.graph.storage.parquet_rows import PARQUET
 from lightning_gnn_dist.graph.storage.store import IDS, check_unchanged
 
 Ids = NDArray[Any]
+Columns = Callable[[int, Ids], dict[str, Ids]]  # of some rows of a table, given the number of the first
+PARQUET = ".parquet"
 _WITHOUT = (
     "has no such ids of nodes: `prepare` keeps them where it reads nodes from a table. Prepare the graph anew if an "
     "older release has made it; of a split or of shards, name the graph that these were made of."

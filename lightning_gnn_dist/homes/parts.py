@@ -17,7 +17,6 @@ from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edg
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
 from lightning_gnn_dist.boundary.coverage import Coverage, weights_of
 from lightning_gnn_dist.graph.graph import Graph, checked_graph, reopened, typed_graph
-from lightning_gnn_dist.graph.graph_report import bytes_per_edge, bytes_per_node
 from lightning_gnn_dist.graph.rows import (
     Lookup,
     bytes_per_row,
@@ -30,6 +29,7 @@ from lightning_gnn_dist.graph.rows import (
 )
 from lightning_gnn_dist.graph.typed.build import induced
 from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.graph.with_arrays import bytes_per_edge, bytes_per_node
 from lightning_gnn_dist.homes.chunk_reading import ChunkReader
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.partition.base import Partition

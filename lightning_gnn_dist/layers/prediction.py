@@ -33,10 +33,10 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.shard import Bounds, Shard, check_ranks, holds_shards
-from lightning_gnn_dist.graph.storage.parquet_rows import PARQUET, check_no_file, check_rows_file
+from lightning_gnn_dist.graph.storage.parquet_rows import check_no_file, check_rows_file
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
-from lightning_gnn_dist.graph.user_ids import NodeColumns, check_ids_of, ids_for
+from lightning_gnn_dist.graph.user_ids import PARQUET, NodeColumns, check_ids_of, ids_for
 from lightning_gnn_dist.layers.budget import LEAST_BYTES
 from lightning_gnn_dist.layers.layer_pass import LayerPass, OnRows
 from lightning_gnn_dist.layers.norms import norm_of_all_rows

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lightning_gnn_dist.graph.storage.parquet_rows import PARQUET, Columns, write_parquet
+from lightning_gnn_dist.graph.storage.parquet_rows import write_parquet
 from lightning_gnn_dist.graph.storage.row_file import RowFile, make
-from lightning_gnn_dist.graph.user_ids import NodeColumns
+from lightning_gnn_dist.graph.user_ids import PARQUET, Columns, NodeColumns
 from lightning_gnn_dist.wire import collectives
 
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.graph_report import bytes_per_edge, bytes_per_node, labels_of
 from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.graph.value_check import labels_of
+from lightning_gnn_dist.graph.with_arrays import bytes_per_edge, bytes_per_node
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.partition_report import PartitionReport, label_skew, train_mask_of, train_nodes_of
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.graph_report import labels_of
 from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.graph.value_check import labels_of
 from lightning_gnn_dist.partition import kernels
 
 MAX_ROWS = 64  # parts that str() lists; a partition into super-nodes can have thousands

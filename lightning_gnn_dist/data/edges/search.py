@@ -29,10 +29,9 @@ from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.graph.shard_bounds import TypedBounds
-from lightning_gnn_dist.graph.storage.parquet_rows import PARQUET
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.graph.user_ids import ids_for
+from lightning_gnn_dist.graph.user_ids import PARQUET, ids_for
 from lightning_gnn_dist.layers.budget import bytes_there
 from lightning_gnn_dist.layers.layer_pass import LayerNodes
 from lightning_gnn_dist.layers.model_layers import ModelLayers, layers_of_model, let_answer

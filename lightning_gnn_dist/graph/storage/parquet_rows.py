@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ from numpy.typing import NDArray
 
 from lightning_gnn_dist.checks import check_path, shown
 from lightning_gnn_dist.graph.storage.files import flush
+from lightning_gnn_dist.graph.user_ids import PARQUET, Columns
 
-Columns = Callable[[int, NDArray[Any]], dict[str, NDArray[Any]]]
-PARQUET = ".parquet"
 _BYTES_AT_ONCE = 1 << 24
 
 

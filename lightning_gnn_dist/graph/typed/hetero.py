@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_at_least, check_plain, check_tensor, shown
-from lightning_gnn_dist.graph import convert, stores
+from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable
 from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, within
 from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.names import extension
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
@@ -33,7 +34,7 @@ def tables_of(
         data, is_pair = data[0], False  # both stores at once, of which that of features would not name those of edges
     if not is_pair and not isinstance(data, Data | HeteroData):
         raise TypeError(f"data must be a torch_geometric.data.Data, for Graph.from_pyg(data), got {shown(data)}.")
-    nodes, edges = stores.contents_of(data) if is_pair else contents_of(data)
+    nodes, edges = extension("stores")(data) if is_pair else contents_of(data)
     if time is not None and not any(nodes):
         raise ValueError(f"time ({shown(time)}) orders the edges of a HeteroData: leave it out for a Data.")
     _check_tensors(nodes, edges, time)

@@ -12,7 +12,7 @@ from torch_geometric.data import Data, EdgeAttr, FeatureStore, GraphStore, Heter
 from torch_geometric.utils import sort_edge_index
 
 from lightning_gnn_dist import Graph, citations, communities
-from lightning_gnn_dist.graph import stores
+from lightning_gnn_dist.extensions.stores import contents as stores
 from tests.graph.equal import check_equal
 
 

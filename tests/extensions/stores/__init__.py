@@ -1,0 +1,1 @@
+"""Pairs of stores of PyG as graphs."""
