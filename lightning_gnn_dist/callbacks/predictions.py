@@ -10,9 +10,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_gnn_dist.batches.hetero import store_of_seeds
 from lightning_gnn_dist.checks import check_true_or_false, is_limit
-from lightning_gnn_dist.graph.storage.parquet_rows import check_no_file, check_rows_file
+from lightning_gnn_dist.graph.storage.parquet_rows import TABLES, check_ids_of, check_no_file, check_rows_file
 from lightning_gnn_dist.graph.storage.row_file import rows_of
-from lightning_gnn_dist.graph.user_ids import PARQUET, NodeColumns, check_ids_of
+from lightning_gnn_dist.graph.user_ids import NodeColumns
 from lightning_gnn_dist.layers.shared_rows import SharedRows
 from lightning_gnn_dist.tables.recommending import Recommended
 
@@ -35,9 +35,10 @@ class PredictionWriter(Callback):
     :class:`Recommended` tells; a table has a row for each of them, with ``question``, ``sender`` and ``time``, too.
 
     Args:
-        path: The file, with the suffix ``.npy``, or ``.parquet``, which needs pyarrow.
+        path: The file, with the suffix ``.npy``, or ``.parquet`` or ``.csv``, which need pyarrow. Tables name nodes by
+            their ids, questions of a database by the columns of their table, and classes by the words of labels.
         overwrite: Replace an existing file.
-        ids_of: For ``.parquet``, the prepared graph whose ids nodes have, of a split or of shards the one that these
+        ids_of: For a table, the prepared graph whose ids nodes have, of a split or of shards the one that these
             were made of. Default: the graph that is predicted; where it knows none, nodes are numbered from 0.
     """
 
@@ -72,7 +73,7 @@ class PredictionWriter(Callback):
         some = getattr(data, "predicted", None)
         if self._rows is None:
             count = data.num_nodes if some is None else len(some)
-            columns = data.node_columns(self.ids_of) if self.path.suffix == PARQUET else NodeColumns()
+            columns = data.node_columns(self.ids_of) if self.path.suffix in TABLES else NodeColumns()
             self._rows = SharedRows(self.path, count, pl_module.device, columns=columns)
         if recommended is not None:
             self._rows.write(data.places_of(recommended.questions), rows)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from lightning_gnn_dist.checks import in_bytes
+from lightning_gnn_dist.checks import in_bytes, shown
 from lightning_gnn_dist.cli.partitioners import partitioner_of
 from lightning_gnn_dist.data.edges.held import holds_split
 from lightning_gnn_dist.data.links import LinkSplit
@@ -17,6 +17,7 @@ from lightning_gnn_dist.graph.shard import Bounds, Shard, holds_shards
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.store import shard_name
 from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.graph.user_ids import class_names
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.partition.advice import BATCH_SIZE, FANOUT, advise, bytes_of_part, bytes_per_part
 from lightning_gnn_dist.partition.base import Partitioner
@@ -35,6 +36,9 @@ def run(options: argparse.Namespace) -> None:
             return
         graph = Graph.open(options.graph)
         print(report_of(graph))
+        for kind in graph.types.node_types:
+            if names := class_names(options.graph, kind):
+                print(f"labels of {kind or 'nodes'}: {shown(names)}, numbered from 0")
         if holds_split(options.graph):
             held = LinkSplit.open(options.graph).edges.items()
             counts = ", ".join(f"{edges.shape[1]:,} {name}" for name, edges in held)

@@ -245,7 +245,7 @@ class TrainCLI(LightningCLI):
             parser.add_argument("--report", type=bool, default=True, help=about)
         if subcommand == "predict":
             parser.add_argument(
-                "--output", type=str | None, help="the .npy or .parquet to write, a row for each node or question"
+                "--output", type=str | None, help="the .npy, .parquet or .csv to write, a row for each node or question"
             )
             parser.add_argument("--overwrite", type=bool, default=False, help="replace a file that is there")
             about = "predict these alone: ids with commas, or a file of ids (.npy, or a line each)"

@@ -25,8 +25,7 @@ from lightning_gnn_dist.data.edges.scoring import Score, check_score
 from lightning_gnn_dist.data.edges.search import BestLinks, Links, LinkSearch
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.shard import Bounds, holds_shards
-from lightning_gnn_dist.graph.storage.parquet_rows import check_no_file, check_rows_file
-from lightning_gnn_dist.graph.user_ids import check_ids_of
+from lightning_gnn_dist.graph.storage.parquet_rows import check_ids_of, check_no_file, check_rows_file
 from lightning_gnn_dist.layers.model_layers import layers_of_model
 from lightning_gnn_dist.layers.prediction import BUDGET_BYTES, check_budget, check_options, predict_once
 from lightning_gnn_dist.layers.through_layers import has_layers, layers_in
@@ -62,8 +61,8 @@ def best_links(
         model: A module with a method ``layers``, see :class:`HasLayers`, or with one of PyG's models in it.
         split: The links, or the path of a saved split, or of shards of one. Of a graph without held edges it is
             ``LinkSplit(graph, {})``.
-        path: The file, ``.npy`` or ``.parquet``; the latter has no rows for receivers that are not there. It appears
-            when it is complete. With None, each rank returns its share of the senders.
+        path: The file, ``.npy``, or a table, ``.parquet`` or ``.csv``, which has no rows for receivers that are not
+            there. It appears when it is complete. With None, each rank returns its share of the senders.
         senders: Ids of nodes of the type that sends. Default: all of them.
         k: How many receivers to find for each; no more than there are nodes that may receive.
         score: ``"model"`` calls ``forward()`` of the module with batches of pairs, as a step does; ``"dot"`` takes dot
@@ -74,7 +73,7 @@ def best_links(
         budget_bytes: Bytes that the work may take on each rank, as for :func:`predict_by_layer`. Default: 1 GiB of RAM,
             and half of what is free on a GPU.
         overwrite: Replace an existing file.
-        ids_of: For ``.parquet``, the prepared graph whose ids nodes have: the one that was split. Default: the graph.
+        ids_of: For a table, the prepared graph whose ids nodes have: the one that was split. Default: the graph.
         options: Passed to ``trainer.predict``: ``ckpt_path``, ``weights_only``.
     """
     _check_run(trainer, model, budget_bytes, options)

@@ -19,7 +19,7 @@ from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.around import seeds_around
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.graph.user_ids import Columns, NodeColumns, ids_for
+from lightning_gnn_dist.graph.user_ids import Columns, columns_for
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.home import Home
 from lightning_gnn_dist.homes.plan import train_nodes
@@ -184,7 +184,7 @@ class Task(ForgetsRun, ABC):
         home = self.home
         path = home.whole.path if isinstance(home, WholeHome) else None
         nodes = None if some is None else (some - home.ids.start).numpy()
-        return NodeColumns(ids_for(ids_of, path, home.types.seed_type(), len(home.ids), nodes), nodes)
+        return columns_for(ids_of, path, home.types.seed_type(), len(home.ids), nodes)
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"values": ValueCheck(is_on=self.values.is_on)}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +13,32 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_path, shown
-from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.mapped_ids import places_of
 from lightning_gnn_dist.graph.storage.store import IDS, check_unchanged
 
 Ids = NDArray[Any]
 Columns = Callable[[int, Ids], dict[str, Ids]]  # of some rows of a table, given the number of the first
-PARQUET = ".parquet"
-_WITHOUT = (
+CLASSES, OWN = ".classes", ".own"  # suffixes of a file of names, and of a folder of columns, beside the ids of a type
+WITHOUT_IDS = (
     "has no such ids of nodes: `prepare` keeps them where it reads nodes from a table. Prepare the graph anew if an "
     "older release has made it; of a split or of shards, name the graph that these were made of."
 )
 
 
-def keep_ids(ids: Path, folder: Path, node_type: str) -> None:
-    """Copy a file of ids into the folder of a saved graph."""
-    file = _file(folder, node_type)
-    file.parent.mkdir(exist_ok=True)
-    shutil.copyfile(ids, file)
-    flush(file)
+def class_names(path: str | Path, node_type: str = "") -> list[str] | None:
+    """Return the words that a table has as labels, in the order of their numbers in ``y``; None where it has numbers.
+
+    Args:
+        path: A graph that :func:`prepare_graph` has made of tables.
+        node_type: The type of the nodes, of a graph with types.
+    """
+    file = ids_file(check_path("path", path), node_type).with_suffix(CLASSES)
+    return np.load(file, allow_pickle=False).tolist() if file.exists() else None
 
 
 def ids_beside(folder: Path | None, node_type: str) -> Ids | None:
     """Map the users' ids of all nodes of a type; None where the graph was not prepared from a table."""
-    if folder is None or not (file := _file(folder, node_type)).exists():
+    if folder is None or not (file := ids_file(folder, node_type)).exists():
         return None
     check_unchanged(folder)
     ids: Ids = np.load(file, mmap_mode="r", allow_pickle=False)
@@ -54,18 +55,33 @@ def all_ids(folder: Path | None, node_types: Iterable[str]) -> dict[str, Ids]:
 class NodeColumns:
     """The columns of a table of rows of nodes, ``node`` and ``row``, as a writer of tables asks for them.
 
+    Questions of a database have the columns of their table in place of ``node``. Where labels were words, and a row has
+    a number for each of them, or is the number of one, ``class`` is the word of the greatest, or of that number.
+
     Attributes:
         ids: The users' ids of all nodes; None where nobody knows them, and nodes are numbered from 0.
         nodes: The node of each row. Default: row ``v`` is that of node ``v``.
+        own: The columns of questions.
+        classes: The names of labels.
     """
 
     ids: Ids | None = None
     nodes: Ids | None = None
+    own: Mapping[str, Ids] = field(default_factory=dict)
+    classes: Sequence[str] = ()
 
     def __call__(self, first: int, rows: Ids) -> dict[str, Ids]:
         some = slice(first, first + len(rows))
         nodes = np.arange(some.start, some.stop) if self.nodes is None else self.nodes[some]
-        return {"node": named(nodes, self.ids), "row": rows}
+        columns = {name: column[nodes] for name, column in self.own.items()} or {"node": named(nodes, self.ids)}
+        return columns | {"row": rows} | self._class_of(rows)
+
+    def _class_of(self, rows: Ids) -> dict[str, Ids]:
+        count, are_numbers = len(self.classes), rows.ndim == 1 and rows.dtype.kind in "iu"
+        if not count or not (are_numbers or rows.shape[1:] == (count,)):
+            return {}
+        numbers = rows if are_numbers else rows.argmax(1)
+        return {"class": np.array([*self.classes, ""])[np.where((numbers >= 0) & (numbers < count), numbers, count)]}
 
 
 def named(nodes: Ids, ids: Ids | None) -> Ids:
@@ -73,48 +89,44 @@ def named(nodes: Ids, ids: Ids | None) -> Ids:
     return nodes if ids is None else ids[nodes]
 
 
-def check_ids_of(path: Path | None, ids_of: object) -> Path | None:
-    """Return where the ids are for a file; refuse to name nodes in one that is no table."""
-    if ids_of is None:
-        return None
-    if path is None or path.suffix != PARQUET:
-        raise ValueError(f"ids_of={shown(ids_of)} names nodes in a table: write one, {PARQUET}, or leave ids_of out.")
-    folder = check_path("ids_of", ids_of)
-    if not (folder / IDS).is_dir():
-        raise ValueError(f"ids_of: {folder} {_WITHOUT}")
-    return folder
-
-
-def ids_for(
-    given: Path | None, graph: Path | None, node_type: str, num_nodes: int, some: Ids | None = None
-) -> Ids | None:
+def ids_for(given: Path | None, graph: Path | None, kind: str, count: int, some: Ids | None = None) -> Ids | None:
     """Return the users' ids of the nodes that are predicted.
 
     Args:
         given: The graph that the user has named for them, or None.
         graph: The folder of the graph that is predicted, if it has one.
-        node_type: The type of the nodes.
-        num_nodes: How many nodes it has.
+        kind: The type of the nodes.
+        count: How many nodes it has.
         some: Those that are predicted. Default: all.
     """
-    found = ids_beside(graph, node_type) if given is None else known_ids(given, node_type)
+    found = ids_beside(graph, kind) if given is None else known_ids(given, kind)
     if found is None:
         return None
-    most = num_nodes if some is None else int(some.max()) + 1
-    if len(found) < most or len(found) > num_nodes:
+    most = count if some is None else int(some.max()) + 1
+    if len(found) < most or len(found) > count:
         raise ValueError(
-            f"{given or graph} has ids of {len(found)} nodes, and the graph that is predicted has {num_nodes}: nodes "
+            f"{given or graph} has ids of {len(found)} nodes, and the graph that is predicted has {count}: nodes "
             f"that came later have no ids. Write a .npy, predict those that have, data.only(range({len(found)})), or "
             "name the prepared graph that has them all as ids_of."
         )
     return found
 
 
+def columns_for(given: Path | None, graph: Path | None, kind: str, count: int, some: Ids | None = None) -> NodeColumns:
+    """Return how a table names the nodes that are predicted, as :func:`ids_for` finds their ids."""
+    ids, folder = ids_for(given, graph, kind, count, some), graph if given is None else given
+    if ids is None or folder is None:
+        return NodeColumns(ids, some)
+    files = sorted(ids_file(folder, kind).with_suffix(OWN).glob("*.npy"))
+    own = {file.stem.partition(" ")[2]: np.load(file, mmap_mode="r") for file in files}
+    return NodeColumns(ids, some, own, class_names(folder, kind) or ())
+
+
 def known_ids(folder: Path, node_type: str) -> Ids:
     """Return the users' ids of all nodes of a type; a graph that was not prepared from tables is refused."""
     found = ids_beside(folder, node_type)
     if found is None:
-        raise ValueError(f"path: {folder} {_WITHOUT}")
+        raise ValueError(f"path: {folder} {WITHOUT_IDS}")
     return found
 
 
@@ -151,5 +163,6 @@ def nodes_with_ids(path: str | Path, ids: Sequence[Any] | Ids, node_type: str = 
     return torch.from_numpy(found)
 
 
-def _file(folder: Path, node_type: str) -> Path:
+def ids_file(folder: Path, node_type: str) -> Path:
+    """The file of the ids of a type in a saved graph, beside which the rest lies."""
     return folder / IDS / f"{node_type or 'nodes'}.npy"

@@ -33,10 +33,10 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.shard import Bounds, Shard, check_ranks, holds_shards
-from lightning_gnn_dist.graph.storage.parquet_rows import check_no_file, check_rows_file
+from lightning_gnn_dist.graph.storage.parquet_rows import TABLES, check_ids_of, check_no_file, check_rows_file
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
-from lightning_gnn_dist.graph.user_ids import PARQUET, NodeColumns, check_ids_of, ids_for
+from lightning_gnn_dist.graph.user_ids import NodeColumns, columns_for
 from lightning_gnn_dist.layers.budget import LEAST_BYTES
 from lightning_gnn_dist.layers.layer_pass import LayerPass, OnRows
 from lightning_gnn_dist.layers.norms import norm_of_all_rows
@@ -79,8 +79,8 @@ def predict_by_layer(
         trainer: Starts the ranks, places the model and sets the precision.
         model: A module with a method ``layers``, see :class:`HasLayers`.
         graph: The graph, on every rank, or the path of a saved one or of shards.
-        path: The file, ``.npy`` or ``.parquet``, see :class:`PredictionWriter`. It appears when it is complete. Ranks
-            on several hosts need storage that they share. With ``on_rows``, None writes no file.
+        path: The file, ``.npy``, ``.parquet`` or ``.csv``, see :class:`PredictionWriter`. It appears when it is
+            complete. Ranks on several hosts need storage that they share. With ``on_rows``, None writes no file.
         on_rows: Called on each rank with the batches of the last layer and the rows of their ``batch_size`` seeds. Over
             all ranks, every node is a seed once: ``metric.update(rows[mask], batch.y[:batch.batch_size][mask])`` with
             ``mask = batch.test_mask[:batch.batch_size]`` is an exact evaluation.
@@ -91,7 +91,7 @@ def predict_by_layer(
         overwrite: Replace an existing file.
         seed_type: In a graph with types the node type whose rows are written, row ``v`` for its node ``v``. Default:
             the one with a ``train_mask``.
-        ids_of: For ``.parquet``, the prepared graph whose ids nodes have, of shards the one that was divided. Default:
+        ids_of: For a table, the prepared graph whose ids nodes have, of shards the one that was divided. Default:
             this graph.
         options: Passed to ``trainer.predict``: ``ckpt_path``, ``weights_only``.
     """
@@ -299,8 +299,9 @@ class Prediction:
 
     def _file(self, path: Path, node_type: str, num_nodes: int, work: LayerPass) -> SharedRows:
         graph = self.where.path if isinstance(self.where, Graph) else None
-        ids = ids_for(self.ids_of, graph, node_type, num_nodes) if path.suffix == PARQUET else None
-        return SharedRows(path, num_nodes, work.device, "a layer", NodeColumns(ids))
+        is_table = path.suffix in TABLES
+        columns = columns_for(self.ids_of, graph, node_type, num_nodes) if is_table else NodeColumns()
+        return SharedRows(path, num_nodes, work.device, "a layer", columns)
 
 
 def _check_places(n_id: Tensor, num_nodes: int) -> None:

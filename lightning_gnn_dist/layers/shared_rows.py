@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lightning_gnn_dist.graph.storage.parquet_rows import write_parquet
+from lightning_gnn_dist.graph.storage.parquet_rows import TABLES, write_table
 from lightning_gnn_dist.graph.storage.row_file import RowFile, make
-from lightning_gnn_dist.graph.user_ids import PARQUET, Columns, NodeColumns
+from lightning_gnn_dist.graph.user_ids import Columns, NodeColumns
 from lightning_gnn_dist.wire import collectives
 
 
@@ -75,8 +75,8 @@ class SharedRows:
         """Rename the complete draft to ``path``. Collective."""
         self.complete()
         if collectives.rank() == 0:
-            if self._path.suffix == PARQUET:
-                write_parquet(self.draft, self._table, self._columns)
+            if self._path.suffix in TABLES:
+                write_table(self.draft, self._table, self._columns, self._path.suffix)
                 self.draft.unlink()
                 os.replace(self._table, self._path)
             else:

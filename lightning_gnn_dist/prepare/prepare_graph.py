@@ -21,7 +21,6 @@ from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import FULL
 from lightning_gnn_dist.graph.typed.names import EdgeType, within
 from lightning_gnn_dist.graph.typed.tables import Tables
-from lightning_gnn_dist.graph.user_ids import keep_ids
 from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.prepare.agreement import RENAMED, WRITTEN, check_alike, needs_no_rank
 from lightning_gnn_dist.prepare.databases.manifest import is_database
@@ -30,7 +29,7 @@ from lightning_gnn_dist.prepare.files.inputs import EDGE, Inputs, check_carried,
 from lightning_gnn_dist.prepare.one_shard import OneShard, Part, check_assignment, inputs_of, part_of, reading_of
 from lightning_gnn_dist.prepare.reading import Reading
 from lightning_gnn_dist.prepare.refusals import check_tables, check_types
-from lightning_gnn_dist.prepare.steps.describe import Prepared, describe
+from lightning_gnn_dist.prepare.steps.describe import Prepared, describe, keep_ids
 from lightning_gnn_dist.prepare.steps.edges import EdgeSorting, OnProgress, check_times
 from lightning_gnn_dist.prepare.steps.estimate import Estimate, estimate_of
 from lightning_gnn_dist.prepare.steps.external_sort import MemoryTooSmall

@@ -134,7 +134,7 @@ def test_what_would_leave_holes_is_refused(tmp_path: Path) -> None:
     for limit in (2, 1):
         with pytest.raises(ValueError, match=f"limit_predict_batches={limit} would leave rows without a prediction"):
             predict(tmp_path / "rows.npy", 1, limit_predict_batches=limit)
-    with pytest.raises(ValueError, match=r"written as \.npy or \.parquet, and 'rows.pt' ends otherwise"):
+    with pytest.raises(ValueError, match=r"written as .npy, .parquet or .csv, and 'rows.pt' ends otherwise"):
         PredictionWriter("rows.pt")
 
 

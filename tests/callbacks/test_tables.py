@@ -24,8 +24,10 @@ from lightning_gnn_dist import (
     split_edges,
     through_layers,
 )
+from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph.storage import parquet_rows
-from lightning_gnn_dist.graph.user_ids import nodes_with_ids, user_ids
+from lightning_gnn_dist.graph.storage.parquet_rows import write_table
+from lightning_gnn_dist.graph.user_ids import class_names, columns_for, nodes_with_ids, user_ids
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
@@ -136,7 +138,7 @@ def test_rows_of_many_pieces_are_one_table(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(parquet_rows, "_BYTES_AT_ONCE", 64)
     rows = np.arange(90, dtype=np.int64).reshape(15, 3, 2)
     np.save(tmp_path / "rows.npy", rows)
-    parquet_rows.write_parquet(tmp_path / "rows.npy", tmp_path / "t.parquet", lambda first, some: {"row": some})
+    parquet_rows.write_table(tmp_path / "rows.npy", tmp_path / "t.parquet", lambda first, some: {"row": some})
     table = parquet.read_table(tmp_path / "t.parquet")
     assert table.column("row").to_pylist() == rows.reshape(15, 6).tolist()
 
@@ -144,7 +146,7 @@ def test_rows_of_many_pieces_are_one_table(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("path", "ids_of", "message"),
     [
-        ("rows.csv", None, "rows are written as .npy or .parquet, and 'rows.csv' ends otherwise"),
+        ("rows.tsv", None, "rows are written as .npy, .parquet or .csv, and 'rows.tsv' ends otherwise"),
         ("rows.npy", "graph", r"ids_of='graph' names nodes in a table: write one, .parquet"),
         ("rows.parquet", "nowhere", "nowhere has no such ids of nodes"),
     ],
@@ -161,3 +163,35 @@ def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         ValueError, match=r'pip install "lightning-gnn-dist\[tables\]", or name a file that ends in .npy'
     ):
         PredictionWriter("rows.parquet")
+
+
+def test_words_of_labels_are_there_in_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In text a column for each number of a row."""
+    (tmp_path / "nodes.csv").write_text("id,label,a\nx,cat,1\ny,,2\nz,ant,3\nw,bee,4\n")
+    (tmp_path / "edges.csv").write_text("source,target\nx,y\ny,z\n")
+    graph = prepared_from(tmp_path, "graph")
+    assert class_names(graph) == ["ant", "bee", "cat"] and Graph.open(graph).node_arrays["y"].tolist() == [2, -1, 0, 1]
+    main(["inspect", str(graph)])
+    assert "labels of nodes: ['ant', 'bee', 'cat'], numbered from 0" in capsys.readouterr().out
+    rows = np.array([[0, 1, 2], [5, 1, 1], [0, 3, 1], [1, 0, 0]], np.float32)
+    for suffix, given in ((".csv", rows), (".parquet", rows.argmax(1))):
+        np.save(tmp_path / "rows.npy", given)
+        write_table(tmp_path / "rows.npy", tmp_path / f"out{suffix}", columns_for(None, graph, "", 4), suffix)
+    said = (tmp_path / "out.csv").read_text().replace('"', "").splitlines()
+    assert said[:2] == ["node,row_0,row_1,row_2,class", "x,0,1,2,cat"] and said[4] == "w,1,0,0,ant"
+    found = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "out.parquet").to_pydict()
+    assert found == {"node": ["x", "y", "z", "w"], "row": [2, 0, 1, 0], "class": ["cat", "ant", "bee", "ant"]}
+
+
+def test_questions_carry_the_columns_of_their_table(tmp_path: Path) -> None:
+    from tests.prepare.databases.folders import FILES, write
+
+    labels = FILES["tasks/stays/labels.csv"].replace(",1\n", ",yes\n").replace(",0\n", ",no\n")
+    prepare_graph(write(tmp_path / "source", FILES | {"tasks/stays/labels.csv": labels}), tmp_path / "graph")
+    columns = columns_for(None, tmp_path / "graph", "stays", 5)(1, np.array([0, 1, 1]))
+    assert {name: column.astype(str).tolist() for name, column in columns.items()} == {
+        "who": ["b7", "a3", "a3"],
+        "at": ["2024-02-02T00:00:00", "2024-02-15T00:00:00", "2024-03-02T00:00:00"],
+        "row": ["0", "1", "1"],
+        "class": ["no", "yes", "yes"],
+    }

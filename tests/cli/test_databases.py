@@ -12,7 +12,7 @@ from tests.ranks import run_ranks
 
 WHERE = {"relational.yaml": "--data.graph", "recommending.yaml": "--data.init_args.split"}  # the option of the graph
 COLUMNS = {
-    "relational.yaml": ["node", "row"],
+    "relational.yaml": ["customer_id", "at", "row"],
     "recommending.yaml": ["question", "sender", "time", "receiver", "score"],
 }
 

@@ -309,7 +309,7 @@ def timed() -> LinkSplit:
         (Plain, {"senders": [3, 3]}, "senders must be distinct, got 3 more than once"),
         (Plain, {"score": "cosine"}, 'score must be "model", "dot" or a function'),
         (Plain, {"leave_out": ["train"]}, "leave_out must be one of"),
-        (Plain, {"path": "links.csv"}, "rows are written as .npy or .parquet"),
+        (Plain, {"path": "links.tsv"}, "rows are written as .npy, .parquet or .csv"),
     ],
 )
 def test_what_cannot_be_is_refused(model: Any, options: dict[str, Any], message: str) -> None:

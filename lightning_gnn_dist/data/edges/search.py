@@ -29,9 +29,10 @@ from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.graph.shard_bounds import TypedBounds
+from lightning_gnn_dist.graph.storage.parquet_rows import TABLES
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.graph.user_ids import PARQUET, ids_for
+from lightning_gnn_dist.graph.user_ids import ids_for
 from lightning_gnn_dist.layers.budget import bytes_there
 from lightning_gnn_dist.layers.layer_pass import LayerNodes
 from lightning_gnn_dist.layers.model_layers import ModelLayers, layers_of_model, let_answer
@@ -226,7 +227,7 @@ class LinkSearch:
 
     def _columns(self, path: Path) -> LinkColumns:
         """Return how a table names the nodes."""
-        if path.suffix != PARQUET:
+        if path.suffix not in TABLES:
             return LinkColumns()
         graph = self.links.where.path if isinstance(self.links.where, Graph) else None
         ends, names = self.links.ends, [self.links.types.node_types[kind] for kind in self.links.kinds]

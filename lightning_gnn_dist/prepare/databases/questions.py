@@ -98,10 +98,11 @@ class Questions:
             arrays[TIME] = span.add(times)
             self._check_order(times, splits, are_dates)
             task = replace(task, are_dates=are_dates)
-        (self.folder / "arrays").mkdir(parents=True)
+        (self.folder / "arrays").mkdir(parents=True, exist_ok=True)
         for name, array in (arrays | {"num_nodes": np.array(count)}).items():
             save(self.folder / "arrays" / f"{name}.npy", array)
         save(self.folder / "ids.npy", np.arange(count))
+        self._keep_own([each["entity"] for each in pieces], times if of_time else None, are_dates)
         about = np.flatnonzero(entities >= 0)  # a row that is asked about is seen whenever it was there
         dtype = dtype_of(self.ids[spec.entity_table].count, count)
         seen = {TIME: times[about] - 1} if of_time else {}
@@ -111,6 +112,17 @@ class Questions:
             never = {TIME: np.full(int(known.sum()), NEVER), ANSWERED: times[rows[known]]} if of_time else {}
             write_ends(self.folder / "answers", rows[known], found[known], dtype, never)
         return {"task": asdict(task), "notes": [], "times": span.fact(are_dates)}
+
+    def _keep_own(self, entities: list[Column], times: Column | None, are_dates: bool) -> None:
+        """Keep whom questions are about, and when, as their tables tell it; files are numbered in order."""
+        if any(each.dtype.kind == "O" for each in entities):
+            entities = [each.astype(np.str_) for each in entities]
+        own = {self.spec.entity_col: np.concatenate(entities)}
+        if times is not None:
+            own[self.spec.time_col or ""] = times.astype("datetime64[s]") if are_dates else times
+        (self.folder / "own").mkdir(parents=True)
+        for at, (name, column) in enumerate(own.items()):
+            save(self.folder / "own" / f"{at} {name.replace('/', '_')}.npy", column)
 
     def _name(self, split: str) -> str:
         return f"task {self.spec.name} {split}"
@@ -153,12 +165,13 @@ class Questions:
         rows = f"(SELECT {', '.join(inner)} FROM {table.table.name})"
         query = f"SELECT e.*, coalesce({found}, -1) AS k FROM {rows} AS e{join} ORDER BY e.row"
         pieces = [*self.work.stream(query, table.table)]
-        columns = {name: np.concatenate([numpy_of(piece[name]) for piece in pieces]) for name in ("k", "t", "s")}
+        columns = {name: np.concatenate([numpy_of(piece[name]) for piece in pieces]) for name in ("f", "k", "t", "s")}
         if (columns["k"] < 0).any() and not self.manifest.may_dangle:
             key = self.manifest.tables[spec.entity_table].pkey or ""
             table.refuse_unknown(self.work, spec.entity_col, ids, spec.entity_table, key)
         answers = None if spec.receiver is not None else self._answers(cells, pieces, len(columns["k"]), table)
-        return {"key": columns["k"], "time": columns["t"], "split": columns["s"], "answers": answers}
+        of_columns = {"entity": columns["f"], "key": columns["k"], "time": columns["t"], "split": columns["s"]}
+        return {**of_columns, "answers": answers}
 
     def _split(self, table: Keyed) -> str:
         """The SQL of the place of a question's split in ``SPLITS``, in one table for all of them."""
@@ -258,6 +271,8 @@ class Questions:
                 )
             numbers = np.full(len(splits), np.nan)
             numbers[is_there] = np.searchsorted(words, found)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save(self.folder / "classes.npy", np.array(words, np.str_))
         there = numbers[is_there]
         if (there % 1).any() or (there < 0).any() or (kind[0] == "b" and (len(words) > 2 or not (there <= 1).all())):
             wanted = "0 and 1, or two words" if kind[0] == "b" else "whole numbers from 0, or words"

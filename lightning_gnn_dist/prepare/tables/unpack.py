@@ -83,6 +83,9 @@ def _unpack_nodes(
         columns.refuse_features()
         (folder / "arrays").mkdir(exist_ok=True)
         save(folder / "arrays" / f"{NUM_NODES}.npy", np.array(ids.count))
+        for made in columns.made:
+            if made.words is not None:
+                save(folder / "classes.npy", np.array(made.words, np.str_))
 
     if work.problems:
         Columns(work, table, kept, time, of_edges=False)  # what is wrong with them is said, too
