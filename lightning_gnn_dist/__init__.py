@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.extensions.elastic.living_peers import Elastic as Elastic
     from lightning_gnn_dist.extensions.exchange.boundary import Exchange as Exchange
     from lightning_gnn_dist.extensions.history.boundary import History as History
+    from lightning_gnn_dist.extensions.larger_than_memory.sweep import Sweep as Sweep
     from lightning_gnn_dist.extensions.rounded.reducers import Overlapped as Overlapped
     from lightning_gnn_dist.extensions.rounded.reducers import Rounded as Rounded
     from lightning_gnn_dist.extensions.tables.lazy_adam import LazyAdam as LazyAdam
@@ -72,7 +73,6 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.homes.residency import Holding as Holding
     from lightning_gnn_dist.homes.residency import Redeal as Redeal
     from lightning_gnn_dist.homes.residency import Rotate as Rotate
-    from lightning_gnn_dist.homes.residency import Sweep as Sweep
     from lightning_gnn_dist.homes.settings import Evaluation as Evaluation
     from lightning_gnn_dist.homes.settings import GlobalBatching as GlobalBatching
     from lightning_gnn_dist.layers.prediction import predict_by_layer as predict_by_layer

@@ -30,8 +30,7 @@ from lightning_gnn_dist.graph.rows import (
 from lightning_gnn_dist.graph.typed.build import induced
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.with_arrays import bytes_per_edge, bytes_per_node
-from lightning_gnn_dist.homes.chunk_reading import ChunkReader
-from lightning_gnn_dist.homes.residency import Holding
+from lightning_gnn_dist.homes.residency import Holding, ReadChunks
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.partition_report import learned_from
 
@@ -79,7 +78,7 @@ class PartReader:
         seed: Decides everything random.
         boundary: Which nodes around the part come along.
         coverage: Writes each node's weight to ``node_arrays["coverage"]``. With None there are no weights.
-        chunks: Reads chunks of a graph that is saved chunk by chunk, if it is cut so.
+        read_chunks: Reads chunks of a graph that is saved chunk by chunk, if it is cut so.
     """
 
     graph: Graph
@@ -90,7 +89,7 @@ class PartReader:
     seed: int
     boundary: Boundary
     coverage: Coverage | None
-    chunks: ChunkReader | None = None
+    read_chunks: ReadChunks | None = None
 
     def read(self, super_epoch: int, previous: ReadPart | None = None) -> ReadPart:
         """Return the part of a super-epoch. What ``previous`` holds already is copied from there."""
@@ -117,8 +116,8 @@ class PartReader:
         """Return the nodes of a part and the edges among them, by the ways that there are to read them."""
         held = self.holding.residency.held(super_epoch, self.rank, self.world_size, self.seed)
         is_alone = isinstance(self.boundary, Isolated) and not held.others and not self.holding.extra_nodes
-        if self.chunks is not None and is_alone:
-            part, nodes, num_bytes = self.chunks.read(held.own)
+        if self.read_chunks is not None and is_alone:
+            part, nodes, num_bytes = self.read_chunks(held.own)
             part.node_arrays["n_id"] = nodes
             is_held = torch.ones(nodes.numel(), dtype=torch.bool)
             return _Found(part, is_held, is_held, None, num_bytes)

@@ -18,16 +18,14 @@ from lightning_gnn_dist.checks import brief, check_callable, check_instance
 from lightning_gnn_dist.graph.digest import sampled_digest, sketches
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.homes.chunk_reading import ChunkReader
 from lightning_gnn_dist.homes.parts import PartReader
-from lightning_gnn_dist.homes.residency import Fixed, Holding, Residency, held_by_all
+from lightning_gnn_dist.homes.residency import Fixed, Holding, KeepsChunks, Residency, held_by_all
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.shared_parts import Holder
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.default import default_partitioner
 from lightning_gnn_dist.partition.partition_report import learned_from
-from lightning_gnn_dist.partition.saved_chunks import Chunks, SavedChunks
 from lightning_gnn_dist.wire.memory import memory_bytes
 
 _LOOKED_AT = 4  # super-epochs whose parts are counted to choose a boundary
@@ -58,7 +56,6 @@ class PartPlan:
     coverage: Coverage | None
     seed: int
     _partitions: dict[int, Partition] = field(default_factory=dict, init=False)
-    _is_saved_so: bool = field(default=False, init=False)  # chunk by chunk, in as many as the residency deals
 
     def __post_init__(self) -> None:
         if not isinstance(self.partitioner, Partition | None):
@@ -81,10 +78,8 @@ class PartPlan:
                 f"boundary={brief(self.boundary)} is for parts for good, without extra nodes: leave seed_hops out, or "
                 "holding."
             )
-        saved = Chunks.of(self.graph)
-        residency = self.residency.of_graph(self.graph, None if saved is None else saved.num_chunks)
+        residency = self.residency.of_graph(self.graph)
         object.__setattr__(self, "holding", replace(self.holding, residency=residency))
-        object.__setattr__(self, "_is_saved_so", saved is not None and residency.num_chunks(1) == saved.num_chunks)
         if self.residency.turns(1) > 1:
             self._take_turns()
         self.boundary.check_fits(self.graph)
@@ -117,8 +112,8 @@ class PartPlan:
         """
         if self.partitioner is not None:
             return self
-        if self.residency.turns(1) > 1 and self._is_saved_so:
-            return replace(self, partitioner=SavedChunks())
+        if (own := self.residency.partitioner(self.graph)) is not None:
+            return replace(self, partitioner=own)
         look_alike = to_averages and isinstance(self.residency, Fixed)
         how = {"look_alike": look_alike, "is_told": is_told}
         return replace(self, partitioner=default_partitioner(self.graph.num_edges, memory_bytes(), **how))
@@ -131,7 +126,7 @@ class PartPlan:
             _check_fits(self.partitioner, num_chunks, world_size, self.graph)
             return self.partitioner
         if num_chunks not in self._partitions:
-            if isinstance(self.partitioner, SavedChunks):  # the graph itself is where they are kept
+            if isinstance(self.partitioner, KeepsChunks):  # the graph itself is where they are kept
                 found = self.partitioner(self.graph, num_chunks, self.seed)
             else:
                 found = cached_partition(self.graph, self.partitioner, num_chunks, self.seed, self.holding.cache_dir)
@@ -172,13 +167,8 @@ class PartPlan:
             self.seed,
             boundary,
             coverage,
-            self._chunk_reader(),
+            self.partitioner.reader(self.graph) if isinstance(self.partitioner, KeepsChunks) else None,
         )
-
-    def _chunk_reader(self) -> ChunkReader | None:
-        """Return what reads chunks of a graph that is saved chunk by chunk, if it is cut so."""
-        chunks = Chunks.of(self.graph) if isinstance(self.partitioner, SavedChunks) else None
-        return None if chunks is None else ChunkReader(self.graph, chunks)
 
     def parts(self, rank: int, world_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield what a rank holds without a halo, and what of it it learns from, in the first super-epochs."""

@@ -5,6 +5,7 @@ It depends on the seed, the super-epoch, the rank and the number of ranks alone,
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Protocol, runtime_checkable
@@ -12,7 +13,6 @@ from typing import Annotated, Literal, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.deal import slice_of
 from lightning_gnn_dist.checks import (
     check_at_least,
     check_below,
@@ -28,8 +28,8 @@ from lightning_gnn_dist.partition.random import deal
 from lightning_gnn_dist.rules import Count, Fraction, check_fields
 
 Per = Literal["rank", "host"]
-CHUNKS = 512  # small clusters of a sweep: benchmarks/larger_than_memory.md
 _BYTES_BESIDE = 22  # of a node that is held, beside its arrays: its id, where its row starts, masks and coverage
+ReadChunks = Callable[[Sequence[int]], tuple[Graph, Tensor, int]]  # the graph among their nodes, these, bytes read
 
 
 class Held(NamedTuple):
@@ -42,6 +42,17 @@ class Held(NamedTuple):
 
     own: tuple[int, ...]
     others: tuple[int, ...] = ()
+
+
+@runtime_checkable
+class KeepsChunks(Protocol):
+    """A partitioner of a graph whose files hold chunk after chunk."""
+
+    def __call__(self, graph: Graph, num_parts: int, seed: int) -> Partition:
+        """Return the partition that the files have."""
+
+    def reader(self, graph: Graph) -> ReadChunks:
+        """Return what reads some chunks of a graph."""
 
 
 @runtime_checkable
@@ -66,17 +77,20 @@ class Residency(Protocol):
         check_at_least(1, world_size=world_size)
         return 1
 
-    def of_graph(self, graph: Graph, num_saved: int | None) -> Residency:
-        """Return the residency for a graph, with a number for all that was left open: nothing, so itself.
-
-        Args:
-            graph: The graph.
-            num_saved: The number of chunks in whose order it is saved, if it is.
-        """
+    def of_graph(self, graph: Graph) -> Residency:
+        """Return the residency for a graph, with a number for all that was left open: nothing, so itself."""
         return self
 
+    def partitioner(self, graph: Graph) -> KeepsChunks | None:
+        """Return what cuts a graph where no partitioner was named. None: what suits the strategy and the size."""
+        return None
 
-def _check_place(super_epoch: int, rank: int, world_size: int, seed: int) -> None:
+    def check_beside(self, every: int | None, extra_nodes: float) -> None:
+        """Refuse what a :class:`Holding` says beside it."""
+
+
+def check_place(super_epoch: int, rank: int, world_size: int, seed: int) -> None:
+    """Refuse arguments of ``held`` that are none."""
     check_at_least(1, world_size=world_size)
     check_at_least(0, super_epoch=super_epoch)
     check_below(world_size, "ranks", rank=rank)
@@ -92,8 +106,15 @@ class Fixed(Residency):
         return 1
 
     def held(self, super_epoch: int, rank: int, world_size: int, seed: int) -> Held:
-        _check_place(super_epoch, rank, world_size, seed)
+        check_place(super_epoch, rank, world_size, seed)
         return Held((rank,))
+
+    def check_beside(self, every: int | None, extra_nodes: float) -> None:
+        if every is not None:
+            raise ValueError(
+                f"every={every} says how often parts change, and with {self} they never do: use Rotate() or "
+                "Redeal(1000), or leave it out."
+            )
 
 
 @dataclass(frozen=True)
@@ -111,7 +132,7 @@ class Rotate(Residency):
         return max(1, world_size - 1)
 
     def held(self, super_epoch: int, rank: int, world_size: int, seed: int) -> Held:
-        _check_place(super_epoch, rank, world_size, seed)
+        check_place(super_epoch, rank, world_size, seed)
         if world_size == 1:
             return Held((rank,))
         return Held((rank,), ((rank + 1 + super_epoch % (world_size - 1)) % world_size,))
@@ -145,81 +166,9 @@ class Redeal(Residency):
         return world_size
 
     def held(self, super_epoch: int, rank: int, world_size: int, seed: int) -> Held:
-        _check_place(super_epoch, rank, world_size, seed)
+        check_place(super_epoch, rank, world_size, seed)
         dealt = deal(self.num_supernodes, world_size, (int(seed) + Purpose.DEALS) * 2**20 + int(super_epoch))
         return Held(tuple((dealt == rank).nonzero().view(-1).tolist()))
-
-
-@dataclass(frozen=True)
-class Sweep(Residency):
-    """Each rank holds some of many small chunks at a time, and an epoch goes through all of them once.
-
-    It is for graphs larger than memory. Chunks are dealt anew in every epoch, and a training node is a seed once in it,
-    while its chunk is held. The next chunks are read while these train. Since what is held drifts through the graph,
-    so do the weights: let the learning rate end at 0, or average the weights, and take many small chunks.
-
-    Args:
-        bytes: Memory of a rank for chunks: those that it trains on, and as many that are read meanwhile.
-        chunks: How many it trains on at a time, in place of ``bytes``.
-        of: How many there are. Default: those in whose order the graph is saved (``lightning-gnn-dist reorder``), which
-            are read fast; else 512.
-    """
-
-    bytes: Count | None = None
-    chunks: Count | None = None
-    of: Count | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if (self.bytes is None) == (self.chunks is None):
-            raise ValueError(
-                f"Sweep needs either bytes or chunks, got bytes={self.bytes} and chunks={self.chunks}: write "
-                "Sweep(bytes=4 * 10**9), or Sweep(chunks=64, of=512)."
-            )
-        if self.chunks is not None and self.of is not None and self.chunks > self.of:
-            raise ValueError(f"chunks ({self.chunks}) must not exceed of ({self.of}), the number of all chunks.")
-
-    def of_graph(self, graph: Graph, num_saved: int | None) -> Residency:
-        of = self.of or num_saved or min(CHUNKS, graph.num_nodes)
-        if self.bytes is None:
-            return replace(self, of=of, chunks=min(self.chunks or 1, of))
-        of_chunk = -(-bytes_held(graph) // of)
-        if self.bytes < 2 * of_chunk:
-            raise ValueError(
-                f"Sweep(bytes={self.bytes}) has no room for two of {of} chunks, the one that is held and the one that "
-                f"is read meanwhile, which take about {of_chunk} bytes each: allow more, or cut into more chunks."
-            )
-        return replace(self, bytes=None, of=of, chunks=min(self.bytes // (2 * of_chunk), of))
-
-    def num_chunks(self, world_size: int) -> int:
-        of, _ = self._numbers()
-        if (needed := self.turns(world_size) * world_size) > of:
-            raise ValueError(
-                f"{self} on {world_size} ranks needs at least {needed} chunks, so that every rank holds some at any "
-                "time: cut into more, or hold more at a time."
-            )
-        return of
-
-    def turns(self, world_size: int) -> int:
-        check_at_least(1, world_size=world_size)
-        of, chunks = self._numbers()
-        return -(-of // (chunks * world_size))
-
-    def sweep(self, world_size: int) -> int:
-        return self.turns(world_size)
-
-    def held(self, super_epoch: int, rank: int, world_size: int, seed: int) -> Held:
-        _check_place(super_epoch, rank, world_size, seed)
-        (of, _), turns = self._numbers(), self.turns(world_size)
-        epoch, turn = divmod(super_epoch, turns)
-        order = permutation(of, seed + Purpose.DEALS, epoch if turns > 1 else 0)  # with one turn all stays as it is
-        return Held(tuple(order[slice_of(of, turns * world_size, turn * world_size + rank)].sort().values.tolist()))
-
-    def _numbers(self) -> tuple[int, int]:
-        """All chunks, and those held at a time."""
-        if self.of is None or self.chunks is None:
-            raise ValueError(f"{self} leaves numbers open, which a graph decides: give Sweep(chunks=64, of=512).")
-        return self.of, self.chunks
 
 
 @dataclass(frozen=True)
@@ -249,16 +198,7 @@ class Holding:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.every is not None and isinstance(self.residency, Fixed):
-            raise ValueError(
-                f"every={self.every} says how often parts change, and with {self.residency} they never do: use "
-                "Rotate() or Redeal(1000), or leave it out."
-            )
-        if isinstance(self.residency, Sweep) and (self.every is not None or self.extra_nodes):
-            raise ValueError(
-                f"Sweep() goes through all chunks once in an epoch and reads nothing beside them: leave "
-                f"{'extra_nodes' if self.every is None else 'every'} out."
-            )
+        self.residency.check_beside(self.every, self.extra_nodes)
         if self.cache_dir is not None:
             check_folder("cache_dir", self.cache_dir)
 

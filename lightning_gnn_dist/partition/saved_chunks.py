@@ -15,7 +15,7 @@ from torch import Tensor
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.files import check_entries, flush, read_json
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.partition.base import Partition, check_request
+from lightning_gnn_dist.partition.base import Partition
 
 FILE = "chunks.json"
 _WAY_OUT = "Copy the graph again, or reorder it again."
@@ -69,25 +69,6 @@ class Chunks:
         """Return the chunk of each node, in 4 bytes a node."""
         numbers = torch.arange(self.num_chunks, dtype=torch.int32)
         return Partition(torch.cat([numbers.repeat_interleave(sizes) for sizes in self.nodes.diff()]), self.num_chunks)
-
-
-@dataclass(frozen=True)
-class SavedChunks:
-    """Take the chunks in whose order a graph is saved, which ``lightning-gnn-dist reorder`` writes."""
-
-    def __call__(self, graph: Graph, num_parts: int, seed: int) -> Partition:
-        check_request(graph, num_parts, seed)
-        if (chunks := Chunks.of(graph)) is None:
-            raise ValueError(
-                "SavedChunks() is for a graph that lightning-gnn-dist reorder has written: write one, or name another "
-                "partitioner."
-            )
-        if chunks.num_chunks != num_parts:
-            raise ValueError(
-                f"{graph.path} is saved in {chunks.num_chunks} chunks, and {num_parts} are needed: reorder it, or name "
-                "another partitioner."
-            )
-        return chunks.partition()
 
 
 def _starts(counts: Tensor) -> Tensor:

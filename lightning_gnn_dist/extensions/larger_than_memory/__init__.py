@@ -1,12 +1,14 @@
-"""Rows that lie elsewhere than in RAM: in files, of which a cache holds some, and on the device that trains.
+"""Rows that lie elsewhere than in RAM: in files, of which a cache holds some, and on the device; chunks held in turn.
 
     Loading(cache_bytes=1 << 30)     rows of files are read ahead, near ones at once; those needed soonest stay
     Loading(sample_on="auto")        what of a graph fits lies on the GPU: edges first, then rows that are read most
+    Holding(Sweep(bytes=4 * 10**9))  a rank trains on some chunks of a graph, while it reads the next
 
 sources.py         what a data module asks for both, each a ``MakesSources``, and the sources that they make
 files.py           rows of a graph's files; merged_reads.py reads them in few requests
 placement.py       what of a graph lies on a device: memory_plan.py counts bytes and expected reads
 rows_on_device.py  batches whose rows lie on a device where they are held there
 device_sampler.py  draws batches on a device
+sweep.py           which chunks are held, and when; chunk_reading.py reads them where a graph is saved chunk by chunk
 memory.py          whether hosts have the memory of a fit, and the ways out where they have not
 """

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import in_bytes
 from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import per_hop, wide_arrays
+from lightning_gnn_dist.extensions.larger_than_memory.sweep import CHUNKS
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.with_arrays import bytes_per_node
 from lightning_gnn_dist.homes.plan import PartPlan
-from lightning_gnn_dist.homes.residency import CHUNKS, bytes_held, bytes_of_nodes
+from lightning_gnn_dist.homes.residency import bytes_held, bytes_of_nodes
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.layers.budget import Host
