@@ -7,7 +7,8 @@ A folder imports only from those above it, and no two on one line import each ot
 gone.py             what the release before had, and what to use in its place
 checks.py           what a user may pass, and one wording of refusals; no decision about training
 answers.py          what is answered to arguments that there are not
-names.py            what Lightning knows by a name, and what the core asks for by one; no extension is imported before
+names.py            what the core asks for by a name; no extension is imported before
+short_names.py      what Lightning knows by a name
 joint.py            what folders ask of each other without importing each other, as Protocols; no code that runs
 wire/  graph/       what ranks say to each other, and who is there; nothing about graphs or models
                     the whole graph in RAM or mapped: CSR, arrays, saved files; no partition, no batch
@@ -35,7 +36,7 @@ from typing import TYPE_CHECKING
 
 from lightning_gnn_dist.answers import answers_unknown_names
 from lightning_gnn_dist.gone import way_out
-from lightning_gnn_dist.names import tell_lightning
+from lightning_gnn_dist.short_names import tell_lightning
 
 # The one list of public names. Each is imported when it is first asked for: torch, PyG and Lightning take seconds,
 # and few programs need all.

@@ -11,8 +11,8 @@ import pytest
 
 import lightning_gnn_dist
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.names import _CLASSES, _after_import, tell_lightning
 from lightning_gnn_dist.partition.supernode import SUPERNODES_PER_PART
+from lightning_gnn_dist.short_names import _CLASSES, _after_import, tell_lightning
 from tests.every_strategy import every_strategy
 
 HEAVY = {"torch", "torch_geometric", "lightning", "torchmetrics", "numba", "matplotlib", "scipy", "jsonargparse"}

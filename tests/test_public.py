@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 import lightning_gnn_dist
 from lightning_gnn_dist import Drift, GrappaStrategy, LLCGStrategy, LocalSGDStrategy
-from lightning_gnn_dist.names import tell_lightning
+from lightning_gnn_dist.short_names import tell_lightning
 from tests.every_strategy import every_strategy
 from tests.pages import public
 

@@ -32,6 +32,12 @@ _OUT = (
     "out."
 )
 
+NO_ROWS = (
+    "The checkpoint has moments of rows of which each rank has its own, and this fit trains no such rows: resume with "
+    "the tables that it was written with, or start from its weights (Module.load_from_checkpoint(path)) and leave "
+    "ckpt_path out."
+)
+
 
 @dataclass(frozen=True)
 class Resumed:

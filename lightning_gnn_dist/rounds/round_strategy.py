@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import check_choice
 from lightning_gnn_dist.joint import CountsNodes, JudgesParts, KeepsRows
-from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.rounds import checkpoints, refusals
 from lightning_gnn_dist.rounds.clock import EveryPass, KnownSteps, RoundClock
 from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards, resolved
@@ -177,7 +176,7 @@ class RoundStrategy(PartitionedStrategy):
 
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
         if "rows" in state and not self.states:
-            extension("sparse rows").check_lasting(state["rows"], 0)
+            raise ValueError(checkpoints.NO_ROWS)
         if "outer" in state and self.outer is None:
             rank_zero_warn("The checkpoint holds the state of outer=Outer(...), which this fit leaves out.")
         if "under_way" in state and not self.reducer.is_late:

@@ -29,7 +29,7 @@ from lightning_gnn_dist.extensions.tables.clipping import (
 from lightning_gnn_dist.extensions.tables.gradients import TableGradients, mean_gradients
 from lightning_gnn_dist.extensions.tables.learned_rows import LearnedRows
 from lightning_gnn_dist.extensions.tables.owned_embedding import OwnedEmbedding, divide, owned_tables
-from lightning_gnn_dist.extensions.tables.replica_rows import ReplicaRows, check_lasting
+from lightning_gnn_dist.extensions.tables.replica_rows import ReplicaRows
 from lightning_gnn_dist.extensions.tables.row_owners import RowOwners
 from lightning_gnn_dist.extensions.tables.table import Table, check_tables, refuse_owned, tables_of
 from lightning_gnn_dist.rounds.meeting_hook import MeetingHook, ReplicaState
@@ -235,11 +235,6 @@ class LearnedTables(ReplicaState):
             return {name: each for name, each in entry.items() if not isinstance(each, Tensor) or not each.dim()}
 
         return [_changed(*pair, without) for pair in zip(states, self._optimizers, strict=False)]
-
-    @staticmethod
-    def check_lasting(states: Sequence[object], num_tables: int) -> None:
-        """Refuse what a checkpoint has of another number of tables."""
-        check_lasting(states, num_tables)
 
     def _moments(self, rows: Tensor) -> dict[str, Any]:
         """Return the moments that others may ask for, given what has the rows that lie here."""
