@@ -83,7 +83,7 @@ pl.Trainer(strategy=SlowMomentumStrategy(EverySteps(16))).fit(model, data)
 assert len(ends) == 1
 """,
     "class GradientNorm": """
-norms = [part for part in trainer.strategy.meeting.parts if isinstance(part, GradientNorm)][0].of_rounds
+norms = [hook for hook in trainer.strategy.meeting.hooks if isinstance(hook, GradientNorm)][0].of_rounds
 assert len(norms) == 1 and norms[0] > 0
 """,
     "class StrongTies": """

@@ -131,7 +131,7 @@ class Counted(LocalSGDStrategy):
     """Notes what a meeting sends for rows, and which rows each rank has touched."""
 
     def average_replicas(self) -> None:
-        (rows,) = (part for part in self.meeting.parts if isinstance(part, LearnedRows))
+        (rows,) = (hook for hook in self.meeting.hooks if isinstance(hook, LearnedRows))
         before = collectives.traffic.bytes_sent
         rows.contribute()
         self.sent = collectives.traffic.bytes_sent - before
