@@ -38,7 +38,7 @@ from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.shared_parts import Holder
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.joint import Scope
-from lightning_gnn_dist.layers.evaluating.probe import Exactness
+from lightning_gnn_dist.layers.exactness import Exactness
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 
 

@@ -25,9 +25,9 @@ from lightning_gnn_dist.homes.home import Home
 from lightning_gnn_dist.homes.plan import train_nodes
 from lightning_gnn_dist.homes.running import ForgetsRun
 from lightning_gnn_dist.homes.whole import WholeHome
-from lightning_gnn_dist.layers.evaluating.choice import Evaluated, is_limited
-from lightning_gnn_dist.layers.evaluating.layered_loader import EvaluationLoader, Targets
-from lightning_gnn_dist.layers.evaluating.probe import Exactness, Outlook
+from lightning_gnn_dist.layers.choice import Evaluated, is_limited
+from lightning_gnn_dist.layers.exactness import Exactness, Outlook
+from lightning_gnn_dist.layers.layered_loader import EvaluationLoader, Targets
 from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.homes.running import Running
-from lightning_gnn_dist.layers.evaluating.choice import Counter, Evaluated, seeds_at_once
-from lightning_gnn_dist.layers.evaluating.layered_loader import ReadyRows
+from lightning_gnn_dist.layers.choice import Counter, Evaluated, seeds_at_once
+from lightning_gnn_dist.layers.layered_loader import ReadyRows
 from lightning_gnn_dist.layers.model_layers import ModelLayers
 from lightning_gnn_dist.layers.whole_nodes import WholeNodes, folder_beside
 from lightning_gnn_dist.sampling.base import Sampler, SeesByTime

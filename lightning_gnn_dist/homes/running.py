@@ -19,7 +19,7 @@ from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.budget import DEFAULT_BYTES, Host, budget
-from lightning_gnn_dist.layers.evaluating.sight import hops_of_evaluation
+from lightning_gnn_dist.layers.exactness import hops_of_evaluation
 from lightning_gnn_dist.layers.model_layers import ModelLayers, layers_as_they_are
 from lightning_gnn_dist.layers.through_layers import has_layers
 from lightning_gnn_dist.sampling.base import Sampler

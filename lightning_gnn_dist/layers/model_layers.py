@@ -15,14 +15,52 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch_geometric.nn import norm
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from lightning_gnn_dist.batches.seed_batch import Neighbourhood, Promise
 from lightning_gnn_dist.joint import RowsOfRanks
-from lightning_gnn_dist.layers.norms import norm_of_all_rows
 from lightning_gnn_dist.layers.ready_made import layers_of, needs_whole_graph
 from lightning_gnn_dist.layers.through_layers import Layer, has_layers, layers_in
 from lightning_gnn_dist.wire.octets import octets
+
+_OF_ALL_ROWS = (norm.GraphNorm, norm.PairNorm, norm.MeanSubtractionNorm, norm.GraphSizeNorm)
+
+
+def norm_of_all_rows(module: nn.Module) -> str | None:
+    """Return the name and type of a layer that must see the rows of all nodes at once; None if there is none."""
+    for name, child in module.named_modules():
+        is_one = isinstance(child, _OF_ALL_ROWS)
+        is_one |= isinstance(child, norm.LayerNorm) and child.mode == "graph"
+        is_one |= isinstance(child, norm.InstanceNorm) and not child.track_running_stats
+        if is_one:
+            return f"{name} ({type(child).__name__})"
+    return None
+
+
+def norm_of_batch(module: nn.Module) -> str | None:
+    """Return the name and type of a layer that normalises by all rows that it is given, or None."""
+    for name, child in module.named_modules():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            return f"{name} ({type(child).__name__})"
+    return norm_of_all_rows(module)
+
+
+def against_running_layers(module: nn.Module) -> str | None:
+    """Return why a boundary cannot run the layers of a module for it, and what to do; None where it can."""
+    if not has_layers(module):
+        return (
+            f"{type(module).__name__} does not say what its layers are: define layers(), and let forward() return "
+            "through_layers(self, batch). For one of PyG's models, layers() returns layers_of(self.gnn). "
+            "Any module trains with boundary=Halo()."
+        )
+    if (norm := norm_of_batch(module)) is None:
+        return None
+    return (
+        f"{norm} normalises by the rows of all nodes at once, and a rank has its own: use torch.nn.LayerNorm (in "
+        'PyG\'s models norm="LayerNorm", norm_kwargs={"mode": "node"}), or boundary=Halo().'
+    )
+
 
 log = logging.getLogger(__name__)
 

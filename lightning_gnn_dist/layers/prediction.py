@@ -39,7 +39,7 @@ from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.graph.user_ids import NodeColumns, columns_for
 from lightning_gnn_dist.layers.budget import LEAST_BYTES
 from lightning_gnn_dist.layers.layer_pass import LayerPass, OnRows
-from lightning_gnn_dist.layers.norms import norm_of_all_rows
+from lightning_gnn_dist.layers.model_layers import norm_of_all_rows
 from lightning_gnn_dist.layers.row_table import Ids
 from lightning_gnn_dist.layers.shard_nodes import SHARE_OF_INPUTS, ShardNodes
 from lightning_gnn_dist.layers.shared_rows import SharedRows

@@ -39,7 +39,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import DeviceSampler
-from lightning_gnn_dist.layers.evaluating.choice import Counter, Evaluated, seeds_at_once
+from lightning_gnn_dist.layers.choice import Counter, Evaluated, seeds_at_once
 from lightning_gnn_dist.sampling import time_checks
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from tests.data_fitting import SOME_STRATEGIES, trainer

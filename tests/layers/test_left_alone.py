@@ -20,7 +20,7 @@ from torch_geometric.nn import GCN, GIN, GraphSAGE, SAGEConv
 from lightning_gnn_dist import Evaluation, Graph, PartitionedDataModule, PredictionWriter
 from lightning_gnn_dist.batches.seed_batch import SeedBatch
 from lightning_gnn_dist.graph.convert import quantize_rows
-from lightning_gnn_dist.layers.evaluating import layered_loader
+from lightning_gnn_dist.layers import layered_loader
 from tests.data_fitting import trainer
 from tests.layers.models import NUM_CLASSES, Layered, Ready, Sage, graph_of, whole_rows
 from tests.layers.test_lightning import DATA, TESTED, Gnn, check, data_module, in_batches, rows_of_test

@@ -14,7 +14,7 @@ from lightning_gnn_dist.graph.storage.mapped import all_maps
 from lightning_gnn_dist.layers import budget as memory
 from lightning_gnn_dist.layers import whole_nodes
 from lightning_gnn_dist.layers.budget import LEAST_BYTES, Host, budget
-from lightning_gnn_dist.layers.evaluating.choice import Counter, Evaluated
+from lightning_gnn_dist.layers.choice import Counter, Evaluated
 from lightning_gnn_dist.layers.layer_pass import LayerPass
 from lightning_gnn_dist.layers.reach import Neighbourhoods
 from lightning_gnn_dist.layers.row_table import Room, RowTable

@@ -46,7 +46,7 @@ from lightning_gnn_dist import (
     save_shards,
     split_edges,
 )
-from lightning_gnn_dist.layers.evaluating.sight import check_depth, hops_of_evaluation
+from lightning_gnn_dist.layers.exactness import check_depth, hops_of_evaluation
 from lightning_gnn_dist.layers.ready_made import on_blocks
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE

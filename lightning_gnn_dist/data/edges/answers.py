@@ -29,8 +29,8 @@ from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.graph.with_arrays import with_arrays_of_types
 from lightning_gnn_dist.homes.opening import graph_of
 from lightning_gnn_dist.homes.whole import WholeHome
-from lightning_gnn_dist.layers.evaluating.choice import is_limited
-from lightning_gnn_dist.layers.evaluating.layered_loader import Targets
+from lightning_gnn_dist.layers.choice import is_limited
+from lightning_gnn_dist.layers.layered_loader import Targets
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.links import edges_at
 from lightning_gnn_dist.sampling.targets.sampler import RootSampler

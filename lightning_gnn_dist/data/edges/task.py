@@ -16,7 +16,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.home import Home
 from lightning_gnn_dist.homes.whole import WholeHome
-from lightning_gnn_dist.layers.evaluating.layered_loader import Targets
+from lightning_gnn_dist.layers.layered_loader import Targets
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.links import edges_at
 from lightning_gnn_dist.sampling.negatives import Candidates

@@ -21,7 +21,7 @@ from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.homes.home import Home
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.joint import TrainsReplicasApart, WeighsRanks
-from lightning_gnn_dist.layers.norms import against_running_layers
+from lightning_gnn_dist.layers.model_layers import against_running_layers
 from lightning_gnn_dist.layers.through_layers import layers_in
 from lightning_gnn_dist.rules import Count, Fraction, check_fields
 from lightning_gnn_dist.sampling.whole import WholePartSampler

@@ -14,7 +14,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.joint import TrainsReplicasApart
-from lightning_gnn_dist.layers.norms import against_running_layers
+from lightning_gnn_dist.layers.model_layers import against_running_layers
 from lightning_gnn_dist.rules import check_fields
 
 Every = Literal["round"]

@@ -25,8 +25,8 @@ from lightning_gnn_dist.extensions.serving.limits import Limits
 from lightning_gnn_dist.extensions.serving.question import Question
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.row_file import rows_of
-from lightning_gnn_dist.layers.evaluating.layered_loader import for_layers
-from lightning_gnn_dist.layers.norms import norm_of_all_rows
+from lightning_gnn_dist.layers.layered_loader import for_layers
+from lightning_gnn_dist.layers.model_layers import norm_of_all_rows
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.temporal import TemporalSampler

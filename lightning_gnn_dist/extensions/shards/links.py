@@ -18,7 +18,7 @@ from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
 from lightning_gnn_dist.graph.shard import Shard
 from lightning_gnn_dist.graph.shard_bounds import LinkBounds
 from lightning_gnn_dist.graph.storage import store
-from lightning_gnn_dist.layers.evaluating.choice import share_of
+from lightning_gnn_dist.layers.choice import share_of
 from lightning_gnn_dist.sampling.links import FALSE_ENDS
 from lightning_gnn_dist.sampling.negatives import RANDOM_TRIES, tried_places
 from lightning_gnn_dist.sampling.targets.tables import FalseEnds
