@@ -12,6 +12,7 @@ EXTENSIONS = {  # what a user asks for by something else than its class, such as
     "shares.json": "lightning_gnn_dist.extensions.shards.opening:Shards",  # what opens a folder with such a file
     "sparse rows": "lightning_gnn_dist.extensions.tables.learned_tables:LearnedTables",
     "stores": "lightning_gnn_dist.extensions.stores.contents:contents_of",
+    "parts of hosts": "lightning_gnn_dist.extensions.larger_than_memory.shared_parts:Shelf",
     "rows in files": "lightning_gnn_dist.extensions.larger_than_memory.sources:RowsInFiles",
     "rows on devices": "lightning_gnn_dist.extensions.larger_than_memory.sources:RowsOnDevices",
     "memory of a fit": "lightning_gnn_dist.extensions.larger_than_memory.memory:Needs",

@@ -34,8 +34,8 @@ from lightning_gnn_dist.data.train_loader import TrainLoader, passes_left
 from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.user_ids import Columns
+from lightning_gnn_dist.homes.parts import Holder
 from lightning_gnn_dist.homes.residency import Holding
-from lightning_gnn_dist.homes.shared_parts import Holder
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.layers.exactness import Exactness

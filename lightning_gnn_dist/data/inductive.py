@@ -12,7 +12,6 @@ from lightning_gnn_dist.boundary.boundary import Isolated
 from lightning_gnn_dist.checks import check_choice, check_instance, shown
 from lightning_gnn_dist.data.task import NodeTask, Task
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.shard_bounds import TypedBounds
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
@@ -51,7 +50,7 @@ def inductive_graph(graph: Graph, leave_out: Sequence[Held] = get_args(Held)) ->
     return graph.induced(stays.nonzero().view(-1))
 
 
-def task_elsewhere(running: Running, types: GraphTypes | TypedBounds) -> Task | None:
+def task_elsewhere(running: Running, types: TypeNames) -> Task | None:
     """Return what is judged on another graph; None where it is the one that is trained on.
 
     Args:
@@ -77,7 +76,7 @@ def task_elsewhere(running: Running, types: GraphTypes | TypedBounds) -> Task | 
     return task
 
 
-def check_alike(says: str, trained: GraphTypes | TypedBounds, judged: GraphTypes | TypedBounds) -> None:
+def check_alike(says: str, trained: TypeNames, judged: TypeNames) -> None:
     """Refuse a graph that a model has no weights for, as it has other types, or features of other widths.
 
     Args:

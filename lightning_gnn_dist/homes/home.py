@@ -15,13 +15,12 @@ from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated, Outside
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.shard_bounds import TypedBounds
-from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.graph.typed.names import TypeRanges
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.costs import Costs
+from lightning_gnn_dist.homes.parts import Holder
 from lightning_gnn_dist.homes.residency import Per
 from lightning_gnn_dist.homes.running import ForgetsRun, Running
-from lightning_gnn_dist.homes.shared_parts import Holder
 from lightning_gnn_dist.layers.through_layers import Layer
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.base import Sampler
@@ -95,7 +94,7 @@ class Home(ForgetsRun, ABC):
 
     @property
     @abstractmethod
-    def types(self) -> GraphTypes | TypedBounds:
+    def types(self) -> TypeRanges:
         """The types of nodes and edges; a graph without types has one of each, without a name."""
 
     @property

@@ -11,10 +11,8 @@ from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import check_instance, check_path, shown
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.shard_bounds import LinkBounds, TypedBounds
-from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.graph.typed.tables import TIME, Tables
-from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.home import Home
 from lightning_gnn_dist.homes.residency import Holding
@@ -50,8 +48,8 @@ class Folder(Protocol):
     ) -> Home:
         """Return the home of its nodes; refuse to cut what is cut."""
 
-    def links(self) -> tuple[LinkBounds, TypedBounds]:
-        """Return which edges it holds, and the types of its nodes."""
+    def links(self) -> tuple[Any, Any]:
+        """Return which edges it holds, as ``LinkBounds``, and its types."""
 
     def edges(self, running: Running, boundary: Boundary, values: ValueCheck, asked: Any) -> Any:
         """Return its edges as what is learned: an ``EdgeTask`` of ``AskedEdges``."""
@@ -80,7 +78,7 @@ def graph_of(given: Graph | Data | HeteroData | str | Path) -> Graph:
     return Graph.from_pyg(given)
 
 
-def chosen_seed_type(types: GraphTypes | TypedBounds, task: str | None, whose: str) -> str | None:
+def chosen_seed_type(types: TypeNames, task: str | None, whose: str) -> str | None:
     """Return the type of the seeds of a typed graph, by default the one that it has chosen or that has a mask."""
     if have_names(types):
         return types.seed_type() if task is None else task
@@ -119,7 +117,7 @@ def check_labelled(tables: Tables | None, task: str | None) -> None:
         )
 
 
-def check_typed(types: GraphTypes | TypedBounds, settings: BatchSettings) -> None:
+def check_typed(types: TypeNames, settings: BatchSettings) -> None:
     """Refuse numbers of other types, and what does not take a typed graph, if this is one."""
     if not have_names(types):
         return

@@ -7,9 +7,10 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
+from lightning.pytorch import Trainer
 from torch import Tensor
 
 from lightning_gnn_dist.batches.loader import THREAD_NAME
@@ -33,6 +34,29 @@ from lightning_gnn_dist.graph.with_arrays import bytes_per_edge, bytes_per_node
 from lightning_gnn_dist.homes.residency import Holding, ReadChunks
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.partition_report import learned_from
+
+
+class Holder(NamedTuple):
+    """The ranks that hold one part between them, and which of them this one is.
+
+    Attributes:
+        part: The number of their part.
+        num_parts: How many parts there are.
+        member: The number of this rank among them.
+        num_members: How many they are, the same for each part.
+    """
+
+    part: int = 0
+    num_parts: int = 1
+    member: int = 0
+    num_members: int = 1
+
+    @classmethod
+    def of_host(cls, trainer: Trainer | None) -> Holder:
+        """Return the ranks of this host, by what the launcher says of them. Without a trainer there is one."""
+        if trainer is None:
+            return cls()
+        return cls(trainer.node_rank, trainer.num_nodes, trainer.local_rank, trainer.num_devices)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +161,16 @@ class PartReader:
         if self.holding.extra_nodes:
             residents = torch.cat([residents, self.holding.extra(residents, self.partition, self.rank, self.seed)])
         return residents, own.numel()
+
+
+class SharesParts(Protocol):
+    """Lets the ranks of a host have a part in memory once."""
+
+    def shared(self, reader: PartReader) -> PartReader:
+        """Return what reads the same parts, each once for all ranks of a host."""
+
+    def close(self) -> None:
+        """Free what it has taken."""
 
 
 def nodes_of(partition: Partition, chunks: Iterable[int]) -> Tensor:

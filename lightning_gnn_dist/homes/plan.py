@@ -18,10 +18,9 @@ from lightning_gnn_dist.checks import brief, check_callable, check_instance
 from lightning_gnn_dist.graph.digest import sampled_digest, sketches
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.homes.parts import PartReader
+from lightning_gnn_dist.homes.parts import Holder, PartReader
 from lightning_gnn_dist.homes.residency import Fixed, Holding, KeepsChunks, Residency, held_by_all
 from lightning_gnn_dist.homes.running import Running
-from lightning_gnn_dist.homes.shared_parts import Holder
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.default import default_partitioner

@@ -26,11 +26,10 @@ from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.homes.costs import WholeCosts
 from lightning_gnn_dist.homes.home import Home, MakesSources, Owners, Shown
-from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher
+from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher, SharesParts
 from lightning_gnn_dist.homes.plan import PartPlan
 from lightning_gnn_dist.homes.residency import bytes_held, default_period
 from lightning_gnn_dist.homes.running import Running
-from lightning_gnn_dist.homes.shared_parts import Shelf
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.budget import Host
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
@@ -72,7 +71,7 @@ class WholeHome(Home):
         self._take(plan.boundary)
         self._parts: PartSwitcher | None = None
         self._period: int | None = None
-        self._shelf: Shelf | None = None
+        self._shelf: SharesParts | None = None  # of the ranks of a host
         self.crossing = Crossing()
 
     # The graph.
@@ -136,7 +135,7 @@ class WholeHome(Home):
     def begin_fit(self) -> None:
         asked, holder = self.cut.boundary, self.holder
         if self._per == "host":
-            self._shelf = Shelf.of(holder, self.running.num_ranks)
+            self._shelf = extension("parts of hosts").of(holder, self.running.num_ranks)
         if not self._has_parts:
             return
         if self._plan.partitioner is None:

@@ -35,7 +35,8 @@ from lightning_gnn_dist import (
     communities,
     split_edges,
 )
-from lightning_gnn_dist.homes.shared_parts import Holder
+from lightning_gnn_dist.extensions.larger_than_memory.shared_parts import check_holders
+from lightning_gnn_dist.homes.parts import Holder
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, every_strategy
@@ -343,7 +344,7 @@ def test_rounds_on_hosts_are_those_by_hand_and_go_on(tmp_path: Path) -> None:
 def as_told(rank: int, world_size: int) -> None:
     join(rank, world_size)
     with pytest.raises(ValueError, match=r"num_nodes=1 hosts of devices=2 ranks.*\[\(0, 0\), \(0, 0\)\]"):
-        Holder(0, 1, 0, 2).check(world_size)  # each takes itself for the first of its host
+        check_holders(Holder(0, 1, 0, 2), world_size)  # each takes itself for the first of its host
 
 
 def test_a_launcher_that_does_not_say_who_shares_a_host_is_refused() -> None:

@@ -35,6 +35,12 @@ class TypeOffsets(TypeNames, Protocol):
     def offsets(self) -> tuple[int, ...]: ...
 
 
+class TypeRanges(TypeOffsets, Protocol):
+    """The same, with the ids of the nodes of a type."""
+
+    def nodes_of(self, node_type: str) -> range: ...
+
+
 class OneType:
     """The types of a graph without any: one of nodes and one of edges, whose names are empty."""
 

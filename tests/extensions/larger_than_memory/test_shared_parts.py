@@ -24,8 +24,8 @@ from lightning_gnn_dist import (
     citations,
     communities,
 )
-from lightning_gnn_dist.homes.parts import PartReader
-from lightning_gnn_dist.homes.shared_parts import Holder, SharedPartReader, Shelf
+from lightning_gnn_dist.extensions.larger_than_memory.shared_parts import SharedPartReader, Shelf
+from lightning_gnn_dist.homes.parts import Holder, PartReader
 from tests.every_strategy import PATIENCE
 from tests.hosts import trainer_on_hosts
 from tests.memory import reads_memory

@@ -15,12 +15,9 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
-
-from lightning.pytorch import Trainer
 
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.homes.parts import PartReader, ReadPart
+from lightning_gnn_dist.homes.parts import Holder, PartReader, ReadPart
 from lightning_gnn_dist.wire.channel import CPU
 from lightning_gnn_dist.wire.collectives import gather_numbers, gather_objects
 from lightning_gnn_dist.wire.launching import by_value
@@ -28,42 +25,21 @@ from lightning_gnn_dist.wire.launching import by_value
 _PART, _READ = "part", "read"
 
 
-class Holder(NamedTuple):
-    """The ranks that hold one part between them, and which of them this one is.
+def check_holders(holder: Holder, num_ranks: int) -> None:
+    """Refuse ranks of which nobody says who share a host. All raise or none. Collective.
 
-    Attributes:
-        part: The number of their part.
-        num_parts: How many parts there are.
-        member: The number of this rank among them.
-        num_members: How many they are, the same for each part.
+    Args:
+        holder: Who holds this rank's part.
+        num_ranks: How many ranks there are.
     """
-
-    part: int = 0
-    num_parts: int = 1
-    member: int = 0
-    num_members: int = 1
-
-    @classmethod
-    def of_host(cls, trainer: Trainer | None) -> Holder:
-        """Return the ranks of this host, by what the launcher says of them. Without a trainer there is one."""
-        if trainer is None:
-            return cls()
-        return cls(trainer.node_rank, trainer.num_nodes, trainer.local_rank, trainer.num_devices)
-
-    def check(self, num_ranks: int) -> None:
-        """Refuse ranks of which nobody says who share a host. All raise or none. Collective.
-
-        Args:
-            num_ranks: How many ranks there are.
-        """
-        _, num_parts, _, num_members = self
-        places = sorted((part, member) for part, _, member, _ in gather_numbers(self, CPU))
-        if places != [*product(range(num_parts), range(num_members))] or len(places) != num_ranks:
-            raise ValueError(
-                f'Holding(per="host") takes num_nodes={num_parts} hosts of devices={num_members} ranks, as the trainer '
-                f"says, and its {num_ranks} ranks are told to be (host, number there) {shown(places)}: start equally "
-                "many on each host, or leave per out."
-            )
+    _, num_parts, _, num_members = holder
+    places = sorted((part, member) for part, _, member, _ in gather_numbers(holder, CPU))
+    if places != [*product(range(num_parts), range(num_members))] or len(places) != num_ranks:
+        raise ValueError(
+            f'Holding(per="host") takes num_nodes={num_parts} hosts of devices={num_members} ranks, as the trainer '
+            f"says, and its {num_ranks} ranks are told to be (host, number there) {shown(places)}: start equally "
+            "many on each host, or leave per out."
+        )
 
 
 class Shelf:
@@ -92,7 +68,7 @@ class Shelf:
     @classmethod
     def of(cls, holder: Holder, num_ranks: int) -> Shelf | None:
         """Return it where several ranks hold a part; refuse a launcher that does not say which. Collective."""
-        holder.check(num_ranks)
+        check_holders(holder, num_ranks)
         return cls(holder) if holder.num_members > 1 else None
 
     def shared(self, reader: PartReader) -> PartReader:
