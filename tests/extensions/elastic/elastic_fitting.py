@@ -56,8 +56,10 @@ class Watched(Net):
             fate, self.fate = self.fate, Fate()
             (self.folder / "died").touch()
             if fate.signal == signal.SIGSTOP:
-                os.system(f"(sleep {3 * HEARTBEAT_SECONDS}; kill -CONT {os.getpid()}) &")
+                others = f"[ ! -e '{self.folder / TWO}' ]"
+                os.system(f"(while {others}; do sleep 0.1; done; kill -CONT {os.getpid()}) &")
             os.kill(os.getpid(), fate.signal)
+            (self.folder / AWAITED).unlink(missing_ok=True)
 
     def exchange_or_die(self) -> None:
         """Let the rank die after it has sent its numbers, before it hears of the means."""
