@@ -56,7 +56,10 @@ WORDS_OF_PYG = {  # and of torch's DataLoader, with what is written here
 
 
 def answers_unknown_names(kind: Any) -> Any:
-    """Let a class or function refuse arguments that it does not take by what to write in their place."""
+    """Let a class, its class methods, or a function refuse arguments that it does not take by what to write instead."""
+    for name, member in [*vars(kind).items()]:
+        if isinstance(kind, type) and isinstance(member, classmethod) and name[0] != "_":
+            setattr(kind, name, classmethod(answers_unknown_names(member.__func__)))
     known = inspect.signature(kind).parameters
     if any(parameter.kind == parameter.VAR_KEYWORD for parameter in known.values()):
         return kind  # who it hands them on to says so
@@ -67,7 +70,7 @@ def answers_unknown_names(kind: Any) -> Any:
         for name in given:
             if name not in known:
                 raise TypeError(
-                    gone_argument(kind, name) or f"{kind.__name__} takes no {name}. {instead_of(kind, name)}"
+                    gone_argument(kind, name) or f"{kind.__qualname__} takes no {name}. {instead_of(kind, name)}"
                 )
         return make(*args, **given)
 
@@ -79,7 +82,7 @@ def answers_unknown_names(kind: Any) -> Any:
 
 def gone_argument(kind: Any, name: str) -> str | None:
     """Return the answer to an argument that a class, one of its bases, or a function had in the release before."""
-    owners = [level.__name__ for level in getattr(kind, "__mro__", (kind,))]
+    owners = [level.__qualname__ for level in getattr(kind, "__mro__", (kind,))]
     return next((said for owner in owners if (said := way_out(f"{owner}.{name}"))), None)
 
 
@@ -92,7 +95,7 @@ def instead_of(kind: Any, name: str, known: Collection[str] = ()) -> str:
         known: What it takes, if not what its signature says.
     """
     parameters = inspect.signature(kind).parameters
-    known = known or list(parameters)
+    known = known or [each for each in parameters if each != "cls"]
     if name in WORDS_OF_PYG and any(level.__name__ == "LightningDataModule" for level in getattr(kind, "__mro__", ())):
         return f"{WORDS_OF_PYG[name][0].upper()}{WORDS_OF_PYG[name][1:]}."
     for setting, value in ((each, parameter.default) for each, parameter in parameters.items()):

@@ -44,7 +44,7 @@ GONE: dict[str, str] = {
     "WholePartSampler.bytes": "draw mini-batches, as NeighborSampler does, where a step does not fit into memory",
     **dict.fromkeys(("Graph.extended", "Graph.updated", "Graph.removed"), _CHANGED),
     "Graph.nodes_since": "name new nodes by their ids, data.on(graph).only(ids): they lie behind the others",
-    "Graph.version": _CHANGED,
+    **dict.fromkeys(("Graph.version", "Graph.open.version"), _CHANGED),
     "join_partition": "leave it out: the data module cuts a graph with new nodes anew",
     "extend_checkpoint": "give nodes features beside learned rows, or train anew on the larger graph",
     "RunReport.path": "leave it out: the loggers of the trainer get its figures, CSVLogger in a file",

@@ -15,6 +15,7 @@ from lightning_gnn_dist import (
     Correction,
     Drift,
     Exchange,
+    Graph,
     GrappaStrategy,
     LinkDataModule,
     LocalSGDStrategy,
@@ -80,6 +81,7 @@ def test_a_configuration_is_answered_alike() -> None:
         (lambda: MetisPartitioner(balanced=1), "Did you mean 'balance'"),  # type: ignore[call-arg]
         (lambda: GrappaStrategy(outer=1), "It is an argument of LLCGStrategy, "),  # type: ignore[call-arg]
         (lambda: LocalSGDStrategy(outr=1), "Did you mean 'outer'"),  # type: ignore[call-arg]
+        (lambda: Graph.from_pyg(1, edge_weights=1), r"Graph.from_pyg takes no edge_weights\. Did you mean .edge_ids"),  # type: ignore[call-arg, arg-type]
         (lambda: communities(60, 2, seeds=1), "communities takes no seeds. Did you mean 'seed'"),  # type: ignore[call-arg]
     ],
 )
@@ -104,6 +106,7 @@ def test_what_went_is_answered_by_its_row(monkeypatch: pytest.MonkeyPatch) -> No
         "Drift.towards='rank'": lambda: Drift("rank"),  # type: ignore[arg-type]
         "Drift.anchor_steps=-1": lambda: Drift("ranks", anchor_steps=-1),
         "LocalSGDStrategy.weights='old'": lambda: LocalSGDStrategy(weights="old"),  # type: ignore[arg-type]
+        "Graph.open.versions": lambda: Graph.open("there", versions=1),  # type: ignore[call-arg]
         "Graph.extend": lambda: small_graph().extend,  # type: ignore[attr-defined]
     }
     for row, act in rows.items():
