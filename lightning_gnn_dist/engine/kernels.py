@@ -19,7 +19,7 @@ import numpy.typing as npt
 from lightning_gnn_dist.engine.compiling import inlined, part
 from lightning_gnn_dist.engine.intrinsics import LINE, RUN, prefetch, run_length
 from lightning_gnn_dist.engine.rng import below, draw
-from lightning_gnn_dist.engine.weighted import Aside, Piece, Rule, draw_by_weight
+from lightning_gnn_dist.engine.weighted import Piece, Weights, draw_by_weight
 
 Array = npt.NDArray[Any]
 
@@ -131,15 +131,17 @@ def take_row(indices: Array, first: int, degree: int, positions: Array, out: int
 
 
 @inlined
-def draw_row(indices: Array, piece: Piece, rule: Rule, aside: Aside, positions: Array, out: int) -> None:
+def draw_row(
+    indices: Array, piece: Piece, replace: bool, weights: Weights | None, aside: Any, positions: Array, out: int
+) -> None:
     """Choose ``piece.fanout`` edges of a row that is not taken whole."""
-    if len(rule.weights.values) == 0:
-        if rule.replace:
+    if weights is None:
+        if replace:
             _draw_any(indices, piece, positions, out)
         else:
             _draw_distinct(indices, piece, positions, out)
     else:
-        draw_by_weight(indices, piece, rule, aside, positions, out)
+        draw_by_weight(indices, piece, replace, weights, aside, positions, out)
 
 
 @inlined

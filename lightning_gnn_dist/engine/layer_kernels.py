@@ -63,7 +63,7 @@ def sample_layers(
         return REPEATED_SEED
     num_nodes[0] = end
     for hop in range(len(draws.fanouts)):
-        met = expand(csr, begin, end, end, hop, draws, work, table)
+        met = expand(csr, begin, end, end, hop, draws, draws.edge_type, draws.rule.weights, work, table)
         if met < 0:
             return DAMAGED
         total = work.starts[_U(end)]

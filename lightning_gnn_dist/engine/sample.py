@@ -253,5 +253,6 @@ def edge_types_of(types: GraphTypes) -> Array:
 def sample_neighbors(graph: Graph, seeds: Tensor, fanouts: Array, batch_key: BatchKey, rule: Rule) -> Sample:
     """Draw so many neighbours of each edge type at each hop, ``fanouts[hop, type]``."""
     keys = typed_keys(*batch_key, *fanouts.shape)
-    draws = Draws(edge_types_of(graph.types), fanouts, keys, rule)
+    edge_type = edge_types_of(graph.types)
+    draws = Draws(edge_type if len(edge_type) else None, fanouts, keys, rule)
     return sample_hops(graph, seeds, len(fanouts), sample, draws, with_kinds=have_names(graph.types))

@@ -29,7 +29,7 @@ from lightning_gnn_dist.engine.kernels import (
 from lightning_gnn_dist.engine.sample import csr_of, graph_is_damaged
 from lightning_gnn_dist.engine.temporal.times import BEFORE_ALL, TimeOrder
 from lightning_gnn_dist.engine.temporal.trees import first_later
-from lightning_gnn_dist.engine.weighted import Piece, Rule, aside_for, prefetch_weights
+from lightning_gnn_dist.engine.weighted import Piece, Rule, Weights, aside_for, prefetch_weights
 from lightning_gnn_dist.graph.graph import Graph
 
 _U = np.uint64
@@ -91,7 +91,7 @@ def draw_from_rows(graph: Graph, asked: RowRequest) -> DrawnEdges:
     starts = counts.cumsum() - counts
     positions = np.empty(int(counts.sum()), np.int64)
     senders = graph.indices.new_empty(len(positions))
-    _draw(csr, asked, longest, starts, positions, senders.numpy())
+    _draw(csr, asked, asked.rule.weights, longest, starts, positions, senders.numpy())
     return DrawnEdges(torch.from_numpy(counts), torch.from_numpy(positions), senders)
 
 
@@ -127,21 +127,32 @@ def _count(csr: Csr, asked: RowRequest, counts: Array) -> Any:
 
 
 @compiled
-def _draw(csr: Csr, asked: RowRequest, longest: int, starts: Array, positions: Array, senders: Array) -> None:
+def _draw(
+    csr: Csr,
+    asked: RowRequest,
+    weights: Weights | None,
+    longest: int,
+    starts: Array,
+    positions: Array,
+    senders: Array,
+) -> None:
     """Write which edges the rows give, each row's from its place in ``starts`` on.
 
     What stands there is read a block of rows later: it was prefetched when it was drawn.
     """
-    count, read, aside = len(asked.rows), 0, aside_for(asked.rule, longest)
+    count, read = len(asked.rows), 0
+    aside = None if weights is None else aside_for(weights, longest)
     for low in range(0, count + BLOCK, BLOCK):
-        for i in range(low + BLOCK, min(low + 2 * BLOCK, count) if len(asked.rule.weights.table) else 0):
-            first, key = csr.indptr[_U(asked.rows[_U(i)])], asked.keys[_U(asked.groups[_U(i)]), ZERO]
-            degree = csr.indptr[_U(asked.rows[_U(i)]) + _U(1)] - first
-            if not is_whole(degree, asked.fanouts[ZERO], asked.rule.replace):
-                prefetch_weights(Piece(first, degree, asked.fanouts[ZERO], key, asked.nodes[_U(i)]), asked.rule)
+        if weights is not None:
+            for i in range(low + BLOCK, min(low + 2 * BLOCK, count) if len(weights.table) else 0):
+                first, key = csr.indptr[_U(asked.rows[_U(i)])], asked.keys[_U(asked.groups[_U(i)]), ZERO]
+                degree = csr.indptr[_U(asked.rows[_U(i)]) + _U(1)] - first
+                if not is_whole(degree, asked.fanouts[ZERO], asked.rule.replace):
+                    piece = Piece(first, degree, asked.fanouts[ZERO], key, asked.nodes[_U(i)])
+                    prefetch_weights(piece, asked.rule.replace, weights)
         for i in range(low, min(low + BLOCK, count)):
             prefetch(csr.indptr, asked.rows[_U(min(i + ROWS_AHEAD, count - 1))])
-            _draw_row(csr, asked, i, aside, starts[_U(i)], positions)
+            _draw_row(csr, asked, i, weights, aside, starts[_U(i)], positions)
         stop = starts[_U(low)] if low < count else len(positions)
         for edge in range(read, stop):
             senders[_U(edge)] = csr.indices[_U(positions[_U(edge)])]
@@ -149,7 +160,9 @@ def _draw(csr: Csr, asked: RowRequest, longest: int, starts: Array, positions: A
 
 
 @inlined
-def _draw_row(csr: Csr, asked: RowRequest, i: int, aside: Any, begin: int, positions: Array) -> None:
+def _draw_row(
+    csr: Csr, asked: RowRequest, i: int, weights: Weights | None, aside: Any, begin: int, positions: Array
+) -> None:
     """Draw from row ``i``, of each edge type that leads to it."""
     row, node, out = _U(asked.rows[_U(i)]), asked.nodes[_U(i)], begin
     first, last = csr.indptr[row], csr.indptr[row + _U(1)]
@@ -167,7 +180,7 @@ def _draw_row(csr: Csr, asked: RowRequest, i: int, aside: Any, begin: int, posit
             out += fanout
         else:
             piece = Piece(start, degree, fanout, asked.keys[_U(asked.groups[_U(i)]), _U(kind)], node)
-            draw_row(csr.indices, piece, asked.rule, aside, positions, out)
+            draw_row(csr.indices, piece, asked.rule.replace, weights, aside, positions, out)
             out += fanout
         first = stop
     if len(asked.order.places):

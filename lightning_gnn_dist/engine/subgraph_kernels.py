@@ -78,7 +78,8 @@ def sample_egos(csr: Csr, seeds: Array, draws: Draws, work: Work, table: Table, 
         count = place_seeds(seeds[i : i + 1], mine, own)
         begin = ZERO
         for hop in range(len(draws.fanouts)):
-            met = expand(csr, begin, count, nodes + count + 1, hop, draws, mine, own)
+            others = nodes + count + 1
+            met = expand(csr, begin, count, others, hop, draws, draws.edge_type, draws.rule.weights, mine, own)
             if met < 0:
                 return DAMAGED
             total = mine.starts[_U(count)]

@@ -204,7 +204,7 @@ class Weights(NamedTuple):
     """The weights of a graph's edges.
 
     Attributes:
-        values: A weight for each edge, float32; empty if all edges are equally likely.
+        values: A weight for each edge, float32.
         table: The alias tables of all rows, int64; empty if a row's table is to be made whenever it is drawn from.
     """
 
@@ -216,11 +216,11 @@ class Rule(NamedTuple):
     """How a row's edges are drawn.
 
     Attributes:
-        weights: How likely each edge of the graph is.
+        weights: How likely each edge of the graph is; None if all are equally likely.
         replace: Whether an edge may be drawn more than once.
     """
 
-    weights: Weights
+    weights: Weights | None
     replace: bool
 
 
@@ -242,9 +242,6 @@ class Piece(NamedTuple):
     node: int
 
 
-EVEN = Weights(np.empty(0, np.float32), np.empty(0, np.int64))
-
-
 class Aside(NamedTuple):
     """Working memory of draws by weight, as long as the longest row.
 
@@ -261,18 +258,11 @@ class Aside(NamedTuple):
     table: Array
 
 
-@inlined
-def needs_aside(rule: Rule) -> bool:
-    """Whether draws need working memory."""
-    return len(rule.weights.values) > 0
-
-
 @part
-def aside_for(rule: Rule, longest: int) -> Any:
-    """Working memory to draw from rows of up to ``longest`` edges."""
-    room = longest if needs_aside(rule) else 0
-    table = np.empty(0 if len(rule.weights.table) else room, np.int64)
-    return Aside(np.empty(room), np.empty(room), np.empty(room, np.int64), table)
+def aside_for(weights: Weights, longest: int) -> Any:
+    """Working memory to draw by weight from rows of up to ``longest`` edges."""
+    table = np.empty(0 if len(weights.table) else longest, np.int64)
+    return Aside(np.empty(longest), np.empty(longest), np.empty(longest, np.int64), table)
 
 
 @inlined
@@ -282,31 +272,33 @@ def num_tries(fanout: int, degree: Any) -> Any:
 
 
 @inlined
-def prefetch_weights(piece: Piece, rule: Rule) -> None:
+def prefetch_weights(piece: Piece, replace: bool, weights: Weights) -> None:
     """Ask for what draws from a row will read first."""
-    if rule.replace or num_tries(piece.fanout, piece.degree):
+    if replace or num_tries(piece.fanout, piece.degree):
         for i in range(piece.fanout):
             slot, _ = slot_and_coin(draw(piece.key, piece.node, i), piece.degree)
-            prefetch(rule.weights.table, piece.first + slot)
+            prefetch(weights.table, piece.first + slot)
     else:
         for slot in range(0, piece.degree, LINE // 4):
-            prefetch(rule.weights.values, piece.first + slot)
+            prefetch(weights.values, piece.first + slot)
 
 
 @part
-def draw_by_weight(indices: Array, piece: Piece, rule: Rule, aside: Aside, positions: Array, out: int) -> None:
+def draw_by_weight(
+    indices: Array, piece: Piece, replace: bool, weights: Weights, aside: Aside, positions: Array, out: int
+) -> None:
     """Draw ``fanout`` edges of a row, which has more of them if none may come twice."""
     first, degree, fanout, key, node = piece
     tries = num_tries(fanout, degree)
     found: Any = 0
-    if rule.replace or tries:
-        table, start = rule.weights.table, first
+    if replace or tries:
+        table, start = weights.table, first
         if len(table) == 0:
             table, start = aside.table, 0
-            fill_row(rule.weights.values, first, degree, aside.order, table, start)
+            fill_row(weights.values, first, degree, aside.order, table, start)
         for i in range(fanout):  # these wait for nothing
             positions[_U(out + i)] = first + chosen_slot(draw(key, node, i), degree, table, start)
-        found = fanout if rule.replace else _different(positions, out, fanout)
+        found = fanout if replace else _different(positions, out, fanout)
         for i in range(fanout, 0 if found == fanout else tries):
             edge = first + chosen_slot(draw(key, node, i), degree, table, start)
             is_new = not _is_among(positions, out, found, edge)
@@ -315,7 +307,7 @@ def draw_by_weight(indices: Array, piece: Piece, rule: Rule, aside: Aside, posit
             if found == fanout:
                 break
     if found < fanout:
-        _draw_rest(rule.weights.values, piece, found, tries, aside, positions, out)
+        _draw_rest(weights.values, piece, found, tries, aside, positions, out)
     for i in range(fanout):
         prefetch(indices, positions[_U(out + i)])
 

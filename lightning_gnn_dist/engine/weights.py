@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.weighted import EVEN, Array, Weights, fill_table
+from lightning_gnn_dist.engine.weighted import Array, Weights, fill_table
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
 from lightning_gnn_dist.graph.memo import remembered_of
 from lightning_gnn_dist.graph.storage.mapped import MappedRows
@@ -38,7 +38,7 @@ def checked_weights(graph: Graph, name: str) -> Tensor:
     return _kept(graph, name, "weights", lambda: _checked(graph, name))
 
 
-def weights_of(graph: Graph, name: str | None, *, draws: bool) -> Weights:
+def weights_of(graph: Graph, name: str | None, *, draws: bool) -> Weights | None:
     """What compiled draws need of the edge array ``name``.
 
     Args:
@@ -47,12 +47,12 @@ def weights_of(graph: Graph, name: str | None, *, draws: bool) -> Weights:
         draws: Whether any row is drawn from by its table, and not all taken whole.
     """
     if name is None:
-        return EVEN
+        return None
     values = edge_weights(graph, name)
     # A graph in files may be larger than memory, so the table of a row is made whenever the row is drawn from.
     weights = checked_weights(graph, name)
     keeps = draws and not _kept(graph, name, "weights in a file", lambda: MappedRows(weights).is_read_from_file)
-    return Weights(values, alias_table(graph, name).numpy() if keeps else EVEN.table)
+    return Weights(values, alias_table(graph, name).numpy() if keeps else np.empty(0, np.int64))
 
 
 def alias_table(graph: Graph, name: str) -> Tensor:

@@ -22,12 +22,12 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from lightning_gnn_dist.engine.hop_kernels import ONE_TYPE, Draws
+from lightning_gnn_dist.engine.hop_kernels import Draws
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.layer_kernels import LayerDraws, add_column_norms, sample_layers, scale_to
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, csr_of, graph_is_damaged, sample_hops
-from lightning_gnn_dist.engine.weighted import EVEN, Rule
+from lightning_gnn_dist.engine.weighted import Rule
 from lightning_gnn_dist.engine.weights import NONE, Weight, edge_weights
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
@@ -85,7 +85,7 @@ class LayerSampler(ABC):
 
     def _sample(self, graph: Graph, seeds: Tensor, batch_key: BatchKey, layers: LayerDraws) -> Sample:
         every = np.full((self.num_hops, 1), -1, np.int64)
-        draws = Draws(ONE_TYPE, every, typed_keys(*batch_key, self.num_hops, 1), Rule(EVEN, False))
+        draws = Draws(None, every, typed_keys(*batch_key, self.num_hops, 1), Rule(None, False))
         tables = self.num_hops + 1
         return sample_hops(graph, seeds, self.num_hops, sample_layers, draws, layers, tables=tables, weighs=True)
 

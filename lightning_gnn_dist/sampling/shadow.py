@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.hop_kernels import ONE_TYPE, Draws
+from lightning_gnn_dist.engine.hop_kernels import Draws
 from lightning_gnn_dist.engine.kernels import Array, Csr, Table, Work
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, sample_hops
 from lightning_gnn_dist.engine.subgraph_kernels import sample_egos
-from lightning_gnn_dist.engine.weighted import EVEN, Rule
+from lightning_gnn_dist.engine.weighted import Rule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.rules import Layers, check_fields
 from lightning_gnn_dist.sampling.base import check_bulk, check_numbers
@@ -49,7 +49,7 @@ class ShadowSampler:
 
     def _sample(self, graph: Graph, seeds: Tensor, batch_key: BatchKey) -> Sample:
         fanouts, roots = np.array(self.num_neighbors, np.int64).reshape(-1, 1), np.zeros(seeds.numel() + 1, np.int64)
-        draws = Draws(ONE_TYPE, fanouts, typed_keys(*batch_key, len(fanouts), 1), Rule(EVEN, False))
+        draws = Draws(None, fanouts, typed_keys(*batch_key, len(fanouts), 1), Rule(None, False))
 
         def kernel(csr: Csr, ids: Array, work: Work, table: Table, *of: Array) -> int:
             num_nodes, num_edges = of

@@ -46,7 +46,7 @@ from lightning_gnn_dist.engine.temporal.times import (
     time_order,
     times_of_seeds,
 )
-from lightning_gnn_dist.engine.weighted import EVEN, Piece, Rule, aside_for
+from lightning_gnn_dist.engine.weighted import Piece, Rule
 from lightning_gnn_dist.graph.graph import Graph
 
 _U = np.uint64
@@ -168,7 +168,6 @@ def _draw_rows(
     Return the batch's edges so far, or ``DAMAGED``.
     """
     num_types, room = draws.fanouts.shape[1], len(work.positions) - len(trees.seeds)
-    aside = aside_for(draws.rule, ZERO)  # edges with times have no weights
     for i in range(low, high):
         first, tree = work.first[_U(i - begin)], _U(work.nodes[_U(i)]) >> _U(trees.bits)
         node: Any = _U(work.nodes[_U(i)]) ^ (tree << _U(trees.bits))
@@ -194,7 +193,7 @@ def _draw_rows(
                 else:  # what a tree draws does not depend on the other trees of its batch
                     places, key = draws.order.places, draw(draws.keys[_U(hop), _U(kind)], trees.seeds[tree], 0)
                     piece = Piece(start, degree, fanout, key, node)
-                    draw_row(places, piece, draws.rule, aside, work.positions, out)
+                    draw_row(places, piece, draws.rule.replace, None, None, work.positions, out)  # times, so no weights
             first = stop
         work.starts[_U(i + 1)] = total
     return total
@@ -270,7 +269,7 @@ def sample_by_time(
     trees = Trees(seeds.numpy(), *seen_by(times, view), bits)
     keys = typed_keys(*batch_key, *fanouts.shape)
     edge_type = edge_types_of(graph.types)
-    order, rule = time_order(graph, view.time), Rule(EVEN, view.replace)
+    order, rule = time_order(graph, view.time), Rule(None, view.replace)
     draws = TimedDraws(edge_type, order, fanouts, keys, rule, view.latest)
     roots = (torch.arange(seeds.numel()) << bits) + seeds
     sample = sample_hops(
