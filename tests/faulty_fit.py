@@ -91,10 +91,7 @@ def main(method: str, fault: str) -> None:
     )
     place = os.environ.get("LIGHTNING_GNN_DIST_RANK" if elastic else "LOCAL_RANK", "0")
     saver = ModelCheckpoint(Path("checkpoints").absolute(), save_last=True, enable_version_counter=False)
-    callbacks: list[Any] = [
-        Faulty(fault, int(place)),
-        saver,
-    ]
+    callbacks: list[Any] = [Faulty(fault, int(place)), saver]
     if method in ("spawn", "fork", "forkserver"):
         callbacks[0] = FaultyByRank(fault, 0)
     trainer = pl.Trainer(

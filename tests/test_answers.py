@@ -30,10 +30,7 @@ from lightning_gnn_dist.cli.mistakes.misspelt import hint
 from lightning_gnn_dist.gone import GONE
 from tests.data_fitting import small_graph
 
-KINDS: dict[type, Any] = {
-    PartitionedDataModule: small_graph,
-    LinkDataModule: lambda: split_edges(small_graph()),
-}
+KINDS: dict[type, Any] = {PartitionedDataModule: small_graph, LinkDataModule: lambda: split_edges(small_graph())}
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -308,11 +308,7 @@ BAD_TREES: list[tuple[Rule, str, dict[str, str]]] = [
     (
         names_come_from_the_module_that_defines_them,
         "loader.py: Graph imported from lightning_gnn_dist.graph, which is not the defining module",
-        {
-            "graph/__init__.py": "",
-            "graph/graph.py": "",
-            "loader.py": "from lightning_gnn_dist.graph import Graph",
-        },
+        {"graph/__init__.py": "", "graph/graph.py": "", "loader.py": "from lightning_gnn_dist.graph import Graph"},
     ),
     (
         sub_packages_export_nothing,
@@ -347,11 +343,7 @@ BAD_TREES: list[tuple[Rule, str, dict[str, str]]] = [
         {"test_graph.py": "def f():\n    from lightning_gnn_dist.graph.graph import Graph, checked_graph"},
     ),
     (every_module_says_what_it_is, "rounds.py has no docstring", {"rounds.py": "x = 1"}),
-    (
-        functions_stay_small,
-        "rounds.py: f has 61 lines",
-        {"rounds.py": "def f():\n" + "    1\n" * 60},
-    ),
+    (functions_stay_small, "rounds.py: f has 61 lines", {"rounds.py": "def f():\n" + "    1\n" * 60}),
     (
         constructors_take_few_arguments,
         "plan.py: Plan takes 13 arguments, more than 12",

@@ -70,11 +70,7 @@ def test_halos_as_deep_as_the_model_lose_nothing(world_size: int) -> None:
 
 
 def exchanges(num_layers: int, data: Data, world_size: int) -> dict[str, Any]:
-    return {
-        "partitioner": odd(data, world_size),
-        "sampler": WholePartSampler(num_layers),
-        "boundary": Exchange(),
-    }
+    return {"partitioner": odd(data, world_size), "sampler": WholePartSampler(num_layers), "boundary": Exchange()}
 
 
 def odd(data: Data, world_size: int) -> Partition:
@@ -133,13 +129,7 @@ def by_hand(num_layers: int, steps: int) -> Weights:
 
 
 def exchanged(
-    rank: int,
-    world_size: int,
-    where: Any,
-    num_layers: int,
-    folder: Path,
-    exchange: Exchange,
-    accelerator: str = "cpu",
+    rank: int, world_size: int, where: Any, num_layers: int, folder: Path, exchange: Exchange, accelerator: str = "cpu"
 ) -> Weights:
     options: dict[str, Any] = OPTIONS | {"accelerator": accelerator}
 

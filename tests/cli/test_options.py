@@ -121,10 +121,7 @@ def test_what_the_package_refuses_is_said_in_one_line(
     ("option", "reason"),
     [
         ("drift.towards=x", "trainer.strategy.drift.towards must be one of ['ranks', 'global'] or null, got x."),
-        (
-            "drift=ranks",
-            "strategy.drift must be settings of towards, decay, anchor_steps or null, got ranks.",
-        ),
+        ("drift=ranks", "strategy.drift must be settings of towards, decay, anchor_steps or null, got ranks."),
         ("launch.timeout=x", "trainer.strategy.launch.timeout: Not of type timedelta: Expected a string with form "),
         ("launch.start_method=x", "trainer.strategy.launch.start_method must be one of ['popen', 'spawn', 'fork', "),
         ("launch.backend=x", "None for what fits the device, got 'x'."),

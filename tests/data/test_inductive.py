@@ -194,10 +194,7 @@ def without_features() -> Data:
     [
         (narrow, r"^x has the shape \(320, 5\) in Evaluation\(on=...\) and \(\d+, 6\) in the graph that is trained on"),
         (without_features, r"^Evaluation\(on=...\) has no x, which the graph that is trained on has"),
-        (
-            typed_graph_of_papers,
-            r"^Evaluation\(on=...\): the graph that is trained on has not the types .*'paper'",
-        ),
+        (typed_graph_of_papers, r"^Evaluation\(on=...\): the graph that is trained on has not the types .*'paper'"),
     ],
 )
 def test_a_graph_that_does_not_fit_is_refused(other: Any, said: str) -> None:

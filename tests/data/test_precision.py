@@ -47,12 +47,7 @@ class Watched(SAGE):
 
 
 def trained(
-    precision: Any,
-    sampler: Sampler,
-    *,
-    dtype: torch.dtype = torch.float32,
-    blocks: bool = True,
-    widen: Any = "auto",
+    precision: Any, sampler: Sampler, *, dtype: torch.dtype = torch.float32, blocks: bool = True, widen: Any = "auto"
 ) -> Watched:
     weights = {"edge_weight": torch.ones(GRAPH.num_edges)}
     x = GRAPH.node_arrays["x"].to(dtype)

@@ -195,11 +195,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "two types of seeds": (two_types, {}, r"2 node types have a train_mask .* graph\.with_seeds\('paper'\)"),
     "no seeds": (unmarked, {}, "No node type has a train_mask: set data"),
     "ladies for corrections": (small, {"global_batching": GlobalBatching(sampler=LADIES)}, "LadiesSampler draws"),
-    "weights": (
-        small,
-        {"sampler": NeighborSampler([2, 2], weight="w")},
-        "weight .'w'. draws from graphs without",
-    ),
+    "weights": (small, {"sampler": NeighborSampler([2, 2], weight="w")}, "weight .'w'. draws from graphs without"),
     "types that are not there": (small, {"sampler": NeighborSampler({("a", "b", "c"): [2]})}, "names the edge type"),
     "evaluation of others": (
         small,

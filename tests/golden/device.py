@@ -8,13 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 _NAME = "GOLDEN_{}"
-_DEFAULTS = {
-    "accelerator": "cpu",
-    "precision": "32-true",
-    "sample_on": "cpu",
-    "half": "",
-    "dropout": "0.2",
-}
+_DEFAULTS = {"accelerator": "cpu", "precision": "32-true", "sample_on": "cpu", "half": "", "dropout": "0.2"}
 
 
 def chosen(name: str) -> Any:

@@ -48,10 +48,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "typed": {"neighbor": NeighborSampler([3, 2]), "temporal": OF_TYPES},
     "timed": {"temporal": TemporalSampler([3, 2], "time", pick="latest", equal=True)},
 }
-OF_PARTS: dict[str, Any] = {
-    "shadow": ShadowSampler([3, 2], num_hops=2),
-    "whole": WholePartSampler(2),
-}
+OF_PARTS: dict[str, Any] = {"shadow": ShadowSampler([3, 2], num_hops=2), "whole": WholePartSampler(2)}
 
 
 class Recorder(pl.LightningModule):

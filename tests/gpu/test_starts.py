@@ -46,10 +46,7 @@ if __name__ == "__main__":
         if trainer.is_global_zero:
             print("weights on", next(model.parameters()).device.type, "rows", len(torch.cat(rows)))
 """
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")]
 
 
 def said_by(*command: str, folder: Path) -> str:

@@ -8,13 +8,7 @@ from torch import Tensor
 from torch_geometric.nn import GraphConv
 from torch_geometric.utils import k_hop_subgraph
 
-from lightning_gnn_dist import (
-    ClusterSampler,
-    Graph,
-    NeighborSampler,
-    RandomWalkSampler,
-    ShadowSampler,
-)
+from lightning_gnn_dist import ClusterSampler, Graph, NeighborSampler, RandomWalkSampler, ShadowSampler
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.source import GraphSource

@@ -146,10 +146,7 @@ def twice(rank: int, world_size: int, exchange: Exchange, folder: Path) -> list[
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "exchange",
-    [
-        pytest.param(Exchange(share=0.5), marks=pytest.mark.slow),
-        Exchange(every=2, overlap=True, share=0.3),
-    ],
+    [pytest.param(Exchange(share=0.5), marks=pytest.mark.slow), Exchange(every=2, overlap=True, share=0.3)],
     ids=repr,
 )
 def test_what_is_drawn_is_the_same_in_every_run(exchange: Exchange, tmp_path: Path) -> None:
@@ -209,10 +206,7 @@ def fit_with_a_fault(
 ) -> tuple[str, str]:
     module = Faulty(fault)
     data = PartitionedDataModule(
-        graph_of(weighted_data()),
-        partitioner=RandomPartitioner(),
-        sampler=WholePartSampler(3),
-        boundary=exchange,
+        graph_of(weighted_data()), partitioner=RandomPartitioner(), sampler=WholePartSampler(3), boundary=exchange
     )
     strategy = GrappaStrategy(launch=Launch(timeout=timedelta(seconds=patience)))
     running = trainer(world_size, strategy, max_epochs=8, limit_val_batches=0, precision="64-true")

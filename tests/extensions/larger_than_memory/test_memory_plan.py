@@ -78,11 +78,7 @@ def reads_by_hand(graph: Graph, seeds: list[int], sizes: list[int], num_batches:
 
 @pytest.mark.parametrize(
     ("sampler", "sizes"),
-    [
-        (NeighborSampler([3, 2]), [3, 2]),
-        (NeighborSampler([-1, 4, 1]), [-1, 4, 1]),
-        (LadiesSampler([9, 9]), [1, 1]),
-    ],
+    [(NeighborSampler([3, 2]), [3, 2]), (NeighborSampler([-1, 4, 1]), [-1, 4, 1]), (LadiesSampler([9, 9]), [1, 1])],
     ids=repr,
 )
 def test_expected_reads_are_those_by_hand(sampler: object, sizes: list[int]) -> None:

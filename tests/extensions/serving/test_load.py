@@ -12,14 +12,7 @@ import torch
 from torch import nn
 from torch_geometric.nn import SAGEConv
 
-from lightning_gnn_dist import (
-    Evaluation,
-    Graph,
-    LinkDataModule,
-    LinkSplit,
-    NeighborSampler,
-    PartitionedDataModule,
-)
+from lightning_gnn_dist import Evaluation, Graph, LinkDataModule, LinkSplit, NeighborSampler, PartitionedDataModule
 from lightning_gnn_dist.cli.demo import SAGE
 from lightning_gnn_dist.extensions.serving.answering import Answerer
 from lightning_gnn_dist.extensions.serving.limits import Limits

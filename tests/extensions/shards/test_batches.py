@@ -11,15 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist import (
-    FastGCNSampler,
-    Graph,
-    LadiesSampler,
-    Loading,
-    NeighborSampler,
-    Partition,
-    save_shards,
-)
+from lightning_gnn_dist import FastGCNSampler, Graph, LadiesSampler, Loading, NeighborSampler, Partition, save_shards
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.engine.sample import BatchKey
@@ -73,11 +65,7 @@ ARRAYS = ("x", "y", "train_mask", "val_mask", "test_mask", "n_id")
 
 @pytest.mark.parametrize(
     ("sampler", "shards"),
-    [
-        (NeighborSampler([10, 5]), 4),
-        (NeighborSampler([10, 5]), 2),
-        (LadiesSampler([200, 200]), 4),
-    ],
+    [(NeighborSampler([10, 5]), 4), (NeighborSampler([10, 5]), 2), (LadiesSampler([200, 200]), 4)],
     ids=["one copy", "two copies", "ladies"],
 )
 def test_what_is_sent(tmp_path: Path, shards: int, sampler: ShardedSampler) -> None:

@@ -147,11 +147,7 @@ def fit_again(
         ("GAT", Exchange(share=0.5)),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in [
-                ("SAGE", Exchange(every=2)),
-                ("SAGE", Halo(1, neighbors=2)),
-                ("GCN", Halo(2, bytes=3000)),
-            ]
+            for case in [("SAGE", Exchange(every=2)), ("SAGE", Halo(1, neighbors=2)), ("GCN", Halo(2, bytes=3000))]
         ),
     ],
     ids=repr,

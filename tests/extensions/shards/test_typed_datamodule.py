@@ -141,24 +141,12 @@ def test_a_fit_that_is_resumed_never_stopped(saved: Path, tmp_path: Path) -> Non
 
 BOTH = "sampled by NeighborSampler or TemporalSampler"
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    (
-        {"boundary": Fetch(), "sampler": ShadowSampler([4, 4], num_hops=2)},
-        f"{BOTH}, got Shadow",
-    ),
-    (
-        {"boundary": Fetch(), "sampler": RandomWalkSampler(2, visits=0)},
-        f"{BOTH}, got Random",
-    ),
+    ({"boundary": Fetch(), "sampler": ShadowSampler([4, 4], num_hops=2)}, f"{BOTH}, got Shadow"),
+    ({"boundary": Fetch(), "sampler": RandomWalkSampler(2, visits=0)}, f"{BOTH}, got Random"),
     ({"sampler": TemporalSampler({("a", "to", "b"): [3, 3]}, time="time")}, "names the edge type"),
-    (
-        {"global_batching": GlobalBatching(sampler=LadiesSampler([9, 9]))},
-        f"{BOTH}, got Ladies",
-    ),
+    ({"global_batching": GlobalBatching(sampler=LadiesSampler([9, 9]))}, f"{BOTH}, got Ladies"),
     ({"boundary": Exchange()}, r"it takes sampler=WholePartSampler\(num_hops\)"),
-    (
-        {"sampler": NeighborSampler({("a", "to", "b"): [3, 3]})},
-        r"the edge type \('a', 'to', 'b'\), and the graph",
-    ),
+    ({"sampler": NeighborSampler({("a", "to", "b"): [3, 3]})}, r"the edge type \('a', 'to', 'b'\), and the graph"),
     ({"sampler": NeighborSampler([4, 3], weight="edge_weight")}, "weight .* draws from graphs without types"),
     ({"task": "papers"}, r"task must be one of \['paper', 'author', 'venue', 'word'\], got 'papers'"),
 ]

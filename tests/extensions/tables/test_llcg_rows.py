@@ -129,11 +129,7 @@ def resumed(rank: int, world_size: int, folder: str, is_owned: bool, options: di
 
 @pytest.mark.parametrize(
     ("is_owned", "options"),
-    [
-        (False, {}),
-        pytest.param(True, {}, marks=pytest.mark.slow),
-        pytest.param(True, PLAIN, marks=pytest.mark.slow),
-    ],
+    [(False, {}), pytest.param(True, {}, marks=pytest.mark.slow), pytest.param(True, PLAIN, marks=pytest.mark.slow)],
 )
 def test_replicas_stay_equal_and_resume_to_the_bit(tmp_path: Path, is_owned: bool, options: dict[str, Any]) -> None:
     (first, half), (second, _) = run_ranks(resumed, 2, str(tmp_path), is_owned, options)

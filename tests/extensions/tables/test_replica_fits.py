@@ -10,11 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lightning_gnn_dist import (
-    EverySteps,
-    GrappaStrategy,
-    LocalSGDStrategy,
-)
+from lightning_gnn_dist import EverySteps, GrappaStrategy, LocalSGDStrategy
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.extensions.tables.fitting import NUM_ROWS, WIDTH, Made, batches_of, owned, state_of

@@ -112,16 +112,7 @@ def empty(folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [
-        truncated_npy,
-        truncated_header,
-        truncated_gzip,
-        truncated_row,
-        negative,
-        no_edges,
-        empty,
-    ],
+    "damage", [truncated_npy, truncated_header, truncated_gzip, truncated_row, negative, no_edges, empty]
 )
 def test_what_is_no_list_of_edges_is_refused(damage: Callable[[Path], str], folder: Path, tmp_path: Path) -> None:
     message = damage(folder)

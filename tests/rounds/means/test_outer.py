@@ -103,12 +103,7 @@ def resumed_with(rank: int, world_size: int, folder: Path) -> list[str]:
     """What fits with other optimizers of the meetings say when they are resumed, or that they went on."""
     path, said = folder / "one.ckpt", []
     fit(rank, local_sgd(outer=Outer.diloco()), same_start(), devices=world_size, max_epochs=1).save_checkpoint(path)
-    for outer in (
-        Outer.diloco(),
-        None,
-        ADAPTIVE,
-        Outer(optimizer=lambda parameters: None),
-    ):  # type: ignore[arg-type,return-value]
+    for outer in (Outer.diloco(), None, ADAPTIVE, Outer(optimizer=lambda parameters: None)):  # type: ignore[arg-type,return-value]
         strategy = local_sgd(outer=outer)
         try:
             with warnings.catch_warnings(record=True) as caught:

@@ -10,15 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lightning_gnn_dist import (
-    Fetch,
-    Graph,
-    LinkDataModule,
-    LinkSplit,
-    Partition,
-    communities,
-    split_edges,
-)
+from lightning_gnn_dist import Fetch, Graph, LinkDataModule, LinkSplit, Partition, communities, split_edges
 from lightning_gnn_dist.data.edges.task import WholeEdges
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from tests.batch_contents import contents
