@@ -47,7 +47,7 @@ def sent(rank: int, world_size: int, folder: str, shards: int, sampler: ShardedS
         before = traffic.bytes_sent
         dist.barrier()  # what others ask for before this is counted would be missed
         (batch,) = made_of(graph, sampler, seeds, keys)
-        dist.barrier()  # all have their answers
+        graph.close()  # all have their answers, and who gave them has counted them
         spent = traffic.bytes_sent - before
     expanded = batch.n_id[: sum(batch.num_sampled_nodes[:-1])]
     others = 1 - 1 / shards  # of random nodes
