@@ -12,6 +12,7 @@ os.environ.setdefault("RUST_LOG", "error")  # before torchft is: a line of its t
 
 import gc
 import importlib.util
+import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from tempfile import mkdtemp
@@ -107,9 +108,8 @@ def to_pyg(shared_data: Path) -> Callable[..., Data]:
 
 
 def module_of(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
     spec.loader.exec_module(module)
     return module

@@ -60,3 +60,8 @@ def anchors(path: Path) -> set[str]:
     """The headings of a page, as a link names them."""
     titles = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S), re.MULTILINE)
     return {re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
+
+
+def words_of(svg: str) -> list[str]:
+    """What a picture says."""
+    return re.findall(r"<text [^>]*>([^<]*)</text>", svg)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from lightning_gnn_dist import communities
-from tests.pages import ROOT
+from tests.conftest import module_of
+from tests.pages import ROOT, words_of
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install lightning-gnn-dist[plots]")
 RESULTS = ROOT / "benchmarks" / "results" / "peers.txt"
@@ -22,16 +21,7 @@ SHOWN_IN = ROOT / "docs" / "install.md"
 PEERS = ROOT / "benchmarks" / "peers"
 
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"peers_{name}", PEERS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[f"peers_{name}"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-run, drawing = load("run"), load("picture")
+run, drawing = module_of(PEERS / "run.py"), module_of(PEERS / "picture.py")
 
 PRINTED = """A processor, 4 cores, 16 GB; load 1.0
 torch==2.13.0, dgl==2.1.0
@@ -53,10 +43,6 @@ hosts
 
 1.0 minutes, at a load of 1.0 before and 2.0 after
 """
-
-
-def words_of(svg: str) -> list[str]:
-    return re.findall(r"<text [^>]*>([^<]*)</text>", svg)
 
 
 def drawn(printed: str) -> str:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import itertools
 import re
-import sys
-from types import ModuleType
 
 import pytest
 
-from tests.pages import ROOT
+from tests.conftest import module_of
+from tests.pages import ROOT, words_of
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install lightning-gnn-dist[plots]")
 
@@ -19,16 +17,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "frontier.jsonl"
 PICTURE = ROOT / "docs" / "assets" / "accuracy-over-bytes.svg"
 
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("readme_picture", ROOT / "benchmarks" / "readme_picture.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["readme_picture"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-drawing = load()
+drawing = module_of(ROOT / "benchmarks" / "readme_picture.py")
 
 
 def luminance(colour: str) -> float:
@@ -40,10 +29,6 @@ def luminance(colour: str) -> float:
 def contrast(one: str, other: str) -> float:
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
-
-
-def words_of(svg: str) -> list[str]:
-    return re.findall(r"<text [^>]*>([^<]*)</text>", svg)
 
 
 def test_it_is_drawn_from_the_measurements() -> None:
