@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning_gnn_dist import EverySteps, GrappaStrategy, Launch, LLCGStrategy, LocalSGDStrategy, TMAStrategy
 
-PATIENCE: dict[str, Any] = {"launch": Launch(timeout=timedelta(seconds=30), start_timeout=timedelta(seconds=60))}
+PATIENCE: dict[str, Any] = {"launch": Launch(timeout=timedelta(seconds=90), start_timeout=timedelta(seconds=180))}
 
 
 def every_strategy(steps: int = 3) -> dict[str, Callable[[], Any]]:

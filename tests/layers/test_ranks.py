@@ -242,7 +242,7 @@ def test_links_rank_as_before(world_size: int) -> None:
 
 def corners(rank: int, world_size: int) -> None:
     def ddp() -> Any:
-        return trainer(world_size, DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=30)))
+        return trainer(world_size, DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=120)))
 
     for module in (Sage(2).double(), Gnn()):  # DDP of Lightning itself, one node for each rank
         few = DATA.clone()

@@ -88,7 +88,7 @@ def come_late(rank: int, world_size: int) -> int:
     if rank == 1:
         time.sleep(1.0)
     return fit(
-        rank, LocalSGDStrategy(launch=Launch(start_timeout=timedelta(seconds=30))), Net(), devices=world_size
+        rank, LocalSGDStrategy(launch=Launch(start_timeout=timedelta(seconds=120))), Net(), devices=world_size
     ).global_step
 
 

@@ -208,7 +208,7 @@ def alike(rank: int, world_size: int) -> list[tuple[State, Seen]]:
 
 
 def test_with_one_rank_on_each_host_nothing_changes() -> None:
-    for of_rank in run_ranks(alike, HOSTS, timeout=90):
+    for of_rank in run_ranks(alike, HOSTS):
         for (one, seen), (other, also_seen) in (of_rank[:2], of_rank[2:]):
             assert differs(one, other) == 0
             assert all(a.equal(b) for (a, _), (b, _) in zip(seen, also_seen, strict=True))
@@ -221,7 +221,7 @@ def on_two_hosts(rank: int, world_size: int) -> list[tuple[State, Seen]]:
 
 
 def test_two_ranks_of_each_host_learn_from_its_seeds_as_by_hand() -> None:
-    found = run_ranks(on_two_hosts, 4, timeout=90)
+    found = run_ranks(on_two_hosts, 4)
     references = [grappa_by_hand, local_sgd_by_hand, grappa_by_hand]
     for number, reference in enumerate(references):
         source = graph(lonely=number == 2)
@@ -252,7 +252,7 @@ def with_every_strategy(rank: int, world_size: int) -> dict[str, tuple[State, fl
 
 def test_all_strategies_take_it_also_with_whole_parts() -> None:
     """Each rank computes the whole part for its share of the seeds."""
-    found = run_ranks(with_every_strategy, 4, timeout=90)
+    found = run_ranks(with_every_strategy, 4)
     first, *others = [{name: state for name, (state, _) in of_rank.items()} for of_rank in found]
     assert all(differs(other[name], first[name]) == 0 for other in others for name in first)
     assert differs(first["tma"], first["local_sgd"]) == differs(first["uncorrected"], first["local_sgd"]) == 0
@@ -261,7 +261,7 @@ def test_all_strategies_take_it_also_with_whole_parts() -> None:
     for _ in range(2):  # passes of one step each
         one.go(one.gradient(graph().split("train")))
     assert differs(first["grappa"], state_of(one.model)) < TOLERANCE
-    alone = run_ranks(with_every_strategy, HOSTS, timeout=90)
+    alone = run_ranks(with_every_strategy, HOSTS)
     numbers = 8 * 2 * HOSTS  # a number that each of two further ranks tells the two hosts
     for name in first:
         of_four, of_two = (sum(of_rank[name][1] for of_rank in ranks) for ranks in (found, alone))
@@ -306,7 +306,7 @@ def stops_and_goes_on(rank: int, world_size: int, path: Path) -> tuple[State, St
 
 def test_a_run_whose_parts_change_goes_on_in_mid_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    for whole, resumed, num_nodes in run_ranks(stops_and_goes_on, 4, tmp_path / "mid.ckpt", timeout=90):
+    for whole, resumed, num_nodes in run_ranks(stops_and_goes_on, 4, tmp_path / "mid.ckpt"):
         assert differs(whole, resumed) == 0 and 0 < num_nodes < 240
     assert not [*tmp_path.glob("parts-*")]
 
@@ -334,7 +334,7 @@ def in_rounds(rank: int, world_size: int, folder: Path) -> list[tuple[State, See
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
 def test_rounds_on_hosts_are_those_by_hand_and_go_on(tmp_path: Path) -> None:
     """One host has twice the nodes of the other, and four ranks one mean."""
-    found = run_ranks(in_rounds, 4, tmp_path, timeout=90)
+    found = run_ranks(in_rounds, 4, tmp_path)
     for number, reference in enumerate((llcg_by_hand, local_sgd_by_hand)):
         expected = reference(graph(), [of_rank[number][1] for of_rank in found])
         for whole, _, again in (of_rank[number] for of_rank in found):

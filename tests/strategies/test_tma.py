@@ -20,7 +20,7 @@ from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import Net, State, differs, fit, state_of
 from tests.strategies.round_fitting import before_and_after, same_start
 
-PATIENCE = Launch(timeout=timedelta(seconds=30))
+PATIENCE = Launch(timeout=timedelta(seconds=120))
 
 
 class StepsOfRank(NamedTuple):

@@ -267,4 +267,4 @@ def freed(rank: int, world_size: int) -> None:
 )
 def test_what_ddp_would_get_wrong_is_refused(function: Any, message: str) -> None:
     with pytest.raises(RankError, match=message):
-        run_ranks(function, 2, timeout=60, grace=1)
+        run_ranks(function, 2, grace=1)

@@ -61,7 +61,7 @@ def meet(rank: int, world_size: int, hosts: list[int]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("hosts", [[0, 0, 1, 1], [1, 0, 1, 0], [0, 1, 1, 1]], ids=str)
 def test_a_mean_is_that_of_all_ranks_and_leaves_a_host_once(hosts: list[int]) -> None:
-    found = run_ranks(meet, 4, hosts, timeout=60)
+    found = run_ranks(meet, 4, hosts)
     num_bytes = 8 * (NUMBERS + 1) + 8  # and the weight, and the integer
     for rank, one in enumerate(found):
         torch.testing.assert_close(one["mean"], mean_by_hand(), rtol=0, atol=1e-12)
@@ -74,7 +74,7 @@ def test_a_mean_is_that_of_all_ranks_and_leaves_a_host_once(hosts: list[int]) ->
         assert one["sent"] == Sent(within + between, between)
         assert (one["sent_rounded"].between_hosts > 0) == is_first
         assert one["row"] == Sent(12, 12 if hosts[(rank + 1) % 4] != hosts[rank] else 0)
-    between_alone = run_ranks(meet, HOSTS, [0, 1], timeout=60)[0]["sent_rounded"].between_hosts
+    between_alone = run_ranks(meet, HOSTS, [0, 1])[0]["sent_rounded"].between_hosts
     assert found[0]["sent_rounded"].between_hosts == between_alone
 
 
@@ -94,6 +94,6 @@ def test_gradients_are_means_over_all_ranks() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 600), nn.Linear(600, 600), nn.Linear(600, 1)).double()
     torch.stack([model(of_rank(rank)[:30].view(10, 3)).square().mean() for rank in range(4)]).mean().backward()
-    for found in run_ranks(go_back, 4, timeout=60):
+    for found in run_ranks(go_back, 4):
         for ours, parameter in zip(found, model.parameters(), strict=True):
             torch.testing.assert_close(ours, parameter.grad, rtol=0, atol=1e-12)

@@ -89,7 +89,7 @@ def looked(rank: int, world_size: int) -> float:
 @reads_memory
 def test_a_host_has_its_part_once() -> None:
     for num_ranks in (2, 4):
-        assert 0.5 < sum(run_ranks(looked, num_ranks, timeout=90)) < 1.2
+        assert 0.5 < sum(run_ranks(looked, num_ranks)) < 1.2
 
 
 def readers(made: Graph, folder: Path, num_members: int, **options: Any) -> tuple[PartReader, SharedPartReader]:
@@ -126,7 +126,7 @@ def dies_or_reads(rank: int, world_size: int, folder: Path) -> int:
 
 
 def test_if_the_rank_that_reads_a_part_dies_another_reads_it(tmp_path: Path) -> None:
-    with start_ranks(dies_or_reads, 2, tmp_path, timeout=60) as ranks:
+    with start_ranks(dies_or_reads, 2, tmp_path) as ranks:
         while not (tmp_path / "begun").exists():
             time.sleep(0.01)
         time.sleep(0.2)

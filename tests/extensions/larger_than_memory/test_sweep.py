@@ -164,7 +164,7 @@ def fit_of_ranks(rank: int, world_size: int, path: Path) -> tuple[list[Any], Ten
 
 
 def test_two_ranks_learn_from_each_node_once_in_an_epoch(path: Path) -> None:
-    found = run_ranks(fit_of_ranks, 2, path, timeout=60)
+    found = run_ranks(fit_of_ranks, 2, path)
     steps = check_turns([seen for seen, *_ in found], 2)
     own, others = by_hand(graph_in_doubles(), steps)
     for _, weight, weight_of_others in found:

@@ -174,7 +174,7 @@ def averaged(rank: int, world_size: int) -> None:
 @pytest.mark.slow
 def test_moments_that_differ_are_refused() -> None:
     with pytest.raises(RankError, match=r"would average all moments of rows\.weight"):
-        run_ranks(averaged, 2, timeout=60)
+        run_ranks(averaged, 2)
 
 
 def sgd_with_momentum(parameters: list[Tensor]) -> torch.optim.Optimizer:

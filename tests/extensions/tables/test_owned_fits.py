@@ -142,7 +142,7 @@ def test_a_fit_is_that_of_rows_that_all_ranks_hold(name: str, world_size: int, t
         for found in run_ranks(predicts, 2, str(tmp_path / "owned.ckpt.end")):
             assert differs(found, {node: rows[node] for node in found}) < 1e-12
         with pytest.raises(RankError, match="written by 3 ranks, and this fit has 2: resume with as many"):
-            run_ranks(on_others, 2, str(tmp_path / "owned.ckpt"), timeout=60)
+            run_ranks(on_others, 2, str(tmp_path / "owned.ckpt"))
     if name != "grappa":
         return
     for one in written[1:]:

@@ -185,7 +185,7 @@ def fits(rank: int, world_size: int, kind: type[Owned], in_rounds: bool) -> None
 )
 def test_what_rows_cannot_have_is_refused(kind: type[Owned], in_rounds: bool, message: str) -> None:
     with pytest.raises(RankError, match=message):
-        run_ranks(fits, 2, kind, in_rounds, timeout=60)
+        run_ranks(fits, 2, kind, in_rounds)
 
 
 class Other(Owned):
@@ -217,7 +217,7 @@ def infinite(rank: int, world_size: int) -> None:
 )
 def test_ranks_that_differ_are_named(function: Any, message: str) -> None:
     with pytest.raises(RankError, match=message):
-        run_ranks(function, 2, timeout=60)
+        run_ranks(function, 2)
 
 
 def test_ranks_that_may_die_refuse_the_table() -> None:

@@ -70,4 +70,4 @@ def of_another_kind(rank: int, world_size: int, folder: str) -> None:
 @pytest.mark.slow
 def test_moments_of_corrections_are_of_one_kind_of_table(tmp_path: Path) -> None:
     with pytest.raises(RankError, match=r"correction optimizer has numbers of shape .* resume with the kind of table"):
-        run_ranks(of_another_kind, 2, str(tmp_path), timeout=60)
+        run_ranks(of_another_kind, 2, str(tmp_path))

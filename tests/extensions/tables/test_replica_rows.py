@@ -207,4 +207,4 @@ def same(module: Table) -> Table:
 )
 def test_moments_that_stay_with_ranks_go_on_as_they_were(tmp_path: Path, again: dict[str, Any], message: str) -> None:
     with pytest.raises(RankError, match=message):
-        run_ranks(of_another_kind, 2, str(tmp_path), {}, again, timeout=60)
+        run_ranks(of_another_kind, 2, str(tmp_path), {}, again)

@@ -170,7 +170,7 @@ def alone(rank: int, world_size: int) -> None:
 @pytest.mark.slow
 def test_a_table_alone_is_refused() -> None:
     with pytest.raises(RankError, match=r"rows\.weight is all that trains"):
-        run_ranks(alone, 2, timeout=60)
+        run_ranks(alone, 2)
 
 
 class Wrong(OfData):
@@ -211,7 +211,7 @@ def without_a_table(rank: int, world_size: int) -> None:
 @pytest.mark.slow
 def test_sparse_gradients_of_no_table_are_explained() -> None:
     with pytest.raises(RankError, match="has a sparse gradient, and is no table that ranks know"):
-        run_ranks(without_a_table, 2, timeout=60)
+        run_ranks(without_a_table, 2)
 
 
 SGD = torch.optim.SGD

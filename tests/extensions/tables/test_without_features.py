@@ -180,7 +180,7 @@ def by_ddp(rank: int, world_size: int) -> None:
 @pytest.mark.slow
 def test_plain_ddp_is_refused() -> None:
     with pytest.raises(RankError, match=r"table has sparse=True, .*use GrappaStrategy\(\)"):
-        run_ranks(by_ddp, 2, timeout=60)
+        run_ranks(by_ddp, 2)
 
 
 def dense(rank: int, world_size: int) -> None:
@@ -192,7 +192,7 @@ def dense(rank: int, world_size: int) -> None:
 @pytest.mark.slow
 def test_a_dense_table_brings_a_warning() -> None:
     with pytest.raises(RankError, match=r"table has a row for each of \d+ nodes, .*1/2 .*sparse=True"):
-        run_ranks(dense, 2, timeout=60)
+        run_ranks(dense, 2)
 
 
 class Typed(Judged):
