@@ -115,12 +115,7 @@ class Stores(NamedTuple):
 
 
 def assemble(
-    graph: Graph,
-    sample: Sample,
-    pool_of: PoolOf = lambda _: None,
-    *,
-    widen: Widen = True,
-    all_labels: bool = True,
+    graph: Graph, sample: Sample, pool_of: PoolOf = lambda _: None, *, widen: Widen = True, all_labels: bool = True
 ) -> SampledData:
     """Make a batch of a sample, with the rows of the graph's arrays for its nodes and edges.
 

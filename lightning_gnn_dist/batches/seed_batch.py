@@ -110,11 +110,7 @@ class Promise(Tensor):
 
     @staticmethod
     def __new__(
-        cls,
-        read: Rows,
-        seed_rows: Callable[[], Tensor | None],
-        batch_size: int,
-        origin: object = None,
+        cls, read: Rows, seed_rows: Callable[[], Tensor | None], batch_size: int, origin: object = None
     ) -> Promise:
         promise: Promise = Tensor._make_wrapper_subclass(cls, (0,))
         promise._read, promise._seed_rows, promise._batch_size = read, seed_rows, batch_size

@@ -206,12 +206,7 @@ class GraphSource(BatchSource):
         return self._graph, self._sampler
 
     def _batches_around(
-        self,
-        graph: Graph,
-        sampler: Sampler,
-        seeds: Sequence[Tensor],
-        keys: Sequence[BatchKey],
-        inputs: Inputs | None,
+        self, graph: Graph, sampler: Sampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey], inputs: Inputs | None
     ) -> list[SampledData]:
         samples = sampler.sample_bulk(graph, seeds, keys)
         batches = self._assembled(graph, samples)

@@ -15,14 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import (
-    check_at_least,
-    check_ids,
-    check_instance,
-    check_tensor,
-    is_integer,
-    shown,
-)
+from lightning_gnn_dist.checks import check_at_least, check_ids, check_instance, check_tensor, is_integer, shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.rules import Amount, Fraction, check_fields
 

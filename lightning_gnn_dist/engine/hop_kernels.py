@@ -103,8 +103,8 @@ def expand(
     others: int,
     hop: int,
     draws: Draws,
-    edge_type: Array | None,
-    weights: Weights | None,
+    edge_type: Any,
+    weights: Any,
     work: Work,
     table: Table,
 ) -> Any:
@@ -215,14 +215,7 @@ def _take_first(indices: Array, first: int, count: int, positions: Array, out: i
 
 @part
 def _draw_noted(
-    indices: Array,
-    notes: Array,
-    noted: int,
-    hop: int,
-    draws: Draws,
-    weights: Weights | None,
-    aside: Any,
-    positions: Array,
+    indices: Array, notes: Array, noted: int, hop: int, draws: Draws, weights: Any, aside: Any, positions: Array
 ) -> Any:
     """Draw from the pieces that were noted, whose first edge stands where their edges go; return 0."""
     for i in range(noted):

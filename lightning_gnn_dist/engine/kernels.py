@@ -19,7 +19,7 @@ import numpy.typing as npt
 from lightning_gnn_dist.engine.compiling import inlined, part
 from lightning_gnn_dist.engine.intrinsics import LINE, RUN, prefetch, run_length
 from lightning_gnn_dist.engine.rng import below, draw
-from lightning_gnn_dist.engine.weighted import Piece, Weights, draw_by_weight
+from lightning_gnn_dist.engine.weighted import Piece, draw_by_weight
 
 Array = npt.NDArray[Any]
 
@@ -131,9 +131,7 @@ def take_row(indices: Array, first: int, degree: int, positions: Array, out: int
 
 
 @inlined
-def draw_row(
-    indices: Array, piece: Piece, replace: bool, weights: Weights | None, aside: Any, positions: Array, out: int
-) -> None:
+def draw_row(indices: Array, piece: Piece, replace: bool, weights: Any, aside: Any, positions: Array, out: int) -> None:
     """Choose ``piece.fanout`` edges of a row that is not taken whole."""
     if weights is None:
         if replace:

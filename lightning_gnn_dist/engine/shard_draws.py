@@ -128,13 +128,7 @@ def _count(csr: Csr, asked: RowRequest, counts: Array) -> Any:
 
 @compiled
 def _draw(
-    csr: Csr,
-    asked: RowRequest,
-    weights: Weights | None,
-    longest: int,
-    starts: Array,
-    positions: Array,
-    senders: Array,
+    csr: Csr, asked: RowRequest, weights: Weights | None, longest: int, starts: Array, positions: Array, senders: Array
 ) -> None:
     """Write which edges the rows give, each row's from its place in ``starts`` on.
 

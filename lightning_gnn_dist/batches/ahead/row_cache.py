@@ -37,12 +37,7 @@ class RowCache:
         hits: How many of these were held.
     """
 
-    def __init__(
-        self,
-        arrays: Arrays,
-        num_rows: int,
-        count: Callable[[Tensor], Tensor] = torch.zeros_like,
-    ) -> None:
+    def __init__(self, arrays: Arrays, num_rows: int, count: Callable[[Tensor], Tensor] = torch.zeros_like) -> None:
         self.num_rows, self._count = num_rows, count
         self.rows = {name: array.new_empty((num_rows, *array.shape[1:])) for name, array in arrays.items()}
         nothing = torch.empty(0, dtype=torch.int64)
