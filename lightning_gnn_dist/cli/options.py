@@ -102,6 +102,15 @@ def _add_prepare(commands: Commands) -> None:
     prepare.add_argument("--time", metavar="NAME", help="of several types: the column of times, which orders edges")
     prepare.add_argument("--reverse", action="store_true", help="of several types: add rev_... for each type of edges")
     prepare.add_argument("--drop", nargs="+", default=[], metavar="NAME", help="arrays or columns to leave out")
+    prepare.add_argument(
+        "--as",
+        dest="kinds",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar=("KIND", "COLUMN"),
+        help="what columns of features are, as in --as category zip year --as text title; also number and time",
+    )
     prepare.add_argument("--float-labels", action="store_true", help="y is a target of regression")
     prepare.add_argument(
         "--memory",

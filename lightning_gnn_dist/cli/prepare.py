@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lightning_gnn_dist.checks import in_bytes
+from lightning_gnn_dist.checks import aligned, in_bytes
 from lightning_gnn_dist.cli.first_batch import compile_for, is_compiled
 from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.partition.streaming import StreamingPartitioner
-from lightning_gnn_dist.prepare.files.columns import SPLITS
+from lightning_gnn_dist.prepare.files.columns import SPLITS, Choice
 from lightning_gnn_dist.prepare.one_shard import OneShard
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation
 from lightning_gnn_dist.prepare.steps.describe import Prepared
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> None:
             raise FileExistsError(f"{preparation.target} exists already: choose another path, or add --overwrite.")
         _estimate(preparation)
         with _stages() as on_progress:
-            prepared = preparation.run(on_progress, overwrite=options.overwrite)
+            prepared = preparation.run(on_progress, overwrite=options.overwrite, on_columns=_tell_columns)
         _summary(prepared, preparation)
         _compile(options)
     except (ValueError, TypeError, OSError, NotImplementedError, MemoryError, ModuleNotFoundError) as error:
@@ -79,7 +79,7 @@ def _preparation(options: argparse.Namespace, shard: OneShard | None) -> Prepara
         reverse=options.reverse,
         split=options.split,
         seed=options.seed,
-        drop=tuple(options.drop),
+        choice=Choice(tuple(options.drop), {name: kind for kind, *names in options.kinds for name in names}),
         float_labels=options.float_labels,
         memory_bytes=options.memory or DEFAULT_MEMORY,
     )
@@ -125,6 +125,13 @@ def _estimate(preparation: Preparation) -> None:
     print(f"It is read as {preparation.inputs.layout}.")
     for line in preparation.inputs.headings:
         print(line)
+
+
+def _tell_columns(told: list[tuple[str, str, str]]) -> None:
+    """Print what columns become that are more than numbers."""
+    if told:
+        print("\n".join(aligned([("table", "column", "becomes"), *told])))
+        print("Others are numbers. To choose: --drop NAME, or --as category|number|time|text NAME.")
 
 
 @contextmanager

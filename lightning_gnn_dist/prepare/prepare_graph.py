@@ -9,8 +9,8 @@ files, read by every host -> own nodes, and edges into them -> sorted on disk ->
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -25,11 +25,13 @@ from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.prepare.agreement import RENAMED, WRITTEN, check_alike, needs_no_rank
 from lightning_gnn_dist.prepare.databases.manifest import is_database
 from lightning_gnn_dist.prepare.databases.source import inputs_of_database
+from lightning_gnn_dist.prepare.files.columns import Choice
 from lightning_gnn_dist.prepare.files.inputs import EDGE, Inputs, check_carried, with_reverse
+from lightning_gnn_dist.prepare.kept import keep_ids
 from lightning_gnn_dist.prepare.one_shard import OneShard, Part, check_assignment, inputs_of, part_of, reading_of
 from lightning_gnn_dist.prepare.reading import Reading
-from lightning_gnn_dist.prepare.refusals import check_tables, check_types
-from lightning_gnn_dist.prepare.steps.describe import Prepared, describe, keep_ids
+from lightning_gnn_dist.prepare.refusals import check_kinds, check_tables, check_types
+from lightning_gnn_dist.prepare.steps.describe import Prepared, describe
 from lightning_gnn_dist.prepare.steps.edges import EdgeSorting, OnProgress, check_times
 from lightning_gnn_dist.prepare.steps.estimate import Estimate, estimate_of
 from lightning_gnn_dist.prepare.steps.external_sort import MemoryTooSmall
@@ -43,7 +45,8 @@ from lightning_gnn_dist.prepare.steps.nodes import (
 )
 from lightning_gnn_dist.rules import Count, Seed, check_fields
 
-VERSION = 4  # of unfinished work: raise it when a new release cannot go on with it
+VERSION = 5  # of unfinished work: raise it when a new release cannot go on with it
+OnColumns: TypeAlias = Callable[[list[tuple[str, str, str]]], None]  # a table, a column, and what it becomes
 Nodes: TypeAlias = Mapping[str, NodesOfType]
 DEFAULT_MEMORY = 2_000_000_000
 
@@ -60,6 +63,7 @@ def prepare_graph(
     split: Sequence[float] | None = None,
     seed: int = 0,
     drop: Collection[str] = (),
+    kinds: Mapping[str, str] | None = None,
     float_labels: bool = False,
     memory_bytes: int = DEFAULT_MEMORY,
     overwrite: bool = False,
@@ -91,10 +95,10 @@ def prepare_graph(
         split: Shares of labelled nodes, of each type, to train on, validate and test.
         seed: Decides the split.
         drop: Names of arrays and columns to leave out.
+        kinds: What columns of features are, ``{"zip": "category"}``, if not what their cells hold.
         float_labels: Accept a floating point ``y``, for regression.
-        memory_bytes: Bytes that reading, sorting and copying may take, beside arrays of one entry per node (about 24
-            bytes per node, and labels, masks, times and ids; with an assignment 8 to 12 bytes more) and the interpreter
-            itself.
+        memory_bytes: Bytes that reading, sorting and copying may take, beside arrays of one entry per node (24 bytes
+            per node, labels, masks, times and ids; with an assignment 8 to 12 bytes more) and the interpreter.
         overwrite: Replace a saved graph.
         on_progress: Called with the name of the stage and the share of it that is done.
     """
@@ -103,10 +107,9 @@ def prepare_graph(
     check_true_or_false(overwrite=overwrite)
     source, out = check_path("source", source), check_folder("out", out)
     nodes = None if nodes is None else check_path("nodes", nodes)
-    preparation = Preparation(
-        source, out, shard, nodes, undirected, time, reverse, split, seed, tuple(drop), float_labels, memory_bytes
-    )
-    preparation.run(on_progress, overwrite=overwrite)
+    choice = Choice(tuple(drop), kinds or {})
+    given = source, out, shard, nodes, undirected, time, reverse, split, seed, choice, float_labels, memory_bytes
+    Preparation(*given).run(on_progress, overwrite=overwrite)
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ class Preparation:
     reverse: bool = False
     split: Sequence[float] | None = None
     seed: Seed = 0
-    drop: tuple[str, ...] = ()
+    choice: Choice = field(default_factory=Choice)
     float_labels: bool = False
     memory_bytes: Count = DEFAULT_MEMORY
 
@@ -133,6 +136,7 @@ class Preparation:
             raise FileNotFoundError(f"{self.source} does not exist.")
         of_types = {"time": self.time is not None, "reverse": self.reverse, "split": self.split is not None}
         check_types(self.inputs, self.source, self.nodes, undirected=self.undirected, **of_types)
+        check_kinds(self.choice.kinds, self.inputs, self.source)
         if self.shard is not None:
             check_assignment(self.shard, self.inputs.nodes)
             check_tables(self.shard, self.inputs)
@@ -153,8 +157,8 @@ class Preparation:
     def inputs(self) -> Inputs:
         """The files of the source."""
         if is_database(self.source):
-            return inputs_of_database(self.source, frozenset(self.drop))
-        return Inputs.of(self.source, self.nodes, frozenset(self.drop), self.time)
+            return inputs_of_database(self.source, frozenset(self.choice.drop))
+        return Inputs.of(self.source, self.nodes, frozenset(self.choice.drop), self.time)
 
     @cached_property
     def reading(self) -> Reading:
@@ -167,7 +171,9 @@ class Preparation:
         num_shards = None if self.shard is None else self.shard.num_shards
         return estimate_of(self.inputs, directions, num_shards, self.reading.num_readers)
 
-    def run(self, on_progress: OnProgress, *, overwrite: bool = False) -> Prepared | None:
+    def run(
+        self, on_progress: OnProgress, *, overwrite: bool = False, on_columns: OnColumns = lambda told: None
+    ) -> Prepared | None:
         """Do the work that is left, and rename the result to the target; return None if the renaming alone was left."""
         if self.shard is not None:
             from lightning_gnn_dist.prepare.shard_index import check_division  # a whole graph needs none of it
@@ -182,7 +188,7 @@ class Preparation:
         try:
             with journal_of(self.folder, self._inputs()) as journal:
                 try:
-                    prepared = None if is_written else self._write(journal, on_progress)
+                    prepared = None if is_written else self._write(journal, on_progress, on_columns)
                 except (ValueError, TypeError) as error:
                     if not isinstance(error, MemoryTooSmall):
                         shutil.rmtree(self.folder)  # nobody goes on with what was refused
@@ -205,18 +211,19 @@ class Preparation:
             ) from error
         return prepared
 
-    def _write(self, journal: Journal, on_progress: OnProgress) -> Prepared:
+    def _write(self, journal: Journal, on_progress: OnProgress, on_columns: OnColumns) -> Prepared:
         """Write all files of the saved graph into the draft, once tables have become arrays."""
         inputs, ids, tables = self.inputs, dict[str, Path](), None
-        given = self.folder / "tables", self.drop, self.memory_bytes, on_progress
+        folder = self.folder / "tables"
         if inputs.database is not None:
             from lightning_gnn_dist.prepare.databases.unpack import unpack_database  # arrays need no DuckDB
 
-            inputs, ids, tables = unpack_database(inputs, *given)
+            inputs, ids, tables = unpack_database(inputs, folder, self.choice.drop, self.memory_bytes, on_progress)
         elif inputs.tables:
             from lightning_gnn_dist.prepare.tables.unpack import unpack
 
-            inputs, ids = unpack(inputs, *given)
+            inputs, ids, told = unpack(inputs, folder, self.choice, self.memory_bytes, on_progress)
+            on_columns(told)
         return Writing(self, inputs, ids, tables, on_progress).write(journal)
 
     def _stage(self) -> int:
@@ -237,7 +244,8 @@ class Preparation:
             "undirected": self.undirected,
             "split": self.split,
             "seed": int(self.seed),
-            "drop": sorted(self.drop),
+            "drop": sorted(self.choice.drop),
+            "kinds": dict(sorted((self.choice.kinds).items())),
             "float_labels": self.float_labels,
             "time": self.time,
             "reverse": self.reverse,

@@ -17,7 +17,6 @@ from lightning_gnn_dist.prepare.databases.columns import Encoding, Scan
 from lightning_gnn_dist.prepare.databases.keyed import Keyed, Span
 from lightning_gnn_dist.prepare.databases.manifest import Manifest, TableSpec
 from lightning_gnn_dist.prepare.databases.questions import Questions
-from lightning_gnn_dist.prepare.databases.text import embedding
 from lightning_gnn_dist.prepare.files.arrays import entries
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
 from lightning_gnn_dist.prepare.files.inputs import Inputs, NodeFiles
@@ -25,6 +24,7 @@ from lightning_gnn_dist.prepare.files.row_files import Carried, RowFiles
 from lightning_gnn_dist.prepare.tables.cells import WHOLE, Cells
 from lightning_gnn_dist.prepare.tables.engine import ROW, Work, numpy_of, quoted, told
 from lightning_gnn_dist.prepare.tables.ids import Ids, dtype_of, ids_of, write_ends, write_rows
+from lightning_gnn_dist.prepare.tables.text import embedding
 
 UNKNOWN = -2  # the row that a key names that names none; -1 if there is no key
 UNITS = (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lightning_gnn_dist.checks import check_fits
@@ -22,6 +23,19 @@ ALIASES = {
 
 
 NO_CLASS = "-1"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a user says of columns.
+
+    Args:
+        drop: Columns and arrays to leave out.
+        kinds: The kinds of features, where they are told.
+    """
+
+    drop: tuple[str, ...] = ()
+    kinds: Mapping[str, str] = field(default_factory=dict)
 
 
 def purpose_of(name: str) -> str:

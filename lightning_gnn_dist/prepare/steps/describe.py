@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ from lightning_gnn_dist.graph.storage.checksum import checksum_of
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.graph.user_ids import CLASSES, OWN, ids_file
 from lightning_gnn_dist.prepare.files.columns import SPLITS
 from lightning_gnn_dist.prepare.reading import Progress
 
@@ -105,20 +103,3 @@ def _in_order(draft: Path, of_nodes: Sequence[str]) -> list[Path]:
         names = [*first, *(file.stem for file in sorted(folder.glob("*.npy")))]
         ordered += [folder / f"{name}.npy" for name in Data(**dict.fromkeys(names, 0)).to_dict()]
     return ordered
-
-
-def keep_ids(ids: Path, folder: Path, node_type: str) -> None:
-    """Copy into the folder of a saved graph a file of ids, and what lies beside it.
-
-    That is ``classes.npy``, the names of labels that were words, and ``own``, a folder with the columns that say what a
-    row of a table of questions is.
-    """
-    file = ids_file(folder, node_type)
-    file.parent.mkdir(exist_ok=True)
-    kept = {ids: file, ids.with_name("classes.npy"): file.with_suffix(CLASSES)}
-    kept |= {own: file.with_suffix(OWN) / own.name for own in (ids.parent / "own").glob("*.npy")}
-    for source, target in kept.items():
-        if source.exists():
-            target.parent.mkdir(exist_ok=True)
-            shutil.copyfile(source, target)
-            flush(target)

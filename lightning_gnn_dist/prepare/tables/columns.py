@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column
+from lightning_gnn_dist.graph.typed.tables import CATEGORIES
 from lightning_gnn_dist.prepare.files.columns import SPLIT_WORDS, SPLITS, check_classes, check_purposes, purpose_of
 from lightning_gnn_dist.prepare.tables.cells import WHOLE, Cells
 from lightning_gnn_dist.prepare.tables.engine import Table, Work, literal, numpy_of, quoted
+from lightning_gnn_dist.prepare.tables.features import Feature, features_of
 
 NO_SPLIT = ("", "none", "-")
 SURELY_EXACT = 1 << 24  # whole numbers below are numbers of float32
+NONE: Column = np.empty((0, 2), np.float32)
 FLOAT, DOUBLE, LONG, BOOL = (np.dtype(kind) for kind in (np.float32, np.float64, np.int64, np.bool_))
 
 
@@ -45,42 +47,37 @@ def look_at(work: Work, table: Table, names: Collection[str]) -> dict[str, Look]
 
 @dataclass(frozen=True)
 class Made:
-    """An array, and the columns that it is made of.
+    """An array, and the column that it is made of.
 
     Args:
         array: What it is called in the graph.
         dtype: Its type.
-        cells: The SQL of its columns, and how many numbers a cell has: 0 of a single one, which is no row of numbers.
+        sql: The SQL of a cell.
+        width: How many numbers a cell has: 0 of a single one, which is no row of numbers.
         words: Classes in order, where cells are words.
-        is_feature: Whether all must be finite numbers.
     """
 
     array: str
     dtype: np.dtype[Any]
-    cells: tuple[tuple[str, int], ...]
+    sql: str
+    width: int = 0
     words: Sequence[str] | None = None
-    is_feature: bool = False
 
-    def of(self, columns: Sequence[Any]) -> Column:
-        """The rows of a piece, given its columns of pyarrow."""
-        parts = [self._part(column, width) for column, (_, width) in zip(columns, self.cells, strict=True)]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-
-    def _part(self, column: Any, width: int) -> Column:
+    def of(self, column: Any) -> Column:
+        """The rows of a piece, given its column of pyarrow."""
         if self.words is not None:
             import pyarrow as pa
             from pyarrow import compute
 
             column = compute.index_in(column, pa.array(self.words, column.type)).fill_null(-1)
-        is_list = bool(column.type.num_fields)
-        values = numpy_of(column.flatten() if is_list else column).astype(self.dtype, copy=False)
-        return values.reshape(len(column), width) if width else values
+        values = numpy_of(column.flatten() if self.width else column).astype(self.dtype, copy=False)
+        return values.reshape(len(column), self.width) if self.width else values
 
 
 class Columns:
     """What the columns of a table become.
 
-    Features are taken for finite numbers that float32 does not round, and looked at again if one may be another.
+    Features are taken for finite numbers that float32 does not round, and looked at if one may be another.
 
     Args:
         work: Reads the table.
@@ -89,81 +86,130 @@ class Columns:
         time: The column of times, if there is one.
         of_edges: Whether edges carry them: then each feature is an array of its own, and not a column of ``x``.
         plain: Whether all are features.
+        kinds: The kinds of features, where they are told.
     """
 
     def __init__(
-        self, work: Work, table: Table, names: Sequence[str], time: str | None, *, of_edges: bool, plain: bool = False
+        self,
+        work: Work,
+        table: Table,
+        names: Sequence[str],
+        time: str | None,
+        *,
+        of_edges: bool,
+        plain: bool = False,
+        kinds: Mapping[str, str] | None = None,
     ) -> None:
-        self._work, self._table, self.made = work, table, list[Made]()
+        self._work, self._table, self.made, self._of_edges = work, table, list[Made](), of_edges
         self._bad: list[tuple[str, str, str]] = []  # column, SQL, and what is wrong with it
-        self._suspects = False
         roles = {name: "feature" if plain else _role(name, time) for name in names}
-        self._features = [name for name in names if roles[name] == "feature"]
-        arrays = {name: f"edge_{name.removeprefix('edge_')}" for name in self._features} if of_edges else {}
+        features = [name for name in names if roles[name] == "feature"]
+        self._kinds = {name: kind for name, kind in (kinds or {}).items() if name in features}
+        self._suspects = bool(self._kinds) or any(not _is_number(table.types[name]) for name in features)
+        arrays = {name: f"edge_{name.removeprefix('edge_')}" for name in features} if of_edges else {}
         arrays |= {name: purpose_of(name) for name in names if name not in arrays}
         of_split = [f"{split}_mask" for split in SPLITS]
         check_purposes(
             ((n, a) for n in names for a in (of_split if roles[n] == "split" else [arrays[n]])), table.source
         )
-        looks = look_at(work, table, [n for n in names if roles[n] != "feature" or table.types[n].endswith("]")])
+        looks = look_at(work, table, [n for n in names if roles[n] != "feature"])
         for name in names:
             if roles[name] != "feature":
                 getattr(self, f"_{roles[name]}")(name, looks[name])
-        parts = [(name, self._feature(name, looks)) for name in self._features]
-        if of_edges:
-            single = [(name, (sql, width if name in looks else 0)) for name, (sql, width) in parts]
-            self.made += [Made(arrays[name], FLOAT, (part,), is_feature=True) for name, part in single]
-        elif parts:
-            self.made.append(Made("x", FLOAT, tuple(part for _, part in parts), is_feature=True))
+        self.features = [Feature(name, Cells(quoted(name), table.types[name])) for name in features]
         self._refuse()
+        self._was_looked_at = False
+        if self._suspects:
+            self.look()
+
+    @property
+    def arrays(self) -> list[str]:
+        """The names of all arrays."""
+        return [*(made.array for made in self.made), *self._arrays_of([])]
 
     @property
     def select(self) -> list[str]:
         """The SQL of all columns of all arrays."""
-        return [f"{sql} AS c{at}_{i}" for at, made in enumerate(self.made) for i, (sql, _) in enumerate(made.cells)]
+        return [f"{made.sql} AS c{at}" for at, made in enumerate(self.made)] + [
+            f"{each.sql} AS f{at}" for at, each in enumerate(self.features)
+        ]
 
     def of(self, piece: Mapping[str, Any]) -> dict[str, Column]:
         """The arrays of a piece of ``select``."""
+        found = {made.array: made.of(piece[f"c{at}"]) for at, made in enumerate(self.made)}
+        rows = [each.of(piece[f"f{at}"]) for at, each in enumerate(self.features)]
+        if not self._suspects:
+            self._suspects = not all((np.abs(each) < SURELY_EXACT).all() for each in rows)
+        return found | self._arrays_of(rows)
+
+    def must_be_read_again(self) -> bool:
+        """Whether features were no finite numbers, but are of another kind. What is of none is noted."""
+        if not self._suspects or not self.features or self._was_looked_at:
+            return False
+        before = self.features
+        self.look()
+        return self.features != before and not self._work.problems
+
+    def look(self) -> None:
+        """Find out what features are, and note what is wrong with them."""
+        names = [each.name for each in self.features]
+        self.features, self._was_looked_at = features_of(self._work, self._table, names, self._kinds), True
+
+    @property
+    def told(self) -> list[tuple[str, str]]:
+        """What features become that are more than numbers."""
+        return [(each.name, each.told) for each in self.features if each.kind != "number" or each.is_marked]
+
+    @property
+    def categories(self) -> dict[str, Sequence[str]]:
+        """The words of each column of categories, in order."""
+        return {each.name: each.words for each in self.features if each.kind == "category"}
+
+    def _arrays_of(self, rows: Sequence[Column]) -> dict[str, Column]:
+        """The arrays of features, given the rows of each."""
+        if not self._of_edges:
+            of_kinds: dict[str, list[Column]] = {}
+            for at, each in enumerate(self.features):
+                array = CATEGORIES if each.kind == "category" else "x"
+                of_kinds.setdefault(array, []).append(rows[at] if rows else NONE)
+            return {name: parts[0] if len(parts) == 1 else np.concatenate(parts, 1) for name, parts in of_kinds.items()}
         found = {}
-        for at, made in enumerate(self.made):
-            rows = found[made.array] = made.of([piece[f"c{at}_{i}"] for i in range(len(made.cells))])
-            if made.is_feature and not self._suspects:
-                self._suspects = not (np.abs(rows) < SURELY_EXACT).all()
+        for at, each in enumerate(self.features):
+            name, made = f"edge_{each.name.removeprefix('edge_')}", rows[at] if rows else NONE
+            if each.is_marked:
+                found[f"{name}_is_missing"], made = made[:, 1], made[:, :1]
+            found[name] = made if each.kind in ("list", "text") else made[:, 0]
         return found
 
-    def refuse_features(self) -> None:
-        """Note features that are none, if such were seen."""
-        if self._suspects:
-            for name, look in look_at(self._work, self._table, self._features).items():
-                self._check_feature(name, look)
-            self._refuse()
-
     def _time(self, name: str, look: Look) -> None:
-        cells, real = look.cells, FLOAT if look.cells.type == "FLOAT" else DOUBLE
-        if look.kind in ("list", "word"):
-            what = "and times are numbers, such as days or seconds since 1970."
-            bad = f"{cells.name} IS NOT NULL AND {cells.number} IS NULL" if look.kind == "word" else "true"
-            self._bad.append((name, bad, what))
+        """Numbers, or dates, which become seconds since 1970."""
+        cells, array, real = look.cells, purpose_of(name), FLOAT if look.cells.type == "FLOAT" else DOUBLE
         empty = f"{cells.name} IS NULL OR coalesce(isnan({cells.number}), false)"
         self._bad.append((name, empty, "and every row needs a time: remove the row, or give one."))
-        of_whole = Made(purpose_of(name), LONG, ((cells.whole, 0),))
-        self.made.append(of_whole if look.kind == "whole" else Made(purpose_of(name), real, ((cells.number, 0),)))
+        if look.kind in ("list", "word"):
+            what = "and times are dates, such as 2024-07-01, or numbers, such as days or seconds since 1970."
+            self._bad.append((name, f"{cells.name} IS NOT NULL AND {cells.seconds} IS NULL", what))
+            self.made.append(Made(array, LONG, f"coalesce({cells.seconds}, 0)"))
+        elif look.kind == "whole":
+            self.made.append(Made(array, LONG, cells.whole))
+        else:
+            self.made.append(Made(array, real, cells.number))
 
     def _label(self, name: str, look: Look) -> None:
         """Whole numbers, numbers, or words, which get numbers in their order. An empty cell is no label."""
         cells, real = look.cells, FLOAT if look.cells.type in ("FLOAT", "FLOAT[]") else DOUBLE
         if look.kind == "list":
             entries = LONG if cells.type.removesuffix("[]") in WHOLE else real
-            self.made.append(Made("y", entries, ((cells.name, look.width),)))
+            self.made.append(Made("y", entries, cells.name, look.width))
         elif look.kind == "whole" and not (cells.is_text and self._table.is_typed):
-            self.made.append(Made("y", LONG, ((f"coalesce({cells.whole}, -1)", 0),)))
+            self.made.append(Made("y", LONG, f"coalesce({cells.whole}, -1)"))
         elif look.kind == "number" and not (cells.is_text and self._table.is_typed):
-            self.made.append(Made("y", real, ((f"coalesce({cells.number}, 'nan'::DOUBLE)", 0),)))
+            self.made.append(Made("y", real, f"coalesce({cells.number}, 'nan'::DOUBLE)"))
         else:
-            rows = f"SELECT DISTINCT {cells.word} AS w FROM {self._table.name} WHERE w IS NOT NULL ORDER BY w"
+            rows = f"SELECT DISTINCT {cells.word} FROM {self._table.name} WHERE {cells.name} IS NOT NULL ORDER BY 1"
             words = [word for (word,) in self._work.run(rows)]
             check_classes(words, f"{self._table.source}: column {name!r}")
-            self.made.append(Made("y", LONG, ((cells.word, 0),), words))
+            self.made.append(Made("y", LONG, cells.word, words=words))
 
     def _split(self, name: str, look: Look) -> None:
         word = f"lower(coalesce({look.cells.word}, ''))"
@@ -171,36 +217,14 @@ class Columns:
         self._bad.append((name, f"{word} NOT IN ({known})", "which is no split: train, val, test or nothing is known."))
         for split in SPLITS:
             words = ", ".join(literal(each) for each, meant in SPLIT_WORDS.items() if meant == split)
-            self.made.append(Made(f"{split}_mask", BOOL, ((f"{word} IN ({words})", 0),)))
+            self.made.append(Made(f"{split}_mask", BOOL, f"{word} IN ({words})"))
 
     def _mask(self, name: str, look: Look) -> None:
         word, number = f"lower({look.cells.word})", look.cells.number
         marked, unmarked = (f"({word} = {literal(a)} OR {number} = {b})" for a, b in (("true", 1), ("false", 0)))
         bad = f"NOT coalesce({marked} OR {unmarked}, false)"
         self._bad.append((name, bad, "and a mask holds 0 and 1, or False and True."))
-        self.made.append(Made(purpose_of(name), BOOL, ((f"coalesce({marked}, false)", 0),)))
-
-    def _feature(self, name: str, looks: Mapping[str, Look]) -> tuple[str, int]:
-        """The SQL of float32, and how many numbers it makes."""
-        cells = Cells(quoted(name), self._table.types[name])
-        if name in looks:
-            return f"CAST({cells.name} AS FLOAT[])", looks[name].width
-        return f"TRY_CAST({cells.number} AS FLOAT)", 1
-
-    def _check_feature(self, name: str, look: Look) -> None:
-        cells, way_out = look.cells, f"Give another number, or leave the column out (--drop {name})."
-        note = partial(self._work.refuse_cells, self._table, name)
-        note(f"{cells.name} IS NULL", f"and a feature is a number. {way_out}")
-        if look.kind == "word" and not cells.is_text:
-            told = f"holds {cells.type}, of which no number was made. Cast it"
-            self._work.problems.append(
-                f"{self._table.source}: column {name!r} {told}, or leave it out (--drop {name})."
-            )
-        elif look.kind == "whole":
-            note(cells.is_rounded, f"which float32 rounds: write it with a fraction (.0) if that may be. {way_out}")
-        else:
-            what = "is no finite number" if look.kind == "word" else "is no finite float32"
-            note(cells.is_not_finite, f"which {what}. {way_out}")
+        self.made.append(Made(purpose_of(name), BOOL, f"coalesce({marked}, false)"))
 
     def _refuse(self) -> None:
         """Note all cells that are bad, by one look at them all."""
@@ -210,6 +234,12 @@ class Columns:
                 if count:
                     self._work.refuse_cells(self._table, name, bad, what)
             self._bad.clear()
+
+
+def _is_number(kind: str) -> bool:
+    """Whether the cells of a type are numbers, or texts that may be."""
+    cells = Cells("", kind)
+    return cells.is_text or cells.is_real or kind in WHOLE
 
 
 def _role(name: str, time: str | None) -> str:

@@ -29,6 +29,7 @@ class Ids:
         table: The table of ids, with the number of each node, and the SQL of one; None if nodes are numbered.
         key: The SQL of an id in its table.
         dtype: The type of ids, whole numbers or words.
+        are_known: Whether there are such ids.
     """
 
     source: Path
@@ -36,6 +37,7 @@ class Ids:
     table: Table | None = None
     key: str = ""
     dtype: np.dtype[Any] = LONG
+    are_known: bool = True
 
     @property
     def are_whole(self) -> bool:
@@ -84,11 +86,13 @@ def ids_of(work: Work, name: str, table: Table, column: str) -> Ids:
 
     if not count:
         work.problems.append(f"{table.source} has no rows: leave the table out, or fill it.")
-    if cells.is_real or cells.is_list:
+    are_known = not (cells.is_real or cells.is_list)
+    if not are_known:
         work.problems.append(no_ids(table.source, column, cells.type))
     else:
         work.stage(name, keep)
-    return Ids(table.source, count, kept, key, LONG if are_whole else np.dtype(f"<U{max(longest or 1, 1)}"))
+    dtype = LONG if are_whole else np.dtype(f"<U{max(longest or 1, 1)}")
+    return Ids(table.source, count, kept, key, dtype, are_known)
 
 
 def dtype_of(*counts: int | None) -> np.dtype[Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of, within
 from lightning_gnn_dist.prepare.files.arrays import entries
-from lightning_gnn_dist.prepare.files.columns import check_num_nodes, id_of
+from lightning_gnn_dist.prepare.files.columns import Choice, check_num_nodes, id_of
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
 from lightning_gnn_dist.prepare.files.inputs import Inputs, NodeFiles
 from lightning_gnn_dist.prepare.files.row_files import Carried, RowFiles
@@ -27,32 +28,33 @@ from lightning_gnn_dist.prepare.tables.reading import ENDS, ends_first, is_parqu
 NUM_NODES = "num_nodes"
 
 
+Told = list[tuple[str, str, str]]  # a table, a column, and what it becomes
+
+
 def unpack(
-    inputs: Inputs, folder: Path, drop: Collection[str], memory_bytes: int, on_progress: Any
-) -> tuple[Inputs, dict[str, Path]]:
+    inputs: Inputs, folder: Path, choice: Choice, memory_bytes: int, on_progress: Any
+) -> tuple[Inputs, dict[str, Path], Told]:
     """Turn all tables into arrays in a folder; what a kill has left done stays.
 
     Returns:
-        The files without tables, and the files of the ids of nodes, by their types.
+        The files without tables, the files of the ids of nodes, by their types, and what columns become.
     """
-    if not inputs.tables:
-        return inputs, {}
-    nodes, edges, ids = dict(inputs.nodes), dict(inputs.edges), {}
+    nodes, edges, ids, lines = dict(inputs.nodes), dict(inputs.edges), {}, Told()
     with Work(folder, memory_bytes) as work:
         for kind, files in inputs.nodes.items():
             on_progress(f"reading {kind or 'nodes'}", 0.0)
             ids[kind] = Ids(files.source, files.num_nodes)
             if isinstance(files.table, Path):
                 with told(files.table):
-                    nodes[kind], ids[kind] = _unpack_nodes(work, kind, files, drop, inputs.time)
+                    nodes[kind], ids[kind] = _unpack_nodes(work, kind, files, choice, inputs.time, lines)
         for edge_type, of_type in inputs.edges.items():
             ends = ids[edge_type[0]], ids[edge_type[2]]
             on_progress(f"reading {' '.join(edge_type).strip() or 'edges'}", 0.0)
             with within(edge_type):
-                edges[edge_type] = _unpack_edges(work, edge_type, of_type, ends, drop, inputs.time)
+                edges[edge_type] = _unpack_edges(work, edge_type, of_type, ends, (choice, inputs.time), lines)
         work.check()
     files_of_ids = {kind: _folder(folder, kind) / "ids.npy" for kind, each in ids.items() if each.table is not None}
-    return replace(inputs, nodes=nodes, edges=edges), files_of_ids
+    return replace(inputs, nodes=nodes, edges=edges), files_of_ids, lines
 
 
 def _folder(folder: Path, kind: str) -> Path:
@@ -60,37 +62,43 @@ def _folder(folder: Path, kind: str) -> Path:
 
 
 def _unpack_nodes(
-    work: Work, kind: str, files: NodeFiles, drop: Collection[str], time: str | None
+    work: Work, kind: str, files: NodeFiles, choice: Choice, time: str | None, lines: Told
 ) -> tuple[NodeFiles, Ids]:
     """The arrays, and the ids, of a table of nodes."""
     assert isinstance(files.table, Path)
     table, folder = load(work, f"nodes {kind}", files.table), _folder(work.folder, kind)
     id_column = id_of([*table.types])
-    kept = [name for name in table.types if name not in drop and name != id_column]
+    kept = [name for name in table.types if name not in choice.drop and name != id_column]
     ids = ids_of(work, f"ids {kind}", table, id_column)
 
-    def write() -> None:
-        columns = Columns(work, table, kept, time, of_edges=False)
-        if work.problems:
-            return
+    def write() -> dict[str, Any]:
+        columns = Columns(work, table, kept, time, of_edges=False, kinds=choice.kinds)
 
         def rows_of(piece: Mapping[str, Any]) -> dict[str, Column]:
             made = {f"arrays/{name}": array for name, array in columns.of(piece).items()}
             return {"ids": numpy_of(piece["id"]).astype(ids.dtype), **made}
 
-        query = f"SELECT {', '.join([f'{ids.key} AS id', *columns.select])} FROM {table.name}"
-        write_rows(work, query, table, folder, rows_of)
-        columns.refuse_features()
+        is_open = not work.problems
+        while is_open:
+            query = f"SELECT {', '.join([f'{ids.key} AS id', *columns.select])} FROM {table.name}"
+            write_rows(work, query, table, folder, rows_of)
+            is_open = columns.must_be_read_again()
+        if work.problems:
+            return {}
         (folder / "arrays").mkdir(exist_ok=True)
         save(folder / "arrays" / f"{NUM_NODES}.npy", np.array(ids.count))
         for made in columns.made:
             if made.words is not None:
                 save(folder / "classes.npy", np.array(made.words, np.str_))
+        if columns.categories:
+            (folder / "categories.json").write_text(json.dumps(columns.categories))
+        return {"told": columns.told}
 
     if work.problems:
-        Columns(work, table, kept, time, of_edges=False)  # what is wrong with them is said, too
+        Columns(work, table, kept, time, of_edges=False, kinds=choice.kinds).look()  # that is said, too
     else:
-        work.stage(f"write nodes {kind}", write)
+        told_of = work.stage(f"write nodes {kind}", write).get("told", ())
+        lines += [(kind or "nodes", *each) for each in told_of]
     if work.problems:
         return replace(files, table=None, num_nodes=ids.count), ids
     arrays = NodeFiles.of(folder / "arrays", entries(folder / "arrays"))
@@ -98,7 +106,12 @@ def _unpack_nodes(
 
 
 def _unpack_edges(
-    work: Work, edge_type: EdgeType, files: EdgeFiles, ends: tuple[Ids, Ids], drop: Collection[str], time: str | None
+    work: Work,
+    edge_type: EdgeType,
+    files: EdgeFiles,
+    ends: tuple[Ids, Ids],
+    choice: tuple[Choice, str | None],
+    lines: Told,
 ) -> EdgeFiles:
     """The edges of a type in arrays, file by file, and what they carry."""
     found, carried = [], dict[str, list[NpyFile]]()
@@ -109,8 +122,14 @@ def _unpack_edges(
         folder = work.folder / "edges" / folder_of(edge_type) / f"{at:05}"
         with told(file):
             name = f"edges {'__'.join(edge_type)} {at}"
-            reader = _EdgeTable(work, load(work, name, file), edge_type, ends, time)
-            work.stage(f"write {name}", partial(reader.write, folder, drop))
+            reader = _EdgeTable(work, load(work, name, file), edge_type, ends, *choice)
+            told_of = work.stage(f"write {name}", partial(reader.write, folder)).get("told", ())
+            lines += [(" ".join(edge_type).strip() or "edges", *each) for each in told_of]
+            if told_of and len(files.files) > 1:
+                work.problems.append(
+                    f"{file}: column {told_of[0][0]!r} is no column of numbers, and files of one edge list are read "
+                    "one by one: write them as one, or leave the column out (--drop)."
+                )
         if work.problems:
             continue
         found.append(NpyFile.of(folder / "edge_index.npy"))
@@ -123,7 +142,7 @@ def _unpack_edges(
     return replace(files, files=tuple(found), num_edges=num_edges, columns=(), carried=Carried(rows))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _EdgeTable:
     """A table of edges.
 
@@ -132,6 +151,7 @@ class _EdgeTable:
         table: The table.
         edge_type: The type of the edges.
         ids: The ids of senders, and of receivers.
+        choice: What is said of columns.
         time: The column of times, if there is one.
     """
 
@@ -139,32 +159,29 @@ class _EdgeTable:
     table: Table
     edge_type: EdgeType
     ids: tuple[Ids, Ids]
+    choice: Choice
     time: str | None
 
     @property
     def ends(self) -> list[str]:
         return ends_first(self.table.source)[:2]
 
-    def columns(self, drop: Collection[str]) -> Columns:
+    @cached_property
+    def columns(self) -> Columns:
         """What the edges carry."""
-        names = [name for name in ends_first(self.table.source)[2:] if name not in drop]
-        plain = not any(self.edge_type)
-        columns = Columns(self.work, self.table, names, self.time, of_edges=True, plain=plain)
-        convert.check_each_name([made.array for made in columns.made], allowed=())
+        names = [name for name in ends_first(self.table.source)[2:] if name not in self.choice.drop]
+        plain, kinds = not any(self.edge_type), self.choice.kinds
+        columns = Columns(self.work, self.table, names, self.time, of_edges=True, plain=plain, kinds=kinds)
+        convert.check_each_name(columns.arrays, allowed=())
         return columns
 
-    def write(self, folder: Path, drop: Collection[str]) -> None:
-        """Write ends and what edges carry, in the order of the rows."""
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Write ends and what edges carry, in the order of the rows; return what columns become."""
         self._check_heading()
-        columns, counts = self.columns(drop), [ids.count for ids in self.ids]
+        columns, counts = self.columns, [ids.count for ids in self.ids]
         keys = [self._key(at) for at in (0, 1)]
-        if self.work.problems:
-            return
-        dtype = dtype_of(*counts)
-        selected = [f"e.{ROW} AS row", *(f"coalesce({key}, -1) AS n{at}" for at, (key, _) in enumerate(keys))]
-        joins = "".join(join for _, join in keys)
-        query = f"SELECT {', '.join(selected + columns.select)} FROM {self.table.name} AS e{joins}"
-        lowest, highest = [0, 0], [-1, -1]
+        dtype, joins = dtype_of(*counts), "".join(join for _, join in keys)
+        lowest, highest, is_open = [0, 0], [-1, -1], not self.work.problems
 
         def edges_of(piece: Mapping[str, Any]) -> dict[str, Column]:
             both = [numpy_of(piece[f"n{at}"]) for at in (0, 1)]
@@ -173,18 +190,25 @@ class _EdgeTable:
             carried = {f"carried/{name}": array for name, array in columns.of(piece).items()}
             return {"edge_index": np.stack(both, 1).astype(dtype), **carried}
 
-        write_rows(self.work, query, self.table, folder, edges_of)
-        columns.refuse_features()
+        if not is_open:  # what else is wrong is said, too
+            columns.look()
+            lowest = [-1, -1]
+        while is_open:
+            selected = [f"e.{ROW} AS row", *(f"coalesce({key}, -1) AS n{at}" for at, (key, _) in enumerate(keys))]
+            query = f"SELECT {', '.join(selected + columns.select)} FROM {self.table.name} AS e{joins}"
+            write_rows(self.work, query, self.table, folder, edges_of)
+            is_open = columns.must_be_read_again()
+        if highest[0] < 0 and not self.work.problems:
+            self.work.problems.append(f"{self.table.source} has no rows: leave the table out, or fill it.")
         for at, of_end in enumerate(counts):
             if lowest[at] < 0 or (of_end is not None and highest[at] >= of_end):
                 self._refuse(at)
-        if highest[0] < 0 and not self.work.problems:
-            self.work.problems.append(f"{self.table.source} has no rows: leave the table out, or fill it.")
         if self.work.problems:
-            return
+            return {}
         if None in counts:
             self._check_largest(folder / "edge_index.npy", max(highest))
         _as_two_rows(folder / "edge_index.npy")
+        return {"told": columns.told}
 
     @property
     def _cells(self) -> list[Cells]:
@@ -198,7 +222,9 @@ class _EdgeTable:
         return ids.join(cells, f"k{at}")
 
     def _refuse(self, at: int) -> None:
-        """Say which nodes are named that are none."""
+        """Say which nodes are named that are none, if it is known which there are."""
+        if not self.ids[at].are_known:
+            return
         work, path, end, ids, word = (
             self.work,
             self.table.source,
@@ -232,7 +258,7 @@ class _EdgeTable:
                 f"lie in [0, {ids.count})."
             )
         rows = f"FROM {self.table.name} WHERE {bad}"
-        found = work.run(f"SELECT {cells.word} AS w, min({ROW}) AS r {rows} GROUP BY w ORDER BY r LIMIT 3")
+        found = work.run(f"SELECT {cells.word}, min({ROW}) {rows} GROUP BY 1 ORDER BY 2 LIMIT 3")
         if found:
             count = work.run(f"SELECT count(*), count(DISTINCT {cells.word}) {rows}")[0]
             some = ", ".join(f"{each} in row {row + 1:,}" for each, row in found)

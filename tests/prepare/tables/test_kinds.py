@@ -1,0 +1,120 @@
+"""Columns of words, dates and gaps become numbers, and what becomes of each is told before the graph is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_gnn_dist import Graph, prepare_graph
+from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.graph.user_ids import class_names, user_ids
+from lightning_gnn_dist.prepare.kept import category_names
+
+NODES = """\
+id,city,seen,age,label,zip
+007,Oslo,2024-01-05,3,a,1
+1_000,Lund,2024-01-06,,b,2
+NaN,,,5,,3
+NULL,Oslo,2024-01-05 12:00:00,7,a,1
+"""
+EDGES = "source,target,kind,w\n007,1_000,x,1\n1_000,NaN,y,2\nNULL,007,x,\n"
+
+
+def tables(folder: Path, nodes: str = NODES, edges: str = EDGES) -> dict[str, Path]:
+    (folder / "nodes.csv").write_text(nodes)
+    (folder / "edges.csv").write_text(edges)
+    return {"source": folder / "edges.csv", "nodes": folder / "nodes.csv"}
+
+
+def prepared(folder: Path, **options: Any) -> Graph:
+    given = {name: options.pop(name) for name in ("nodes", "edges") if name in options}
+    prepare_graph(**tables(folder, **given), out=folder / "graph", **options)
+    return Graph.open(folder / "graph")
+
+
+def test_they_become_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = tables(tmp_path)
+    main(
+        [
+            "prepare",
+            str(given["source"]),
+            str(tmp_path / "graph"),
+            "--nodes",
+            str(given["nodes"]),
+            "--as",
+            "category",
+            "zip",
+        ]
+    )
+    said = capsys.readouterr().out
+    assert said.index("nodes  city    one of 2 categories") < said.index("4 nodes, 3 edges")
+    assert "nodes  seen    days since 1970-01-01; an empty cell is 19,727.5, the mean, and a mark" in said
+    assert "edges  w       a number; an empty cell is 1.5, the mean, and a mark" in said
+    graph = Graph.open(tmp_path / "graph")
+    arrays = {name: array.tolist() for name, array in {**graph.node_arrays, **graph.edge_arrays}.items()}
+    assert arrays == {
+        "x": [[19727, 0, 3, 0], [19728, 0, 5, 1], [19727.5, 1, 5, 0], [19727.5, 0, 7, 0]],
+        "y": [0, 1, -1, 0],
+        "categories": [[2, 1], [1, 2], [0, 3], [2, 1]],
+        "edge_kind": [1, 1, 2],
+        "edge_w": [1.5, 1, 2],
+        "edge_w_is_missing": [1, 0, 0],
+    }
+    assert user_ids(tmp_path / "graph").tolist() == ["007", "1_000", "NaN", "NULL"]
+    assert class_names(tmp_path / "graph") == ["a", "b"]
+    assert category_names(tmp_path / "graph") == {"city": ["Lund", "Oslo"], "zip": ["1", "2", "3"]}
+
+
+def test_many_different_words_are_text(tmp_path: Path) -> None:
+    nodes = "id,name,n\n" + "".join(f"{at},name {at},{at}\n" for at in range(1_500))
+    graph = prepared(tmp_path, nodes=nodes, edges="source,target\n0,1\n")
+    assert graph.node_arrays["x"].shape == (1_500, 65) and "categories" not in graph.node_arrays
+    prepare_graph(**tables(tmp_path, nodes, "source,target\n0,1\n"), out=tmp_path / "g", kinds={"name": "category"})
+    assert sorted(Graph.open(tmp_path / "g").node_arrays["categories"][:, 0].tolist()) == [*range(1, 1_501)]
+
+
+def test_times_may_be_dates(tmp_path: Path) -> None:
+    for name, text in (
+        ("nodes/a.csv", "id,born\n1,1970-01-02\n2,1970-01-01 00:00:05\n"),
+        ("edges/a__to__a.csv", "source,target\n1,2\n2,1\n"),
+    ):
+        (tmp_path / "tables" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tables" / name).write_text(text)
+    prepare_graph(tmp_path / "tables", tmp_path / "graph", time="born")
+    assert Graph.open(tmp_path / "graph").types.node_arrays["a"]["born"].tolist() == [86_400, 5]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"nodes": NODES.replace(",3,a", ",old,a") + "".join(f"n{i},,,{i},,1\n" for i in range(30))},
+            "'age' holds 'old'",
+        ),
+        ({"kinds": {"seen": "number"}}, "'seen' holds '2024-01-05' in row 1 .*, which is no number"),
+        ({"kinds": {"city": "time"}}, "'city' holds 'Oslo' in row 1 .*, and times are dates"),
+        ({"kinds": {"town": "text"}}, "--as names the column 'town', and the tables of .* have"),
+        ({"kinds": {"city": "word"}}, "--as: 'city' must be one of .*, got 'word'"),
+        ({"nodes": NODES.replace(",3,a,1", ",inf,a,1")}, "'age' holds 'inf' in row 1, which is no finite float32"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        prepared(tmp_path, **options)
+
+
+def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    nodes = "id,split,big\n1,train,16777217\n2,learn,3\n1,test,1\n"
+    edges = "source,target,w\n1,2,inf\n3,,1\n"
+    with pytest.raises(ValueError, match="6 things are wrong") as refusal:
+        prepared(tmp_path, nodes=nodes, edges=edges)
+    told = str(refusal.value)
+    for each in (
+        "lists node 1 twice",
+        "'split' holds 'learn' in row 2",
+        "'big' holds '16777217' in row 1",
+        "'w' holds 'inf'",
+    ):
+        assert each in told
