@@ -55,10 +55,10 @@ from lightning_gnn_dist import (
     communities,
     save_shards,
 )
-from lightning_gnn_dist.batches.ahead.row_cache import Caches, RowCache
-from lightning_gnn_dist.batches.ahead.source import MOST_KNOWN
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.extensions.larger_than_memory.ahead import MOST_KNOWN
+from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Caches, RowCache
 from lightning_gnn_dist.extensions.shards.owner import Message, Question
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
 from lightning_gnn_dist.extensions.shards.source import ShardedSampler, ShardedSource

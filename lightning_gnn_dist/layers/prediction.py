@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -32,19 +32,20 @@ from lightning_gnn_dist.checks import (
     shown,
 )
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.shard import Bounds, Shard, check_ranks, holds_shards
+from lightning_gnn_dist.graph.shard import Bounds, holds_shards
 from lightning_gnn_dist.graph.storage.parquet_rows import TABLES, check_ids_of, check_no_file, check_rows_file
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.graph.user_ids import NodeColumns, columns_for
 from lightning_gnn_dist.layers.budget import LEAST_BYTES
 from lightning_gnn_dist.layers.layer_pass import LayerPass, OnRows
+from lightning_gnn_dist.layers.layered_loader import HasInputs
 from lightning_gnn_dist.layers.model_layers import norm_of_all_rows
-from lightning_gnn_dist.layers.row_table import Ids
-from lightning_gnn_dist.layers.shard_nodes import SHARE_OF_INPUTS, ShardNodes
+from lightning_gnn_dist.layers.row_table import Ids, by_type, ids_of
 from lightning_gnn_dist.layers.shared_rows import SharedRows
 from lightning_gnn_dist.layers.through_layers import Layer, has_layers, layers_in
 from lightning_gnn_dist.layers.whole_nodes import WholeNodes, folder_beside
+from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 
@@ -155,6 +156,23 @@ class _Once:
         yield torch.zeros(1)
 
 
+class OwnNodes(HasInputs, Protocol):
+    """The nodes of a rank, each of which it computes, and the edges into them."""
+
+    @property
+    def rows(self) -> Graph:
+        """The graph, or those of its nodes that are here, and the edges into them."""
+        ...
+
+    def rows_at(self, nodes: Ids) -> Ids:
+        """The places of own nodes in ``rows``."""
+        ...
+
+    def ids_in_type(self, kind: int, nodes: Tensor) -> Tensor:
+        """The ids of own nodes of a type in that type, of shards those of before the graph was divided."""
+        ...
+
+
 class AllNodes(NamedTuple):
     """All nodes of a graph, divided among the ranks.
 
@@ -164,7 +182,7 @@ class AllNodes(NamedTuple):
         folder: Where rows of inner layers go that take too much memory.
     """
 
-    nodes: WholeNodes | ShardNodes
+    nodes: OwnNodes
     own: Ids
     folder: Path | None
 
@@ -188,12 +206,8 @@ def all_nodes(
         folder: Where rows of inner layers go that take too much memory. Default: beside the graph.
     """
     if isinstance(where, Path):
-        bounds, beside = Bounds.read(where), where.resolve().parent
-        check_ranks(where, bounds, channel.size)
-        shard = Shard.open(where, channel.rank % bounds.num_shards)
-        kind = bounds.types.seed_type() if seed_type is None else seed_type
-        nodes = ShardNodes(shard, layers, channel, budget_bytes // SHARE_OF_INPUTS, beside, seed_type=kind)
-        return AllNodes(nodes, nodes.own(channel.rank), beside)
+        nodes = extension("nodes of shards")(where, layers, channel, budget_bytes, seed_type)
+        return AllNodes(nodes, nodes.own(channel.rank), where.resolve().parent)
     if where.num_nodes < channel.size:
         raise ValueError(f"{where.num_nodes} nodes are too few for {channel.size} ranks to share.")
     kind = where.types.seed_type() if seed_type is None else seed_type
@@ -267,8 +281,9 @@ class Prediction:
             types = of_all.nodes.types
             kind = types.node_types.index(types.seed_type() if self.seed_type is None else self.seed_type)
             num_nodes = types.offsets[kind + 1] - types.offsets[kind]
-            if self.path is not None and isinstance(of_all.nodes, ShardNodes):
-                _check_places(of_all.nodes.n_id(kind), num_nodes)
+            if self.path is not None and isinstance(self.where, Path):
+                own = ids_of(by_type(of_all.own, types.offsets)[kind])
+                _check_places(of_all.nodes.ids_in_type(kind, own), num_nodes)
             rank_zero_info(f"{len(layers)} layers, one after the other, for {num_nodes:,} nodes.")
             norm, how = norm_of_all_rows(self.model), (self.budget_bytes, self.dtype, self.bytes_there)
             self._write(pass_over(of_all, channel, self.model.device, norm, *how), layers, of_all, kind, num_nodes)

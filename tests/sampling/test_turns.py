@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import Loading
-from lightning_gnn_dist.batches.ahead.row_cache import Caches, RowCache
-from lightning_gnn_dist.batches.ahead.source import AheadSource
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.extensions.larger_than_memory.ahead import AheadSource
+from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Caches, RowCache
 from lightning_gnn_dist.sampling.turns import Inquiry, Steps, answered, at_once, take_turn, together
 
 

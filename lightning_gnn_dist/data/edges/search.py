@@ -36,10 +36,8 @@ from lightning_gnn_dist.graph.user_ids import ids_for
 from lightning_gnn_dist.layers.budget import bytes_there
 from lightning_gnn_dist.layers.layer_pass import LayerNodes
 from lightning_gnn_dist.layers.model_layers import ModelLayers, layers_of_model, let_answer
-from lightning_gnn_dist.layers.prediction import AllNodes, all_nodes, pass_over
+from lightning_gnn_dist.layers.prediction import AllNodes, OwnNodes, all_nodes, pass_over
 from lightning_gnn_dist.layers.row_table import RowTable, by_type, ids_of
-from lightning_gnn_dist.layers.shard_nodes import ShardNodes
-from lightning_gnn_dist.layers.whole_nodes import WholeNodes
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 
@@ -156,7 +154,7 @@ class LinkSearch:
         )
         return ranking, senders, places
 
-    def _senders(self, nodes: WholeNodes | ShardNodes, own: Tensor, channel: Channel) -> tuple[Nodes, Tensor]:
+    def _senders(self, nodes: OwnNodes, own: Tensor, channel: Channel) -> tuple[Nodes, Tensor]:
         """Return the senders in the order of the graph, and where they stand among those asked for. Collective."""
         places, is_asked = Lookup(self.asked)(nodes.ids_in_type(self.links.kinds[0], own))
         found = torch.cat(channel.exchange([torch.stack([own[is_asked], places], 1)] * channel.size))
@@ -183,7 +181,7 @@ class LinkSearch:
             raise TypeError(f"The last layer of layers() returned no rows of the type {name!r}, an end of links.")
         return of_senders, of_receivers
 
-    def _known(self, nodes: WholeNodes | ShardNodes) -> Known:
+    def _known(self, nodes: OwnNodes) -> Known:
         ends, split, names = self.links.ends, self.links.split, self.links.leave_out
         held = torch.empty((2, 0), dtype=torch.int64) if split is None else held_links(split, ends, names)
         number = None if ends.target_type is None else ends.target_type.number

@@ -11,15 +11,15 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.row_cache import Arrays, RowCache
-from lightning_gnn_dist.batches.ahead.source import AheadSource
-from lightning_gnn_dist.batches.ahead.tables import Table, Tables
 from lightning_gnn_dist.batches.device_stream import DeviceStream
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.engine.apart import Apart, places_of, take_apart
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.extensions.larger_than_memory.ahead import AheadSource
 from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import LEAST_WIDTH, wide_arrays
 from lightning_gnn_dist.extensions.larger_than_memory.merged_reads import MergedReads
+from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Arrays, RowCache
+from lightning_gnn_dist.extensions.larger_than_memory.tables import Table, Tables
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import bytes_per_row, degrees_of
 from lightning_gnn_dist.graph.storage.mapped import Map, MappedRows, all_maps, file_of

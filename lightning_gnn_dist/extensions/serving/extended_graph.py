@@ -18,8 +18,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.row_cache import RowCache
-from lightning_gnn_dist.batches.ahead.tables import Table, Tables
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.pool import BufferPool, Widen
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, graph_is_damaged
@@ -33,6 +31,8 @@ from lightning_gnn_dist.engine.temporal.times import (
     sources_of,
     time_order,
 )
+from lightning_gnn_dist.extensions.larger_than_memory.row_cache import RowCache
+from lightning_gnn_dist.extensions.larger_than_memory.tables import Table, Tables
 from lightning_gnn_dist.extensions.serving.new_rows import NewNodes, NewRows
 from lightning_gnn_dist.extensions.serving.question import Arrays, Question, served
 from lightning_gnn_dist.extensions.shards.draws import DrawRule, GrowingBatch, Names, draw_hops

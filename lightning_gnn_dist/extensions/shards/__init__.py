@@ -4,7 +4,7 @@
 
 opening.py        what a data module is given, a ``Folder``: found by the name of its file, in ``names.EXTENSIONS``
 home.py           the ``Home``: the own shard, and what a boundary brings along, which part.py reads
-costs.py          what an evaluation costs, measured by draws
+costs.py          what an evaluation costs, measured by draws; nodes.py is its pass over the layers, of the own nodes
 edges.py          edges of a split in shards, a task; links.py says which rank asks for which
 remote_graph.py   the whole graph, whose rows are asked of their owners; source.py makes batches of it
 draws.py          how batches grow, hop by hop; temporal.py by time; route.py says who is asked, and owner.py answers

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.extensions.shards.nodes import SHARE_OF_INPUTS, ShardNodes
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
 from lightning_gnn_dist.extensions.shards.source import check_sampler, sample_bulk
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.layers.choice import Evaluated, bytes_of_batch, widest_row
 from lightning_gnn_dist.layers.layered_loader import ReadyRows
 from lightning_gnn_dist.layers.model_layers import ModelLayers
-from lightning_gnn_dist.layers.shard_nodes import SHARE_OF_INPUTS, ShardNodes
 from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.wire.channel import Channel

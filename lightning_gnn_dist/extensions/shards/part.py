@@ -10,10 +10,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.tables import Table
 from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edges_among
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage, weights_of
+from lightning_gnn_dist.extensions.larger_than_memory.tables import Table
 from lightning_gnn_dist.extensions.shards.draws import whole_rows
 from lightning_gnn_dist.extensions.shards.remote_graph import BYTES_OF_A_ROUND, ShardedGraph
 from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph

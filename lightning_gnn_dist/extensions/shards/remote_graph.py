@@ -15,13 +15,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.row_cache import Arrays, RowCache
-from lightning_gnn_dist.batches.ahead.tables import Table, Tables
 from lightning_gnn_dist.batches.pool import BufferPool
 from lightning_gnn_dist.engine.layer_kernels import add_column_norms
 from lightning_gnn_dist.engine.sample import csr_of, graph_is_damaged
 from lightning_gnn_dist.engine.temporal.times import TimeOrder
 from lightning_gnn_dist.engine.weights import NONE, edge_weights
+from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Arrays, RowCache
+from lightning_gnn_dist.extensions.larger_than_memory.tables import Table, Tables
 from lightning_gnn_dist.extensions.shards.owner import (
     DEGREES,
     EDGES,

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.source import AheadSource
 from lightning_gnn_dist.batches.device_stream import DeviceStream
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.checks import shown
@@ -26,6 +25,7 @@ from lightning_gnn_dist.engine.layer_kernels import LayerDraws, sample_layer
 from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.weights import NONE
+from lightning_gnn_dist.extensions.larger_than_memory.ahead import AheadSource
 from lightning_gnn_dist.extensions.shards.draws import DrawRule, GrowingBatch, Names, draw_hops
 from lightning_gnn_dist.extensions.shards.links import draw_false_ends
 from lightning_gnn_dist.extensions.shards.owner import Message, Question

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gnn_dist import Graph, Partition
-from lightning_gnn_dist.batches.ahead.tables import Bulk
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.extensions.larger_than_memory.tables import Bulk
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
 from lightning_gnn_dist.extensions.shards.source import ShardedSampler, sample_bulk
 from lightning_gnn_dist.graph.graph import typed_graph

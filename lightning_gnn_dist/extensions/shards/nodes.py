@@ -19,7 +19,7 @@ from lightning_gnn_dist.engine.sample import Sample, has_ids
 from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, bytes_per_row, edge_positions, row_pieces, take_rows
-from lightning_gnn_dist.graph.shard import Shard
+from lightning_gnn_dist.graph.shard import Bounds, Shard, check_ranks
 from lightning_gnn_dist.graph.shard_bounds import TypedBounds
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.with_arrays import with_arrays
@@ -83,6 +83,26 @@ class Division:
         for rank, piece in zip(self._ranks, pieces, strict=True):
             of_ranks[rank].append(piece)
         return [pieces[0] if len(pieces) == 1 else torch.cat(pieces) for pieces in of_ranks]
+
+
+def nodes_of_shards(
+    path: Path, layers: Sequence[Layer], channel: Channel, budget_bytes: int, seed_type: str | None
+) -> ShardNodes:
+    """Return the nodes of the own shard, for a pass over all nodes.
+
+    Args:
+        path: The folder of the shards.
+        layers: The layers of the model.
+        channel: All ranks.
+        budget_bytes: Bytes that the pass may take.
+        seed_type: The node type that batches say their seeds are of. Default: the one with a ``train_mask``.
+    """
+    bounds = Bounds.read(path)
+    check_ranks(path, bounds, channel.size)
+    shard = Shard.open(path, channel.rank % bounds.num_shards)
+    kind = bounds.types.seed_type() if seed_type is None else seed_type
+    how = layers, channel, budget_bytes // SHARE_OF_INPUTS, path.resolve().parent
+    return ShardNodes(shard, *how, seed_type=kind)
 
 
 class ShardNodes:

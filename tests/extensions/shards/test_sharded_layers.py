@@ -19,12 +19,12 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GATv2Conv, GCNConv, SAGEConv
 
 from lightning_gnn_dist import Graph, Partition, layers_of, predict_by_layer, save_shards
+from lightning_gnn_dist.extensions.shards.nodes import Division, ShardNodes
 from lightning_gnn_dist.graph.rows import bytes_per_row
 from lightning_gnn_dist.graph.shard import Bounds, Shard
 from lightning_gnn_dist.layers import row_table
 from lightning_gnn_dist.layers.layer_pass import LayerPass
 from lightning_gnn_dist.layers.prediction import Prediction
-from lightning_gnn_dist.layers.shard_nodes import Division, ShardNodes
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.data_fitting import trainer
