@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from lightning_gnn_dist.checks import check_choice, check_instance
 from lightning_gnn_dist.rounds import checkpoints, refusals
 from lightning_gnn_dist.rounds.launching.launch import Launch
-from lightning_gnn_dist.rounds.launching.launchers import FunctionLauncher, ScriptLauncher, launcher_for
+from lightning_gnn_dist.rounds.launching.launchers import Elsewhere, ScriptLauncher, launcher_for
 from lightning_gnn_dist.rounds.lightning_internals import (
     Replaced,
     announce_sigterm,
@@ -216,7 +216,7 @@ class PartitionedStrategy(DDPStrategy):
         if self.is_alone:
             checkpoints.mark_alone(checkpoint, self._of_run())
         elif "optimizer_states" in checkpoint:  # else there is nothing to resume
-            if isinstance(self._launcher, FunctionLauncher):
+            if isinstance(self._launcher, Elsewhere):
                 refusals.refuse_to_save()
             self._replica(weights=not self.processors_differ).check(self.root_device)
             checkpoints.add_to_checkpoint(checkpoint, self._of_run(), self._of_rank(checkpoint))
@@ -237,7 +237,7 @@ class PartitionedStrategy(DDPStrategy):
         channel.explain(exception)
         if isinstance(exception, SIGTERMException):
             exception.code = LEFT_BY_SIGTERM  # Lightning's own is 0, as if the training had come to its end
-        if isinstance(self._launcher, FunctionLauncher):
+        if isinstance(self._launcher, Elsewhere):
             self._launcher.on_exception(exception)
 
     def teardown(self) -> None:

@@ -25,7 +25,8 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     RandomPartitioner,
 )
-from lightning_gnn_dist.rounds.launching.launchers import FunctionLauncher, start_method_here
+from lightning_gnn_dist.extensions.notebooks.function_launcher import FunctionLauncher
+from lightning_gnn_dist.rounds.launching.launchers import start_method_here
 from tests.data_fitting import full_graph_logits, model, small_graph, trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks

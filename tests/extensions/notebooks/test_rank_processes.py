@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from lightning_gnn_dist.wire.launching.rank_life import How, InterruptedRankError
-from lightning_gnn_dist.wire.launching.rank_processes import RankProcesses, RankTraceback
+from lightning_gnn_dist.extensions.notebooks.rank_life import How, InterruptedRankError
+from lightning_gnn_dist.extensions.notebooks.rank_processes import RankProcesses, RankTraceback
 
 WAITS = 600.0  # seconds that a rank is there unless it is ended
 

@@ -20,7 +20,7 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     split_edges,
 )
-from lightning_gnn_dist.rounds.launching import launchers
+from lightning_gnn_dist.extensions.notebooks import function_launcher
 from tests.data_fitting import model, small_graph, trainer
 from tests.every_strategy import every_strategy
 
@@ -43,7 +43,7 @@ def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*_: Any) -> None:
         raise StartedError
 
-    monkeypatch.setattr(launchers, "RankProcesses", start)
+    monkeypatch.setattr(function_launcher, "RankProcesses", start)
 
 
 def many(strategy: Any = None, **options: Any) -> pl.Trainer:

@@ -22,9 +22,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Literal
 
+from lightning_gnn_dist.extensions.notebooks.rank_life import CODES, Outcome, Surroundings, Work, be_rank, outcome_file
 from lightning_gnn_dist.wire.launching import by_value
 from lightning_gnn_dist.wire.launching.processes import GRACE_SECONDS, LEFT_BY_SIGTERM, end_all, end_of
-from lightning_gnn_dist.wire.launching.rank_life import CODES, Outcome, Surroundings, Work, be_rank, outcome_file
 
 Start = Literal["spawn", "fork", "forkserver"]
 _PACKAGE = __name__.partition(".")[0]

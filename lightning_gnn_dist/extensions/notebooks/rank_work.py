@@ -24,11 +24,11 @@ from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightning_gnn_dist.rounds.launching.kept import AtStart, Keeper, Kept
+from lightning_gnn_dist.extensions.notebooks.kept import AtStart, Keeper, Kept
+from lightning_gnn_dist.extensions.notebooks.rank_life import How, InterruptedRankError
+from lightning_gnn_dist.extensions.notebooks.rank_processes import Start
 from lightning_gnn_dist.wire.launching import by_value
 from lightning_gnn_dist.wire.launching.by_value import CannotTravelError
-from lightning_gnn_dist.wire.launching.rank_life import How, InterruptedRankError
-from lightning_gnn_dist.wire.launching.rank_processes import Start
 
 
 class ProcessSettings:
