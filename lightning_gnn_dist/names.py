@@ -15,6 +15,7 @@ EXTENSIONS = {  # what a user asks for by something else than its class, such as
     "parts of hosts": "lightning_gnn_dist.extensions.larger_than_memory.shared_parts:Shelf",
     "nodes of shards": "lightning_gnn_dist.extensions.shards.nodes:nodes_of_shards",
     "ranks of a function": "lightning_gnn_dist.extensions.notebooks.function_launcher:FunctionLauncher",
+    "report of a partition": "lightning_gnn_dist.partition.partition_report:PartitionReport",
     "rows in files": "lightning_gnn_dist.extensions.larger_than_memory.sources:RowsInFiles",
     "rows on devices": "lightning_gnn_dist.extensions.larger_than_memory.sources:RowsOnDevices",
     "memory of a fit": "lightning_gnn_dist.extensions.larger_than_memory.memory:Needs",

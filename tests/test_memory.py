@@ -23,7 +23,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.extensions.larger_than_memory.memory import Needs
 from lightning_gnn_dist.homes.parts import PartReader
-from lightning_gnn_dist.partition.advice import bytes_per_part
+from lightning_gnn_dist.partition.findings import bytes_per_part
 from tests.data_fitting import trainer
 from tests.memory import Peak, reads_memory, resident_bytes
 from tests.ranks import run_ranks

@@ -19,9 +19,10 @@ from lightning_gnn_dist.graph.storage.store import shard_name
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.user_ids import class_names
 from lightning_gnn_dist.names import extension
-from lightning_gnn_dist.partition.advice import BATCH_SIZE, FANOUT, advise, bytes_of_part, bytes_per_part
+from lightning_gnn_dist.partition.advice import bytes_of_part
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
+from lightning_gnn_dist.partition.findings import BATCH_SIZE, FANOUT, advise, bytes_per_part
 from lightning_gnn_dist.wire.memory import free_bytes
 
 

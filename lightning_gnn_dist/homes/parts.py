@@ -33,7 +33,7 @@ from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.with_arrays import bytes_per_edge, bytes_per_node
 from lightning_gnn_dist.homes.residency import Holding, ReadChunks
 from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.partition.partition_report import learned_from
+from lightning_gnn_dist.partition.learned import learned_from
 
 
 class Holder(NamedTuple):

@@ -24,7 +24,7 @@ from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.default import default_partitioner
-from lightning_gnn_dist.partition.partition_report import learned_from
+from lightning_gnn_dist.partition.learned import learned_from
 from lightning_gnn_dist.wire.memory import memory_bytes
 
 _LOOKED_AT = 4  # super-epochs whose parts are counted to choose a boundary

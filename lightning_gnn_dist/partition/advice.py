@@ -1,4 +1,4 @@
-"""Advice from the figures of a partition: which strategy and which fan-out to use.
+"""Advice from the figures of a partition: which strategy to use.
 
 The bounds come from measurements on eight graphs cut into eight parts (benchmarks/accuracy.md and the table of
 partitions in docs/data.md). Where labels differ between parts by more than chance, averaging alone lost between one
@@ -10,7 +10,6 @@ Where nodes kept some neighbours, cut edges cost nothing up to 43 % of them, 2 p
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -19,47 +18,12 @@ from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.value_check import labels_of
 from lightning_gnn_dist.graph.with_arrays import bytes_per_edge, bytes_per_node
 from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.partition.partition_report import PartitionReport, label_skew, train_mask_of, train_nodes_of
+from lightning_gnn_dist.partition.learned import label_skew, train_mask_of, train_nodes_of
 
 DIFFERENT = 0.15  # label skew beyond chance, in the mean over training nodes
 MANY = 0.55  # share of cut edges above which averaging lost accuracy on parts that look alike
 LOST = 0.1  # share of nodes without any neighbour
-UNEVEN = 1.25  # training nodes of the largest part against the mean
-MOST = 0.75  # share of a part that one batch may reach before another sampler is advised
-FANOUT = (15, 10)
-BATCH_SIZE = 1024
 _HALF = 'LLCGStrategy(clock, correction=Correction(0.5, lr="local"))'
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What the figures of a partition show, and the advice.
-
-    Args:
-        parts_differ: Whether labels differ between the parts by more than chance.
-        edges_lost: Whether many nodes lost all their neighbours.
-        sentences: Both in words, then the advice.
-    """
-
-    parts_differ: bool
-    edges_lost: bool
-    sentences: list[str]
-
-
-def advise(graph: Graph, report: PartitionReport) -> Finding:
-    """Advise on the strategy, the fan-out and the training nodes. Of a typed graph no fan-out is judged."""
-    excess = skew_beyond_chance(graph, report)
-    isolated = int(report.isolated_nodes.sum()) / max(graph.num_nodes, 1)
-    parts_differ = excess is not None and excess >= DIFFERENT
-    edges_lost = isolated >= LOST
-    sentences = [
-        _about_labels(excess),
-        f"{report.cut_ratio:.0%} of the edges are cut. {isolated:.1%} of the nodes lost all their neighbours, "
-        + ("too many to ignore." if edges_lost else "which are few."),
-        _strategy(graph, parts_differ, edges_lost, report.cut_ratio, are_known=excess is not None),
-        *([] if have_names(graph.types) else [_fanout(graph, report)]),  # it has one for each edge type
-    ]
-    return Finding(parts_differ, edges_lost, [*sentences, *_about_training_nodes(report)])
 
 
 def against_averaging(graph: Graph, partition: Partition, lost: float) -> str | None:
@@ -74,17 +38,12 @@ def against_averaging(graph: Graph, partition: Partition, lost: float) -> str | 
     """
     num_parts = partition.num_parts
     skew = label_skew(graph, partition.assignment, num_parts)
-    excess = _excess(graph, skew, train_nodes_of(graph, partition.assignment, num_parts), partition.counts())
+    excess = beyond_chance(graph, skew, train_nodes_of(graph, partition.assignment, num_parts), partition.counts())
     parts_differ, edges_lost = excess is not None and excess >= DIFFERENT, lost >= LOST
     if not (parts_differ or edges_lost):
         return None
-    reason = _about_labels(excess) if parts_differ else f"{lost:.0%} of the training nodes lost all their neighbours."
-    return f"{reason} {_strategy(graph, parts_differ, edges_lost)}"
-
-
-def bytes_per_part(graph: Graph, report: PartitionReport) -> Tensor:
-    """Bytes that every part takes in RAM: its nodes, the edges among them and their arrays, shape ``(P,)``."""
-    return bytes_of_part(graph, report.nodes, report.inside_edges)
+    reason = about_labels(excess) if parts_differ else f"{lost:.0%} of the training nodes lost all their neighbours."
+    return f"{reason} {strategy(graph, parts_differ, edges_lost)}"
 
 
 def bytes_of_part(graph: Graph, num_nodes: Tensor, num_edges: Tensor) -> Tensor:
@@ -96,16 +55,8 @@ def bytes_of_part(graph: Graph, num_nodes: Tensor, num_edges: Tensor) -> Tensor:
     return num_nodes * (per_node + 8) + 8 + num_edges * per_edge
 
 
-def skew_beyond_chance(graph: Graph, report: PartitionReport) -> float | None:
-    """The mean label skew of the parts, less what parts drawn at random would have; ``None`` without labels.
-
-    A part with ``n`` labelled nodes drawn at random has a skew of about ``sum_c sqrt(q_c (1 - q_c) / (2 pi n))``,
-    where ``q_c`` is the share of class ``c``. That is much if training nodes are few.
-    """
-    return _excess(graph, report.label_skew, report.train_nodes, report.nodes)
-
-
-def _excess(graph: Graph, skew: Tensor | None, train_nodes: Tensor | None, nodes: Tensor) -> float | None:
+def beyond_chance(graph: Graph, skew: Tensor | None, train_nodes: Tensor | None, nodes: Tensor) -> float | None:
+    """Return the mean label skew of parts beyond chance; None without labels."""
     y, mask = labels_of(graph), train_mask_of(graph)
     if skew is None or y is None:
         return None
@@ -117,7 +68,8 @@ def _excess(graph: Graph, skew: Tensor | None, train_nodes: Tensor | None, nodes
     return float(((skew.nan_to_num() - chance) * weight).sum())
 
 
-def _about_labels(excess: float | None) -> str:
+def about_labels(excess: float | None) -> str:
+    """Say how much the labels of parts differ."""
     if excess is None:
         return "Without labels (one integer per node) it cannot be told whether the parts are alike."
     if excess >= DIFFERENT:
@@ -125,9 +77,10 @@ def _about_labels(excess: float | None) -> str:
     return f"The parts look alike: {max(excess, 0.0):.2f} of label skew beyond chance, in the mean."
 
 
-def _strategy(
+def strategy(
     graph: Graph, parts_differ: bool, edges_lost: bool, cut_ratio: float = 0.0, *, are_known: bool = True
 ) -> str:
+    """Advise on the strategy."""
     if parts_differ:
         for_good = ", and with boundary=Halo(2, seed_hops=1) parts that have to stay lose less"
         correction = _HALF if edges_lost else "LLCGStrategy(clock)"
@@ -154,35 +107,3 @@ def _strategy(
             'by boundary="auto", the default, or cut fewer, and compare with one process.'
         )
     return "LocalSGDStrategy(EverySteps(16)) is enough: averaging loses little on such parts, and sends least."
-
-
-def _fanout(graph: Graph, report: PartitionReport) -> str:
-    degrees = graph.degrees() * (1 - report.cut_ratio)
-    first = float(degrees.clamp(max=FANOUT[0]).mean())
-    reached = degrees.clamp(max=FANOUT[1])
-    second = float((degrees * reached).sum() / degrees.sum().clamp(min=1e-9))  # nodes with many edges are reached more
-    part = int(report.nodes.max())
-    seeds = min(BATCH_SIZE, part if report.train_nodes is None else int(report.train_nodes.max()))
-    share = 1 - math.exp(-seeds * (1 + first + first * second) / part)  # as if nodes were reached at random
-    drawn = (
-        f"A node keeps {float(degrees.mean()):.1f} neighbours in the mean, of which NeighborSampler({list(FANOUT)}) "
-        f"draws {first:.1f}; a batch of {seeds:,} seeds reaches about {share:.0%} of a part"
-    )
-    if share < MOST:
-        return f"{drawn}."
-    return f"{drawn}: smaller batches or fan-outs cost less, and WholePartSampler({len(FANOUT)}) spares the sampling."
-
-
-def _about_training_nodes(report: PartitionReport) -> list[str]:
-    if report.train_nodes is None:
-        return ["There is no train_mask, so how training nodes are shared is not known."]
-    most, mean = int(report.train_nodes.max()), float(report.train_nodes.double().mean())
-    if not bool(report.train_nodes.all()):
-        part = int((report.train_nodes == 0).nonzero()[0])
-        return [f'Part {part} has no training node, so training would stop: MetisPartitioner(balance="train").']
-    if most > UNEVEN * mean:
-        return [
-            f"The largest part has {most:,} training nodes, {most / mean:.1f} times the mean, and sets the number of "
-            'steps. With METIS, balance="train" evens them out.'
-        ]
-    return []

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_at_least, check_below, check_instance, check_plain, check_seed, check_tensor
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.partition_report import PartitionReport
+from lightning_gnn_dist.names import extension
+
+if TYPE_CHECKING:
+    from lightning_gnn_dist.partition.partition_report import PartitionReport
 
 MAX_EMPTY_PARTS = 1 << 20  # or as many as nodes: more parts than both are a mistake
 MAX_SHARE = 1_000_000  # largest imbalance or slack: METIS counts it in thousandths, in 32 bits
@@ -74,7 +77,8 @@ class Partition:
             )
         graph.check_whole()
         self._check_range()
-        return PartitionReport.of(graph, self.assignment, self.num_parts)
+        found: PartitionReport = extension("report of a partition").of(graph, self.assignment, self.num_parts)
+        return found
 
 
 class Partitioner(Protocol):

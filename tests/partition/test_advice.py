@@ -19,7 +19,7 @@ from lightning_gnn_dist import (
     SuperNodePartitioner,
     communities,
 )
-from lightning_gnn_dist.partition.advice import Finding, advise, bytes_per_part, skew_beyond_chance
+from lightning_gnn_dist.partition.findings import Finding, advise, bytes_per_part, skew_beyond_chance
 
 
 def finding(graph: Graph, partitioner: Any, parts: int = 8) -> Finding:
