@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
-from lightning_gnn_dist.checks import check_callable, check_folder, check_path, check_true_or_false, check_words
+from lightning_gnn_dist.checks import check_callable, check_folder, check_true_or_false, check_words
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import FULL
@@ -27,6 +27,7 @@ from lightning_gnn_dist.prepare.databases.manifest import is_database
 from lightning_gnn_dist.prepare.databases.source import inputs_of_database
 from lightning_gnn_dist.prepare.files.columns import Choice
 from lightning_gnn_dist.prepare.files.inputs import EDGE, Inputs, check_carried, with_reverse
+from lightning_gnn_dist.prepare.frames import as_files
 from lightning_gnn_dist.prepare.kept import keep_ids
 from lightning_gnn_dist.prepare.one_shard import OneShard, Part, check_assignment, inputs_of, part_of, reading_of
 from lightning_gnn_dist.prepare.reading import Reading
@@ -52,11 +53,11 @@ DEFAULT_MEMORY = 2_000_000_000
 
 
 def prepare_graph(
-    source: str | Path,
+    source: Any,
     out: str | Path,
     *,
     shard: OneShard | None = None,
-    nodes: str | Path | None = None,
+    nodes: Any = None,
     undirected: bool = False,
     time: str | None = None,
     reverse: bool = False,
@@ -78,9 +79,9 @@ def prepare_graph(
 
     Args:
         source: A ``Data`` or ``HeteroData`` that ``torch.save`` saved (``.pt``); a ``.npy`` of edges, of shape (2, E)
-            or (E, 2); a table (CSV, TSV, Parquet); a folder of these; or an ``.npz`` or folder with ``edge_index.npy``
-            (or a folder ``edge_index`` of files) and arrays per node: ``x.npy`` (or a folder ``x``), ``y.npy``,
-            ``train_mask.npy`` or ``train_idx.npy``, ..., ``num_nodes.npy``. Of several types a folder with folders
+            or (E, 2); a table (CSV, TSV, Parquet), or a frame of Arrow, pandas or Polars; a folder of these; or an
+            ``.npz`` or folder with ``edge_index.npy`` (or a folder of files) and arrays per node: ``x.npy`` (or a
+            folder), ``y.npy``, ``train_mask.npy`` or ``train_idx.npy``, ... Of several types a folder with folders
             ``nodes`` and ``edges``: for each type a table, text or Parquet, or an ``.npz`` or folder of such arrays.
             Rows of nodes have an id; edges are called ``<source type>__<name>__<destination type>``. Where nodes are
             arrays, their ids count from 0. Tables with keys: RelBench's folder, or one with a ``database.yaml``.
@@ -88,7 +89,7 @@ def prepare_graph(
             its own shard.
         shard: Which shard to write, instead of the whole graph. Each host reads all files and keeps its own nodes and
             the edges into them. Without types, arrays of edges must be dropped.
-        nodes: A table of nodes with their ids, or a folder or ``.npz`` of arrays, for a graph without types.
+        nodes: A table or frame of nodes with their ids, or a folder or ``.npz`` of arrays, for a graph without types.
         undirected: Add the reverse of every edge, and keep every edge once, of a graph without types.
         time: Of several types, the array by which edges of one type into a node are ordered (:class:`GraphTypes`).
         reverse: Of several types, add an edge type ``rev_<name>`` for each, with the same arrays.
@@ -105,11 +106,11 @@ def prepare_graph(
     check_words("drop", drop, '["x", "y"]')
     check_callable("on_progress", on_progress, "a function of a stage's name and its share, such as print", "", 0.0)
     check_true_or_false(overwrite=overwrite)
-    source, out = check_path("source", source), check_folder("out", out)
-    nodes = None if nodes is None else check_path("nodes", nodes)
-    choice = Choice(tuple(drop), kinds or {})
-    given = source, out, shard, nodes, undirected, time, reverse, split, seed, choice, float_labels, memory_bytes
-    Preparation(*given).run(on_progress, overwrite=overwrite)
+    out, choice = check_folder("out", out), Choice(tuple(drop), kinds or {})
+    with as_files(out, ("source", "nodes"), (source, nodes)) as (edges, table):
+        assert edges is not None
+        given = edges, out, shard, table, undirected, time, reverse, split, seed, choice, float_labels, memory_bytes
+        Preparation(*given).run(on_progress, overwrite=overwrite)
 
 
 @dataclass(frozen=True)

@@ -118,3 +118,29 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         "'w' holds 'inf'",
     ):
         assert each in told
+
+
+def test_frames_are_read_as_files_are(tmp_path: Path) -> None:
+    """All that tells its columns by Arrow's interface, as frames of pandas and Polars do; a kill costs nothing."""
+    csv = pytest.importorskip("pyarrow.csv")
+    given = tables(tmp_path, NODES.replace("2024-01-05 12:00:00", "2024-01-07"), EDGES)
+
+    class Frame:
+        def __init__(self, path: Path) -> None:
+            options = csv.ConvertOptions(column_types={"id": "string", "source": "string", "target": "string"})
+            self._table = csv.read_csv(path, convert_options=options)
+
+        def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+            return self._table.__arrow_c_stream__(requested_schema)
+
+    def killed(stage: str, share: float) -> None:
+        raise KeyboardInterrupt
+
+    frames = Frame(given["source"]), tmp_path / "graph"
+    with pytest.raises(KeyboardInterrupt):
+        prepare_graph(*frames, nodes=Frame(given["nodes"]), on_progress=killed)
+    prepare_graph(*frames, nodes=Frame(given["nodes"]))
+    prepare_graph(**given, out=tmp_path / "expected")
+    found, expected = Graph.open(tmp_path / "graph"), Graph.open(tmp_path / "expected")
+    assert found.fingerprint == expected.fingerprint and found.arrays.keys() == expected.arrays.keys()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["edges.csv", "expected", "graph", "nodes.csv"]
