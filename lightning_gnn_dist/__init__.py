@@ -19,7 +19,6 @@ prepare/  sampling/ files become saved graphs and shards in bounded memory; no t
 batches/            a sample becomes a batch, in time: gathering, buffers, devices, loaders; no parts
 layers/             models by their layers: on a batch, or each layer once for all nodes, shared by the ranks
 boundary/           the edges that leave a part: nodes that come along, and what else knows of those outside
-tables/             what a model knows of the tables of a database: encoders of columns, heads of tasks; no meeting
 data/  rounds/      what a rank reads: residency, coverage, parts, data modules; no strategy
                     what strategies share: start, refusals, clock, meeting, drift, averages; no data module
 strategies/         what ranks exchange, and when: one method a file

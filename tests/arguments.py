@@ -31,11 +31,11 @@ from lightning_gnn_dist import (
     prepare_graph,
     split_edges,
 )
+from lightning_gnn_dist.data.edges.recommending import Recommended
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.prepare.databases.shop import write_shop
 from lightning_gnn_dist.rounds.clock import RoundProgress
 from lightning_gnn_dist.rules import Rule
-from lightning_gnn_dist.tables.recommending import Recommended
 from tests.pages import public
 
 OF_PYG = {kind.__name__: kind for kind in (Data, FeatureStore, GraphStore, HeteroData)}  # loaded late

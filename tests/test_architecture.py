@@ -26,7 +26,6 @@ LINE = [
     {"batches"},
     {"layers"},
     {"boundary"},
-    {"tables"},
     {"homes", "rounds"},
     {"data", "strategies"},
     {"callbacks"},

@@ -10,11 +10,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_gnn_dist.batches.hetero import store_of_seeds
 from lightning_gnn_dist.checks import check_true_or_false, is_limit
+from lightning_gnn_dist.data.edges.recommending import Recommended
 from lightning_gnn_dist.graph.storage.parquet_rows import TABLES, check_ids_of, check_no_file, check_rows_file
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.graph.user_ids import NodeColumns
 from lightning_gnn_dist.layers.shared_rows import SharedRows
-from lightning_gnn_dist.tables.recommending import Recommended
 
 
 class PredictionWriter(Callback):

@@ -18,6 +18,7 @@ from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.checks import check_instance, check_path, distinct_ids, shown
 from lightning_gnn_dist.data.edges.answers import AnswerEdges, Answers
 from lightning_gnn_dist.data.edges.asked import AskedEdges, check_settings_of_edges
+from lightning_gnn_dist.data.edges.recommending import Recommended
 from lightning_gnn_dist.data.edges.task import EdgeTask, WholeEdges
 from lightning_gnn_dist.data.edges.times import sampler_of_events
 from lightning_gnn_dist.data.explained_errors import explain_pairs
@@ -46,7 +47,6 @@ from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.prepare.divide import first_held
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.tables.recommending import Recommended
 
 
 class LinkDataModule(GraphDataModule):

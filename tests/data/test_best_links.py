@@ -26,7 +26,7 @@ from lightning_gnn_dist import (
     through_layers,
 )
 from lightning_gnn_dist.data.edges import search
-from lightning_gnn_dist.tables.best import Best
+from lightning_gnn_dist.data.edges.best import Best
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks

@@ -22,18 +22,18 @@ from lightning_gnn_dist import (
     TemporalSampler,
     prepare_graph,
 )
-from lightning_gnn_dist.extensions.serving.limits import Limits
-from lightning_gnn_dist.extensions.serving.links import LinkAnswerer, Ranked
-from lightning_gnn_dist.prepare.databases.shop import write_shop
-from lightning_gnn_dist.prepare.one_shard import OneShard
-from lightning_gnn_dist.tables.column_encoder import read_tables
-from lightning_gnn_dist.tables.recommending import (
+from lightning_gnn_dist.data.edges.recommending import (
     MeanAveragePrecision,
     Recommended,
     RecommendingHead,
     Said,
     average_precision,
 )
+from lightning_gnn_dist.extensions.databases.column_encoder import read_tables
+from lightning_gnn_dist.extensions.serving.limits import Limits
+from lightning_gnn_dist.extensions.serving.links import LinkAnswerer, Ranked
+from lightning_gnn_dist.prepare.databases.shop import write_shop
+from lightning_gnn_dist.prepare.one_shard import OneShard
 from tests.ranks import run_ranks
 
 K, HOPS, ANSWERS = 3, 3, ("buys", "answer", "product")

@@ -16,6 +16,7 @@ from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.data.edges.asked import AskedEdges, check_held_back
+from lightning_gnn_dist.data.edges.best import NONE
 from lightning_gnn_dist.data.edges.link_file import QuestionColumns
 from lightning_gnn_dist.data.edges.task import WholeEdges
 from lightning_gnn_dist.data.edges.times import check_event_samplers
@@ -35,7 +36,6 @@ from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.links import edges_at
 from lightning_gnn_dist.sampling.targets.sampler import RootSampler
 from lightning_gnn_dist.sampling.temporal import TemporalSampler
-from lightning_gnn_dist.tables.best import NONE
 
 
 @dataclass(frozen=True, eq=False)

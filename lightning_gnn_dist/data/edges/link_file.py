@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.data.edges.best import Best
 from lightning_gnn_dist.graph.user_ids import Ids, named
 from lightning_gnn_dist.layers.shared_rows import SharedRows
-from lightning_gnn_dist.tables.best import Best
 
 
 @dataclass(frozen=True)

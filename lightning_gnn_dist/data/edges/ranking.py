@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.data.edges.best import Best
 from lightning_gnn_dist.data.edges.known import Known
 from lightning_gnn_dist.data.edges.scoring import Ends, Scorer
 from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.layers.choice import share_of
 from lightning_gnn_dist.layers.row_table import RowTable
-from lightning_gnn_dist.tables.best import Best
 from lightning_gnn_dist.wire.channel import Channel
 
 

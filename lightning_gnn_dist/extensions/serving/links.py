@@ -18,6 +18,7 @@ from torch import Tensor
 from lightning_gnn_dist.batches.loading import type_of_model
 from lightning_gnn_dist.data.best_links import check_ranks, links_of
 from lightning_gnn_dist.data.datamodule import shards_are_not_served
+from lightning_gnn_dist.data.edges.best import Best
 from lightning_gnn_dist.data.edges.known import KnownBySender, LeftOut
 from lightning_gnn_dist.data.edges.ranking import Nodes
 from lightning_gnn_dist.data.edges.scoring import Score
@@ -32,7 +33,6 @@ from lightning_gnn_dist.layers.model_layers import let_answer
 from lightning_gnn_dist.layers.ready_made import needs_whole_graph
 from lightning_gnn_dist.layers.through_layers import Layer, through_layers
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.tables.best import Best
 from lightning_gnn_dist.wire.channel import open_channel
 
 MOST_LINKS = 10  # of a node, where a request does not say

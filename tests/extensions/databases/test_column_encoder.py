@@ -19,9 +19,9 @@ from lightning_gnn_dist import (
     prepare_graph,
     save_shards,
 )
+from lightning_gnn_dist.extensions.databases.column_encoder import ColumnEncoder, read_tables
+from lightning_gnn_dist.extensions.databases.task_head import TaskHead, head_of
 from lightning_gnn_dist.graph.typed.tables import TIME, UNSEEN, Tables, TableTask
-from lightning_gnn_dist.tables.column_encoder import ColumnEncoder, read_tables
-from lightning_gnn_dist.tables.task_head import TaskHead, head_of
 from tests.prepare.databases.folders import FILES, TASK, write
 
 
