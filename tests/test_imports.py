@@ -44,6 +44,43 @@ def test_saved_graphs_are_cut_without_pyg_and_lightning() -> None:
     assert loaded(code) & NOT_FOR_GRAPHS == set()
 
 
+FIT = """
+import lightning.pytorch as pl
+import torch
+from lightning_gnn_dist import NeighborSampler, PartitionedDataModule, communities
+from torch.nn.functional import cross_entropy
+from torch_geometric.nn import GraphSAGE
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.gnn = GraphSAGE(32, 16, 2, 8)
+
+    def training_step(self, batch):
+        return cross_entropy(self.gnn(batch.x, batch.edge_index)[: batch.batch_size], batch.y[: batch.batch_size])
+
+    def validation_step(self, batch):
+        self.training_step(batch)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+
+graph = communities(300, num_features=32, num_classes=8, seed=0)
+data = PartitionedDataModule(graph, sampler=NeighborSampler([5, 5]), batch_size=32)
+quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+pl.Trainer(accelerator="cpu", devices=1, max_epochs=1, **quiet).fit(Model(), data)
+import sys
+print("beside", *(name for name in sys.modules if name.startswith(BESIDE)))
+"""
+
+
+def test_a_fit_with_defaults_imports_no_extension() -> None:
+    beside = "lightning_gnn_dist.extensions", "lightning_gnn_dist.prepare"
+    code = FIT.replace("BESIDE", repr(beside))
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=200)
+    assert run.stdout.splitlines()[-1:] == ["beside"], run.stderr[-2000:]
+
+
 @pytest.mark.slow
 def test_what_serves_is_imported_to_serve_alone() -> None:
     assert loaded("import lightning_gnn_dist.cli.train") & {"starlette", "uvicorn"} == set()
