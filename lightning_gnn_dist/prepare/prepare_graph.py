@@ -22,16 +22,23 @@ from lightning_gnn_dist.graph.storage.npy import FULL
 from lightning_gnn_dist.graph.typed.names import EdgeType, within
 from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.partition.streaming import StreamingPartitioner
-from lightning_gnn_dist.prepare.agreement import RENAMED, WRITTEN, check_alike, needs_no_rank
 from lightning_gnn_dist.prepare.databases.manifest import is_database
-from lightning_gnn_dist.prepare.databases.source import inputs_of_database
+from lightning_gnn_dist.prepare.databases.unpack import inputs_of_database
 from lightning_gnn_dist.prepare.files.columns import Choice
 from lightning_gnn_dist.prepare.files.inputs import EDGE, Inputs, check_carried, with_reverse
 from lightning_gnn_dist.prepare.frames import as_files
 from lightning_gnn_dist.prepare.kept import keep_ids
 from lightning_gnn_dist.prepare.one_shard import OneShard, Part, check_assignment, inputs_of, part_of, reading_of
 from lightning_gnn_dist.prepare.reading import Reading
-from lightning_gnn_dist.prepare.refusals import check_kinds, check_tables, check_types
+from lightning_gnn_dist.prepare.refusals import (
+    RENAMED,
+    WRITTEN,
+    check_alike,
+    check_kinds,
+    check_tables,
+    check_types,
+    needs_no_rank,
+)
 from lightning_gnn_dist.prepare.steps.describe import Prepared, describe
 from lightning_gnn_dist.prepare.steps.edges import EdgeSorting, OnProgress, check_times
 from lightning_gnn_dist.prepare.steps.estimate import Estimate, estimate_of

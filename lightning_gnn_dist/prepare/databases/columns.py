@@ -17,8 +17,7 @@ import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.tables import CATEGORIES, MISSING, MOMENTS, NO_MOMENT, NUMBERS, UNSEEN
-from lightning_gnn_dist.prepare.tables.cells import WHOLE, Cells
-from lightning_gnn_dist.prepare.tables.engine import Table, Work, quoted
+from lightning_gnn_dist.prepare.tables.engine import WHOLE, Cells, Table, Work, quoted
 from lightning_gnn_dist.prepare.tables.text import Embed
 
 MOST_LIKELY = 1_000  # different words of what is taken for a category unless it is said

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.tables import NEVER
-from lightning_gnn_dist.prepare.tables.cells import Cells
-from lightning_gnn_dist.prepare.tables.engine import Table, Work, quoted, told
+from lightning_gnn_dist.prepare.tables.engine import Cells, Table, Work, quoted, told
 from lightning_gnn_dist.prepare.tables.ids import Ids
 from lightning_gnn_dist.prepare.tables.reading import load
 

@@ -19,8 +19,7 @@ from lightning_gnn_dist.graph.typed.tables import ANSWERED, NEVER, TIME, TableTa
 from lightning_gnn_dist.prepare.databases.keyed import Keyed, Span
 from lightning_gnn_dist.prepare.databases.manifest import LABELS, Manifest, TaskSpec
 from lightning_gnn_dist.prepare.files.columns import SPLIT_WORDS, SPLITS, check_classes
-from lightning_gnn_dist.prepare.tables.cells import Cells
-from lightning_gnn_dist.prepare.tables.engine import ROW, Work, literal, numpy_of, quoted, told
+from lightning_gnn_dist.prepare.tables.engine import ROW, Cells, Work, literal, numpy_of, quoted, told
 from lightning_gnn_dist.prepare.tables.ids import Ids, dtype_of, write_ends
 
 KINDS = ("key", "time", "split")

@@ -1,24 +1,203 @@
-"""Arrays by their names: in a folder of ``.npy``, in an ``.npz``, or in a graph of PyG that was saved."""
+"""Arrays with a row per node or edge in files, one or several, read and written some rows at a time; and by name."""
 
 from __future__ import annotations
 
+import math
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
 from lightning_gnn_dist.graph.storage.files import open_file
-from lightning_gnn_dist.graph.storage.npy import NpyFile
+from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, append, write_header
+from lightning_gnn_dist.graph.storage.store import as_numpy
 from lightning_gnn_dist.prepare.files.columns import check_num_nodes
-from lightning_gnn_dist.prepare.files.row_files import LoadedArray, RowFiles
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedArray(NpyFile):
+    """An array out of an archive or a file of PyG, in RAM or mapped, that is read as a file is.
+
+    Args:
+        numbers: All of its numbers, one after the other.
+        torch_type: The torch type of what is stored, where NumPy has none such.
+    """
+
+    numbers: Column
+    torch_type: torch.dtype | None = None
+
+    @classmethod
+    def of_array(cls, path: Path, array: Column | Tensor) -> LoadedArray:
+        """The array that is called ``path`` in errors."""
+        kind = array.dtype if isinstance(array, Tensor) else None
+        numbers = as_numpy(array) if isinstance(array, Tensor) else np.ascontiguousarray(array)
+        return cls(path, tuple(array.shape), numbers.dtype, 0, False, numbers.reshape(-1), kind)
+
+    @property
+    def type(self) -> torch.dtype:
+        return super().type if self.torch_type is None else self.torch_type
+
+    def read(self, first: int, count: int) -> Column:
+        return self.numbers[first : first + count]
+
+
+@dataclass(frozen=True)
+class RowFiles:
+    """One array whose rows lie in one file after the other.
+
+    Args:
+        files: The files, with rows of the same type and shape.
+    """
+
+    files: tuple[NpyFile, ...]
+
+    def __post_init__(self) -> None:
+        self.files[0].type  # noqa: B018  refused here, before any work, if torch has no such type
+
+    @classmethod
+    def of(cls, path: Path | NpyFile) -> RowFiles:
+        """One array, or all ``.npy`` of a folder in the order of their names."""
+        if isinstance(path, NpyFile):
+            return cls((path,))
+        files = [NpyFile.of(file) for file in (sorted(path.glob("*.npy")) if path.is_dir() else [path])]
+        if not files:
+            raise ValueError(
+                f"{path} is a folder without .npy files, and one array is expected in it: --drop {path.stem}."
+            )
+        return cls.of_files(files)
+
+    @classmethod
+    def of_files(cls, files: Sequence[NpyFile]) -> RowFiles:
+        """One array in several files, which must be alike."""
+        for file in files:
+            if (file.dtype, file.shape[1:]) != (files[0].dtype, files[0].shape[1:]):
+                raise ValueError(
+                    f"{file.path} holds rows of {file.dtype} {file.shape[1:]}, but {files[0].path} rows of "
+                    f"{files[0].dtype} {files[0].shape[1:]}: files of one array must be alike."
+                )
+            if file.by_column:
+                raise ValueError(f"{file.path} is stored by column: save numpy.ascontiguousarray(array).")
+        return cls(tuple(files))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        first = self.files[0].shape
+        return (sum(file.shape[0] for file in self.files), *first[1:]) if first else ()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.num_bytes for file in self.files)
+
+    @property
+    def bytes_per_row(self) -> int:
+        return math.prod(self.shape[1:]) * self.files[0].dtype.itemsize
+
+    @property
+    def is_one_number_per_row(self) -> bool:
+        return math.prod(self.shape[1:]) == 1
+
+    def as_tensor(self, rows: Column) -> Tensor:
+        """Some rows as a tensor of the type that the array is of."""
+        tensor = torch.from_numpy(rows)
+        return tensor.view(torch.bfloat16) if self.files[0].type == torch.bfloat16 else tensor
+
+    def load(self) -> Column:
+        """The whole array, in RAM."""
+        return np.concatenate([file.read(0, math.prod(file.shape)) for file in self.files]).reshape(self.shape)
+
+    def read(self, first: int, count: int) -> Column:
+        """``count`` rows from row ``first`` on."""
+        found = [*self.pieces(first, count * self.bytes_per_row, first + count)]
+        return np.concatenate(found) if found else np.empty((0, *self.shape[1:]), self.files[0].dtype)
+
+    def pieces(self, first: int, bytes_at_once: int, end: int | None = None) -> Iterator[Column]:
+        """Yield the rows from ``first`` to ``end``, or the last, in pieces of ``bytes_at_once`` bytes or of one row."""
+        at_once = max(1, bytes_at_once // max(self.bytes_per_row, 1))
+        width = math.prod(self.shape[1:])
+        left = self.shape[0] if end is None else end
+        for file in self.files:
+            stop = min(file.shape[0], left)
+            for start in range(min(first, stop), stop, at_once):
+                count = min(at_once, stop - start)
+                yield file.read(start * width, count * width).reshape(count, *self.shape[1:])
+            first, left = max(first - file.shape[0], 0), max(left - file.shape[0], 0)
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What edges carry: the rows of several arrays side by side, as bytes that move together.
+
+    Args:
+        arrays: The arrays, by name.
+    """
+
+    arrays: dict[str, RowFiles]
+
+    @property
+    def bytes_per_edge(self) -> int:
+        return sum(rows.bytes_per_row for rows in self.arrays.values())
+
+    def read(self, first: int, count: int) -> Column:
+        """What ``count`` edges from ``first`` on carry, shape ``(count, bytes_per_edge)``."""
+        parts = [rows.read(first, count).reshape(count, -1).view(np.uint8) for rows in self.arrays.values()]
+        return np.concatenate(parts, axis=1)
+
+    def split(self, carried: Column) -> Iterator[tuple[str, Column]]:
+        """Yield each array's name, and its bytes in ``carried``."""
+        start = 0
+        for name, rows in self.arrays.items():
+            yield name, carried[:, start : start + rows.bytes_per_row]
+            start += rows.bytes_per_row
+
+
+class GrowingArrays:
+    """Arrays in a folder that get rows piece by piece.
+
+    Args:
+        folder: The folder, which is made.
+        source: Where the rows come from, for errors.
+        file: The name of each array's file in a folder of its own. Default: each is a file of the folder.
+    """
+
+    def __init__(self, folder: Path, source: Path, file: str | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._source, self._file = folder, source, file
+        self._shapes: dict[str, tuple[np.dtype[np.generic], tuple[int, ...]]] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, arrays: Mapping[str, Column]) -> None:
+        """Add rows to arrays by name."""
+        for name, array in arrays.items():
+            shape = array.dtype, array.shape[1:]
+            if (known := self._shapes.setdefault(name, shape)) != shape:
+                kinds = " and ".join(f"{dtype}{list(more) or ''}" for dtype, more in (known, shape))
+                raise ValueError(f"{self._source}: {name} holds {kinds}: files of one table must be alike.")
+            if name not in self._counts:
+                self._path(name).parent.mkdir(exist_ok=True)
+                self._path(name).unlink(missing_ok=True)
+                write_header(self._path(name), array.dtype, (0, *array.shape[1:]))
+            append(self._path(name), array)
+            self._counts[name] = self._counts.get(name, 0) + len(array)
+
+    def finish(self) -> list[Path]:
+        """Write the numbers of rows into the headers, and return the files."""
+        for name, (dtype, shape) in self._shapes.items():
+            write_header(self._path(name), dtype, (self._counts[name], *shape))
+        return [self._path(name) for name in self._shapes]
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.npy" if self._file is None else self._folder / name / f"{self._file}.npy"
+
 
 Entry: TypeAlias = Path | NpyFile  # a file, a folder of several, or an array out of an archive
 

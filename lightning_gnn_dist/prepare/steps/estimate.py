@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
-from lightning_gnn_dist.prepare.files.inputs import Inputs, NodeFiles
+from lightning_gnn_dist.prepare.files.inputs import EdgeFiles, Inputs, NodeFiles
 from lightning_gnn_dist.prepare.tables.reading import count_columns, count_rows
 
 SECONDS_PER_KEY = 150e-9  # an edge has one key per direction; measured on one core: benchmarks/scale.md

@@ -14,7 +14,7 @@ from lightning_gnn_dist.engine.compiling import compiled
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.npy import Column, append, save, write_header
 from lightning_gnn_dist.prepare.files.columns import check_num_nodes
-from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles, Piece
+from lightning_gnn_dist.prepare.files.inputs import EdgeFiles, Piece
 from lightning_gnn_dist.prepare.reading import Progress
 from lightning_gnn_dist.prepare.steps.journal import Journal
 

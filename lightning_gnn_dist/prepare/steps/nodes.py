@@ -19,9 +19,9 @@ from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import Column, save, write_at, write_header
 from lightning_gnn_dist.graph.storage.store import as_numpy
+from lightning_gnn_dist.prepare.files.arrays import RowFiles
 from lightning_gnn_dist.prepare.files.columns import SPLITS
 from lightning_gnn_dist.prepare.files.inputs import PYG, NodeFiles
-from lightning_gnn_dist.prepare.files.row_files import RowFiles
 from lightning_gnn_dist.prepare.one_shard import Part
 from lightning_gnn_dist.prepare.reading import Progress, Read, Reading
 

@@ -11,8 +11,7 @@ import numpy as np
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.tables import CATEGORIES
 from lightning_gnn_dist.prepare.files.columns import SPLIT_WORDS, SPLITS, check_classes, check_purposes, purpose_of
-from lightning_gnn_dist.prepare.tables.cells import WHOLE, Cells
-from lightning_gnn_dist.prepare.tables.engine import Table, Work, literal, numpy_of, quoted
+from lightning_gnn_dist.prepare.tables.engine import WHOLE, Cells, Table, Work, literal, numpy_of, quoted
 from lightning_gnn_dist.prepare.tables.features import Feature, features_of
 
 NO_SPLIT = ("", "none", "-")

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column
-from lightning_gnn_dist.prepare.tables.cells import WHOLE, Cells
-from lightning_gnn_dist.prepare.tables.engine import Table, Work, numpy_of, quoted
+from lightning_gnn_dist.prepare.tables.engine import WHOLE, Cells, Table, Work, numpy_of, quoted
 from lightning_gnn_dist.prepare.tables.text import WIDTH, hash_words
 
 KINDS = ("category", "number", "time", "text")

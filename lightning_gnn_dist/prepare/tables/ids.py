@@ -12,9 +12,8 @@ import numpy as np
 
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import Column, save
-from lightning_gnn_dist.prepare.files.row_files import GrowingArrays
-from lightning_gnn_dist.prepare.tables.cells import WHOLE, Cells
-from lightning_gnn_dist.prepare.tables.engine import ROW, Table, Work, numpy_of, quoted
+from lightning_gnn_dist.prepare.files.arrays import GrowingArrays
+from lightning_gnn_dist.prepare.tables.engine import ROW, WHOLE, Cells, Table, Work, numpy_of, quoted
 
 LONG = np.dtype(np.int64)
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lightning_gnn_dist import Graph, prepare_graph
+from lightning_gnn_dist.prepare.files.arrays import RowFiles
 from lightning_gnn_dist.prepare.files.inputs import Inputs
-from lightning_gnn_dist.prepare.files.row_files import RowFiles
 from tests.prepare.test_prepare_graph import prepared
 
 X = np.random.default_rng(0).normal(size=(50, 3, 2)).astype(np.float16)
