@@ -26,7 +26,7 @@ from torch_geometric.utils import trim_to_layer
 
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.batches.loader import BatchLoader
+from lightning_gnn_dist.batches.batches import Batches
 from lightning_gnn_dist.batches.pool import BufferPool, gather_rows
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.rng import permutation
@@ -258,9 +258,9 @@ def bench_loader(graph: Graph, num_neighbors: list[int], batch_size: int, repeat
 
 def loader_of(
     graph: Graph, sampler: Sampler, seeds: Tensor, bulk_size: int, num_threads: int, num_batches: int = 10
-) -> BatchLoader:
+) -> Batches:
     source = GraphSource(graph, sampler)
-    return BatchLoader.over(source, seeds, num_batches, seed=0, bulk_size=bulk_size, num_threads=num_threads)
+    return Batches.over(source, seeds, num_batches, seed=0, bulk_size=bulk_size, num_threads=num_threads)
 
 
 def consume(batches: Iterable[object]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_gnn_dist import Graph, NeighborSampler
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.batches.loader import THREAD_NAME, BatchLoader
+from lightning_gnn_dist.batches.batches import THREAD_NAME, Batches
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from tests.sampling.reference import random_graph
@@ -23,11 +23,11 @@ GRAPH = random_graph(300, 3000, seed=1)
 SEEDS = torch.arange(10, 67)
 
 
-def loader(num_batches: int = 5, *, seeds: Tensor = SEEDS, sampler: object = None, **options: object) -> BatchLoader:
+def loader(num_batches: int = 5, *, seeds: Tensor = SEEDS, sampler: object = None, **options: object) -> Batches:
     sampler = NeighborSampler([3, 2]) if sampler is None else sampler
     of_source = {name: options.pop(name) for name in ("widen", "num_ids", "stream") if name in options}
     source = GraphSource(options.pop("graph", GRAPH), sampler, **of_source)
-    return BatchLoader.over(source, seeds, num_batches, **{"seed": 0} | options)
+    return Batches.over(source, seeds, num_batches, **{"seed": 0} | options)
 
 
 def threads() -> list[threading.Thread]:

@@ -241,7 +241,7 @@ def in_type(batch: Any, dtype: torch.dtype | None) -> SampledData:
     if dtype is not None:
         batch.apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
         for store in batch.stores:  # several, if the batch has types
-            if blocks := getattr(store, "_blocks", ()):
+            if (blocks := getattr(store, "_blocks", ())) and blocks[0].dtype != dtype:
                 store._blocks = rebase(blocks, replace(blocks[0], dtype=dtype))
     made: SampledData = batch
     return made

@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from lightning_gnn_dist.batches.loader import Batches
+from lightning_gnn_dist.batches.batches import Learning
 from lightning_gnn_dist.batches.part_batch import Run
 from lightning_gnn_dist.checks import brief, check_instance
 from lightning_gnn_dist.engine.rng import Purpose, permutation
@@ -25,25 +25,6 @@ from lightning_gnn_dist.rules import Count, Hops, Natural, check_fields
 EdgesInto: TypeAlias = Callable[[Tensor], Iterator[tuple[Tensor, Tensor]]]
 
 
-class PassLoader(Protocol):
-    """The training batches of one part."""
-
-    num_seeds: int
-
-    @property
-    def waited_seconds(self) -> float:
-        """Seconds that the consumer has waited for batches."""
-
-    def between(self, start: int, stop: int | None, then: Sequence[range] = ()) -> Batches:
-        """Yield the batches of a stream from number ``start`` to ``stop``, or without end, and make those ``then``."""
-
-    def repeats(self, number: int) -> bool:
-        """Return whether a batch has nothing of its own to learn from."""
-
-    def close(self) -> None:
-        """End what runs in the background."""
-
-
 class Outside:
     """What batches of a rank's part know, in a run, of nodes outside it: this one nothing, but what the part has.
 
@@ -54,8 +35,8 @@ class Outside:
     def __init__(self, home: Any) -> None:
         self.home = home
 
-    def loader(self, part: Graph, inputs: Tensor | None, values: ValueCheck) -> PassLoader:
-        """Return the one batch of a pass, where ranks exchange rows in every step. Collective.
+    def learning(self, part: Graph, inputs: Tensor | None, values: ValueCheck) -> Learning:
+        """Return what the one batch of a pass is made of, where ranks exchange rows in every step. Collective.
 
         Args:
             part: What the rank holds.

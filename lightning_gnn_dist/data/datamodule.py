@@ -40,7 +40,7 @@ from lightning_gnn_dist.partition.default import Cut, unless_auto
 from lightning_gnn_dist.sampling.base import Sampler
 
 if TYPE_CHECKING:
-    from lightning_gnn_dist.data.train_loader import TrainLoader
+    from lightning_gnn_dist.batches.batches import Batches
     from lightning_gnn_dist.joint import CountsSeeds, ForStrategies, HasDigests, HasParts, KeepsRows
 
 
@@ -215,7 +215,7 @@ def shards_are_not_served(shards: Path | None, argument: str) -> ValueError:
 if TYPE_CHECKING:
 
     def _offers(
-        data: GraphDataModule, loader: TrainLoader
+        data: GraphDataModule, loader: Batches
     ) -> tuple[ForStrategies, HasDigests, HasParts, KeepsRows, CountsSeeds]:
         """Let mypy check that these have what the Protocols of ``joint`` ask for."""
         return data, data, data, data, loader

@@ -14,11 +14,11 @@ from lightning.pytorch.utilities import model_helpers, rank_zero_info
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lightning_gnn_dist.batches.batches import Batches, Learning, Passes
 from lightning_gnn_dist.batches.deal import Deal
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
-from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import warn_of_slow_bfloat16
-from lightning_gnn_dist.boundary.boundary import Boundary, PassLoader
+from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import (
     check_at_least,
@@ -30,12 +30,12 @@ from lightning_gnn_dist.checks import (
 from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels, explain_tables, guard_plain_ddp
 from lightning_gnn_dist.data.inductive import joined
 from lightning_gnn_dist.data.task import Evaluating, Task
-from lightning_gnn_dist.data.train_loader import TrainLoader, passes_left
 from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.user_ids import Columns
 from lightning_gnn_dist.homes.parts import Holder
 from lightning_gnn_dist.homes.residency import Holding
+from lightning_gnn_dist.homes.running import passes_left
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.layers.exactness import Exactness
@@ -62,9 +62,9 @@ class GraphDataModule(LightningDataModule):
         self.sampler, self.batch_size, self.loading = settings.of_parts(), settings.batch_size, settings.loading
         self.evaluation, self.global_batching = settings.evaluation, settings.global_batching
         self.predicted: Tensor | None = None  # nodes of the graph; None is all
-        self._loaders: list[BatchLoader | TrainLoader] = []
-        self._train_loader: TrainLoader | None = None
-        self._anchors: tuple[Graph, BatchLoader] | None = None
+        self._loaders: list[Batches] = []
+        self._train_batches: Batches | None = None
+        self._anchors: tuple[Graph, Batches] | None = None
         self._global: GlobalBatches | None = None
 
     # What it was made of.
@@ -215,34 +215,38 @@ class GraphDataModule(LightningDataModule):
         if most < self.batch_size:
             rank_zero_info(f"batch_size={self.batch_size} is above a rank's {most} seeds: a pass is one batch of all.")
 
-    def train_dataloader(self) -> TrainLoader:
+    def train_dataloader(self) -> Batches:
         guard_plain_ddp(self.trainer)
         holder, size = self._home.holder, self._num_batches()  # later others may be
         is_cut, coverage = self._home.is_cut, self.coverage
-        self._train_loader = TrainLoader(
+        parts, passes = (
             self._home.parts(),
-            lambda part, num_batches: self._local_batches(part, num_batches, holder),
+            Passes(
+                num_used=lambda: self.trainer.num_training_batches if self.trainer is not None else math.inf,
+                num_left=lambda: passes_left(self.trainer, size * self._home.turns()),
+                overfits=self.trainer is not None and self.trainer.overfit_batches > 0,  # type: ignore[attr-defined]
+            ),
+        )
+        self._train_batches = Batches(
+            lambda phase: self._learning(parts(phase), size, holder),
             size,
             every=self._home.every() if is_cut else None,
-            num_ranks=self._running.num_ranks,
             turns=self._home.turns(),
-            batch_level=is_cut and coverage is not None and coverage.level == "batch",
-            overfits=self.trainer is not None and self.trainer.overfit_batches > 0,  # type: ignore[attr-defined]
-            num_used=lambda: self.trainer.num_training_batches if self.trainer is not None else math.inf,
-            num_left=lambda: passes_left(self.trainer, size * self._home.turns()),
+            weigh="batch" if is_cut and coverage is not None and coverage.level == "batch" else "node",
+            passes=passes,
+            **self._running.options_of_batches,
         )
-        self._loaders.append(self._train_loader)
         if self._home.exchanges:
-            self._train_loader.move_to(0)  # now, as all ranks are here
-        return self._train_loader
+            self._train_batches.move_to(0)  # now, as all ranks are here
+        return self._kept(self._train_batches)
 
-    def val_dataloader(self) -> BatchLoader:
+    def val_dataloader(self) -> Batches:
         return self._kept(self._evaluating.loader(self._judging.judged("val")))
 
-    def test_dataloader(self) -> BatchLoader:
+    def test_dataloader(self) -> Batches:
         return self._kept(self._evaluating.loader(self._judging.judged("test")))
 
-    def predict_dataloader(self) -> BatchLoader:
+    def predict_dataloader(self) -> Batches:
         """Return a loader of this rank's share of the nodes in order; of shards, of all nodes nearly all its own."""
         loader = self._kept(self._evaluating.loader(self._judging.predicted(self.predicted)))
         loader.spare_memory()
@@ -288,7 +292,7 @@ class GraphDataModule(LightningDataModule):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is one at rest, as for a process that Lightning spawns: of a run there are threads and connections.
-        return vars(self) | self._at_rest() | {"_train_loader": None}
+        return vars(self) | self._at_rest() | {"_train_batches": None}
 
     # What strategies ask for.
     def correction_batches(
@@ -321,20 +325,20 @@ class GraphDataModule(LightningDataModule):
         check_choice("of", of, Scope)
         if of == "graph":
             return self.correction_batches(round_idx, stop=self._global_batches().num_batches)
-        if start is not None and self._train_loader is not None:
-            self._train_loader.move_to(start)
+        if start is not None and self._train_batches is not None:
+            self._train_batches.move_to(start)
         part = self._home.running_part()
         if self._anchors is None or self._anchors[0] is not part:
-            # Few batches at a time, so nothing in the background.
-            how: Any = {"seed": self.seed + Purpose.ANCHORS, "bulk_size": 1, "num_threads": 0}
-            self._anchors = part, self._batches_of(part, self._num_batches(), self._home.holder, **how)
+            learning = self._learning_of(part, self._num_batches(), self._home.holder, self.seed + Purpose.ANCHORS)
+            how = self._running.options_of_batches | {"bulk_size": 1, "num_threads": 0}  # few batches at a time
+            self._anchors = part, Batches.of(*learning, **how)
         self._anchors[1].set_epoch(round_idx)
         return iter(self._anchors[1])
 
     @property
     def figures(self) -> dict[str, float]:
         """Numbers to log: waiting for data, what switching parts and asking for rows cost, the part's coverage."""
-        loader = self._train_loader
+        loader = self._train_batches
         waited = (loader.waited_seconds, loader.waited_share) if loader is not None else (0.0, 0.0)
         names = "data/waited_seconds", "data/waited_share"
         return dict(zip(names, waited, strict=True)) | self._home.figures
@@ -361,14 +365,14 @@ class GraphDataModule(LightningDataModule):
         """Compute what batches from number ``start`` on read of nodes outside the part. Collective."""
         if not self.keeps_rows() or not self._home.is_cut:
             return
-        assert self._train_loader is not None
+        assert self._train_batches is not None
         check_at_least(0, start=start)
-        self._train_loader.move_to(start)
-        self._home.outside.refresh(self._train_loader.super_epoch(start))
+        self._train_batches.move_to(start)
+        self._home.outside.refresh(self._train_batches.phase_of(start))
 
     # What it is made of.
 
-    def _kept(self, loader: BatchLoader) -> BatchLoader:
+    def _kept(self, loader: Batches) -> Batches:
         self._loaders.append(loader)
         return loader
 
@@ -376,16 +380,16 @@ class GraphDataModule(LightningDataModule):
         """Return the number of batches of a pass over a part, the same for all ranks and parts."""
         return self._home.batches_of_pass(self._task.most)
 
-    def _local_batches(self, part: Graph, num_batches: int, holder: Holder) -> PassLoader:
+    def _learning(self, part: Graph, num_batches: int, holder: Holder) -> Learning:
         if self._home.exchanges:
             inputs = self._task.inputs_of(part, part.split("train"))
-            return self._home.outside.loader(part, inputs, self._task.values)
+            return self._home.outside.learning(part, inputs, self._task.values)
         if self._anchors is not None and self._anchors[0] is not part:
             self._anchors = None  # else the part before would stay in memory
-        return self._batches_of(part, num_batches, holder, seed=self.seed)
+        return self._learning_of(part, num_batches, holder, self.seed)
 
-    def _batches_of(self, part: Graph, num_batches: int, holder: Holder, *, seed: int, **others: Any) -> BatchLoader:
-        """Return a loader of training batches of a part. No two parts are dealt alike."""
+    def _learning_of(self, part: Graph, num_batches: int, holder: Holder, seed: int) -> Learning:
+        """Return what training batches of a part are made of. No two parts are dealt alike."""
         own, source = self._task.seeds_and_source(part)
         seeds = torch.cat([own, self._task.seeds_around(part)])
         deal = Deal(
@@ -397,7 +401,7 @@ class GraphDataModule(LightningDataModule):
             place=holder.member,
             num_places=holder.num_members,
         )
-        return BatchLoader(source, deal, **self._running.options_of_loader | others)
+        return Learning(source, deal)
 
     def _global_batches(self) -> GlobalBatches:
         if self._global is None:

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.batches import Batches
 from lightning_gnn_dist.batches.deal import Deal
 from lightning_gnn_dist.batches.global_batches import OwnSeeds
-from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.around import seeds_around
 from lightning_gnn_dist.graph.graph import Graph
@@ -78,7 +78,7 @@ class Evaluating:
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"exactness": self._new_exactness()}
 
-    def loader(self, judged: Judged) -> BatchLoader:
+    def loader(self, judged: Judged) -> Batches:
         """Return the loader of this rank's share. Collective."""
         run, costs = self._home.running, self._home.costs
         self.exactness.check(run.trainer)
@@ -101,7 +101,7 @@ class Evaluating:
         look, num_hops = partial(self.exactness.look, run.trainer, outlook), run.settings.of_parts().num_hops
         make = partial(EvaluationLoader, num_hops, look, rows, judged.targets)
         share, places = (replace(evaluated, ids=ids).share(costs.place) for ids in (judged.ids, range(count)))
-        how = run.options_of_loader
+        how = run.options_of_batches
         if source.is_short:
             how["bulk_size"] = 1
         return make(source, Deal(share, num_batches, run.seed, shuffle=False, inputs=places), **how)

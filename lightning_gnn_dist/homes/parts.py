@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from lightning_gnn_dist.batches.loader import THREAD_NAME
+from lightning_gnn_dist.batches.batches import THREAD_NAME
 from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edges_among
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
 from lightning_gnn_dist.boundary.coverage import Coverage, weights_of

@@ -112,8 +112,8 @@ class Running(ForgetsRun):
         return self.settings.seed_of_batches if self._seed_of_fit is None else self._seed_of_fit
 
     @property
-    def options_of_loader(self) -> dict[str, Any]:
-        """What all loaders of batches take."""
+    def options_of_batches(self) -> dict[str, Any]:
+        """What all batches take."""
         loading = self.settings.loading
         how = {"bulk_size": loading.bulk_size, "num_threads": loading.num_threads}
         return {**how, "num_ranks": self.num_ranks, "dtype": self.dtype}
@@ -197,3 +197,16 @@ class Running(ForgetsRun):
             return None
         num_hops = self.settings.of_parts().num_hops
         return layers_as_they_are(self.module, self._data, num_hops, is_typed=is_typed)
+
+
+def passes_left(trainer: Trainer | None, num_batches: int = 1) -> float:
+    """Return how many passes, or rounds, of so many batches at least a trainer begins later, if nothing stops it."""
+    if trainer is None or not trainer.training or trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
+        return 0
+    left = math.inf
+    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+        left = trainer.max_epochs - trainer.current_epoch - 1
+    if trainer.max_steps >= 0:
+        steps = -(-num_batches // trainer.accumulate_grad_batches)
+        left = min(left, -(-(trainer.max_steps - trainer.global_step) // steps) - 1)
+    return max(0, left)

@@ -16,10 +16,12 @@ from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from torch import Tensor, nn
 
 from lightning_gnn_dist.batches.batch import NamesOfTypes, Promising, SampledData
+from lightning_gnn_dist.batches.batches import Batches, Learning, Made, asked_of
+from lightning_gnn_dist.batches.deal import Deal
 from lightning_gnn_dist.batches.hetero import ENDS
-from lightning_gnn_dist.batches.loader import Batches, BatchLoader
 from lightning_gnn_dist.batches.one_hop import RowsOfTypes
 from lightning_gnn_dist.batches.seed_batch import Neighbourhood, SeedsOnly
+from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.engine.apart import in_types
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeOffsets, have_names
 from lightning_gnn_dist.layers.layer_pass import LayerNodes, LayerPass, NodesOfRank
@@ -241,15 +243,17 @@ def for_layers(batch: Any, num_layers: int) -> SampledData:
     return made
 
 
-class EvaluationLoader(BatchLoader):
-    """A loader of an evaluation. Its batches may know the rows that layers compute for their seeds.
+class EvaluationLoader(Batches):
+    """The batches of an evaluation, which may know the rows that layers compute for their seeds.
 
     Args:
         num_layers: How many layers batches have blocks for.
         look: Called before a pass over batches of full neighbourhoods.
         rows: Computes rows, before the first batch of a pass; None where batches do it at less cost.
         targets: Returns what a batch of some seeds evaluates.
-        options: What a :class:`BatchLoader` takes.
+        source: Makes batches.
+        deal: Deals it the seeds.
+        options: What :class:`Batches` take.
     """
 
     def __init__(
@@ -258,21 +262,24 @@ class EvaluationLoader(BatchLoader):
         look: Callable[[], None],
         rows: ReadyRows | None,
         targets: Callable[[Tensor], Targets],
-        *options: Any,
-        **named: Any,
+        source: BatchSource,
+        deal: Deal,
+        **options: Any,
     ) -> None:
-        super().__init__(*options, **named)
+        super().__init__(lambda _: Learning(source, deal), deal.num_batches, **options)
         self._num_layers, self._look, self._rows, self._targets = num_layers, look, rows, targets
+        self.learning(0)
 
-    def __iter__(self) -> Batches:
+    def __iter__(self) -> Made:
         rows = self._rows
-        answers = None if rows is None else rows.computed(lambda: self._targets(self._deal.seeds).nodes.unique())
+        seeds = self.learning(0).deal.seeds
+        answers = None if rows is None else rows.computed(lambda: self._targets(seeds).nodes.unique())
         if rows is None or answers is None:
             self._look()
             yield from super().__iter__()
             return
-        first, held = self._next_pass * len(self), [answers]
-        self._next_pass += 1
+        first, held = self.position, [answers]
+        self.position += len(self)
         del answers  # a trainer leaves this frame at the last batch that it asks for: that batch alone holds the rows
         last = first + min(len(self), rows.num_asked) - 1
         for number in range(first, first + len(self)):
@@ -283,11 +290,12 @@ class EvaluationLoader(BatchLoader):
         if self._rows is not None:
             self._rows.close()
 
-    def _finished(self, batch: SampledData) -> SampledData:
-        return for_layers(super()._finished(batch), self._num_layers)
+    def _finished(self, batch: SampledData, deal: Deal, number: int) -> SampledData:
+        return for_layers(super()._finished(batch, deal, number), self._num_layers)
 
     def _batch(self, of_nodes: HasInputs, number: int, answers: Answers | None) -> Any:
-        asked = self._asked([number])
+        learning = self.learning(0)
+        asked = asked_of(learning, [number])
         (seeds,), inputs = asked[0], None if asked[2] is None else asked[2][0]
         targets, types = self._targets(seeds), of_nodes.types
         of_types = [ids_of(ids) for ids in by_type(targets.nodes, types.offsets)]
@@ -300,8 +308,8 @@ class EvaluationLoader(BatchLoader):
         seed_type = targets.edge_type or (types.seed_type() if have_names(types) else None)
 
         def made() -> SampledData:
-            (batch,) = self._source.make(*asked)
-            return self._finished(batch)
+            (batch,) = learning.source.make(*asked)
+            return self._finished(batch, learning.deal, number)
 
         def seed_rows(kind: object, name: str) -> Tensor | None:
             number = kinds.index(kind)

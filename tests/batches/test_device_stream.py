@@ -16,9 +16,9 @@ from lightning_gnn_dist.batches import device_stream as module
 from lightning_gnn_dist.batches import pool
 from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.batches import Batches
 from lightning_gnn_dist.batches.device_stream import DeviceStream, Sent
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
-from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.lending import PinnedPool
 from lightning_gnn_dist.engine.sample import BatchKey
@@ -142,9 +142,9 @@ def test_a_loader_hands_out_the_same_batches(device, num_threads, sampler, monke
     monkeypatch.setattr(pool, "SMALL_BYTES", 1)
     monkeypatch.setattr(pool, "POOLED_BYTES", 1)
     options: dict[str, Any] = {"seed": 0, "bulk_size": 3, "num_threads": num_threads}
-    plain = BatchLoader.over(GraphSource(GRAPH, sampler), torch.arange(60), 8, **options)
+    plain = Batches.over(GraphSource(GRAPH, sampler), torch.arange(60), 8, **options)
     source = GraphSource(GRAPH, sampler, stream=DeviceStream(ELSEWHERE))
-    sent = BatchLoader.over(source, torch.arange(60), 8, **options)
+    sent = Batches.over(source, torch.arange(60), 8, **options)
     pairs = list(zip([*plain, *plain], [*sent, *sent], strict=True))
     assert len(pairs) == 16
     for one, other in pairs:
@@ -176,9 +176,9 @@ def test_no_batch_changes_while_others_are_made(made_on):
     x = torch.arange(20_000.0)[:, None].expand(-1, 128).contiguous()
     graph = Graph(whole.indptr, whole.indices, {"x": x})
     options: dict[str, Any] = {"seed": 0, "bulk_size": 4, "num_threads": 2}
-    plain = BatchLoader.over(GraphSource(graph, sampler), torch.arange(10_000), 50, **options)
+    plain = Batches.over(GraphSource(graph, sampler), torch.arange(10_000), 50, **options)
     where, drawn = (graph, sampler) if made_on == "cpu" else (on("cuda:0", graph), DeviceSampler(sampler))
-    loader = BatchLoader.over(GraphSource(where, drawn, stream=DeviceStream(cuda)), torch.arange(10_000), 50, **options)
+    loader = Batches.over(GraphSource(where, drawn, stream=DeviceStream(cuda)), torch.arange(10_000), 50, **options)
     weight, is_right, kept = torch.randn(128, 128, device=cuda), [], []
     for _ in range(3):  # buffers come round
         for batch, same in zip(loader, plain, strict=True):

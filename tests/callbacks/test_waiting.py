@@ -45,7 +45,6 @@ def share(module: SAGE, sampler: NeighborSampler, num_threads: int) -> float:
 
 
 def test_a_slow_sampler_is_waited_for_and_a_fast_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("batches.loader", "data.train_loader"):
-        monkeypatch.setattr(f"lightning_gnn_dist.{module}.time", CLOCK)
+    monkeypatch.setattr("lightning_gnn_dist.batches.batches.time", CLOCK)
     assert share(Busy(12, 4), Slow([2, 2]), num_threads=0) == pytest.approx(3 / 4)
     assert share(Busy(12, 4), NeighborSampler([2, 2]), num_threads=1) == 0.0

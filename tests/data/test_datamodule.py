@@ -28,7 +28,7 @@ from lightning_gnn_dist import (
     Rotate,
     SuperNodePartitioner,
 )
-from lightning_gnn_dist.batches.loader import THREAD_NAME
+from lightning_gnn_dist.batches.batches import THREAD_NAME
 from lightning_gnn_dist.graph.convert import quantize_rows
 from tests.data_fitting import fit_with, full_graph_logits, model, small_graph, trainer
 from tests.every_strategy import PATIENCE

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import Graph, Loading, NeighborSampler, PartitionedDataModule, ShadowSampler, communities
+from lightning_gnn_dist.batches.batches import Batches
 from lightning_gnn_dist.batches.device_stream import stream_to
-from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import Sizes
 from lightning_gnn_dist.extensions.larger_than_memory.placement import Placement, release
@@ -55,7 +55,7 @@ def batches_of(graph: Graph, sampler: Any, placement: Placement | None, seeds: T
     source = GraphSource(graph, sampler, all_labels=False)
     if placement is not None:
         source = PlacedSource(graph, sampler, placement=placement, stream=stream_to(CUDA), all_labels=False)
-    loader = BatchLoader.over(source, seeds, -(-len(seeds) // 400), seed=0, bulk_size=2, num_threads=2)
+    loader = Batches.over(source, seeds, -(-len(seeds) // 400), seed=0, bulk_size=2, num_threads=2)
     weight = torch.randn(256, 256, device="cpu" if placement is None else CUDA)
     for _ in range(2):
         for batch in loader:

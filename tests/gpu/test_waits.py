@@ -31,7 +31,7 @@ from lightning_gnn_dist import (
     TMAStrategy,
     communities,
 )
-from lightning_gnn_dist.batches.loader import THREAD_NAME
+from lightning_gnn_dist.batches.batches import THREAD_NAME
 from lightning_gnn_dist.batches.loading import SampleOn
 from lightning_gnn_dist.batches.source import GraphSource
 from tests.data_fitting import trainer

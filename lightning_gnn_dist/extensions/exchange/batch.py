@@ -8,20 +8,20 @@ Ranks that do not hold a sender ask its owner for it, so that afterwards all kno
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.deal import NoSeedsError
+from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.deal import Deal, NoSeedsError, Order
 from lightning_gnn_dist.batches.hetero import store_of_seeds
-from lightning_gnn_dist.batches.loader import Batches
 from lightning_gnn_dist.batches.one_hop import LayerView, Nodes, RowsOfTypes, one_hop, seen_by_layers
 from lightning_gnn_dist.batches.part_batch import OfPart, part_batch_of
-from lightning_gnn_dist.batches.source import WRITTEN, writes_of
-from lightning_gnn_dist.engine.sample import Sample, has_ids
+from lightning_gnn_dist.batches.source import WRITTEN, BatchSource, Inputs, writes_of
+from lightning_gnn_dist.engine.sample import BatchKey, Sample, has_ids
 from lightning_gnn_dist.extensions.exchange.row_exchange import RowExchange, tied
 from lightning_gnn_dist.extensions.exchange.shipments import Route, Thrift
 from lightning_gnn_dist.graph.graph import Graph
@@ -187,8 +187,21 @@ def _sample(part: Graph, nodes: Tensor, num_dst: int) -> Sample:
     )
 
 
-class ExchangeLoader:
-    """Yields the same batch in every pass: all that a rank computes on its part. It is made by all ranks together.
+class OneBatch(Deal):
+    """Deals all seeds of a rank to one batch. A rank may have none."""
+
+    def __post_init__(self) -> None:
+        assert self.num_batches == 1
+
+    def repeats(self, batch: int) -> bool:
+        return self.seeds.numel() == 0
+
+    def places(self, key: BatchKey, order_of: Order) -> slice:
+        return slice(None)
+
+
+class ExchangeSource(BatchSource):
+    """Hands out the same batch in every pass: all that a rank computes on its part. Ranks make theirs together.
 
     Args:
         part: The rank's nodes, and all others that send to them.
@@ -205,8 +218,6 @@ class ExchangeLoader:
         device: Where the model computes.
         inputs: A number for each seed, that batches hold as ``input_id``. Default: they hold none.
     """
-
-    waited_seconds = 0.0  # nothing is waited for
 
     def __init__(
         self,
@@ -225,7 +236,7 @@ class ExchangeLoader:
         inputs: Tensor | None = None,
     ) -> None:
         plan = exchange_plan(part, seeds, owners, channel, num_layers).to(device)
-        self.num_seeds = plan.num_seeds
+        super().__init__(part.num_nodes, None)
         batch = make(plan.sample)
         seeds_of, batch.batch_size = store_of_seeds(batch), plan.num_seeds
         seeds_of.batch_size = plan.num_seeds
@@ -241,24 +252,21 @@ class ExchangeLoader:
         self._batch = part_batch_of(batch.to(device), run)
         self._written = writes_of(self._batch)
 
-    def between(self, start: int, stop: int | None, then: Sequence[range] = ()) -> Batches:
-        """Yield the batch as often as the stream has batches from ``start`` to ``stop``, or without end.
+    def depth(self, prefetch: int) -> int:
+        return 0  # the batch is there
 
-        It is there before it is asked for, whatever comes ``then``.
-        """
-        while stop is None or start < stop:
+    def make(
+        self, seeds: Sequence[Tensor], keys: Sequence[BatchKey], inputs: Inputs | None = None
+    ) -> Iterator[SampledData]:
+        for key in keys:
             if writes_of(self._batch) != self._written:
                 raise RuntimeError(WRITTEN)
-            start += 1
-            self._exchange.begin_step(start)
+            self._exchange.begin_step(key.epoch + 1)
             yield copy.copy(self._batch)
-
-    def repeats(self, number: int) -> bool:
-        """Return whether the batch has nothing of its own to learn from."""
-        return self.num_seeds == 0
 
     def close(self) -> None:
         """End the connections. Not collective."""
+        super().close()
         self._exchange.close()
 
 

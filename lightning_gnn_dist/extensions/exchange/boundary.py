@@ -10,10 +10,11 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.assembling import Content, made_of
 from lightning_gnn_dist.batches.batch import SampledData, in_type
+from lightning_gnn_dist.batches.batches import Learning
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Halo, Outside
 from lightning_gnn_dist.checks import brief
 from lightning_gnn_dist.engine.sample import Sample
-from lightning_gnn_dist.extensions.exchange.batch import ExchangeLoader
+from lightning_gnn_dist.extensions.exchange.batch import ExchangeSource, OneBatch
 from lightning_gnn_dist.extensions.exchange.shipments import Thrift
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
@@ -106,7 +107,7 @@ class ExchangedRows(Outside):
         super().__init__(home)
         self._thrift = thrift
 
-    def loader(self, part: Graph, inputs: Tensor | None, values: ValueCheck) -> ExchangeLoader:
+    def learning(self, part: Graph, inputs: Tensor | None, values: ValueCheck) -> Learning:
         home, run, trainer = self.home, self.home.running, self.home.running.trainer
         assert trainer is not None
         shown, seeds, owners = home.with_senders(part)
@@ -117,7 +118,7 @@ class ExchangedRows(Outside):
         def make(sample: Sample) -> SampledData:
             return in_type(made_of(Content.of(whole, sample, home.types.seed_type()), widen=run.widen), dtype)
 
-        return ExchangeLoader(
+        source = ExchangeSource(
             whole,
             seeds,
             owners,
@@ -131,6 +132,7 @@ class ExchangedRows(Outside):
             device=run.device,
             inputs=inputs,
         )
+        return Learning(source, OneBatch(seeds, 1, run.seed))
 
 
 def _against(trainer: Trainer) -> str | None:

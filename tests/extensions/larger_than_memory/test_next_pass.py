@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from lightning_gnn_dist import Loading
+from lightning_gnn_dist.batches.batches import Batches, Passes
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
-from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.data.train_loader import TrainLoader, passes_left
 from lightning_gnn_dist.extensions.larger_than_memory.files import DiskRows, FileSource
+from lightning_gnn_dist.homes.running import passes_left
 from tests.batch_contents import check_same, contents
-from tests.batches.test_loader_threads import wait_until
+from tests.batches.test_batches_threads import wait_until
 from tests.extensions.larger_than_memory.test_file_source import saved
 from tests.loaders import Recorder, threads
 
@@ -34,15 +34,15 @@ class Setting:
         assert rows is not None
         self.rows, self.expected = (
             rows,
-            BatchLoader.over(GraphSource(graph, Recorder(), all_labels=False), SEEDS, 5, seed=3),
+            Batches.over(GraphSource(graph, Recorder(), all_labels=False), SEEDS, 5, seed=3),
         )
         source: Any = FileSource(graph, rows, self.sampler, Loading())
-        self.loader = BatchLoader.over(source, SEEDS, 5, seed=3, bulk_size=2, **options)
+        self.loader = Batches.over(source, SEEDS, 5, seed=3, bulk_size=2, **options)
 
     def take(self, numbers: range, *then: range) -> None:
         """Take the batches of a pass, as the training does: it never asks for one more."""
         batches, expected = (
-            self.loader.between(numbers.start, numbers.stop, then),
+            self.loader.between(numbers.start, numbers.stop, then[-1].stop if then else 0),
             self.expected.between(numbers.start, numbers.stop),
         )
         found = [contents(next(batches)) for _ in numbers]
@@ -72,13 +72,13 @@ def test_the_next_pass_is_begun_before_it_is_asked_for(setting: Setting) -> None
 
 def test_a_pass_that_nobody_expected_is_made_anew(setting: Setting) -> None:
     setting.take(PASSES[0], PASSES[1])
-    setting.take(PASSES[2], PASSES[0])
+    setting.take(PASSES[2], range(15, 20))
     setting.take(range(1, 5))
     assert not threads()
 
 
 def test_a_pass_that_is_left_ends_what_was_begun(setting: Setting) -> None:
-    batches = setting.loader.between(0, 5, PASSES[1:])
+    batches = setting.loader.between(0, 5, 15)
     next(batches)
     batches.close()
     assert not threads()
@@ -120,38 +120,39 @@ def test_how_many_passes_follow(options: dict[str, Any], left: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "then"),
+    ("options", "until"),
     [
-        ({}, [range(8, 12), range(12, 16)]),
-        ({"num_left": lambda: 1}, [range(8, 12)]),
-        ({"every": 3}, [range(8, 12)]),  # the pass after it is of another part
-        ({"every": 2}, []),
-        ({"overfits": True}, []),
-        ({"num_used": lambda: 3}, []),  # the pass ends before its last batch
+        ({}, 16),
+        ({"num_left": lambda: 1}, 12),
+        ({"every": 3}, 12),  # the pass after it is of another part
+        ({"every": 2}, 8),
+        ({"overfits": True}, 4),
+        ({"num_used": lambda: 3}, 8),  # the pass ends before its last batch
     ],
     ids=["two more", "one more", "another part", "another part at once", "overfits", "limited"],
 )
-def test_passes_of_the_same_part_follow(options: dict[str, Any], then: list[range]) -> None:
+def test_passes_of_the_same_part_follow(options: dict[str, Any], until: int) -> None:
     asked: list[Any] = []
 
-    def between(*numbers: Any) -> Iterator[Any]:
-        asked.append(numbers)
-        return iter(())
+    class Asked(Batches):
+        def between(self, start: int, stop: int | None, until: int = 0) -> Any:
+            asked.append((start, stop, until))
+            return iter(())
 
-    part: Any = SimpleNamespace(num_seeds=8, between=between, close=lambda: None, waited_seconds=0.0)
-    usual: dict[str, Any] = {"every": None, "num_ranks": 1, "num_left": lambda: 2}
-    loader = TrainLoader(lambda _: part, lambda *_: part, 4, **usual | options)
-    loader.set_epoch(1)
-    assert list(loader) == []
+    every = options.pop("every", None)
+    part: Any = None  # nobody asks for it
+    batches = Asked(lambda _: part, 4, every=every, passes=Passes(**{"num_left": lambda: 2} | options))
+    batches.set_epoch(1)
+    assert list(batches) == []
     start = 0 if options.get("overfits") else 4
-    assert asked == [(start, start + 4, then)]
+    assert asked == [(start, start + 4, until)]
 
 
 def test_the_next_round_is_begun_when_a_round_is_over(setting: Setting) -> None:
-    makes: Any = setting.loader._source
+    makes: Any = setting.loader.learning(0).source
     still = [True]
     batches = GlobalBatches(makes, SEEDS, 80, 3, 2, in_background=True, follows=lambda: still[0])
-    expected = GlobalBatches(setting.expected._source, SEEDS, 80, 3)
+    expected = GlobalBatches(setting.expected.learning(0).source, SEEDS, 80, 3)
 
     def take(round_idx: int, start: int, stop: int) -> None:
         found = list(map(contents, batches.of_round(round_idx, 0, 2, start, stop)))

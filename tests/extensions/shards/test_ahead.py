@@ -27,8 +27,8 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     save_shards,
 )
+from lightning_gnn_dist.batches.batches import Batches
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
-from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
 from lightning_gnn_dist.extensions.shards.source import ShardedSource
@@ -50,12 +50,12 @@ CACHES = {0: 0, 1: 700, 8: 4000, 32: 1 << 20}
 def passes(source: BatchSource, rank: int) -> list[dict[str, Any]]:
     """Ranks have other numbers of batches, leave a pass unfinished, and make corrections and evaluate in between."""
     seeds = torch.arange(20 * rank, 20 * rank + 60)
-    loader = BatchLoader.over(source, seeds, 5 + rank, seed=rank, bulk_size=3)
-    held = BatchLoader.over(source, seeds, 2, seed=0, shuffle=False, bulk_size=3)
+    loader = Batches.over(source, seeds, 5 + rank, seed=rank, bulk_size=3)
+    held = Batches.over(source, seeds, 2, seed=0, shuffle=False, bulk_size=3)
     whole = GlobalBatches(source, torch.arange(300), 32, 0, 3, None, True, True, lambda: True)
     size = len(loader)
-    found = [*loader.between(0, size, [range(size, 2 * size), range(2 * size, 3 * size)]), *held]
-    found += loader.between(size, 2 * size, [range(2 * size, 3 * size)])
+    found = [*loader.between(0, size, 3 * size), *held]
+    found += loader.between(size, 2 * size, 3 * size)
     pass_again = loader.between(2 * size, 3 * size)
     found += [next(pass_again) for _ in range(2 + rank)]
     found += [*held, *whole.of_round(1, rank, 4, start=1, stop=6), *whole.of_round(2, rank, 4, start=1, stop=4)]

@@ -232,7 +232,7 @@ def limited(rank: int, world_size: int, folder: str) -> tuple[int, int, list[Ten
 
     class Look(pl.Callback):
         def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            loaders.append(data._train_loader)
+            loaders.append(data._train_batches)
 
     limits = {"limit_val_batches": 0, "max_epochs": 1, "limit_train_batches": 2}
     ddp = DDPStrategy(timeout=PATIENCE["launch"].timeout)

@@ -8,7 +8,7 @@ import pickle
 import threading
 import weakref
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -23,9 +23,9 @@ from lightning_gnn_dist import (
     Rotate,
     communities,
 )
-from lightning_gnn_dist.batches.loader import THREAD_NAME, BatchLoader
+from lightning_gnn_dist.batches.batches import THREAD_NAME, Batches, Learning
+from lightning_gnn_dist.batches.deal import Deal
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.data.train_loader import TrainLoader
 from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher
 
 BATCHES, EVERY = 5, 2
@@ -38,14 +38,12 @@ def parts(*, in_background: bool = True) -> PartSwitcher:
     return PartSwitcher(reader, in_background=in_background)
 
 
-def batches_of(part: Graph, num_batches: int) -> BatchLoader:
-    return BatchLoader.over(
-        GraphSource(part, NeighborSampler([3, 3])), part.split("train"), num_batches, seed=5, num_threads=1
-    )
+def learning_of(part: Graph, num_batches: int = BATCHES) -> Learning:
+    return Learning(GraphSource(part, NeighborSampler([3, 3])), Deal(part.split("train"), num_batches, 5))
 
 
-def loader(source: PartSwitcher, *, num_batches: int = BATCHES, batch_level: bool = False) -> TrainLoader:
-    return TrainLoader(source.at, batches_of, num_batches, every=EVERY, num_ranks=4, batch_level=batch_level)
+def loader(source: PartSwitcher, *, num_batches: int = BATCHES, weigh: Literal["node", "batch"] = "node") -> Batches:
+    return Batches(lambda phase: learning_of(source.at(phase), num_batches), num_batches, every=EVERY, weigh=weigh)
 
 
 def ids(batches: Any) -> list[list[int]]:
@@ -101,12 +99,13 @@ def test_it_moves_to_no_part_without_seeds() -> None:
     source = parts(in_background=False)
     first = source.at(0).indices.clone()
 
-    def make(part: Graph, num_batches: int) -> BatchLoader:
+    def make(phase: int) -> Learning:
+        part = source.at(phase)
         if not torch.equal(part.indices, first):
             part.node_arrays["train_mask"].zero_()
-        return batches_of(part, num_batches)
+        return learning_of(part)
 
-    ours = TrainLoader(source.at, make, BATCHES, every=EVERY, num_ranks=4)
+    ours = Batches(make, BATCHES, every=EVERY)
     stream = ours.stream(0)
     list(islice(stream, EVERY * BATCHES))
     ours.move_to(EVERY * BATCHES)  # after the last round of a fit
@@ -171,7 +170,7 @@ def test_seeds_that_fill_a_pass_up_count_for_nothing() -> None:
 
 
 def test_batch_level_gives_all_seeds_their_mean() -> None:
-    by_node, by_batch = loader(parts()), loader(parts(), batch_level=True)
+    by_node, by_batch = loader(parts()), loader(parts(), weigh="batch")
     for node, batch in zip(by_node, by_batch, strict=True):
         mean = node.coverage[: node.batch_size].mean()
         assert torch.allclose(batch.coverage[: batch.batch_size], mean.expand(batch.batch_size))

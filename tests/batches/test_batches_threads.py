@@ -189,7 +189,7 @@ def test_an_iterator_may_be_collected_by_a_worker():
 
 def test_the_time_that_the_consumer_waits_is_counted(monkeypatch):
     clock, may_begin, made = [0.0], threading.Semaphore(1), []
-    monkeypatch.setattr("lightning_gnn_dist.batches.loader.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr("lightning_gnn_dist.batches.batches.time", SimpleNamespace(perf_counter=lambda: clock[0]))
 
     @dataclass(frozen=True)
     class SecondByOne(Recorder):

@@ -14,7 +14,7 @@ from lightning.fabric.utilities.data import _set_sampler_epoch
 
 from lightning_gnn_dist import Graph, NeighborSampler, WholePartSampler
 from lightning_gnn_dist.batches import pool
-from lightning_gnn_dist.batches.loader import FORKED
+from lightning_gnn_dist.batches.batches import FORKED
 from tests.loaders import SEEDS, loader, same, seeds_of, threads
 from tests.memory import give_back_at_once, reads_memory, resident_bytes
 from tests.ranks import run_ranks
@@ -166,9 +166,9 @@ def test_there_are_no_more_buffers_than_promised(monkeypatch):
     # Buffers grow, each to the largest batch that it meets, and have a new address then.
     addresses = [{batch.x.data_ptr() for batch in one} for _ in range(12)]
     assert statistics.median(map(len, addresses)) <= bound
-    assert all(pool.num_free <= bound for pool in one._source._pools.values())
+    assert all(pool.num_free <= bound for pool in one.learning(0).source._pools.values())
     one.close()
-    assert not one._source._pools
+    assert not one.learning(0).source._pools
 
 
 def growth(rank: int, world_size: int) -> int:

@@ -1,0 +1,450 @@
+"""Makes batches ahead of the training: the next bulk is made while this one is consumed."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import chain, count, islice, repeat
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.batches.batch import SampledData, device_of_batch, in_type
+from lightning_gnn_dist.batches.deal import Deal, NoSeedsError
+from lightning_gnn_dist.batches.source import BatchSource, BulkSeeds, MadeBulk
+from lightning_gnn_dist.checks import check_at_least
+from lightning_gnn_dist.sampling.base import check_seeds
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+THREAD_NAME = "lightning_gnn_dist.batches.batches"
+CLOSED = "The loader was closed while it was iterated over. Iterate over it anew."
+FORKED = "This iterator belongs to the process that this one was forked from. Iterate over the loader anew."
+MOST_PASSES = 1000  # that are known ahead; the first bulk of the next one is waited for
+
+Made = Generator[SampledData, None, None]
+
+
+class Learning(NamedTuple):
+    """What the batches of a phase are made of.
+
+    Attributes:
+        source: Makes them.
+        deal: Deals it their seeds.
+    """
+
+    source: BatchSource
+    deal: Deal
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What a trainer does with passes.
+
+    Args:
+        num_used: Returns how many batches of a pass it takes, infinity without a limit.
+        num_left: Returns how many passes will follow the one that begins, as far as it is known.
+        overfits: Whether every pass repeats the first one.
+    """
+
+    num_used: Callable[[], float] = lambda: math.inf
+    num_left: Callable[[], float] = lambda: 0
+    overfits: bool = False
+
+
+class Batches:
+    """The batches of a run, numbered from 0: pass by pass, or as an endless stream, over parts that change.
+
+    A pass deals every seed to exactly one batch, of nearly equal size, because ranks that must take the same number
+    of steps ask for the same number of batches. Batch ``t`` is batch ``t % num_batches`` of its pass over the part of
+    its phase, and it is the same whatever the bulk size, the threads and the look-ahead. So a run that is resumed sets
+    ``position``, and has nothing else to restore.
+
+    Iterating starts nothing before the first batch is asked for, and no thread outlives its iterator. Beside the
+    batches that the user keeps, at most ``(prefetch + 1) * bulk_size + 1`` exist at a time, and as many buffers for
+    each large array. If a source sends batches to a device, at most ``prefetch + 3`` of those made on the CPU are on
+    it, and all of those made there. A source may decide otherwise on how many bulks are made ahead. Where it asks other
+    ranks or reads files, and the next passes are known, their first bulks are made during the last batches of a pass:
+    then a thread stays until the next pass, or until this is closed.
+
+    Args:
+        learning_of: Returns what the batches of a phase are made of.
+        num_batches: Batches in a pass over a part.
+        every: Passes over a part in a phase. None: the part never changes.
+        turns: Phases in a pass over all parts, one after the other.
+        bulk_size: Batches that are made together.
+        num_threads: Threads that make batches in the background, at most one where other ranks are asked. With 0 a
+            bulk is made when it is due.
+        prefetch: Bulks made ahead of the one being consumed. Default: one for each thread and one more.
+        num_ranks: The number of ranks that they are made for; strategies refuse to run on another number.
+        dtype: The type of all floating point numbers. Default: as the source makes them.
+        weigh: Give weight 0 to batches that repeat seeds, as a part has fewer than a pass has batches; with ``"batch"``
+            all nodes of another one get the mean coverage of its seeds. Default: leave weights alone.
+        passes: What a trainer does with passes.
+
+    Attributes:
+        position: The number of the batch that the next iteration begins with.
+    """
+
+    batch_sampler = None  # Lightning reads this of any loader that has a sampler
+
+    def __init__(
+        self,
+        learning_of: Callable[[int], Learning],
+        num_batches: int,
+        *,
+        every: int | None = None,
+        turns: int = 1,
+        bulk_size: int = 2,
+        num_threads: int = 1,
+        prefetch: int | None = None,
+        num_ranks: int = 1,
+        dtype: torch.dtype | None = None,
+        weigh: Literal["node", "batch"] | None = None,
+        passes: Passes = Passes(),  # frozen
+    ) -> None:
+        check_at_least(1, bulk_size=bulk_size)
+        check_at_least(0, num_threads=num_threads)
+        prefetch = num_threads + 1 if prefetch is None else prefetch
+        check_at_least(max(1, num_threads), prefetch=prefetch)
+        self._learning_of, self._num_batches, self._every, self._turns = learning_of, num_batches, every, turns
+        self._bulk_size, self._num_threads, self._prefetch = bulk_size, num_threads, prefetch
+        self._dtype, self._weigh, self._passes = dtype, weigh, passes
+        self._learning: tuple[int, Learning] | None = None
+        self._runs, self._kept = list[_Run](), list[_Run]()  # that make batches; what makes those of the next pass
+        self._done = 0  # batches of the running pass
+        self._began: float | None = None
+        self.num_ranks, self.position = num_ranks, 0
+        self.waited_seconds = 0.0  # how long the consumer has waited for batches, since this was made
+
+    @classmethod
+    def of(cls, source: BatchSource, deal: Deal, **options: Any) -> Batches:
+        """Return the batches of a part that never changes."""
+        made = cls(lambda _: Learning(source, deal), deal.num_batches, **options)
+        made.learning(0)
+        return made
+
+    @classmethod
+    def over(
+        cls,
+        source: BatchSource,
+        seeds: Tensor,
+        num_batches: int,
+        *,
+        seed: int,
+        shuffle: bool = True,
+        inputs: Tensor | None = None,
+        **options: Any,
+    ) -> Batches:
+        """Return those of one set of seeds."""
+        return cls.of(source, Deal(seeds, num_batches, seed, shuffle, inputs), **options)
+
+    def __len__(self) -> int:
+        return self._num_batches * self._turns
+
+    @property
+    def num_seeds(self) -> int:
+        """The training nodes, or edges, of the rank in the running phase."""
+        return self.learning(self._learning[0] if self._learning else 0).deal.num_seeds
+
+    @property
+    def waited_share(self) -> float:
+        """The share of ``waited_seconds`` in the time since the first batch was asked for."""
+        return self.waited_seconds / (time.perf_counter() - self._began) if self._began is not None else 0.0
+
+    @property
+    def sampler(self) -> Batches:
+        """These batches: Lightning calls ``loader.sampler.set_epoch``, never ``loader.set_epoch``."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Give the next pass its number. Without this, passes count from 0."""
+        self.position = epoch * len(self) + self.position % len(self)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return how many batches of the pass are done; 0 at its end, where the next pass begins."""
+        is_over = self._done >= min(len(self), self._passes.num_used())
+        done = {"batches_done": 0 if is_over else self._done}
+        return done if self._turns == 1 else done | {"num_ranks": self.num_ranks, "turns": self._turns}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Begin the next pass at the batch of a checkpoint."""
+        before, now = (state.get("num_ranks"), state.get("turns")), (self.num_ranks, self._turns)
+        if state["batches_done"] and before not in (now, (None, None)):
+            raise ValueError(
+                f"In the checkpoint's epoch {before[0]} ranks go through the chunks in {before[1]} turns, and "
+                f"{now[0]} ranks would in {now[1]}, in another order: resume with as many ranks and the same holding, "
+                "or from a checkpoint of the end of an epoch."
+            )
+        self.position = self._done = int(state["batches_done"])
+
+    def __iter__(self) -> Made:
+        # A generator, so that all of this waits for the first batch to be asked for. Lightning creates
+        # the iterator of its first epoch before it calls set_epoch, and of a resumed one too.
+        self._done = self.position % len(self)
+        begin = self.position - self._done
+        self.position = begin + len(self)
+        begin = 0 if self._passes.overfits else begin
+        start, stop = begin + self._done, begin + len(self)
+        while start < stop:
+            end = min(stop, self._end_of_phase(start) or stop)
+            for batch in self.between(start, end, self._known_after(stop)):
+                self._done += 1
+                yield batch
+            start = end
+
+    def stream(self, start: int) -> Made:
+        """Yield batches without end, from number ``start`` on; neither ``position`` nor ``set_epoch`` matters here."""
+        check_at_least(0, start=start)
+        while True:
+            stop = self._end_of_phase(start)
+            yield from self.between(start, stop)
+            assert stop is not None
+            start = stop
+
+    def between(self, start: int, stop: int | None, until: int = 0) -> Made:
+        """Yield batches of one phase.
+
+        Args:
+            start: The number of the first one.
+            stop: The number after the last one, or None for no end.
+            until: Of a pass, the number after the last batch of the passes that will be asked for afterwards.
+        """
+        check_at_least(0, start=start)
+        self._began = time.perf_counter() if self._began is None else self._began
+        run = self._run_of(start, stop, until)
+        try:
+            while run.at != stop:
+                yield self._next_of(run, stop)  # the batch is not held here
+                if run.at != stop:
+                    run.ahead.check()
+        finally:
+            if run.at != stop:
+                self._end(run)
+
+    def move_to(self, number: int) -> None:
+        """Make the phase of batch ``number`` the running one; all batches before it are taken."""
+        before = self._learning[0] if self._learning else 0
+        try:
+            self.learning(self.phase_of(number))
+        except NoSeedsError:  # maybe after the last round; if not, asking for the batch raises it again
+            self.learning(before)
+
+    def phase_of(self, number: int) -> int:
+        """Return the phase of batch ``number``."""
+        return 0 if self._every is None else number // self._num_batches // self._every
+
+    def learning(self, phase: int) -> Learning:
+        """Return what the batches of a phase are made of, which becomes the running one."""
+        if self._learning is None or self._learning[0] != phase:
+            if self._learning is not None:
+                self.close()
+            found = self._learning_of(phase)
+            check_seeds(found.deal.seeds, found.source.num_ids)
+            found.source.keep_buffers((self._prefetch + 1) * self._bulk_size + 1)
+            self._learning = phase, found
+        return self._learning[1]
+
+    def spare_memory(self) -> None:
+        """From now on, keep no pages of mapped files in memory; making batches takes longer."""
+        self.learning(0).source.spare_memory()
+
+    def close(self) -> None:
+        """End the work in the background and free the buffers. Open iterators raise an error from now on."""
+        for run in list(self._runs):
+            self._end(run)
+        if self._learning is not None:
+            self._learning[1].source.close()
+        self._learning = None
+
+    def _known_after(self, stop: int) -> int:
+        """Return until where passes of the same part will follow one that ends at ``stop``, as far as it is known."""
+        if self._passes.overfits or self._passes.num_used() < len(self):
+            return stop
+        until = stop + len(self) * int(min(self._passes.num_left(), MOST_PASSES))
+        return min(until, self._end_of_phase(stop - 1) or until)
+
+    def _end_of_phase(self, number: int) -> int | None:
+        """Return the number of the first batch of the phase after that of batch ``number``, None if it stays."""
+        return None if self._every is None else (self.phase_of(number) + 1) * self._every * self._num_batches
+
+    def _run_of(self, start: int, stop: int | None, until: int) -> _Run:
+        """Return what makes some batches in the background: what made those before, if it knew of these."""
+        learning, kept = self.learning(self.phase_of(start)), self._kept
+        self._kept = []
+        for run in kept:
+            if run.at == start and stop is not None and stop in run.stops and run.ahead.is_open:
+                return run
+            self._end(run)
+        run = self._begun(learning, start, stop, until)
+        self._runs.append(run)
+        return run
+
+    def _begun(self, learning: Learning, start: int, stop: int | None, until: int) -> _Run:
+        source, prefetch = learning.source, self._prefetch
+        num_threads = min(self._num_threads, source.depth(prefetch), *([1] if source.is_remote else []))
+        numbers = count(start) if stop is None else range(start, stop)
+        bulks = chunks_of(numbers, self._bulk_size, grows=source.is_remote and num_threads > 0)
+        if not source.is_remote:
+
+            def make(bulk: list[int]) -> MadeBulk:  # runs in several threads at once
+                return len(bulk), source.make(*asked_of(learning, bulk))
+
+            return _Run(learning.deal, Ahead(make, bulks, num_threads, lambda: source.depth(prefetch)), start)
+        stops = range(0) if stop is None or not num_threads else range(stop, until + 1, len(self))
+        later = (chunks_of(range(end - len(self), end), self._bulk_size) for end in stops[1:])
+        asked = (asked_of(learning, bulk) for bulk in chain(bulks, *later))
+        made = made_in_turn(source, asked, num_threads, lambda: source.depth(prefetch))
+        return _Run(learning.deal, made, start, stops)
+
+    def _next_of(self, run: _Run, stop: int | None) -> SampledData:
+        """Return the next batch as it is handed out, and let go of what makes them before the last one is."""
+        if not run.num_here:
+            start = time.perf_counter()
+            try:
+                made = run.ahead.next()
+            finally:
+                self.waited_seconds += time.perf_counter() - start
+            if made is None:  # it was closed from another thread, as there is one more
+                raise RuntimeError(CLOSED)
+            run.num_here, run.here = made
+        batch, number = next(run.here), run.at
+        run.at, run.num_here = run.at + 1, run.num_here - 1
+        batch = self._finished(batch, run.deal, number)
+        if run.at == stop:  # already: move_to() may change the phase before more is asked for
+            if stop in run.stops[:-1]:
+                self._keep(run)
+            else:
+                self._end(run)
+        return batch
+
+    def _keep(self, run: _Run) -> None:
+        for other in self._kept:  # of another iterator
+            self._end(other)
+        self._kept = [run]
+
+    def _end(self, run: _Run) -> None:
+        run.ahead.close()
+        run.here = iter(())  # an open iterator does not hold the part
+        self._runs, self._kept = ([each for each in runs if each is not run] for runs in (self._runs, self._kept))
+
+    def _finished(self, batch: SampledData, deal: Deal, number: int) -> SampledData:
+        """Return a batch of the source as it is handed out, with its weights."""
+        batch = in_type(batch, self._dtype)
+        if self._weigh is not None and deal.repeats(deal.key(number).batch):
+            batch.is_filler = True
+            batch.coverage = torch.zeros(batch.num_nodes, device=device_of_batch(batch))
+        elif self._weigh == "batch":
+            mean = batch.coverage[: batch.batch_size].mean()
+            batch.coverage = mean.repeat(batch.num_nodes)  # a number would make the host wait for a device
+        return batch
+
+
+def asked_of(learning: Learning, numbers: list[int]) -> BulkSeeds:
+    """Return what a source makes a bulk of, a pure function of the numbers of its batches."""
+    source, deal = learning
+    keys = [deal.key(number) for number in numbers]
+    places = [deal.places(key, source.order) for key in keys]
+    inputs = None if deal.inputs is None else [deal.inputs[at] for at in places]
+    return [deal.seeds[at] for at in places], keys, inputs
+
+
+@dataclass(eq=False)
+class _Run:
+    """What makes the batches of a pass, and maybe of those after it.
+
+    Attributes:
+        deal: Deals their seeds.
+        ahead: Makes them in the background.
+        at: The number of the batch that comes next.
+        stops: Where the passes end that it makes, if it makes several.
+        here: The rest of the bulk that was made last.
+        num_here: How many batches that has.
+    """
+
+    deal: Deal
+    ahead: Ahead[Any, MadeBulk]
+    at: int
+    stops: range = range(0)
+    here: Iterator[SampledData] = field(default_factory=lambda: iter(()))
+    num_here: int = 0
+
+
+class Ahead(Generic[Item, Result]):
+    """Applies ``work`` to items ahead of their consumer, in order, on threads that end with it."""
+
+    def __init__(
+        self, work: Callable[[Item], Result | None], items: Iterator[Item], num_threads: int, depth: Callable[[], int]
+    ) -> None:
+        self._work, self._items, self._depth = work, items, depth
+        self._threads = ThreadPoolExecutor(num_threads, THREAD_NAME) if num_threads else None
+        self._pending: deque[Future[Result | None]] = deque()
+        self._closed, self._process = False, os.getpid()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this process may ask for more."""
+        return not self._closed and self._process == os.getpid()
+
+    def check(self) -> None:
+        """Raise if this was closed, or made in another process."""
+        if self._closed:
+            raise RuntimeError(CLOSED)
+        if self._threads is not None and self._process != os.getpid():  # the threads stayed there
+            raise RuntimeError(FORKED)
+
+    def next(self) -> Result | None:
+        """The next result, or None after the last."""
+        self.check()
+        if self._threads is None:
+            return next(map(self._work, self._items), None)
+        self.begin()
+        try:
+            return self._pending.popleft().result() if self._pending else None
+        except CancelledError as error:  # by close() in another thread
+            raise RuntimeError(CLOSED) from error
+
+    def begin(self) -> None:
+        """Begin the item that is consumed next, and `depth` ahead of it. Without threads nothing is begun."""
+        if self._threads is not None:
+            for item in islice(self._items, max(0, self._depth() + 1 - len(self._pending))):
+                self._pending.append(self._threads.submit(self._work, item))
+
+    def close(self) -> None:
+        """Cancel work that has not begun, and wait for the rest. Raises nothing, as an exception may be under way."""
+        self._closed = True
+        self._work, self._items, self._depth = (lambda _: None), iter(()), (lambda: 0)  # nor what they need
+        self._pending.clear()
+        if self._threads is not None:
+            # A worker cannot wait for itself: its garbage collection may find an abandoned iterator.
+            is_worker = threading.current_thread().name.startswith(THREAD_NAME)
+            self._threads.shutdown(wait=not is_worker, cancel_futures=True)
+
+
+def made_in_turn(
+    source: BatchSource, bulks: Iterator[BulkSeeds], num_threads: int, depth: Callable[[], int]
+) -> Ahead[Any, MadeBulk]:
+    """What a source makes of one bulk after the other, ahead of the consumer."""
+    made = source.make_in_turn(bulks)
+    return Ahead(lambda _: next(made, None), repeat(None), num_threads, depth)
+
+
+def chunks_of(numbers: Iterable[int], size: int, *, grows: bool = False) -> Iterator[list[int]]:
+    """Divide numbers into chunks of a size. If it ``grows`` to that from 1, the first ones are made sooner."""
+    iterator, sizes = iter(numbers), (min(size, 1 << i) if grows else size for i in count())
+    while chunk := list(islice(iterator, next(sizes))):
+        yield chunk
+
+
+def batches_of_ranks(count: int, num_ranks: int, batch_size: int) -> int:
+    """Batches per rank for ``count`` seeds: equally many, as modules may exchange in each, and none empty."""
+    most, least = -(-count // num_ranks), count // num_ranks
+    return min(-(-most // batch_size), least)
