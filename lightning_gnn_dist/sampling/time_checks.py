@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
@@ -115,3 +114,10 @@ def events_by_type(graph: Graph, name: str) -> dict[str, Span | None]:
 
 def _kinds(graph: Graph) -> list[str]:
     return [folder_of(kind) or "all edges" for kind in graph.types.edge_types]
+
+
+def rank_zero_info(text: str) -> None:
+    """Tell it on rank 0."""
+    from lightning.pytorch import utilities  # takes seconds, and whoever looks at a graph needs none
+
+    utilities.rank_zero_info(text)
