@@ -60,7 +60,7 @@ def some_graph() -> Graph:
 
 
 def parts(rank: int, world_size: int, folder: Path, boundaries: list[Boundary]) -> list[tuple[dict[str, Any], Tensor]]:
-    part_module._BYTES_OF_A_ROUND = remote_graph._BYTES_OF_A_ROUND = 2000  # several rounds
+    part_module.BYTES_OF_A_ROUND = remote_graph.BYTES_OF_A_ROUND = 2000  # several rounds
     found = []
     with opened(rank, world_size, folder) as graph:
         for boundary in boundaries:
