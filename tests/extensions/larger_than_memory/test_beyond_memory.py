@@ -32,7 +32,7 @@ def has_free(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def source_of(data: Any) -> Any:
-    return data.test_dataloader()._source
+    return data.test_dataloader().learning(0).source
 
 
 def data_of(graph: Path | Graph, **options: Any) -> PartitionedDataModule:
@@ -46,7 +46,7 @@ def test_what_is_free_decides(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     has_free(size - 1, monkeypatch)
     data = data_of(path)
     loader = data.test_dataloader()
-    assert isinstance(loader._source, FileSource) and loader._bulk_size == 1
+    assert isinstance(loader.learning(0).source, FileSource) and loader._bulk_size == 1
     assert data._home._evaluation.rows.cache.num_bytes == (size - 1) // 8  # type: ignore[attr-defined]
     given = data_of(path, loading=Loading(cache_bytes=100))
     assert isinstance(source_of(given), FileSource)
