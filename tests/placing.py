@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from lightning_gnn_dist.batches.batches import Batches
 from lightning_gnn_dist.homes.running import Running
 
 
@@ -24,7 +25,8 @@ def placing(data: Any, rank: int, num_ranks: int) -> Iterator[Any]:
 def batches_of(data: Any, part: Any, num_batches: int, seed: int, rank: int, num_ranks: int) -> Any:
     """The loader of a rank's training batches of a part."""
     with placing(data, rank, num_ranks):
-        return data._batches_of(part, num_batches, data._home.holder, seed=seed)
+        learning = data._learning_of(part, num_batches, data._home.holder, seed)
+        return Batches.of(*learning, **data._running.options_of_batches)
 
 
 def most_seeds(data: Any, num_ranks: int) -> int:
