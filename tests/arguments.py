@@ -33,12 +33,13 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.data.edges.recommending import Recommended
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.partition.partition_report import PartitionReport
 from lightning_gnn_dist.prepare.databases.shop import write_shop
 from lightning_gnn_dist.rounds.clock import RoundProgress
 from lightning_gnn_dist.rules import Rule
 from tests.pages import public
 
-OF_PYG = {kind.__name__: kind for kind in (Data, FeatureStore, GraphStore, HeteroData)}  # loaded late
+LATE = {kind.__name__: kind for kind in (Data, FeatureStore, GraphStore, HeteroData, PartitionReport)}  # loaded late
 HUGE = 10**5000  # too long for str() and repr()
 LONG = "y" * 10_000
 ODD: dict[str, Any] = {
@@ -88,6 +89,7 @@ RIGHT: dict[str, set[str]] = {
     "held_arrays": {"{}"},
     "edge_arrays": {"{}"},
     "beside": {"{}"},
+    "kinds": {"{}"},
     "num_neighbors": {"[-1]"},  # all
     "losses": {"tensor"},
     "fingerprint": {"empty"},  # of a graph that nobody asks for it
@@ -118,6 +120,7 @@ NOT_FOR_USERS = {
     *("peers_of", "of_steps"),
     *("weigh", "weight_of_rows", "begin_state", "meet", "restore_extra_state", "stages", "steps_of_round"),
     *("importance", "scales", "check_fits", "around", "extra", "refresh_rows", "of_types", "check_graph"),
+    *("check_beside", "check_data", "check_in_fit", "check_settings", "check_shard", "partitioner", "suits", "wrap"),
     *("ask", "check_before_ranks", "keep_apart", "node_columns", "of_graph", "of_steps", "places_of"),
 }
 
@@ -232,7 +235,7 @@ def cases(world: World) -> Iterator[Case]:
             bound = getattr(instances.get(f"{name}.{method}", instances[name])(), method)
             call = valid.get(f"{name}.{method}", valid.get(method))
             assert call is not None, f"{name}.{method} is public: give it a valid call in valid_calls()."
-            hints = get_type_hints(bound, localns=OF_PYG)
+            hints = get_type_hints(bound, localns=LATE)
             yield Case(f"{name}.{method}", bound, call, hints)
     yield Case("BatchKey", _sampled_with(world), lambda: {"seed": 1, "epoch": 1, "batch": 1}, get_type_hints(BatchKey))
 

@@ -96,11 +96,14 @@ def _of_two_types() -> HeteroData:
 def test_mistakes_about_graphs(act: Callable[[], Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message) as stop:
         act()
-    check_sentence(str(stop.value))
+    check_sentences(str(stop.value))
 
 
-def check_sentence(said: str) -> None:
-    assert "\n" not in said and said.endswith((".", "...", "?"))
+def check_sentences(said: str) -> None:
+    """One sentence, or a line for each mistake below one that ends in a colon."""
+    first, *others = said.split("\n")
+    assert first.endswith(":" if others else (".", "...", "?"))
+    assert all(line.endswith((".", "...", "?")) for line in others)
 
 
 def test_seeds_that_see_everything_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +180,7 @@ OF_TABLES: dict[str, tuple[dict[str, str | None], tuple[str, ...], str]] = {
     "times in words": (
         {"edges/a__to__b.csv": "source,target,when\n1,x,monday\n2,y,friday\n"},
         ("--time", "when"),
-        "column 'when' holds 'monday' in row 1 .and in 1 more, such as row 2., and times are numbers, such as days or",
+        "column 'when' holds 'monday' in row 1 .and in 1 more, such as row 2., and times are dates, such as 2024-07-01",
     ),
 }
 
@@ -193,7 +196,7 @@ def test_mistakes_in_tables(
             (tmp_path / "source" / name).write_text(text)
     with pytest.raises(SystemExit, match=message) as stop:
         main(["prepare", str(tmp_path / "source"), str(tmp_path / "out"), *how, *options])
-    check_sentence(str(stop.value))
+    check_sentences(str(stop.value))
     assert not (tmp_path / "out" / "share-00000").exists() and not (tmp_path / "out" / "meta.json").exists()
 
 

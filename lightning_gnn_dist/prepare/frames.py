@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,27 +15,25 @@ from lightning_gnn_dist.prepare.tables.engine import duckdb_for, literal
 
 
 @contextmanager
-def as_files(out: Path, names: Sequence[str], given: Sequence[Any]) -> Iterator[list[Path | None]]:
+def as_files(out: Path, given: Mapping[str, Any]) -> Iterator[dict[str, Path]]:
     """The paths that were given, and files of the frames, which are removed when the graph is written.
 
     The same frame has the same file again, so that the same call goes on after a kill.
 
     Args:
         out: What is written.
-        names: What each is called, for errors.
-        given: Paths, frames, or None.
+        given: Paths and frames, by the names of the arguments.
     """
-    folder = out.absolute().parent / f".{out.name}.frames"
-    found = [None if each is None else folder / f"{name}.parquet" for name, each in zip(names, given, strict=True)]
-    for at, (name, each) in enumerate(zip(names, given, strict=True)):
-        file = found[at]
-        if file is None or not hasattr(each, "__arrow_c_stream__"):
-            found[at] = None if each is None else check_path(name, each)
+    folder, found = out.absolute().parent / f".{out.name}.frames", {}
+    for name, each in given.items():
+        if not hasattr(each, "__arrow_c_stream__"):
+            found[name] = check_path(name, each)
             continue
         db = duckdb_for().connect()
         import pyarrow
 
         folder.mkdir(parents=True, exist_ok=True)
+        found[name] = file = folder / f"{name}.parquet"
         db.register("frame", pyarrow.RecordBatchReader.from_stream(each))
         db.execute(f"COPY (SELECT * FROM frame) TO {literal(file)} (FORMAT parquet)")
         os.utime(file, ns=(0, crc32(file.read_bytes())))  # by which it is known

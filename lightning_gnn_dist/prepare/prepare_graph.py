@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
-from lightning_gnn_dist.checks import check_callable, check_folder, check_true_or_false, check_words
+from lightning_gnn_dist.checks import check_callable, check_folder, check_instance, check_true_or_false, check_words
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import FULL
@@ -64,7 +64,7 @@ def prepare_graph(
     out: str | Path,
     *,
     shard: OneShard | None = None,
-    nodes: Any = None,
+    nodes: Any | None = None,
     undirected: bool = False,
     time: str | None = None,
     reverse: bool = False,
@@ -113,9 +113,12 @@ def prepare_graph(
     check_words("drop", drop, '["x", "y"]')
     check_callable("on_progress", on_progress, "a function of a stage's name and its share, such as print", "", 0.0)
     check_true_or_false(overwrite=overwrite)
+    if kinds is not None:
+        check_instance("kinds", kinds, Mapping, 'a dict of columns, such as {"zip": "category"}')
+        check_words("kinds", [*kinds, *kinds.values()], '{"zip": "category"}')
     out, choice = check_folder("out", out), Choice(tuple(drop), kinds or {})
-    with as_files(out, ("source", "nodes"), (source, nodes)) as (edges, table):
-        assert edges is not None
+    with as_files(out, {"source": source} | ({} if nodes is None else {"nodes": nodes})) as files:
+        edges, table = files["source"], files.get("nodes")
         given = edges, out, shard, table, undirected, time, reverse, split, seed, choice, float_labels, memory_bytes
         Preparation(*given).run(on_progress, overwrite=overwrite)
 

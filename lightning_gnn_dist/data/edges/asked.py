@@ -140,7 +140,7 @@ class AskedEdges:
 
 def check_settings_of_edges(settings: BatchSettings, boundary: Boundary) -> None:
     """Refuse boundaries that do not go with edges, and samplers that repeat nodes, or whose weights are for seeds."""
-    if not boundary.takes_edges:
+    if not isinstance(boundary, Boundary) or not boundary.takes_edges:
         raise ValueError(f"boundary must be Isolated(), Halo() or Fetch() for edges, got {shown(boundary)}.")
     check_seed_hops(boundary, of_edges=True)
     for sampler in (settings.sampler, settings.global_batching.sampler):

@@ -49,7 +49,7 @@ def answerer_of_links(limits: Limits) -> LinkAnswerer:
 
 @pytest.mark.parametrize("asked", ["rows", "links"])
 def test_nothing_is_lost_or_answered_wrong(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
     import serve  # type: ignore[import-not-found]
 
     torch.manual_seed(0)
