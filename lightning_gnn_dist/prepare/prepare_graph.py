@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
-from lightning_gnn_dist.checks import check_callable, check_folder, check_instance, check_true_or_false, check_words
+from lightning_gnn_dist.checks import check_callable, check_folder, check_true_or_false, check_words
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import FULL
@@ -24,7 +24,7 @@ from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.prepare.databases.manifest import is_database
 from lightning_gnn_dist.prepare.databases.unpack import inputs_of_database
-from lightning_gnn_dist.prepare.files.columns import Choice
+from lightning_gnn_dist.prepare.files.columns import Choice, named_kinds
 from lightning_gnn_dist.prepare.files.inputs import EDGE, Inputs, check_carried, with_reverse
 from lightning_gnn_dist.prepare.frames import as_files
 from lightning_gnn_dist.prepare.kept import keep_ids
@@ -113,10 +113,7 @@ def prepare_graph(
     check_words("drop", drop, '["x", "y"]')
     check_callable("on_progress", on_progress, "a function of a stage's name and its share, such as print", "", 0.0)
     check_true_or_false(overwrite=overwrite)
-    if kinds is not None:
-        check_instance("kinds", kinds, Mapping, 'a dict of columns, such as {"zip": "category"}')
-        check_words("kinds", [*kinds, *kinds.values()], '{"zip": "category"}')
-    out, choice = check_folder("out", out), Choice(tuple(drop), kinds or {})
+    out, choice = check_folder("out", out), Choice(tuple(drop), named_kinds(kinds))
     with as_files(out, {"source": source} | ({} if nodes is None else {"nodes": nodes})) as files:
         edges, table = files["source"], files.get("nodes")
         given = edges, out, shard, table, undirected, time, reverse, split, seed, choice, float_labels, memory_bytes

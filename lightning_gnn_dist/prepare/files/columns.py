@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lightning_gnn_dist.checks import check_fits
+from lightning_gnn_dist.checks import check_fits, check_instance, check_words
 from lightning_gnn_dist.graph import convert
 
 SPLITS = ("train", "val", "test")
@@ -36,6 +36,14 @@ class Choice:
 
     drop: tuple[str, ...] = ()
     kinds: Mapping[str, str] = field(default_factory=dict)
+
+
+def named_kinds(kinds: Mapping[str, str] | None) -> Mapping[str, str]:
+    """Refuse what is no dict of words, and return it."""
+    if kinds is not None:
+        check_instance("kinds", kinds, Mapping, 'a dict of columns, such as {"zip": "category"}')
+        check_words("kinds", [*kinds, *kinds.values()], '{"zip": "category"}')
+    return kinds or {}
 
 
 def purpose_of(name: str) -> str:
