@@ -32,7 +32,7 @@ from lightning_gnn_dist.boundary.boundary import Boundary
 from tests.boundary.models import Weights, model, weighted_data, weights_of
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
-from tests.extensions.shards.graphs import in_order_of_parts, small_graph
+from tests.graph.parted import in_order_of_parts, small_graph
 from tests.layers.models import graph_of
 from tests.placing import batches_of
 from tests.ranks import run_ranks

@@ -30,7 +30,7 @@ from lightning_gnn_dist import (
     through_layers,
 )
 from tests.data_fitting import trainer
-from tests.extensions.shards.graphs import in_order_of_shards
+from tests.graph.parted import in_order_of_shards
 from tests.layers.typed_model import ByLayers, OfLinks, some_data
 from tests.ranks import RankError, run_ranks
 

@@ -15,14 +15,8 @@ from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph.storage import npy
 from lightning_gnn_dist.partition.saved_chunks import FILE, Chunks
 from lightning_gnn_dist.prepare.reorder import reorder_graph
-from tests.extensions.shards.graphs import (
-    as_shards_number_it,
-    small_graph,
-    some_partition,
-    typed_graph_of_widths,
-    uneven_partition,
-)
 from tests.graph.equal import check_equal
+from tests.graph.parted import as_shards_number_it, small_graph, some_partition, typed_graph_of_widths, uneven_partition
 
 GRAPHS = {"untyped": lambda: small_graph(edge_arrays=True), "typed": typed_graph_of_widths}
 

@@ -23,9 +23,9 @@ from lightning_gnn_dist import (
     save_shards,
 )
 from tests.data_fitting import trainer
-from tests.extensions.shards.graphs import some_partition
 from tests.extensions.tables.test_owned_embedding import Owned
 from tests.extensions.tables.test_table_gradients import Loader
+from tests.graph.parted import some_partition
 from tests.ranks import start_ranks
 from tests.sage import SAGE
 from tests.strategies.fitting import fit

@@ -29,7 +29,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.prepare.reorder import reorder_graph
 from tests import data_fitting
-from tests.extensions.shards.graphs import small_graph, typed_graph_of_widths, uneven_partition
+from tests.graph.parted import small_graph, typed_graph_of_widths, uneven_partition
 from tests.ranks import run_ranks
 
 CHUNKS = 7

@@ -37,7 +37,7 @@ from lightning_gnn_dist.wire.channel import open_channel
 from tests.batch_contents import check_same, contents
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
-from tests.extensions.shards.graphs import in_order_of_parts, small_graph, some_partition
+from tests.graph.parted import in_order_of_parts, small_graph, some_partition
 from tests.ranks import join, run_ranks, start_ranks
 from tests.sage import SAGE
 from tests.wire.test_asking import open_ends

@@ -21,14 +21,10 @@ from lightning_gnn_dist.wire.channel import open_channel
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.batch_contents import check_same, contents
 from tests.conftest import module_of
-from tests.extensions.shards.graphs import (
-    CountingGraph,
-    drawn_of,
+from tests.extensions.shards.graphs import CountingGraph, drawn_of, joined, made_of, opened
+from tests.graph.parted import (
     in_order_of_parts,
     in_order_of_shards,
-    joined,
-    made_of,
-    opened,
     small_graph,
     some_partition,
     typed_graph_of_widths,

@@ -30,7 +30,7 @@ from tests.boundary.models import MODELS, READY, Weights, check_learned, model, 
 from tests.boundary.test_whole_graph import ddp, odd
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
-from tests.extensions.shards.graphs import in_order_of_parts
+from tests.graph.parted import in_order_of_parts
 from tests.layers.models import graph_of
 from tests.ranks import run_ranks
 

@@ -39,7 +39,7 @@ from lightning_gnn_dist import (
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.extensions.shards.fitting import Result, all_figures, check_alike
-from tests.extensions.shards.graphs import in_order_of_parts
+from tests.graph.parted import in_order_of_parts
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 

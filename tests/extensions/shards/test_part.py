@@ -26,10 +26,10 @@ from lightning_gnn_dist.extensions.shards import remote_graph
 from lightning_gnn_dist.extensions.shards.part import read_part
 from lightning_gnn_dist.graph.typed.names import have_names
 from tests.batch_contents import check_same
-from tests.extensions.shards.graphs import (
+from tests.extensions.shards.graphs import opened
+from tests.graph.parted import (
     in_order_of_parts,
     in_order_of_shards,
-    opened,
     small_graph,
     typed_graph_of_widths,
     uneven_partition,

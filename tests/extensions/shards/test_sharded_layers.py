@@ -28,7 +28,7 @@ from lightning_gnn_dist.layers.prediction import Prediction
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.data_fitting import trainer
-from tests.extensions.shards.graphs import small_graph, some_partition
+from tests.graph.parted import small_graph, some_partition
 from tests.layers.test_prediction import Bipartite, Deep, at_most
 from tests.memory import Peak, give_back_at_once, reads_memory
 from tests.ranks import RankError, run_ranks

@@ -14,8 +14,9 @@ from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.typed.names import have_names
 from tests.batch_contents import check_same
-from tests.extensions.shards.graphs import as_shards_number_it, made_of, opened, some_partition
+from tests.extensions.shards.graphs import made_of, opened
 from tests.extensions.shards.links.splits import content
+from tests.graph.parted import as_shards_number_it, some_partition
 from tests.placing import placed
 from tests.ranks import RankError, join, run_ranks
 from tests.sampling.temporal_graphs import plain, typed

@@ -40,7 +40,7 @@ from lightning_gnn_dist.extensions.shards.costs import ShardCosts
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.extensions.shards.fitting import Result, all_figures, check_alike
-from tests.extensions.shards.graphs import in_order_of_shards, typed_graph_of_widths, uneven_partition
+from tests.graph.parted import in_order_of_shards, typed_graph_of_widths, uneven_partition
 from tests.ranks import RankError, run_ranks
 from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
 

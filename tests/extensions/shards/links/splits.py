@@ -16,7 +16,7 @@ from lightning_gnn_dist.graph.typed.names import EdgeType
 from tests.batch_contents import contents
 from tests.batch_contents import is_same as is_same
 from tests.data.temporal.test_events import SENT, events
-from tests.extensions.shards.graphs import as_shards_number_it, small_graph
+from tests.graph.parted import as_shards_number_it, small_graph
 from tests.placing import placed
 from tests.typed_sage import typed_graph_of_papers
 

@@ -39,7 +39,7 @@ from lightning_gnn_dist import (
 )
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, every_strategy
-from tests.extensions.shards.graphs import joined, small_graph
+from tests.extensions.shards.graphs import joined
 from tests.extensions.shards.links.splits import (
     WRITES,
     OneHost,
@@ -50,6 +50,7 @@ from tests.extensions.shards.links.splits import (
     undirected_split,
     unequal,
 )
+from tests.graph.parted import small_graph
 from tests.link_model import LinkSAGE, Targets, held, ranks_by_hand
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import State, differs, state_of

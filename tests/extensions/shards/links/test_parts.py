@@ -18,8 +18,9 @@ from lightning_gnn_dist.sampling.links import FALSE_ENDS
 from lightning_gnn_dist.sampling.negatives import Candidates, draw_receivers
 from lightning_gnn_dist.sampling.targets.tables import FalseEnds
 from tests.batch_contents import is_same
-from tests.extensions.shards.graphs import CountingGraph, in_order_of_parts, joined, opened
+from tests.extensions.shards.graphs import CountingGraph, joined, opened
 from tests.extensions.shards.links.splits import as_shards_have_it, labelled_split, of_shards, undirected_split, unequal
+from tests.graph.parted import in_order_of_parts
 from tests.ranks import run_ranks
 
 

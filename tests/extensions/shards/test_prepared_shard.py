@@ -13,7 +13,7 @@ from lightning_gnn_dist import Graph, Partition, save_shards
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
 from lightning_gnn_dist.graph.shard import Shard
 from lightning_gnn_dist.wire.channel import Channel
-from tests.extensions.shards.graphs import in_order_of_parts, small_graph, some_partition
+from tests.graph.parted import in_order_of_parts, small_graph, some_partition
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph.shard import Bounds, Shard
 from lightning_gnn_dist.graph.shard_bounds import TypedBounds
 from lightning_gnn_dist.graph.storage.npy import NpyFile
-from tests.extensions.shards.graphs import in_order_of_shards, typed_graph_of_widths, uneven_partition
+from tests.graph.parted import in_order_of_shards, typed_graph_of_widths, uneven_partition
 
 
 @pytest.fixture
