@@ -226,8 +226,8 @@ def test_a_rank_that_raises_is_named() -> None:
 
 
 def outcomes_of(fault: str, exchange: Exchange) -> list[tuple[str, str]]:
-    """What ranks say: at once of one that has ended, after their patience of one that stands still."""
-    patience = PATIENCE_SECONDS if fault == "stop" else NEVER
+    """What ranks say: at once of one that has died, after their patience of one that has left or stands still."""
+    patience = NEVER if fault == "kill" else PATIENCE_SECONDS
     with start_ranks(fit_with_a_fault, 3, fault, exchange, patience) as ranks:
         if fault == "stop":
             ranks.wait_for({0, 2})
