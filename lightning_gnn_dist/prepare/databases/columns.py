@@ -17,11 +17,10 @@ import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.tables import CATEGORIES, MISSING, MOMENTS, NO_MOMENT, NUMBERS, UNSEEN
-from lightning_gnn_dist.prepare.tables.engine import WHOLE, Cells, Table, Work, quoted
+from lightning_gnn_dist.prepare.tables.engine import WHOLE, Cells, Table, Work, places_of, quoted
+from lightning_gnn_dist.prepare.tables.features import MOST, MOST_WORDS
 from lightning_gnn_dist.prepare.tables.text import Embed
 
-MOST_LIKELY = 1_000  # different words of what is taken for a category unless it is said
-MOST = 100_000  # different words of a category, for each of which a model learns a row
 MOST_DEVIATIONS = 10.0
 PERIODS = (86_400, 7 * 86_400, 31_556_952)  # a day, a week, a year, in seconds
 
@@ -77,11 +76,8 @@ class Encoding:
     def __call__(self, column: Any) -> dict[str, Column]:
         """The numbers of a piece of pyarrow, by array."""
         if self.kind == "category":
-            import pyarrow as pa
-            from pyarrow import compute
-
-            place = compute.index_in(column, pa.array(self.words, column.type)).to_numpy(zero_copy_only=False)
-            codes = np.where(np.isnan(place), UNSEEN, place + UNSEEN + 1)
+            place = places_of(column, self.words)
+            codes = np.where(place < 0, UNSEEN, place + UNSEEN + 1)
             return {CATEGORIES: np.where(_missing(column), MISSING, codes).astype(np.int32)[:, None]}
         if self.kind == "number":
             values = column.to_numpy(zero_copy_only=False).astype(np.float64)
@@ -186,7 +182,7 @@ class Scan:
         for (name, kind), each, look in zip(kinds.items(), cells, looks, strict=True):
             counts = words.get(name, {})
             if kind is None:
-                few = 0 < len(counts) <= min(MOST_LIKELY, max(sum(counts.values()) // 2, 2))
+                few = 0 < len(counts) <= min(MOST_WORDS, max(sum(counts.values()) // 2, 2))
                 kind = "category" if few else "text"
             there = look.numbers - look.nans if kind == "number" else look.there
             if there:
@@ -241,7 +237,7 @@ class Scan:
     def _words(self, cells: Mapping[str, Cells], looks: Sequence[Look]) -> dict[str, dict[str, int]]:
         """How often each word occurs before the cut, in columns that are categories or may be."""
         num_words = {name: look.words for name, look in zip(self.asked, looks, strict=True)}
-        few = {n: c for n, c in cells.items() if num_words[n] <= 2 * (MOST if self.asked[n] else MOST_LIKELY)}
+        few = {n: c for n, c in cells.items() if num_words[n] <= 2 * (MOST if self.asked[n] else MOST_WORDS)}
         histograms = [f"histogram({each.value}) FILTER ({self.seen})" for each in few.values()]
         counts = self.work.look(self.table, ", ".join(histograms)) if few else ()
         found = {name: each or {} for name, each in zip(few, counts, strict=True)}

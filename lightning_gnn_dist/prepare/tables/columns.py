@@ -11,7 +11,7 @@ import numpy as np
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.tables import CATEGORIES
 from lightning_gnn_dist.prepare.files.columns import SPLIT_WORDS, SPLITS, check_classes, check_purposes, purpose_of
-from lightning_gnn_dist.prepare.tables.engine import WHOLE, Cells, Table, Work, literal, numpy_of, quoted
+from lightning_gnn_dist.prepare.tables.engine import WHOLE, Cells, Table, Work, literal, numpy_of, places_of, quoted
 from lightning_gnn_dist.prepare.tables.features import Feature, features_of
 
 NO_SPLIT = ("", "none", "-")
@@ -65,10 +65,7 @@ class Made:
     def of(self, column: Any) -> Column:
         """The rows of a piece, given its column of pyarrow."""
         if self.words is not None:
-            import pyarrow as pa
-            from pyarrow import compute
-
-            column = compute.index_in(column, pa.array(self.words, column.type)).fill_null(-1)
+            return places_of(column, self.words).astype(self.dtype, copy=False)
         values = numpy_of(column.flatten() if self.width else column).astype(self.dtype, copy=False)
         return values.reshape(len(column), self.width) if self.width else values
 

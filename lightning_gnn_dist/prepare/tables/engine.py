@@ -307,6 +307,14 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0].rstrip(". ")
 
 
+def places_of(column: Any, words: Sequence[str]) -> Column:
+    """The place of each cell of a column of pyarrow among words, -1 of one that is none of them or is missing."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    return numpy_of(compute.index_in(column, pa.array(words, column.type)).fill_null(-1))
+
+
 def numpy_of(column: Any) -> Column:
     """A column of pyarrow as array, that may be written to."""
     return np.require(column.to_numpy(zero_copy_only=False), requirements="W")

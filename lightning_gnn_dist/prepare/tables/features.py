@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column
-from lightning_gnn_dist.prepare.tables.engine import WHOLE, Cells, Table, Work, numpy_of, quoted
+from lightning_gnn_dist.prepare.tables.engine import WHOLE, Cells, Table, Work, numpy_of, places_of, quoted
 from lightning_gnn_dist.prepare.tables.text import WIDTH, hash_words
 
 KINDS = ("category", "number", "time", "text")
-MOST_WORDS = 1_000  # of what is taken for a category unless it is said
-MOST = 100_000
+MOST_WORDS = 1_000  # different ones of what is taken for a category unless it is said
+MOST = 100_000  # of a category, for each of which a model may learn a row
 NEARLY_ALL = 0.9  # of the cells of a column that is taken for one of numbers
 SECONDS_OF_DAY = 86_400
 FLOAT = np.dtype(np.float32)
@@ -64,11 +64,7 @@ class Feature:
         if self.kind == "list":
             return numpy_of(column.flatten()).astype(FLOAT, copy=False).reshape(len(column), self.width)
         if self.kind == "category":
-            import pyarrow as pa
-            from pyarrow import compute
-
-            codes = compute.index_in(column, pa.array(self.words, column.type)).fill_null(-1)
-            return numpy_of(codes).astype(np.int32)[:, None] + np.int32(1)
+            return places_of(column, self.words).astype(np.int32)[:, None] + np.int32(1)
         if self.kind == "text":
             return hash_words(column.fill_null("").to_pylist()).astype(FLOAT)
         values = numpy_of(column)
