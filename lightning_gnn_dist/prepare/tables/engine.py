@@ -200,8 +200,9 @@ class Problems(ValueError):
     """All that is wrong with some tables."""
 
     def __init__(self, told: Sequence[str]) -> None:
+        told = list(dict.fromkeys(told))  # two looks may find the same
         more = f"{len(told)} things are wrong:\n- " if len(told) > 1 else ""
-        super().__init__(more + "\n- ".join(dict.fromkeys(told)))
+        super().__init__(more + "\n- ".join(told))
 
 
 class Work:

@@ -11,6 +11,7 @@ from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph.user_ids import class_names, user_ids
 from lightning_gnn_dist.prepare.kept import category_names
+from lightning_gnn_dist.prepare.tables.engine import Problems
 
 NODES = """\
 id,city,seen,age,label,zip
@@ -118,6 +119,11 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         "'w' holds 'inf'",
     ):
         assert each in told
+
+
+def test_what_two_looks_find_is_told_and_counted_once() -> None:
+    assert str(Problems(["One is wrong.", "One is wrong."])) == "One is wrong."
+    assert str(Problems(["One.", "Two.", "One."])) == "2 things are wrong:\n- One.\n- Two."
 
 
 def test_frames_are_read_as_files_are(tmp_path: Path) -> None:
