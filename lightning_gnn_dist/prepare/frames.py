@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 from lightning_gnn_dist.checks import check_path
+from lightning_gnn_dist.graph.storage.checksum import checksum_of
 from lightning_gnn_dist.prepare.tables.engine import duckdb_for, literal
 
 
@@ -29,13 +29,13 @@ def as_files(out: Path, given: Mapping[str, Any]) -> Iterator[dict[str, Path]]:
         if not hasattr(each, "__arrow_c_stream__"):
             found[name] = check_path(name, each)
             continue
-        db = duckdb_for().connect()
-        import pyarrow
-
         folder.mkdir(parents=True, exist_ok=True)
         found[name] = file = folder / f"{name}.parquet"
-        db.register("frame", pyarrow.RecordBatchReader.from_stream(each))
-        db.execute(f"COPY (SELECT * FROM frame) TO {literal(file)} (FORMAT parquet)")
-        os.utime(file, ns=(0, crc32(file.read_bytes())))  # by which it is known
+        with duckdb_for().connect() as db:
+            import pyarrow
+
+            db.register("frame", pyarrow.RecordBatchReader.from_stream(each))
+            db.execute(f"COPY (SELECT * FROM frame) TO {literal(file)} (FORMAT parquet)")
+        os.utime(file, ns=(0, int(checksum_of(file)[:8], 16)))  # by which it is known
     yield found
     shutil.rmtree(folder, ignore_errors=True)
