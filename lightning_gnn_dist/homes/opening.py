@@ -18,11 +18,10 @@ from lightning_gnn_dist.homes.home import Home
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.settings import BatchSettings
-from lightning_gnn_dist.names import extension
+from lightning_gnn_dist.names import EXTENSIONS, extension
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
-FOLDERS = ("shares.json",)  # files by which a folder says what opens it, see names.EXTENSIONS
 HOPS_OF_TASK = [1, 16, 8]  # the row that a question is about, then its neighbours of each type, then theirs
 HOPS_OF_PAIRS = [16, 8, 4]  # the same, and the neighbours of what is recommended
 
@@ -63,7 +62,7 @@ def folder_of(given: object, name: str) -> Folder | None:
     if not isinstance(given, str | Path):
         return None
     path = check_path(name, given)
-    files = [file for file in FOLDERS if (path / file).exists()]
+    files = [name for name in EXTENSIONS if name.endswith(".json") and (path / name).exists()]
     found: Folder | None = extension(files[0])(path) if files else None
     return found
 

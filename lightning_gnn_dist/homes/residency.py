@@ -57,7 +57,7 @@ class KeepsChunks(Protocol):
 
 @runtime_checkable
 class Residency(Protocol):
-    """Deals chunks to ranks. To add a way, write a frozen dataclass with three methods; two more may be overridden."""
+    """Deals chunks to ranks. To add a way, write a frozen dataclass with ``sweep`` and ``held``."""
 
     def num_chunks(self, world_size: int) -> int:
         """Return the number of chunks that the graph is cut into: where it is not overridden, one for each rank."""

@@ -30,7 +30,7 @@ BLOCK_BYTES = 4096  # what is read past the system's cache begins and ends at mu
 GAP_BYTES = 1 << 14  # a disk reads over as much sooner than it begins another request
 REQUEST_BYTES = 1 << 20
 IN_FLIGHT = 16  # requests
-THREAD_NAME = "lightning_gnn_dist.batches.ahead"
+THREAD_NAME = "lightning_gnn_dist.extensions.larger_than_memory.merged_reads"
 
 
 class MergedReads:
