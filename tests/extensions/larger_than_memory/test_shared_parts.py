@@ -26,12 +26,15 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.extensions.larger_than_memory.shared_parts import SharedPartReader, Shelf
 from lightning_gnn_dist.homes.parts import Holder, PartReader
+from tests.conftest import module_of
 from tests.every_strategy import PATIENCE
 from tests.hosts import trainer_on_hosts
 from tests.memory import reads_memory
+from tests.pages import ROOT
 from tests.ranks import join, run_ranks, start_ranks
 
 WIDTH = 256
+share_of_pages: Any = module_of(ROOT / "benchmarks" / "host_memory.py").share_of_pages
 
 
 def graph() -> Graph:
@@ -41,18 +44,6 @@ def graph() -> Graph:
 def data_of(source: Graph, **options: Any) -> PartitionedDataModule:
     how: dict[str, Any] = {"partitioner": RandomPartitioner(), "sampler": NeighborSampler([2, 2]), "seed": 1}
     return PartitionedDataModule(source, **(how | options))
-
-
-def pss(array: Tensor) -> int:
-    """This process's share of the memory that an array is mapped in, in bytes."""
-    found, address = False, array.data_ptr()
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if "-" in line.split()[0]:
-            begin, end = (int(each, 16) for each in line.split()[0].split("-"))
-            found = begin <= address < end
-        elif found and line.startswith("Pss:"):
-            return int(line.split()[1]) << 10
-    return 0
 
 
 class Looks(pl.LightningModule):
@@ -68,7 +59,7 @@ class Looks(pl.LightningModule):
             x = self.trainer.datamodule._home.running_part().node_arrays["x"]
             x.sum()
             self.trainer.strategy.barrier()
-            self.share = pss(x) / x.nbytes
+            self.share = share_of_pages(x) / x.nbytes
             self.trainer.strategy.barrier()
         return self.linear(batch.x)[: batch.batch_size].square().mean()
 

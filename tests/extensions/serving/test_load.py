@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -17,8 +16,10 @@ from lightning_gnn_dist.cli.demo import SAGE
 from lightning_gnn_dist.extensions.serving.answering import Answerer
 from lightning_gnn_dist.extensions.serving.limits import Limits
 from lightning_gnn_dist.extensions.serving.links import LinkAnswerer, Ranked
+from tests.conftest import module_of
 from tests.extensions.serving.served import serving
 from tests.extensions.serving.test_links import quiet
+from tests.pages import ROOT
 
 NODES, FEATURES = 3000, 8
 
@@ -48,10 +49,8 @@ def answerer_of_links(limits: Limits) -> LinkAnswerer:
 
 
 @pytest.mark.parametrize("asked", ["rows", "links"])
-def test_nothing_is_lost_or_answered_wrong(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
-    import serve  # type: ignore[import-not-found]
-
+def test_nothing_is_lost_or_answered_wrong(asked: str) -> None:
+    serve: Any = module_of(ROOT / "benchmarks" / "serve.py")
     torch.manual_seed(0)
     limits = Limits(waiting=24)
     answerer = answerer_of_rows(limits) if asked == "rows" else answerer_of_links(limits)
