@@ -63,7 +63,7 @@ from lightning_gnn_dist import (
     coverage_mean,
     through_layers,
 )
-from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.wire.collectives import traffic

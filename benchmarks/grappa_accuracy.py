@@ -36,7 +36,7 @@ from lightning_gnn_dist import (
     SuperNodePartitioner,
     WholePartSampler,
 )
-from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.homes.residency import default_period
 
 ARMS: dict[str, dict[str, Any]] = {

@@ -20,8 +20,8 @@ from sampling import batches_of_seeds, parser_of, power_law_communities
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
-from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler

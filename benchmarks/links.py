@@ -54,7 +54,7 @@ from lightning_gnn_dist import (
     WholePartSampler,
     split_edges,
 )
-from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.partition.base import Partitioner
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.deal import slice_of
+from lightning_gnn_dist.batches.batches import slice_of
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import expected_reads, most_read

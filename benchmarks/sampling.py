@@ -24,11 +24,10 @@ from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import trim_to_layer
 
-from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.batches import Batches
 from lightning_gnn_dist.batches.pool import BufferPool, gather_rows
-from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.batches.source import GraphSource, assemble
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.convert import quantize_rows

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.callbacks.run_report import RunReport as RunReport
     from lightning_gnn_dist.data.best_links import best_links as best_links
     from lightning_gnn_dist.data.datamodule import PartitionedDataModule as PartitionedDataModule
-    from lightning_gnn_dist.data.inductive import inductive_graph as inductive_graph
+    from lightning_gnn_dist.data.datamodule import inductive_graph as inductive_graph
     from lightning_gnn_dist.data.link_datamodule import LinkDataModule as LinkDataModule
     from lightning_gnn_dist.data.link_ranking import LinkRanking as LinkRanking
     from lightning_gnn_dist.data.links import LinkSplit as LinkSplit

@@ -10,10 +10,9 @@ from gpu_parts.common import DEVICE, Scale, least_seconds, made_graph, on_device
 from gpu_parts.rows import Rows
 
 from lightning_gnn_dist.batches.batches import Batches
-from lightning_gnn_dist.batches.device_stream import stream_to
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loading import SampleOn
-from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.batches.source import GraphSource, stream_to
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.extensions.larger_than_memory.placement import Placement
 from lightning_gnn_dist.extensions.larger_than_memory.sources import PlacedSource

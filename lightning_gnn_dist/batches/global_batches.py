@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, in_type
-from lightning_gnn_dist.batches.batches import Ahead, chunks_of, made_in_turn
-from lightning_gnn_dist.batches.deal import slice_of
+from lightning_gnn_dist.batches.batches import Ahead, chunks_of, made_in_turn, slice_of
 from lightning_gnn_dist.batches.source import BatchSource, BulkSeeds, MadeBulk
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.engine.sample import BatchKey

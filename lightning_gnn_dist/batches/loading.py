@@ -10,8 +10,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from llvmlite import binding
 
-from lightning_gnn_dist.batches.device_stream import device_of
 from lightning_gnn_dist.batches.pool import Widen
+from lightning_gnn_dist.batches.source import device_of
 from lightning_gnn_dist.rules import Natural, check_fields, whole
 
 SampleOn: TypeAlias = Literal["auto", "cpu", "device"]

@@ -15,8 +15,15 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from lightning_gnn_dist.batches.batch import Later, NamesOfTypes, Promising, SampledData
-from lightning_gnn_dist.batches.hetero import NodeStore, SampledHeteroData, ends_of
+from lightning_gnn_dist.batches.batch import (
+    Later,
+    NamesOfTypes,
+    NodeStore,
+    Promising,
+    SampledData,
+    SampledHeteroData,
+    ends_of,
+)
 from lightning_gnn_dist.batches.one_hop import RowsOfTypes
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.sampling.block import Block

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_gnn_dist.batches.hetero import store_of_seeds
+from lightning_gnn_dist.batches.batch import store_of_seeds
 from lightning_gnn_dist.checks import check_true_or_false, is_limit
 from lightning_gnn_dist.data.edges.recommending import Recommended
 from lightning_gnn_dist.graph.storage.parquet_rows import TABLES, check_ids_of, check_no_file, check_rows_file

@@ -32,9 +32,8 @@ from lightning_gnn_dist.cli.mistakes.value_errors import check_values, in_one_li
 from lightning_gnn_dist.cli.options import PROGRAM, PURPOSE, SERVE
 from lightning_gnn_dist.cli.values import nodes_named, words_in
 from lightning_gnn_dist.data.best_links import best_links
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule, what_is_judged
+from lightning_gnn_dist.data.datamodule import GraphDataModule, PartitionedDataModule, what_is_judged
 from lightning_gnn_dist.data.edges.known import LeftOut
-from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.shard import Bounds

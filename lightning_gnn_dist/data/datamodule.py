@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from lightning.pytorch import LightningModule
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import model_helpers, rank_zero_info
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.batches.batches import Batches, Deal, Learning, Passes
+from lightning_gnn_dist.batches.global_batches import GlobalBatches
+from lightning_gnn_dist.batches.loading import Loading, warn_of_slow_bfloat16
 from lightning_gnn_dist.boundary.auto import Auto, boundary_of
-from lightning_gnn_dist.boundary.boundary import Boundary, check_boundary
+from lightning_gnn_dist.boundary.boundary import Boundary, Isolated, check_boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
-from lightning_gnn_dist.checks import check_instance, distinct_ids
-from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
-from lightning_gnn_dist.data.inductive import check_alike, task_elsewhere
-from lightning_gnn_dist.data.task import NodeTask
+from lightning_gnn_dist.checks import (
+    check_at_least,
+    check_at_least_if_given,
+    check_below,
+    check_choice,
+    check_instance,
+    check_true_or_false,
+    distinct_ids,
+    shown,
+)
+from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels, explain_tables, guard_plain_ddp
+from lightning_gnn_dist.data.task import Evaluating, NodeTask, Task
+from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
+from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.graph.user_ids import Columns
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.homes.opening import (
+from lightning_gnn_dist.homes.home import (
     check_labelled,
     check_samplers,
     check_typed,
@@ -31,17 +50,491 @@ from lightning_gnn_dist.homes.opening import (
     graph_of,
     sampler_of_task,
 )
+from lightning_gnn_dist.homes.parts import Holder
 from lightning_gnn_dist.homes.plan import PartPlan
 from lightning_gnn_dist.homes.residency import Holding
-from lightning_gnn_dist.homes.running import Running
+from lightning_gnn_dist.homes.running import Running, passes_left
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
 from lightning_gnn_dist.homes.whole import WholeHome
+from lightning_gnn_dist.joint import CountsSeeds, ForStrategies, HasDigests, HasParts, KeepsRows, Scope
+from lightning_gnn_dist.layers.exactness import Exactness
+from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.default import Cut, unless_auto
+from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.sampling.base import Sampler
 
-if TYPE_CHECKING:
-    from lightning_gnn_dist.batches.batches import Batches
-    from lightning_gnn_dist.joint import CountsSeeds, ForStrategies, HasDigests, HasParts, KeepsRows
+Held = Literal["val", "test"]
+
+
+def inductive_graph(graph: Graph, leave_out: Sequence[Held] = get_args(Held)) -> Graph:
+    """Return the graph to train on where held nodes must not be seen: without them, and without their edges.
+
+        data = PartitionedDataModule(inductive_graph(graph), evaluation=Evaluation(on=graph))
+
+    ``n_id`` holds each node's id in the whole graph, of a graph with types its id in its type. Nodes that no mask marks
+    stay. In a graph with types the held nodes are those of the type that is learned from.
+
+    Args:
+        graph: The whole graph, with ``train_mask`` and masks of what is held.
+        leave_out: The splits whose nodes are left out, ``"val"`` for ``val_mask`` and ``"test"`` for ``test_mask``.
+    """
+    check_instance("graph", graph, Graph, "a Graph, such as Graph.open(path)")
+    if not isinstance(leave_out, list | tuple) or not leave_out:
+        raise ValueError(f'leave_out must be a list such as ["val", "test"], got {shown(leave_out)}.')
+    stays = torch.ones(graph.num_nodes, dtype=torch.bool)
+    for name in leave_out:
+        check_choice("leave_out", name, Held)
+        held = graph.split(name)
+        if not held.numel():
+            raise ValueError(f"{name}_mask marks no node: leave {name!r} out of leave_out, or mark what is held.")
+        stays[held] = False
+    return graph.induced(stays.nonzero().view(-1))
+
+
+def task_elsewhere(running: Running, types: TypeNames) -> Task | None:
+    """Return what is judged on another graph; None where it is the one that is trained on.
+
+    Args:
+        running: The run, whose evaluation may be on another graph.
+        types: The types of the graph that is trained on, or of its shards.
+    """
+    settings = running.settings
+    if settings.evaluation.on is None:
+        return None
+    if folder_of(settings.evaluation.on, "on") is not None:
+        raise ValueError(
+            f"Evaluation(on={shown(settings.evaluation.on)}) must be a graph that every host has, and this folder "
+            "holds shards: give the data module these shards as its graph, and trainer.test(model, that) or predict."
+        )
+    graph = graph_of(settings.evaluation.on)
+    check_alike("Evaluation(on=...)", types, graph.types)
+    kind = chosen_seed_type(types, None, "this one")
+    graph = graph if kind is None or kind == graph.types.seeds else graph.with_seeds(kind)
+    check_typed(graph.types, settings)
+    plan = PartPlan(graph, RandomPartitioner(), Holding(), Isolated(), None, settings.seed_of_parts)
+    task = NodeTask(WholeHome(plan, running), ValueCheck(is_on=settings.loading.check_values))
+    task.check(graph)
+    return task
+
+
+def check_alike(says: str, trained: TypeNames, judged: TypeNames) -> None:
+    """Refuse a graph that a model has no weights for, as it has other types, or features of other widths.
+
+    Args:
+        says: Who gives the graph that is judged.
+        trained: The types of the graph that is trained on, or of its shards.
+        judged: Those of the other.
+    """
+    known, found = (_names(types) for types in (trained, judged))
+    for names, others, has_not in ((found, known, "is trained on"), (known, found, "is judged")):
+        if more := [name for name in names if name not in others]:
+            raise ValueError(
+                f"{says}: the graph that {has_not} has not the types {shown(more)} of the other, and a model has "
+                "weights for those that it was trained on: give a graph with the same types, or train on one that has "
+                "all of them."
+            )
+    if found != known:
+        raise ValueError(f"{says} has the types {shown(found)}, and the other graph {shown(known)}: order them alike.")
+    if isinstance(trained, GraphTypes) and isinstance(judged, GraphTypes):
+        _check_widths(says, trained, judged)
+
+
+def _names(types: TypeNames) -> list[object]:
+    return [*types.node_types, *types.edge_types] if have_names(types) else []
+
+
+def _check_widths(says: str, trained: GraphTypes, judged: GraphTypes) -> None:
+    for kind, arrays in trained.node_arrays.items():
+        of_type = f" of {kind}" if kind else ""
+        if (x := arrays.get("x")) is None:
+            continue
+        other = judged.node_arrays[kind].get("x")
+        if other is None:
+            raise ValueError(f"{says} has no x{of_type}, which the graph that is trained on has: add it.")
+        if other.shape[1:] != x.shape[1:]:
+            raise ValueError(
+                f"x{of_type} has the shape {tuple(other.shape)} in {says} and {tuple(x.shape)} in the "
+                "graph that is trained on: make both features in the same way."
+            )
+
+
+def joined(fingerprints: Sequence[str]) -> str:
+    """Return one fingerprint for several graphs."""
+    if len(fingerprints) == 1:
+        return fingerprints[0]
+    return hashlib.blake2b(" ".join(fingerprints).encode(), digest_size=16).hexdigest()
+
+
+class GraphDataModule(LightningDataModule):
+    """Batches of a rank's own part for training, and of the whole graph for evaluation and corrections.
+
+    Its home says where the graph lives, and its task what is learned of it.
+
+    Args:
+        task: What is learned.
+        judging: What is judged and predicted, where that is another graph. Default: what is learned.
+    """
+
+    def __init__(self, task: Task, judging: Task | None = None) -> None:
+        self._task, self._home, self._running = task, task.home, task.home.running
+        self._judging = task if judging is None else judging
+        self._tasks = [task] if judging is None else [task, judging]
+        self._evaluating = Evaluating(self._judging.home, probes=self._judging.probes)
+        super().__init__()
+        settings = self._running.settings
+        self.sampler, self.batch_size, self.loading = settings.of_parts(), settings.batch_size, settings.loading
+        self.evaluation, self.global_batching = settings.evaluation, settings.global_batching
+        self.predicted: Tensor | None = None  # nodes of the graph; None is all
+        self._loaders: list[Batches] = []
+        self._train_batches: Batches | None = None
+        self._anchors: tuple[Graph, Batches] | None = None
+        self._global: GlobalBatches | None = None
+
+    # What it was made of.
+
+    @property
+    def trainer(self) -> Trainer | None:
+        """The trainer of the run, which Lightning sets."""
+        return self._running.trainer
+
+    @trainer.setter
+    def trainer(self, trainer: Trainer | None) -> None:
+        self._running.trainer = trainer
+
+    @property
+    def seed(self) -> int:
+        """The seed of batches: as given; else the checkpoint's, or that of ``seed_everything`` as the fit began."""
+        return self._running.seed
+
+    @property
+    def boundary(self) -> Boundary:
+        """What becomes of senders outside the part; in a fit what ``"auto"`` has chosen."""
+        return self._home.boundary
+
+    @property
+    def coverage(self) -> Coverage | None:
+        """What gives batches weights for the loss; None where there are none, or where nothing is lost."""
+        return self._home.coverage
+
+    @property
+    def exactness(self) -> Exactness:
+        """Whether figures of evaluations are those of the whole graph."""
+        return self._evaluating.exactness
+
+    def __str__(self) -> str:
+        # Lightning's own would take every loader apart.
+        return f"{type(self).__name__}({self._home.about}, {self.sampler}, batch_size={self.batch_size})"
+
+    __repr__ = __str__
+
+    # The graph.
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what is learned and judged, by which a strategy sees whether all ranks have the same."""
+        return joined([task.home.fingerprint for task in self._tasks])
+
+    @property
+    def digests(self) -> dict[str, Any]:
+        """Digests of what else ranks must have alike: the graph's arrays, and which rank holds what."""
+        return self._home.digests
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of nodes of the graph that is predicted, of the type that is learned from."""
+        return len(self._judging.home.ids)
+
+    def counts_of_nodes(self) -> frozenset[int]:
+        """Return how many nodes the graph has, and how many there are of each type."""
+        return self._home.counts_of_nodes()
+
+    @property
+    def shards_path(self) -> Path | None:
+        """The folder of this host's shards; None where every host has the graph."""
+        return self._home.folder
+
+    @property
+    def graph(self) -> Graph:
+        """The graph, as batches show it. Of shards no rank has one."""
+        return self._whole("graph").graph
+
+    @property
+    def holding(self) -> Holding:
+        """What a rank holds. Of shards each holds one."""
+        return self._whole("holding").holding
+
+    @property
+    def partitioner(self) -> Partitioner | Partition | None:
+        """What cuts the graph, None of shards. Where none was named, it depends on the strategy: before a fit METIS."""
+        return self._home.partitioner if isinstance(self._home, WholeHome) else None
+
+    def partition(self, num_parts: int) -> Partition:
+        """Return the partition for ``num_parts`` ranks, from the cache or computed and put there. Shards have none."""
+        check_at_least(1, num_parts=num_parts)
+        return self._home.partition(num_parts)
+
+    def parts_of_ranks(self, num_ranks: int) -> Partition:
+        """Return the partition that maps each node to the rank, or host, that learns from it in super-epoch 0."""
+        check_at_least(1, num_ranks=num_ranks)
+        return self._whole("parts_of_ranks()").cut.by_rank(num_ranks)
+
+    @property
+    def num_parts(self) -> int:
+        """How many parts there are in this run: one for each rank, or with ``Holding(per="host")`` for each host."""
+        return self._home.num_parts
+
+    def part(self, rank: int, num_parts: int, super_epoch: int = 0) -> Graph:
+        """Return what rank ``rank`` trains on: the nodes of its part and the edges among them, in RAM."""
+        check_at_least(1, num_parts=num_parts)
+        check_below(num_parts, "parts", rank=rank)
+        check_at_least(0, super_epoch=super_epoch)
+        return self._whole("part()").part(rank, num_parts, super_epoch)
+
+    def _whole(self, name: str) -> WholeHome:
+        if isinstance(self._home, WholeHome):
+            return self._home
+        raise AttributeError(  # so that hasattr(data, "graph") says whether there is one
+            f"{type(self).__name__}.{name} is of a graph that every host has, and {self._home.about} holds shards: "
+            "give the data module the graph or the path of a saved one."
+        )
+
+    def check_before_ranks(self, trainer: Trainer, module: LightningModule) -> None:
+        """Refuse what lacks, or is wrong, for a call of the trainer with a module. Shards are looked at in ranks."""
+        is_fit, learns, judges = trainer.state.fn == TrainerFn.FITTING, self._task.home, self._judging.home
+        judged = {"fit": "val", "validate": "val", "test": "test"}.get(trainer.state.fn or "")
+        validates = trainer.limit_val_batches != 0 and model_helpers.is_overridden("validation_step", module)
+        if is_fit and isinstance(learns, WholeHome):
+            self._task.check_whole(learns.whole)
+        if judged is not None and (validates or not is_fit) and isinstance(judges, WholeHome):
+            self._judging.judged(judged).check_shared(trainer.world_size)
+
+    # What Lightning calls.
+
+    def prepare_data(self) -> None:
+        """One process of every host computes the partition; the others find it in the cache."""
+        self._home.prepare()
+
+    def setup(self, stage: str) -> None:
+        """Open the graph, and find out what all ranks have alike. Collective.
+
+        Ranks meet in this order: to find out who shares a host, to choose what ``boundary="auto"`` is, to agree on the
+        memory of an evaluation and on the seed, to connect shards, to read the part of a shard, and to count what each
+        of them learns.
+        """
+        is_fit, trainer = stage == "fit", self.trainer
+        if is_fit:
+            self._home.begin_fit()  # first: of a fit before it may be another
+        warn_of_slow_bfloat16(trainer)
+        self._running.agree(is_fit=is_fit)
+        if is_fit and trainer is not None:
+            if self._running.num_ranks > 1:
+                self.boundary.check_in_fit(trainer)
+            guard_plain_ddp(trainer)  # before DDP takes rows that are not made
+        for task in self._tasks:
+            task.home.open(task.check, is_fit=is_fit and task is self._task)
+            task.begin(is_fit=is_fit and task is self._task)
+        # To count them refuses ranks with nothing to learn from; who exchanges in every step has one batch.
+        most = self._task.most() if is_fit and not self._home.exchanges else self.batch_size
+        if most < self.batch_size:
+            rank_zero_info(f"batch_size={self.batch_size} is above a rank's {most} seeds: a pass is one batch of all.")
+
+    def train_dataloader(self) -> Batches:
+        guard_plain_ddp(self.trainer)
+        holder, size = self._home.holder, self._num_batches()  # later others may be
+        is_cut, coverage = self._home.is_cut, self.coverage
+        parts, passes = (
+            self._home.parts(),
+            Passes(
+                num_used=lambda: self.trainer.num_training_batches if self.trainer is not None else math.inf,
+                num_left=lambda: passes_left(self.trainer, size * self._home.turns()),
+                overfits=self.trainer is not None and self.trainer.overfit_batches > 0,  # type: ignore[attr-defined]
+            ),
+        )
+        self._train_batches = Batches(
+            lambda phase: self._learning(parts(phase), size, holder),
+            size,
+            every=self._home.every() if is_cut else None,
+            turns=self._home.turns(),
+            weigh="batch" if is_cut and coverage is not None and coverage.level == "batch" else "node",
+            passes=passes,
+            **self._running.options_of_batches,
+        )
+        if self._home.exchanges:
+            self._train_batches.move_to(0)  # now, as all ranks are here
+        return self._kept(self._train_batches)
+
+    def val_dataloader(self) -> Batches:
+        return self._kept(self._evaluating.loader(self._judging.judged("val")))
+
+    def test_dataloader(self) -> Batches:
+        return self._kept(self._evaluating.loader(self._judging.judged("test")))
+
+    def predict_dataloader(self) -> Batches:
+        """Return a loader of this rank's share of the nodes in order; of shards, of all nodes nearly all its own."""
+        loader = self._kept(self._evaluating.loader(self._judging.predicted(self.predicted)))
+        loader.spare_memory()
+        return loader
+
+    def node_columns(self, ids_of: Path | None) -> Columns:
+        """Return how a table names the rows of what is predicted, by the ids of a prepared graph."""
+        return self._judging.columns(self.predicted, ids_of)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed fit keeps: the seed, passes in a super-epoch, and what "auto" has chosen."""
+        return {"seed": self.seed} | self._home.state()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if (kept := state_dict.get("seed")) is not None and self._running.fits:
+            self._running.keep_seed(kept)
+        self._home.restore(state_dict)
+
+    def teardown(self, stage: str) -> None:
+        """End what runs in the background, and free what it has taken."""
+        for loader in self._loaders:
+            loader.close()
+        if self._global is not None:
+            self._global.close()
+        vars(self).update(self._at_rest())
+        for task in self._tasks:
+            task.home.close()
+            task.rest()
+            task.home.rest()
+        self.exactness.forget()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Explain the error and end what runs in the background: after an exception Lightning tears nothing down."""
+        self._home.abort()  # first, as a thread may wait for a rank that will never answer
+        explain_features(exception, self._home.features())
+        explain_labels(exception)
+        explain_tables(exception)
+        self.teardown("fit")
+
+    def _at_rest(self) -> dict[str, Any]:
+        """Return, by name, the attributes that only a run has, as they are outside of one."""
+        return {"_loaders": [], "_anchors": None, "_global": None}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy is one at rest, as for a process that Lightning spawns: of a run there are threads and connections.
+        return vars(self) | self._at_rest() | {"_train_batches": None}
+
+    # What strategies ask for.
+    def correction_batches(
+        self, round_idx: int, *, sliced: bool = True, start: int = 0, stop: int | None = None
+    ) -> Iterator[Data]:
+        """Yield batches ``start`` to ``stop`` of the whole graph in a round: this rank's slice of each, or all of it.
+
+        They depend on the seed, the round and the rank alone, so that a resumed run sees the same ones. Of shards they
+        are collective, and sliced.
+        """
+        check_at_least(0, round_idx=round_idx, start=start)
+        check_at_least_if_given(0, stop=stop)
+        check_true_or_false(sliced=sliced)
+        if not sliced and self.shards_path is not None:
+            raise ValueError(
+                'Correction(way="rank0") computes a batch of the whole graph on one rank, and no rank can '
+                'make one of a sharded graph alone: use way="sliced".'
+            )
+        rank, num_slices = (self._running.rank, self._running.num_ranks) if sliced else (0, 1)
+        return self._global_batches().of_round(round_idx, rank, num_slices, start, stop)
+
+    def anchor_batches(self, round_idx: int, *, of: Scope = "part", start: int | None = None) -> Iterator[Data]:
+        """Yield one pass over the rank's own part, or its slices of one over the graph, drawn for this round.
+
+        With ``of="graph"`` these are also the round's first correction batches. With ``start``, the number of training
+        batches before the round, the part is that of the batch that follows; without, it is the running part.
+        """
+        check_at_least(0, round_idx=round_idx)
+        check_at_least_if_given(0, start=start)
+        check_choice("of", of, Scope)
+        if of == "graph":
+            return self.correction_batches(round_idx, stop=self._global_batches().num_batches)
+        if start is not None and self._train_batches is not None:
+            self._train_batches.move_to(start)
+        part = self._home.running_part()
+        if self._anchors is None or self._anchors[0] is not part:
+            learning = self._learning_of(part, self._num_batches(), self._home.holder, self.seed + Purpose.ANCHORS)
+            how = self._running.options_of_batches | {"bulk_size": 1, "num_threads": 0}  # few batches at a time
+            self._anchors = part, Batches.of(*learning, **how)
+        self._anchors[1].set_epoch(round_idx)
+        return iter(self._anchors[1])
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Numbers to log: waiting for data, what switching parts and asking for rows cost, the part's coverage."""
+        loader = self._train_batches
+        waited = (loader.waited_seconds, loader.waited_share) if loader is not None else (0.0, 0.0)
+        names = "data/waited_seconds", "data/waited_share"
+        return dict(zip(names, waited, strict=True)) | self._home.figures
+
+    @property
+    def uncovered(self) -> tuple[int, int]:
+        """The counts of seeds of weight 0 and of all seeds in the running part; (0, 0) where no node has its own."""
+        return self._home.uncovered
+
+    def against_averaging(self) -> str | None:
+        """Return why averaging alone loses accuracy on these parts, and what to do; None where it loses little."""
+        return self._home.against_averaging() if self._task.has_inputs else None
+
+    def keeps_rows(self) -> bool:
+        """Return whether ranks compute rows of inner layers for each other at meetings."""
+        return self.boundary.keeps_rows
+
+    def batches_of_part(self) -> int | None:
+        """Return after how many batches a rank's part changes, or None if it never does."""
+        every = self._home.every()
+        return None if every is None else every * self._num_batches()
+
+    def refresh_rows(self, start: int) -> None:
+        """Compute what batches from number ``start`` on read of nodes outside the part. Collective."""
+        if not self.keeps_rows() or not self._home.is_cut:
+            return
+        assert self._train_batches is not None
+        check_at_least(0, start=start)
+        self._train_batches.move_to(start)
+        self._home.outside.refresh(self._train_batches.phase_of(start))
+
+    # What it is made of.
+
+    def _kept(self, loader: Batches) -> Batches:
+        self._loaders.append(loader)
+        return loader
+
+    def _num_batches(self) -> int:
+        """Return the number of batches of a pass over a part, the same for all ranks and parts."""
+        return self._home.batches_of_pass(self._task.most)
+
+    def _learning(self, part: Graph, num_batches: int, holder: Holder) -> Learning:
+        if self._home.exchanges:
+            inputs = self._task.inputs_of(part, part.split("train"))
+            return self._home.outside.learning(part, inputs, self._task.values)
+        if self._anchors is not None and self._anchors[0] is not part:
+            self._anchors = None  # else the part before would stay in memory
+        return self._learning_of(part, num_batches, holder, self.seed)
+
+    def _learning_of(self, part: Graph, num_batches: int, holder: Holder, seed: int) -> Learning:
+        """Return what training batches of a part are made of. No two parts are dealt alike."""
+        own, source = self._task.seeds_and_source(part)
+        seeds = torch.cat([own, self._task.seeds_around(part)])
+        deal = Deal(
+            seeds,
+            num_batches,
+            seed * holder.num_parts + holder.part,
+            inputs=self._task.inputs_of(part, seeds),
+            num_taken=own.numel(),
+            place=holder.member,
+            num_places=holder.num_members,
+        )
+        return Learning(source, deal)
+
+    def _global_batches(self) -> GlobalBatches:
+        if self._global is None:
+            size = self.global_batching.batch_size or self.batch_size * self._running.num_ranks
+            source = self._home.whole_source(self._task.across(self._running.settings.of_corrections()))
+            bulk_size = self.loading.bulk_size if source.is_remote else 1  # one question for many batches
+            in_background = self.loading.num_threads > 0
+            more = self._running.dtype, self._task.has_inputs, in_background, lambda: passes_left(self.trainer) > 0
+            self._global = GlobalBatches(source, self._task.of_corrections(), size, self.seed, bulk_size, *more)
+        return self._global
 
 
 class PartitionedDataModule(GraphDataModule):

@@ -12,8 +12,7 @@ from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 
-from lightning_gnn_dist.batches.batch import LABELS, SampledData
-from lightning_gnn_dist.batches.hetero import SampledHeteroData
+from lightning_gnn_dist.batches.batch import LABELS, SampledData, SampledHeteroData
 from lightning_gnn_dist.batches.seed_batch import SeedsOnly
 from lightning_gnn_dist.joint import RowsOfRanks, WeighsRanks
 from lightning_gnn_dist.wire.replica import Replica

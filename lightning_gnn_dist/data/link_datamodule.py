@@ -16,13 +16,13 @@ from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.boundary.auto import Auto, boundary_of
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.checks import check_instance, check_path, distinct_ids, shown
+from lightning_gnn_dist.data.datamodule import GraphDataModule
 from lightning_gnn_dist.data.edges.answers import AnswerEdges, Answers
 from lightning_gnn_dist.data.edges.asked import AskedEdges, check_settings_of_edges
 from lightning_gnn_dist.data.edges.recommending import Recommended
 from lightning_gnn_dist.data.edges.task import EdgeTask, WholeEdges
 from lightning_gnn_dist.data.edges.times import sampler_of_events
 from lightning_gnn_dist.data.explained_errors import explain_pairs
-from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
@@ -30,7 +30,7 @@ from lightning_gnn_dist.graph.shard_bounds import LinkBounds
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.tables import TIME
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.homes.opening import (
+from lightning_gnn_dist.homes.home import (
     Folder,
     check_samplers,
     check_typed,

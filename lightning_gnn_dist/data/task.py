@@ -12,11 +12,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batches import Batches
-from lightning_gnn_dist.batches.deal import Deal
+from lightning_gnn_dist.batches.batches import Batches, Deal
 from lightning_gnn_dist.batches.global_batches import OwnSeeds
 from lightning_gnn_dist.batches.source import BatchSource
-from lightning_gnn_dist.boundary.around import seeds_around
+from lightning_gnn_dist.boundary.boundary import seeds_around
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.user_ids import Columns, columns_for

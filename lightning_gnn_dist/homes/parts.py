@@ -14,8 +14,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batches import THREAD_NAME
-from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edges_among
-from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
+from lightning_gnn_dist.boundary.boundary import Boundary, Isolated, PartRows, RowReading, around, edges_among
 from lightning_gnn_dist.boundary.coverage import Coverage, weights_of
 from lightning_gnn_dist.graph.graph import Graph, checked_graph, reopened, typed_graph
 from lightning_gnn_dist.graph.rows import (

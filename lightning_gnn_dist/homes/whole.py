@@ -12,9 +12,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from lightning_gnn_dist.batches.device_stream import Crossing
-from lightning_gnn_dist.batches.part_batch import Run
-from lightning_gnn_dist.batches.source import BatchSource
+from lightning_gnn_dist.batches.one_hop import Run
+from lightning_gnn_dist.batches.source import BatchSource, Crossing
 from lightning_gnn_dist.boundary.auto import Auto, kept, short_name
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.graph.graph import Graph

@@ -18,8 +18,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from lightning_gnn_dist.batches.batches import batches_of_ranks
-from lightning_gnn_dist.batches.deal import slice_of
+from lightning_gnn_dist.batches.batches import batches_of_ranks, slice_of
 from lightning_gnn_dist.checks import is_limit
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import Graph

@@ -15,10 +15,8 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from torch import Tensor, nn
 
-from lightning_gnn_dist.batches.batch import NamesOfTypes, Promising, SampledData
-from lightning_gnn_dist.batches.batches import Batches, Learning, Made, asked_of
-from lightning_gnn_dist.batches.deal import Deal
-from lightning_gnn_dist.batches.hetero import ENDS
+from lightning_gnn_dist.batches.batch import ENDS, NamesOfTypes, Promising, SampledData
+from lightning_gnn_dist.batches.batches import Batches, Deal, Learning, Made, asked_of
 from lightning_gnn_dist.batches.one_hop import RowsOfTypes
 from lightning_gnn_dist.batches.seed_batch import Neighbourhood, SeedsOnly
 from lightning_gnn_dist.batches.source import BatchSource

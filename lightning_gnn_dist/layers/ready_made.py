@@ -29,7 +29,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from torch_geometric.utils import scatter
 
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.batches.part_batch import OfPart
+from lightning_gnn_dist.batches.one_hop import OfPart
 from lightning_gnn_dist.checks import check_instance, check_word, shown
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
 from lightning_gnn_dist.layers.through_layers import Layer, through_layers

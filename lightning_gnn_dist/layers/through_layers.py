@@ -12,10 +12,8 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import FAConv, GCN2Conv, GCNConv, LGConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from lightning_gnn_dist.batches.batch import Promising
-from lightning_gnn_dist.batches.hetero import SampledHeteroData
-from lightning_gnn_dist.batches.one_hop import LayerView, RowsOfTypes, one_hop, seen_by_layers
-from lightning_gnn_dist.batches.part_batch import OfPart
+from lightning_gnn_dist.batches.batch import Promising, SampledHeteroData
+from lightning_gnn_dist.batches.one_hop import LayerView, OfPart, RowsOfTypes, one_hop, seen_by_layers
 from lightning_gnn_dist.batches.seed_batch import SeedsOnly
 from lightning_gnn_dist.checks import check_instance, shown
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import bytes_of, in_type
-from lightning_gnn_dist.batches.device_stream import stream_to
+from lightning_gnn_dist.batches.source import stream_to
 from lightning_gnn_dist.engine.lending import PinnedPool, sent
 
 What = TypeVar("What")

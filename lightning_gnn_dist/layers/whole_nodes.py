@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.assembling import Content, made_of
 from lightning_gnn_dist.batches.batch import NamesOfTypes, gathered, names_of_types
 from lightning_gnn_dist.batches.one_hop import RowsOfTypes, with_rows
 from lightning_gnn_dist.batches.pool import Pool, Widen
-from lightning_gnn_dist.batches.source import FileRows
+from lightning_gnn_dist.batches.source import Content, FileRows, made_of
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.graph import Graph

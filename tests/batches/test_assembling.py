@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist import Graph, NeighborSampler
-from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
 
 KIND = ("node", "to", "node")

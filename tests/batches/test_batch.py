@@ -12,8 +12,8 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.utils import trim_to_layer
 
 from lightning_gnn_dist import Graph, NeighborSampler, WholePartSampler
-from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.sampling.base import Sampler

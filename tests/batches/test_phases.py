@@ -23,8 +23,7 @@ from lightning_gnn_dist import (
     Rotate,
     communities,
 )
-from lightning_gnn_dist.batches.batches import THREAD_NAME, Batches, Learning
-from lightning_gnn_dist.batches.deal import Deal
+from lightning_gnn_dist.batches.batches import THREAD_NAME, Batches, Deal, Learning
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher
 

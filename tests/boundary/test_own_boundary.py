@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import Graph
-from lightning_gnn_dist.boundary.around import around
-from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto
+from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, around
 
 # 3 -> 0, 4 -> 1, 5 -> 3; a part of the nodes 0 and 1.
 GRAPH = Graph.from_edge_index(torch.tensor([[3, 4, 5], [0, 1, 3]]), 6)

@@ -191,7 +191,7 @@ def test_the_ranks_own_what_their_parts_learn_from() -> None:
 @pytest.mark.parametrize(("size", "lines"), [(10_000, 1), (8, 0)])
 def test_a_batch_size_above_the_training_nodes_is_told(size: int, lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr("lightning_gnn_dist.data.graph_datamodule.rank_zero_info", told.append)
+    monkeypatch.setattr("lightning_gnn_dist.data.datamodule.rank_zero_info", told.append)
     trainer(1, limit_val_batches=0).fit(model(), PartitionedDataModule(small_graph(), batch_size=size))
     assert len(told) == lines
     assert all(

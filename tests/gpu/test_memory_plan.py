@@ -12,8 +12,7 @@ from torch import Tensor
 
 from lightning_gnn_dist import Graph, Loading, NeighborSampler, PartitionedDataModule, ShadowSampler, communities
 from lightning_gnn_dist.batches.batches import Batches
-from lightning_gnn_dist.batches.device_stream import stream_to
-from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.batches.source import GraphSource, stream_to
 from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import Sizes
 from lightning_gnn_dist.extensions.larger_than_memory.placement import Placement, release
 from lightning_gnn_dist.extensions.larger_than_memory.sources import PlacedSource

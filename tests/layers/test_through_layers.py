@@ -22,9 +22,9 @@ from lightning_gnn_dist import (
     WholePartSampler,
     through_layers,
 )
-from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.one_hop import one_hop, seen_by_layers
+from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.sampling.base import Sampler
 

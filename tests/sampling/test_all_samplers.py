@@ -19,7 +19,7 @@ from lightning_gnn_dist import (
     ShadowSampler,
     WholePartSampler,
 )
-from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import DeviceSampler
 from lightning_gnn_dist.sampling.base import Sampler

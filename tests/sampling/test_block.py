@@ -12,8 +12,8 @@ from torch import nn
 from torch_geometric.nn import GATv2Conv, GINConv, GraphConv, SAGEConv
 
 from lightning_gnn_dist import Graph, NeighborSampler, WholePartSampler
-from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.sampling.block import Block, spend_warning
 from tests.sampling.reference import random_graph

@@ -18,8 +18,8 @@ from lightning_gnn_dist import (
     RandomWalkSampler,
     WholePartSampler,
 )
-from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
 
 ARGUMENTS = {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import FastGCNSampler, Graph, LadiesSampler, NeighborSampler
-from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine import sample as sample_module
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.sampling.layer_wise import LayerSampler

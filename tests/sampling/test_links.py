@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lightning_gnn_dist import Graph, NeighborSampler, communities
-from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine.rng import draw_bits, key
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.sampling.links import edges_at, positions_of_links, without_targets

@@ -9,9 +9,8 @@ from torch_geometric.nn import GraphConv
 from torch_geometric.utils import k_hop_subgraph
 
 from lightning_gnn_dist import ClusterSampler, Graph, NeighborSampler, RandomWalkSampler, ShadowSampler
-from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.batches import Batches
-from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.batches.source import GraphSource, assemble
 from lightning_gnn_dist.engine import sample as sample_module
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import Graph, TemporalSampler
-from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.temporal import times as times_module
 from lightning_gnn_dist.engine.temporal.times import time_order

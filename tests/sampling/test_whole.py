@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_gnn_dist import WholePartSampler
-from lightning_gnn_dist.batches.assembling import assemble
+from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from tests.sampling.neighborhoods import edge_index_of, edges_of
 from tests.sampling.reference import random_graph

@@ -12,7 +12,7 @@ from lightning.pytorch.accelerators import CPUAccelerator, MPSAccelerator
 from torch import Tensor
 
 from lightning_gnn_dist import LadiesSampler, NeighborSampler, PartitionedDataModule, WholePartSampler, communities
-from lightning_gnn_dist.batches.device_stream import stream_to
+from lightning_gnn_dist.batches.source import stream_to
 from lightning_gnn_dist.extensions.larger_than_memory.placement import Place, Placement
 from tests.every_strategy import every_strategy
 from tests.layers.typed_model import some_data

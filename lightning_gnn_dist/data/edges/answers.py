@@ -28,7 +28,7 @@ from lightning_gnn_dist.graph.typed.tables import ANSWERED, ASKED, TIME, TableTa
 from lightning_gnn_dist.graph.user_ids import ids_for
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.graph.with_arrays import with_arrays_of_types
-from lightning_gnn_dist.homes.opening import graph_of
+from lightning_gnn_dist.homes.home import graph_of
 from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.layers.choice import is_limited
 from lightning_gnn_dist.layers.layered_loader import Targets

@@ -9,8 +9,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import NamesOfTypes
-from lightning_gnn_dist.batches.hetero import ENDS
+from lightning_gnn_dist.batches.batch import ENDS, NamesOfTypes
 from lightning_gnn_dist.batches.one_hop import RowsOfTypes
 from lightning_gnn_dist.batches.seed_batch import Neighbourhood, SeedsOnly
 from lightning_gnn_dist.checks import check_callable, shown

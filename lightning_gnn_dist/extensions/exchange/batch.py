@@ -15,11 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.batches.deal import Deal, NoSeedsError, Order
-from lightning_gnn_dist.batches.hetero import store_of_seeds
-from lightning_gnn_dist.batches.one_hop import LayerView, Nodes, RowsOfTypes, one_hop, seen_by_layers
-from lightning_gnn_dist.batches.part_batch import OfPart, part_batch_of
+from lightning_gnn_dist.batches.batch import SampledData, store_of_seeds
+from lightning_gnn_dist.batches.batches import Deal, NoSeedsError, Order
+from lightning_gnn_dist.batches.one_hop import (
+    LayerView,
+    Nodes,
+    OfPart,
+    RowsOfTypes,
+    one_hop,
+    part_batch_of,
+    seen_by_layers,
+)
 from lightning_gnn_dist.batches.source import WRITTEN, BatchSource, Inputs, writes_of
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, has_ids
 from lightning_gnn_dist.extensions.exchange.row_exchange import RowExchange, tied

@@ -8,9 +8,9 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
-from lightning_gnn_dist.batches.assembling import Content, made_of
 from lightning_gnn_dist.batches.batch import SampledData, in_type
 from lightning_gnn_dist.batches.batches import Learning
+from lightning_gnn_dist.batches.source import Content, made_of
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Halo, Outside
 from lightning_gnn_dist.checks import brief
 from lightning_gnn_dist.engine.sample import Sample

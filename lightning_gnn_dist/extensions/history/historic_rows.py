@@ -17,8 +17,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from lightning_gnn_dist.batches.one_hop import RowsOfTypes, seen_by_layers
-from lightning_gnn_dist.batches.part_batch import OfPart
+from lightning_gnn_dist.batches.one_hop import OfPart, RowsOfTypes, seen_by_layers
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import edge_positions
 from lightning_gnn_dist.layers.layer_pass import LayerNodes, LayerPass

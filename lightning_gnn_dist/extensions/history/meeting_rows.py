@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.part_batch import Run
+from lightning_gnn_dist.batches.one_hop import Run
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.boundary.boundary import Outside
 from lightning_gnn_dist.extensions.history.historic_rows import PLACE, HistoricRows, MeetingChannel

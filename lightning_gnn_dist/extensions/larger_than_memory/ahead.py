@@ -18,11 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData, bytes_of
-from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
-from lightning_gnn_dist.batches.hetero import store_of_seeds
+from lightning_gnn_dist.batches.batch import SampledData, bytes_of, store_of_seeds
 from lightning_gnn_dist.batches.loading import Loading, widening
-from lightning_gnn_dist.batches.source import BatchSource, BulkSeeds, Inputs, MadeBulk
+from lightning_gnn_dist.batches.source import BatchSource, BulkSeeds, DeviceStream, Inputs, MadeBulk, handed_out
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.extensions.larger_than_memory.tables import Bulk, Tables
 from lightning_gnn_dist.sampling.turns import Inquiry, Steps, take_turn

@@ -11,8 +11,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.device_stream import DeviceStream
 from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.batches.source import DeviceStream
 from lightning_gnn_dist.engine.apart import Apart, places_of, take_apart
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.extensions.larger_than_memory.ahead import AheadSource

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.device_stream import Crossing, stream_to
 from lightning_gnn_dist.batches.loading import SampleOn
+from lightning_gnn_dist.batches.source import Crossing, stream_to
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import bytes_of_tables, drawn_there, draws_anywhere
 from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import (
     MemoryPlan,

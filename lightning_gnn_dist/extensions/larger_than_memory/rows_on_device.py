@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.assembling import Content, Taken, made_of
 from lightning_gnn_dist.batches.batch import LABELS, SampledData
-from lightning_gnn_dist.batches.device_stream import Crossing
 from lightning_gnn_dist.batches.pool import Widen
+from lightning_gnn_dist.batches.source import Content, Crossing, Taken, made_of
 from lightning_gnn_dist.engine.lending import sent
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.graph.graph import Graph
@@ -91,7 +90,7 @@ class RowsOnDevice:
             graph: The graph that was sampled, in RAM, or its edges and narrow arrays on the device.
             samples: What was drawn, where the graph is.
             gather: Takes rows of an array.
-            widen: As :func:`~lightning_gnn_dist.batches.assembling.assemble` has it.
+            widen: As :func:`~lightning_gnn_dist.batches.source.assemble` has it.
             all_labels: The same.
         """
         contents = [Content.of(graph, sample) for sample in samples]

@@ -13,9 +13,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.batches.device_stream import stream_to
-from lightning_gnn_dist.batches.part_batch import Run
-from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.batches.one_hop import Run
+from lightning_gnn_dist.batches.source import GraphSource, stream_to
 from lightning_gnn_dist.checks import in_bytes
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import KINDS, draws_anywhere

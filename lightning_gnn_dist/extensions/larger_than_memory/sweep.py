@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lightning_gnn_dist.batches.deal import slice_of
+from lightning_gnn_dist.batches.batches import slice_of
 from lightning_gnn_dist.checks import check_at_least
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.extensions.larger_than_memory.chunk_reading import ChunkReader

@@ -12,9 +12,9 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.assembling import Content, Taken, made_of, pools_of_type
 from lightning_gnn_dist.batches.batch import LABELS, PoolOf, SampledData
 from lightning_gnn_dist.batches.pool import Widen, gather_joined, gather_rows
+from lightning_gnn_dist.batches.source import Content, Taken, made_of, pools_of_type
 from lightning_gnn_dist.engine.apart import Apart, take_apart_of_shards
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Arrays, Caches, RowCache

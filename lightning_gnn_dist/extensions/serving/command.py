@@ -9,7 +9,7 @@ import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
-from lightning_gnn_dist.batches.device_stream import device_of
+from lightning_gnn_dist.batches.source import device_of
 from lightning_gnn_dist.checks import check_file, check_path
 from lightning_gnn_dist.data.edges.known import LeftOut
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.device_stream import stream_to
-from lightning_gnn_dist.batches.source import BatchSource
+from lightning_gnn_dist.batches.source import BatchSource, stream_to
 from lightning_gnn_dist.boundary.boundary import Boundary, check_seed_hops
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.extensions.shards.costs import ShardCosts
@@ -24,8 +23,7 @@ from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.graph.shard import Bounds, Shard, check_ranks, check_same
 from lightning_gnn_dist.graph.shard_bounds import TypedBounds
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.homes.home import Home, Owners, Shown
-from lightning_gnn_dist.homes.opening import check_typed
+from lightning_gnn_dist.homes.home import Home, Owners, Shown, check_typed
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.assembling import Content, Taken, made_of, taken_of_edges
 from lightning_gnn_dist.batches.batch import NamesOfTypes, gathered, names_of_types
 from lightning_gnn_dist.batches.pool import Widen
+from lightning_gnn_dist.batches.source import Content, Taken, made_of, taken_of_edges
 from lightning_gnn_dist.engine.apart import take_apart_of_shards
 from lightning_gnn_dist.engine.sample import Sample, has_ids
 from lightning_gnn_dist.graph.convert import SUFFIX

@@ -10,8 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.around import PartRows, RowReading, around, edges_among
-from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.boundary.boundary import Boundary, PartRows, RowReading, around, edges_among
 from lightning_gnn_dist.boundary.coverage import Coverage, weights_of
 from lightning_gnn_dist.extensions.larger_than_memory.tables import Table
 from lightning_gnn_dist.extensions.shards.draws import whole_rows

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.device_stream import DeviceStream
 from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.batches.source import DeviceStream
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.layer_kernels import LayerDraws, sample_layer

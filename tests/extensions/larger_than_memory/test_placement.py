@@ -30,8 +30,8 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.batches.device_stream import stream_to
-from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
+from lightning_gnn_dist.batches.source import stream_to
+from lightning_gnn_dist.data.datamodule import GraphDataModule
 from lightning_gnn_dist.extensions.larger_than_memory import placement, sources
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import DeviceSampler
 from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import MemoryPlan, Sizes

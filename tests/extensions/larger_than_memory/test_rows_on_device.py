@@ -18,8 +18,7 @@ from lightning_gnn_dist import (
     WholePartSampler,
     communities,
 )
-from lightning_gnn_dist.batches.device_stream import Crossing
-from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.batches.source import Crossing, GraphSource
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import MemoryPlan
 from lightning_gnn_dist.extensions.larger_than_memory.placement import Placement, release

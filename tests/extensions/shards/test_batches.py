@@ -12,8 +12,8 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist import FastGCNSampler, Graph, LadiesSampler, Loading, NeighborSampler, Partition, save_shards
-from lightning_gnn_dist.batches.assembling import assemble
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
+from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.shards.source import ShardedSampler, ShardedSource
 from lightning_gnn_dist.graph.shard import Shard
