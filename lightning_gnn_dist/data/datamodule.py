@@ -41,7 +41,7 @@ from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.user_ids import Columns
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.homes.home import (
+from lightning_gnn_dist.homes.access import (
     check_labelled,
     check_samplers,
     check_typed,
@@ -50,12 +50,11 @@ from lightning_gnn_dist.homes.home import (
     graph_of,
     sampler_of_task,
 )
+from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.parts import Holder
-from lightning_gnn_dist.homes.plan import PartPlan
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.running import Running, passes_left
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
-from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.joint import CountsSeeds, ForStrategies, HasDigests, HasParts, KeepsRows, Scope
 from lightning_gnn_dist.layers.exactness import Exactness
 from lightning_gnn_dist.partition.base import Partition, Partitioner
@@ -111,8 +110,8 @@ def task_elsewhere(running: Running, types: TypeNames) -> Task | None:
     kind = chosen_seed_type(types, None, "this one")
     graph = graph if kind is None or kind == graph.types.seeds else graph.with_seeds(kind)
     check_typed(graph.types, settings)
-    plan = PartPlan(graph, RandomPartitioner(), Holding(), Isolated(), None, settings.seed_of_parts)
-    task = NodeTask(WholeHome(plan, running), ValueCheck(is_on=settings.loading.check_values))
+    home = LocalGraph(graph, running, RandomPartitioner(), Holding(), Isolated(), None)
+    task = NodeTask(home, ValueCheck(is_on=settings.loading.check_values))
     task.check(graph)
     return task
 
@@ -246,7 +245,8 @@ class GraphDataModule(LightningDataModule):
 
     def counts_of_nodes(self) -> frozenset[int]:
         """Return how many nodes the graph has, and how many there are of each type."""
-        return self._home.counts_of_nodes()
+        types = self._home.types
+        return frozenset({types.offsets[-1], *(len(types.nodes_of(kind)) for kind in types.node_types)})
 
     @property
     def shards_path(self) -> Path | None:
@@ -266,7 +266,7 @@ class GraphDataModule(LightningDataModule):
     @property
     def partitioner(self) -> Partitioner | Partition | None:
         """What cuts the graph, None of shards. Where none was named, it depends on the strategy: before a fit METIS."""
-        return self._home.partitioner if isinstance(self._home, WholeHome) else None
+        return self._home.partitioner if isinstance(self._home, LocalGraph) else None
 
     def partition(self, num_parts: int) -> Partition:
         """Return the partition for ``num_parts`` ranks, from the cache or computed and put there. Shards have none."""
@@ -276,7 +276,7 @@ class GraphDataModule(LightningDataModule):
     def parts_of_ranks(self, num_ranks: int) -> Partition:
         """Return the partition that maps each node to the rank, or host, that learns from it in super-epoch 0."""
         check_at_least(1, num_ranks=num_ranks)
-        return self._whole("parts_of_ranks()").cut.by_rank(num_ranks)
+        return self._whole("parts_of_ranks()").plan_for(num_ranks).by_rank()
 
     @property
     def num_parts(self) -> int:
@@ -290,8 +290,8 @@ class GraphDataModule(LightningDataModule):
         check_at_least(0, super_epoch=super_epoch)
         return self._whole("part()").part(rank, num_parts, super_epoch)
 
-    def _whole(self, name: str) -> WholeHome:
-        if isinstance(self._home, WholeHome):
+    def _whole(self, name: str) -> LocalGraph:
+        if isinstance(self._home, LocalGraph):
             return self._home
         raise AttributeError(  # so that hasattr(data, "graph") says whether there is one
             f"{type(self).__name__}.{name} is of a graph that every host has, and {self._home.about} holds shards: "
@@ -303,9 +303,9 @@ class GraphDataModule(LightningDataModule):
         is_fit, learns, judges = trainer.state.fn == TrainerFn.FITTING, self._task.home, self._judging.home
         judged = {"fit": "val", "validate": "val", "test": "test"}.get(trainer.state.fn or "")
         validates = trainer.limit_val_batches != 0 and model_helpers.is_overridden("validation_step", module)
-        if is_fit and isinstance(learns, WholeHome):
+        if is_fit and isinstance(learns, LocalGraph):
             self._task.check_whole(learns.whole)
-        if judged is not None and (validates or not is_fit) and isinstance(judges, WholeHome):
+        if judged is not None and (validates or not is_fit) and isinstance(judges, LocalGraph):
             self._judging.judged(judged).check_shared(trainer.world_size)
 
     # What Lightning calls.
@@ -404,7 +404,7 @@ class GraphDataModule(LightningDataModule):
     def on_exception(self, exception: BaseException) -> None:
         """Explain the error and end what runs in the background: after an exception Lightning tears nothing down."""
         self._home.abort()  # first, as a thread may wait for a rank that will never answer
-        explain_features(exception, self._home.features())
+        explain_features(exception, self._home.rows)
         explain_labels(exception)
         explain_tables(exception)
         self.teardown("fit")
@@ -633,8 +633,8 @@ class PartitionedDataModule(GraphDataModule):
         whole = where if kind is None or kind == where.types.seeds else where.with_seeds(kind)
         check_typed(whole.types, settings)
         check_samplers(whole, settings)
-        plan = PartPlan(whole, unless_auto(partitioner), holding, asked, coverage, settings.seed_of_parts)
-        learned = NodeTask(WholeHome(plan, running), values)
+        home = LocalGraph(whole, running, unless_auto(partitioner), holding, asked, coverage)
+        learned = NodeTask(home, values)
         learned.check(whole)
         super().__init__(learned, task_elsewhere(running, whole.types))
 
@@ -676,7 +676,7 @@ def what_is_judged(data: GraphDataModule) -> Graph | Path:
     home = data._judging.home
     if home.folder is not None:
         return home.folder
-    assert isinstance(home, WholeHome)
+    assert isinstance(home, LocalGraph)
     return home.graph
 
 

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from lightning_gnn_dist.batches.batch import LABELS, SampledData, SampledHeteroData
 from lightning_gnn_dist.batches.seed_batch import SeedsOnly
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.joint import RowsOfRanks, WeighsRanks
 from lightning_gnn_dist.wire.replica import Replica
 
@@ -75,11 +77,12 @@ class _ComparesRanks(Callback):
         self._epoch = trainer.current_epoch
 
 
-def explain_features(exception: BaseException, x: Tensor | None) -> None:
+def explain_features(exception: BaseException, rows: Graph | None) -> None:
     """Put what is wrong with the features ``x`` into the error of a layer: torch speaks of two matrices only.
 
     This cannot be checked before the model runs: a table of embeddings, for instance, takes integers.
     """
+    x = None if rows is None or have_names(rows.types) else rows.node_arrays.get("x")
     if x is None:
         _explain_no_features(exception)
         return

@@ -30,18 +30,17 @@ from lightning_gnn_dist.graph.shard_bounds import LinkBounds
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.tables import TIME
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.homes.home import (
+from lightning_gnn_dist.homes.access import (
     Folder,
     check_samplers,
     check_typed,
     folder_of,
     sampler_of_task,
 )
-from lightning_gnn_dist.homes.plan import PartPlan
+from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
-from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.partition.default import Cut, unless_auto
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.prepare.divide import first_held
@@ -155,9 +154,9 @@ class LinkDataModule(GraphDataModule):
             _check_split(graph, settings)
             if partitioner is None and boundary.sees_whole_graph:
                 partitioner = RandomPartitioner()
-            plan = PartPlan(graph, unless_auto(partitioner), holding, boundary, None, settings.seed_of_parts)
-            _check_parts(plan)
-            home = WholeHome(plan, running, known.fingerprint, asked.shown)
+            how: Any = {"fingerprint": known.fingerprint, "shown": asked.shown}
+            home = LocalGraph(graph, running, unless_auto(partitioner), holding, boundary, None, **how)
+            _check_parts(home.holding)
             whole = home, values, asked
             learned = AnswerEdges(*whole, known) if isinstance(known, Answers) else WholeEdges(*whole, known)
             learned.check(graph)
@@ -262,12 +261,12 @@ def _as_split(split: object) -> LinkSplit:
     return split
 
 
-def _check_parts(plan: PartPlan) -> None:
+def _check_parts(holding: Holding) -> None:
     """Refuse to learn some seeds at a time, or as hosts."""
-    if plan.holding.per == "host":
+    if holding.per == "host":
         raise ValueError('Holding(per="host") is for nodes as seeds: leave per out of a LinkDataModule.')
-    if plan.residency.turns(1) > 1:
+    if holding.residency.turns(1) > 1:
         raise ValueError(
-            f"{plan.residency} is for nodes as seeds, each of which lies in one chunk, and an edge joins two: take "
+            f"{holding.residency} is for nodes as seeds, each of which lies in one chunk, and an edge joins two: take "
             "Redeal(1000), or leave holding out."
         )

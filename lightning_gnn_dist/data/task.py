@@ -20,10 +20,9 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.user_ids import Columns, columns_for
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.homes.home import Home
-from lightning_gnn_dist.homes.plan import train_nodes
+from lightning_gnn_dist.homes.access import GraphAccess
+from lightning_gnn_dist.homes.local_graph import train_nodes
 from lightning_gnn_dist.homes.running import ForgetsRun
-from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.layers.choice import Evaluated, is_limited
 from lightning_gnn_dist.layers.exactness import Exactness, Outlook
 from lightning_gnn_dist.layers.layered_loader import EvaluationLoader, Targets
@@ -66,7 +65,7 @@ class Evaluating:
         probes: Whether a few seeds are looked at before an evaluation.
     """
 
-    def __init__(self, home: Home, *, probes: bool) -> None:
+    def __init__(self, home: GraphAccess, *, probes: bool) -> None:
         self._home, self._probes = home, probes and home.running.settings.probes
         self.exactness = self._new_exactness()
 
@@ -117,7 +116,7 @@ class Task(ForgetsRun, ABC):
     has_inputs: ClassVar[bool]  # whether training batches say where their seeds stand among all
     probes: ClassVar[bool] = True  # whether a rank may look at any of them before an evaluation
 
-    def __init__(self, home: Home, values: ValueCheck) -> None:
+    def __init__(self, home: GraphAccess, values: ValueCheck) -> None:
         self.home, self.values = home, values
 
     @abstractmethod
@@ -181,7 +180,7 @@ class Task(ForgetsRun, ABC):
             ids_of: The prepared graph whose ids they have. Default: this one.
         """
         home = self.home
-        path = home.whole.path if isinstance(home, WholeHome) else None
+        path = None if home.whole is None else home.whole.path
         nodes = None if some is None else (some - home.ids.start).numpy()
         return columns_for(ids_of, path, home.types.seed_type(), len(home.ids), nodes)
 
@@ -238,11 +237,12 @@ class NodeTask(Task):
 
     def judged(self, name: str) -> Judged:
         nodes = self.home.split(name)
-        self.home.check_labels(self.values, nodes, f"{name}_mask")
+        if self.home.whole is not None:
+            self.values.of_labels(self.home.whole, nodes, f"{name}_mask")
         return judged_nodes(self.home, nodes, f"{name}_mask marks")
 
 
-def judged_nodes(home: Home, nodes: Tensor, whose: str) -> Judged:
+def judged_nodes(home: GraphAccess, nodes: Tensor, whose: str) -> Judged:
     """Return nodes as what is judged; ``whose`` begins a sentence about how many there are."""
     sampler: Callable[[int], Sampler] = home.running.sampler_of_evaluation
     return Judged(nodes, f"{whose} {nodes.numel()} nodes", sampler)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
+from lightning.pytorch import Trainer
 from torch import Tensor
 
 from lightning_gnn_dist.checks import (
@@ -88,6 +89,10 @@ class Residency(Protocol):
     def check_beside(self, every: int | None, extra_nodes: float) -> None:
         """Refuse what a :class:`Holding` says beside it."""
         return None  # with a body it is no abstract method
+
+    def begin_training(self, trainer: Trainer | None) -> None:
+        """Tell what models lose that train on such parts in this run."""
+        return None
 
 
 def check_place(super_epoch: int, rank: int, world_size: int, seed: int) -> None:

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_gnn_dist.batches.loading import type_of_model, type_that_stays, widening
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.batches.source import device_of
-from lightning_gnn_dist.boundary.auto import Pass
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.budget import DEFAULT_BYTES, Host, budget
 from lightning_gnn_dist.layers.exactness import hops_of_evaluation
 from lightning_gnn_dist.layers.model_layers import ModelLayers, layers_as_they_are
-from lightning_gnn_dist.layers.through_layers import has_layers
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.wire.collectives import check_group, gather_numbers
-
-log = logging.getLogger(__name__)
-
-DRIFT = "1 to 2"  # more than with a schedule that ends at 0, by small chunks of a graph of 169,000 nodes
 
 
 class ForgetsRun:
@@ -59,7 +51,6 @@ class Running(ForgetsRun):
         self.bytes_of_evaluation = DEFAULT_BYTES
         self.hosts = list[Host]()  # of the ranks
         self._seed_of_fit: int | None = None
-        self._is_told = False  # what a sweep loses
 
     def at_rest(self) -> dict[str, Any]:
         return {"trainer": None}
@@ -118,15 +109,10 @@ class Running(ForgetsRun):
         how = {"bulk_size": loading.bulk_size, "num_threads": loading.num_threads}
         return {**how, "num_ranks": self.num_ranks, "dtype": self.dtype}
 
-    def steps(self, learned: list[int]) -> Pass:
-        """Return a pass of those who learn from so many nodes each."""
-        layered = has_layers(getattr(self.trainer, "lightning_module", None))
-        return Pass(self.settings.of_parts(), self.settings.batch_size, learned, layered)
-
     def agree(self, *, is_fit: bool) -> None:
         """Find out the hosts, the memory of an evaluation, and the seed, which is that of rank 0. Collective."""
         if is_fit:
-            self._seed_of_fit, self._is_told = None, False  # of a fit before
+            self._seed_of_fit = None  # of a fit before
         if self.trainer is not None and not isinstance(self.trainer.strategy, TrainsReplicasApart):
             check_group(self.num_ranks)  # elastic ranks are groups of their own
         here = Host.here(self.num_ranks)
@@ -161,34 +147,6 @@ class Running(ForgetsRun):
         module, num_hops = module or self.module, self.settings.of_parts().num_hops
         hops = num_hops if module is None else hops_of_evaluation(module, num_hops)
         return self.settings.of_evaluation(hops - num_hops + more_hops)
-
-    def num_super_epochs(self, num_batches: int, every: int | None, turns: int) -> float:
-        """Return the super-epochs of a run, as if each epoch were a pass; a clock may change that.
-
-        Args:
-            num_batches: Batches of a pass over a part.
-            every: Passes over a part in a super-epoch, None if it never changes.
-            turns: Super-epochs of a pass over all parts.
-        """
-        if (trainer := self.trainer) is None or every is None:
-            return 1
-        steps = math.inf if trainer.max_steps < 0 else trainer.max_steps
-        epochs = math.inf if trainer.max_epochs is None or trainer.max_epochs < 0 else trainer.max_epochs
-        return min(steps * trainer.accumulate_grad_batches / num_batches, epochs * turns) / every
-
-    def warn_of_drift(self) -> None:
-        """Tell, once in a fit, what a sweep loses if the weights go on following the chunks that are held."""
-        trainer, is_told, self._is_told = self.trainer, self._is_told, True
-        if is_told or trainer is None or trainer.global_rank or trainer.lr_scheduler_configs:
-            return
-        if any(isinstance(each, WeightAveraging | StochasticWeightAveraging) for each in trainer.callbacks):  # type: ignore[attr-defined]
-            return
-        log.warning(
-            "A sweep ends with the weights of the chunks that were held last, and nothing lowers the learning rate or "
-            "averages weights, which costs about %s points of accuracy: return a schedule that ends at 0 from "
-            "configure_optimizers, or add EMAWeightAveraging() to the trainer.",
-            DRIFT,
-        )
 
     def layers_of_model(self, *, is_typed: bool) -> ModelLayers | None:
         """Return the layers of the model, if it has as many as the batches have hops, and these take whole rows."""

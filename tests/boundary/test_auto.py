@@ -31,8 +31,8 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.boundary import auto
 from lightning_gnn_dist.boundary.auto import Pass, choose, short_name
 from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.homes.local_graph import Plan
 from lightning_gnn_dist.homes.parts import PartReader
-from lightning_gnn_dist.homes.plan import PartPlan
 from lightning_gnn_dist.layers.reach import Neighbourhoods
 from tests.boundary.models import model, weighted_data, weights_of
 from tests.every_strategy import PATIENCE
@@ -121,9 +121,9 @@ def works(sampler: Any, batch_size: int, graph: Graph, partition: Partition, *, 
 )
 def test_work_is_counted_in_times_of_one_process(sampler: Any, batch_size: int, has_layers: bool) -> None:
     graph, partition = cut_graph()
-    plan = PartPlan(graph, partition, Holding(), Isolated(), None, 0)
-    steps = Pass(sampler, batch_size, plan.learned_by_ranks(PARTS).tolist(), has_layers)
-    counted = [auto._counted(graph, plan.parts(rank, PARTS), steps) for rank in range(PARTS)]
+    plan = Plan(graph, partition, Holding(), PARTS, 0)
+    steps = Pass(sampler, batch_size, plan.learned_by_ranks(), has_layers)
+    counted = [auto._counted(graph, plan.parts(rank), steps) for rank in range(PARTS)]
     sizes = torch.tensor(graph.num_nodes), torch.tensor(graph.num_edges)
     of_one = int(steps.work(Neighbourhoods(graph, 2), graph.split("train"), *sizes))
     found = [steps.times([of_rank[2 + hop] for of_rank in counted], of_one) for hop in range(2)]
@@ -133,9 +133,9 @@ def test_work_is_counted_in_times_of_one_process(sampler: Any, batch_size: int, 
 
 def test_samplers_of_a_bounded_size_compute_the_same_in_each_part() -> None:
     graph, partition = cut_graph()
-    plan = PartPlan(graph, partition, Holding(), Isolated(), None, 0)
+    plan = Plan(graph, partition, Holding(), PARTS, 0)
     steps = Pass(LadiesSampler([4, 4]), 8, [8, 8, 14], True)
-    assert auto._counted(graph, plan.parts(0, PARTS), steps)[2:] == [0, 0] and steps.times([0, 0, 0], 0) == 1
+    assert auto._counted(graph, plan.parts(0), steps)[2:] == [0, 0] and steps.times([0, 0, 0], 0) == 1
 
 
 def chosen_by_work(rank: int, world_size: int) -> list[Any]:

@@ -28,8 +28,8 @@ from lightning_gnn_dist.graph.typed.tables import ANSWERED, ASKED, TIME, TableTa
 from lightning_gnn_dist.graph.user_ids import ids_for
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.graph.with_arrays import with_arrays_of_types
-from lightning_gnn_dist.homes.home import graph_of
-from lightning_gnn_dist.homes.whole import WholeHome
+from lightning_gnn_dist.homes.access import graph_of
+from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.layers.choice import is_limited
 from lightning_gnn_dist.layers.layered_loader import Targets
 from lightning_gnn_dist.sampling.base import Sampler
@@ -141,7 +141,7 @@ class AnswerEdges(WholeEdges):
 
     probes = False  # a model says nothing of pairs where rows are judged
 
-    def __init__(self, home: WholeHome, values: ValueCheck, asked: AskedEdges, answers: Answers) -> None:
+    def __init__(self, home: LocalGraph, values: ValueCheck, asked: AskedEdges, answers: Answers) -> None:
         super().__init__(home, values, asked, None)
         self._answers = answers
 

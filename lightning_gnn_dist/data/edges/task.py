@@ -14,8 +14,8 @@ from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.data.task import Judged, Task
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.homes.home import Home
-from lightning_gnn_dist.homes.whole import WholeHome
+from lightning_gnn_dist.homes.access import GraphAccess
+from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.layers.layered_loader import Targets
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.links import edges_at
@@ -36,7 +36,7 @@ class EdgeTask(Task):
     has_inputs = False  # nobody lists the training edges
     _way_to_hold: str  # says how to hold edges of a {name} back
 
-    def __init__(self, home: Home, values: ValueCheck, asked: AskedEdges) -> None:
+    def __init__(self, home: GraphAccess, values: ValueCheck, asked: AskedEdges) -> None:
         super().__init__(home, values)
         self.asked = asked
 
@@ -100,10 +100,10 @@ class WholeEdges(EdgeTask):
         split: The split.
     """
 
-    home: WholeHome
+    home: LocalGraph
     _way_to_hold = "give split_edges() a share for them, split_edges(graph, {name}=0.1)."
 
-    def __init__(self, home: WholeHome, values: ValueCheck, asked: AskedEdges, split: LinkSplit | None) -> None:
+    def __init__(self, home: LocalGraph, values: ValueCheck, asked: AskedEdges, split: LinkSplit | None) -> None:
         super().__init__(home, values, asked)
         self._split = split
         self._most: dict[int, int] = {}
@@ -142,7 +142,7 @@ class WholeEdges(EdgeTask):
         what, otherwise = f"{total} training edges", "or MetisPartitioner(), which keeps most edges inside parts"
         if self.home.boundary.sees_whole_graph:
             what, otherwise = f"nodes that the {what} lead to", "or another partition"
-        return self.home.cut.most(num_ranks, what, count, otherwise)
+        return self.home.plan_for(num_ranks).most(what, count, otherwise)
 
     def of_corrections(self) -> Tensor:
         everyone = torch.zeros(1, dtype=torch.int64).expand(self.home.whole.num_nodes)

@@ -32,7 +32,7 @@ from lightning_gnn_dist.extensions.exchange.row_exchange import RowExchange, tie
 from lightning_gnn_dist.extensions.exchange.shipments import Route, Thrift
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup, edge_positions, starts_of
-from lightning_gnn_dist.homes.home import Owners
+from lightning_gnn_dist.homes.access import Owners
 from lightning_gnn_dist.layers.through_layers import Layer, layer_rows, of_seeds
 from lightning_gnn_dist.sampling.block import Block
 from lightning_gnn_dist.wire.channel import Channel

@@ -19,7 +19,7 @@ from lightning_gnn_dist.extensions.exchange.shipments import Thrift
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.graph.with_arrays import with_arrays
-from lightning_gnn_dist.homes.home import Home
+from lightning_gnn_dist.homes.access import GraphAccess
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.joint import TrainsReplicasApart, WeighsRanks
 from lightning_gnn_dist.layers.model_layers import against_running_layers
@@ -86,7 +86,7 @@ class Exchange(Boundary):
     def suits(self, settings: BatchSettings, trainer: Trainer) -> bool:
         return isinstance(settings.of_parts(), WholePartSampler) and _against(trainer) is None
 
-    def wrap(self, home: Home) -> ExchangedRows:
+    def wrap(self, home: GraphAccess) -> ExchangedRows:
         return ExchangedRows(home, self.thrift)
 
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
@@ -101,9 +101,9 @@ class ExchangedRows(Outside):
         thrift: How the exchange saves bytes and time.
     """
 
-    home: Home
+    home: GraphAccess
 
-    def __init__(self, home: Home, thrift: Thrift) -> None:
+    def __init__(self, home: GraphAccess, thrift: Thrift) -> None:
         super().__init__(home)
         self._thrift = thrift
 

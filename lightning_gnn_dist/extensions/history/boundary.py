@@ -11,8 +11,8 @@ from torch import Tensor
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Halo
 from lightning_gnn_dist.extensions.history.meeting_rows import MeetingRows
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.settings import BatchSettings
-from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.model_layers import against_running_layers
 from lightning_gnn_dist.rules import check_fields
@@ -69,7 +69,7 @@ class History(Boundary):
         if found is not None:
             raise ValueError("boundary=History() takes rows of inner layers that ranks compute at meetings. " + found)
 
-    def wrap(self, home: WholeHome) -> MeetingRows:
+    def wrap(self, home: LocalGraph) -> MeetingRows:
         return MeetingRows(home)
 
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:

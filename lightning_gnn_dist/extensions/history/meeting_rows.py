@@ -15,7 +15,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import edge_positions
 from lightning_gnn_dist.graph.with_arrays import with_arrays
-from lightning_gnn_dist.homes.whole import WholeHome
+from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.layers.layer_pass import LayerPass
 from lightning_gnn_dist.layers.row_table import Ids, ids_of
 from lightning_gnn_dist.layers.through_layers import layers_in
@@ -81,9 +81,9 @@ class MeetingRows(Outside):
         home: Where the graph lives.
     """
 
-    home: WholeHome
+    home: LocalGraph
 
-    def __init__(self, home: WholeHome) -> None:
+    def __init__(self, home: LocalGraph) -> None:
         super().__init__(home)
         self._rows: tuple[Graph, HistoricRows] | None = None
         self._channel: MeetingChannel | None = None
@@ -126,7 +126,7 @@ class MeetingRows(Outside):
         """Return the nodes that this rank computes."""
         home, run, num_ranks = self.home, self.home.running, self.home.running.num_ranks
         whole = with_arrays(part, self._arrays_of_whole_graph(part))
-        of_rank = run.rank, home.partition(num_ranks).assignment, home.cut.owner(super_epoch, num_ranks), num_ranks
+        of_rank = run.rank, home.partition(num_ranks).assignment, home.plan_for(num_ranks).owner(super_epoch), num_ranks
         return PartNodes(whole, *of_rank, widen=run.widen, offsets=home.types.offsets)
 
     def _arrays_of_whole_graph(self, part: Graph) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import per_hop
 from lightning_gnn_dist.extensions.larger_than_memory.sweep import CHUNKS
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.with_arrays import bytes_per_node
-from lightning_gnn_dist.homes.plan import PartPlan
+from lightning_gnn_dist.homes.local_graph import Plan
 from lightning_gnn_dist.homes.residency import bytes_held, bytes_of_nodes
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.settings import BatchSettings
@@ -53,7 +53,7 @@ class Needs:
         return cls(part + lists, part + lists, _bytes_of_batches(graph, part / max(1, graph.num_bytes), settings), 0)
 
     @classmethod
-    def of_plan(cls, plan: PartPlan, num_parts: int, settings: BatchSettings, *, is_cut: bool) -> Needs:
+    def of_plan(cls, plan: Plan, settings: BatchSettings, *, is_cut: bool) -> Needs:
         """Return what ranks take of a graph in so many parts. Nodes that a boundary adds are not counted."""
         graph = plan.graph
         if not is_cut:
@@ -62,7 +62,7 @@ class Needs:
             held = 0 if cache is None else min(cache, rows)
             batches = _bytes_of_batches(graph, 1.0, settings)
             return cls(held, held, batches, mapped if cache is None else mapped - rows)
-        share, lists = plan.share_held(num_parts), _BYTES_OF_CHUNK * graph.num_nodes
+        share, lists = plan.share_held(), _BYTES_OF_CHUNK * graph.num_nodes
         part, least = (int(share * each) for each in (bytes_held(graph), bytes_of_nodes(graph)))
         batches = _bytes_of_batches(graph, share, settings)
         if plan.holding.per == "host":  # its ranks map the files of one part
@@ -88,19 +88,18 @@ class Needs:
         return f"{in_bytes(self.of_host(ranks))} on a host: {who} {of_rank}{files}"
 
     @classmethod
-    def check(cls, plan: PartPlan, num_parts: int, running: Running, *, is_cut: bool, sweeps: bool) -> None:
+    def check(cls, plan: Plan, running: Running, *, is_cut: bool, sweeps: bool) -> None:
         """Refuse a fit for which some host has too little memory, and tell of one that will be slow, or may be killed.
 
         All ranks raise or none.
 
         Args:
             plan: How the graph is cut.
-            num_parts: How many parts ranks or hosts hold.
             running: The run, with the hosts of all ranks.
             is_cut: Whether ranks hold parts, or batches are drawn from the whole graph.
             sweeps: Whether ranks could hold some chunks at a time.
         """
-        needs = cls.of_plan(plan, num_parts, running.settings, is_cut=is_cut)
+        needs = cls.of_plan(plan, running.settings, is_cut=is_cut)
         host = max(running.hosts, key=lambda each: needs.of_host(each.ranks) - each.free)
         if needs.of_host(host.ranks) <= host.free:
             return

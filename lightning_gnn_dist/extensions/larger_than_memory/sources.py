@@ -21,8 +21,8 @@ from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import KIND
 from lightning_gnn_dist.extensions.larger_than_memory.files import DiskRows, FileSource, check_rows_in_files
 from lightning_gnn_dist.extensions.larger_than_memory.placement import Place, Placement, release
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.settings import BatchSettings
-from lightning_gnn_dist.homes.whole import WholeHome
 from lightning_gnn_dist.layers.budget import Host
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
@@ -73,7 +73,7 @@ class RowsInFiles:
         return {} if self.rows is None else self.rows.figures
 
     def source(
-        self, home: WholeHome, graph: Graph, sampler: Sampler, num_ids: int | None, run: Run | None
+        self, home: LocalGraph, graph: Graph, sampler: Sampler, num_ids: int | None, run: Run | None
     ) -> FileSource | None:
         """Return the source of batches of the whole graph; None of a part, and if the cache would hold all rows."""
         if run is not None:
@@ -136,7 +136,7 @@ class RowsOnDevices:
                 )
 
     def source(
-        self, home: WholeHome, graph: Graph, sampler: Sampler, num_ids: int | None, run: Run | None
+        self, home: LocalGraph, graph: Graph, sampler: Sampler, num_ids: int | None, run: Run | None
     ) -> GraphSource:
         """Return the source of batches of a part or of the whole graph."""
         settings, loading = home.running.settings, home.running.settings.loading

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 
 from lightning_gnn_dist.batches.batches import slice_of
 from lightning_gnn_dist.checks import check_at_least
@@ -14,6 +18,9 @@ from lightning_gnn_dist.partition.base import Partition, check_request
 from lightning_gnn_dist.partition.saved_chunks import Chunks
 from lightning_gnn_dist.rules import Count, check_fields
 
+log = logging.getLogger(__name__)
+
+DRIFT = "1 to 2"  # points of accuracy: more than with a schedule that ends at 0, of a graph of 169,000 nodes
 CHUNKS = 512  # small clusters of a sweep: benchmarks/larger_than_memory.md
 
 
@@ -68,6 +75,18 @@ class Sweep(Residency):
             raise ValueError(
                 f"Sweep() goes through all chunks once in an epoch and reads nothing beside them: leave "
                 f"{'extra_nodes' if every is None else 'every'} out."
+            )
+
+    def begin_training(self, trainer: Trainer | None) -> None:
+        if trainer is None or trainer.global_rank or trainer.lr_scheduler_configs:
+            return
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        if not any(isinstance(each, WeightAveraging | StochasticWeightAveraging) for each in callbacks):
+            log.warning(
+                "A sweep ends with the weights of the chunks that were held last, and nothing lowers the learning rate "
+                "or averages weights, which costs about %s points of accuracy: return a schedule that ends at 0 from "
+                "configure_optimizers, or add EMAWeightAveraging() to the trainer.",
+                DRIFT,
             )
 
     def num_chunks(self, world_size: int) -> int:

@@ -3,7 +3,7 @@
     PartitionedDataModule("my_shares")   # a folder with shares.json, as save_shards writes it
 
 opening.py        what a data module is given, a ``Folder``: found by the name of its file, in ``names.EXTENSIONS``
-home.py           the ``Home``: the own shard, and what a boundary brings along, which part.py reads
+home.py           the ``GraphAccess``: the own shard, and what a boundary brings along, which part.py reads
 costs.py          what an evaluation costs, measured by draws; nodes.py is its pass over the layers, of the own nodes
 edges.py          edges of a split in shards, a task; links.py says which rank asks for which
 remote_graph.py   the whole graph, whose rows are asked of their owners; source.py makes batches of it

@@ -12,6 +12,7 @@ from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.extensions.shards.nodes import SHARE_OF_INPUTS, ShardNodes
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
 from lightning_gnn_dist.extensions.shards.source import check_sampler, sample_bulk
+from lightning_gnn_dist.homes.access import Costs
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.layers.choice import Evaluated, bytes_of_batch, widest_row
 from lightning_gnn_dist.layers.layered_loader import ReadyRows
@@ -22,8 +23,8 @@ from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.collectives import all_gather_rows
 
 
-class ShardCosts:
-    """Measures what an evaluation costs, as :class:`Costs` says it.
+class ShardCosts(Costs):
+    """Measures what an evaluation costs.
 
     Args:
         graph: Returns the whole graph.
@@ -33,7 +34,7 @@ class ShardCosts:
     """
 
     def __init__(self, graph: Callable[[], ShardedGraph], running: Running, num_shards: int, folder: Path) -> None:
-        self._graph, self._running, self._num_shards, self._folder = graph, running, num_shards, folder
+        self._whole, self._running, self._num_shards, self._folder = graph, running, num_shards, folder
 
     @property
     def place(self) -> int:
@@ -70,7 +71,7 @@ class ShardCosts:
 
         def nodes_of_rank(model: ModelLayers, channel: Channel) -> ShardNodes:
             most = run.bytes_of_evaluation // SHARE_OF_INPUTS
-            return ShardNodes(self._graph().shard, model.layers, channel, most, folder, widen=run.widen)
+            return ShardNodes(self._whole().shard, model.layers, channel, most, folder, widen=run.widen)
 
         assert run.trainer is not None
         num_ranks, budget = evaluated.num_ranks, (run.bytes_of_evaluation, run.settings.evaluation.bytes)
@@ -96,9 +97,9 @@ class ShardCosts:
         return int(all_gather_rows(torch.tensor([self._bytes_of(sample)])).max()) <= self._running.bytes_of_evaluation
 
     def _drawn(self, seeds: list[Tensor], sampler: Sampler) -> list[Sample]:
-        graph, keys = self._graph(), [BatchKey(0, 0, 0)] * len(seeds)
+        graph, keys = self._whole(), [BatchKey(0, 0, 0)] * len(seeds)
         return graph.answered(sample_bulk(graph, check_sampler(sampler, graph.types), seeds, keys))
 
     def _bytes_of(self, sample: Sample) -> int:
-        rows, widest = self._graph().shard.rows, widest_row(self._running.module)
+        rows, widest = self._whole().shard.rows, widest_row(self._running.module)
         return bytes_of_batch(rows, widest, len(sample.nodes), len(sample.indices))

@@ -23,7 +23,7 @@ from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.graph.shard import Bounds, Shard, check_ranks, check_same
 from lightning_gnn_dist.graph.shard_bounds import TypedBounds
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.homes.home import Home, Owners, Shown, check_typed
+from lightning_gnn_dist.homes.access import GraphAccess, Owners, Shown, check_typed
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
@@ -37,7 +37,7 @@ _MOST_BYTES = 2048  # of what ranks say of a shard
 CACHE_BYTES = 1 << 26  # for rows of other shards, unless Loading says more
 
 
-class ShardHome(Home):
+class ShardHome(GraphAccess):
     """A graph of which each rank has a shard. Its part is the shard, and what the boundary brings along.
 
     Args:
@@ -91,9 +91,9 @@ class ShardHome(Home):
     def about(self) -> str:
         return repr(str(self.path))
 
-    def features(self) -> Tensor | None:
-        is_known = self._graph is not None and not have_names(self.types)
-        return self.graph().shard.rows.node_arrays.get("x") if is_known else None
+    @property
+    def rows(self) -> Graph | None:
+        return None if self._graph is None else self._graph.shard.rows
 
     def split(self, name: str) -> Tensor:
         return self.graph().split(name)

@@ -16,7 +16,7 @@ from lightning_gnn_dist.graph.shard_bounds import LinkBounds, TypedBounds
 from lightning_gnn_dist.graph.storage.store import tables_at
 from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.homes.home import chosen_seed_type
+from lightning_gnn_dist.homes.access import chosen_seed_type
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.settings import BatchSettings

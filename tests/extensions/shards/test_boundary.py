@@ -25,7 +25,7 @@ from lightning_gnn_dist import (
     save_shards,
 )
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto
-from lightning_gnn_dist.homes.home import Owners
+from lightning_gnn_dist.homes.access import Owners
 from tests.boundary.models import MODELS, READY, Weights, check_learned, model, weighted_data, weights_of
 from tests.boundary.test_whole_graph import ddp, odd
 from tests.data_fitting import trainer

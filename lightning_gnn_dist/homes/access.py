@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
@@ -19,16 +20,20 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import TypeNames, TypeRanges, have_names
 from lightning_gnn_dist.graph.typed.tables import TIME, Tables
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.homes.costs import Costs
 from lightning_gnn_dist.homes.parts import Holder
 from lightning_gnn_dist.homes.residency import Holding, Per
 from lightning_gnn_dist.homes.running import ForgetsRun, Running
 from lightning_gnn_dist.homes.settings import BatchSettings
+from lightning_gnn_dist.layers.choice import Counter, Evaluated, seeds_at_once
+from lightning_gnn_dist.layers.layered_loader import ReadyRows
+from lightning_gnn_dist.layers.model_layers import ModelLayers
 from lightning_gnn_dist.layers.through_layers import Layer
+from lightning_gnn_dist.layers.whole_nodes import WholeNodes, folder_beside
 from lightning_gnn_dist.names import EXTENSIONS, extension
 from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.wire.channel import Channel
 
 HOPS_OF_TASK = [1, 16, 8]  # the row that a question is about, then its neighbours of each type, then theirs
 HOPS_OF_PAIRS = [16, 8, 4]  # the same, and the neighbours of what is recommended
@@ -71,7 +76,67 @@ class MakesSources(Protocol):
         ...
 
 
-class Home(ForgetsRun, ABC):
+class Costs:
+    """Counts what an evaluation costs, so that it is done at the least cost.
+
+    All ranks have the graph, so they find the same without a word.
+
+    Args:
+        graph: The graph.
+        running: The run, and how its batches are made.
+    """
+
+    def __init__(self, graph: Graph, running: Running) -> None:
+        self._graph, self._running = graph, running
+
+    @property
+    def place(self) -> int:
+        """The place of this rank's share among the equal shares of an evaluation."""
+        return self._running.rank
+
+    def batch_size(self, evaluated: Evaluated, sampler: Sampler, model: ModelLayers | None) -> int:
+        """Return how many seeds a batch has, the same on all ranks. Collective."""
+        size, budget = self._running.settings.batch_size, self._running.bytes_of_evaluation
+        if self._running.settings.evaluation.sampler is not None:
+            return size
+        if isinstance(self._running.sampler_of_evaluation(), SeesByTime):
+            return seeds_at_once(self._graph, sampler, evaluated, self._counter(), size, budget)
+        return self._counter().batch_size(evaluated, size, budget)
+
+    def ready_rows(self, evaluated: Evaluated, batch_size: int, model: ModelLayers | None) -> ReadyRows | None:
+        """Return what computes the rows of all seeds layer by layer, or None where batches do it at less cost."""
+        if model is None or not (model.are_better or self._counter().is_cheaper_by_layer(evaluated, batch_size)):
+            return None
+        run, (seeds, num_ranks) = self._running, (evaluated.nodes, evaluated.num_ranks)
+        if model.norm is not None:  # such a layer takes all rows at once, so every rank computes them
+            seeds, num_ranks = torch.arange(self._graph.num_nodes), 1
+
+        def nodes_of_rank(model: ModelLayers, channel: Channel) -> WholeNodes:
+            limits = channel.size, run.bytes_of_evaluation
+            return WholeNodes(self._graph, seeds, model.layers, *limits, widen=run.widen)
+
+        assert run.trainer is not None
+        budget = run.bytes_of_evaluation, run.settings.evaluation.bytes
+        return ReadyRows(run.trainer, nodes_of_rank, num_ranks, *budget, folder_beside(self._graph), run.dtype)
+
+    def bytes_around(self, some: Sequence[Tensor], most: int) -> list[int | None]:
+        """Return the bytes of a batch around each of some lists of nodes, with one hop more than an evaluation has.
+
+        None where these are more than ``most``, or where that hop brings no edge. Collective.
+        """
+        counter = self._counter(1)
+        return [counter.bytes_around(nodes, most) for nodes in some]
+
+    def is_whole_graph(self, seeds: Tensor) -> bool:
+        """Return whether a batch of an evaluation around these nodes is known to be the whole graph."""
+        return self._counter().is_whole_graph(seeds)
+
+    def _counter(self, more_hops: int = 0) -> Counter:
+        num_hops = self._running.sampler_of_evaluation(more_hops).num_hops
+        return Counter(self._graph, num_hops, self._running.module)
+
+
+class GraphAccess(ForgetsRun, ABC):
     """Where the graph lives, and which part of it this rank trains on.
 
     A part is a graph in RAM; what a method says of nodes or seeds of a part is by their ids in it.
@@ -83,6 +148,7 @@ class Home(ForgetsRun, ABC):
     """
 
     _per: Per = "rank"  # who holds a part
+    whole: Graph | None = None  # the graph, where every host has it
 
     def __init__(self, running: Running, boundary: Boundary, coverage: Coverage | None) -> None:
         self.running, self.boundary, self.coverage = running, boundary, coverage
@@ -125,21 +191,14 @@ class Home(ForgetsRun, ABC):
         """Digests of what else ranks must have alike: the graph's arrays, and which rank holds what."""
         return {}
 
-    def counts_of_nodes(self) -> frozenset[int]:
-        """Return how many nodes the graph has, and how many there are of each type."""
-        types = self.types
-        return frozenset({types.offsets[-1], *(len(types.nodes_of(kind)) for kind in types.node_types)})
-
+    @property
     @abstractmethod
-    def features(self) -> Tensor | None:
-        """Return the features ``x`` that this rank has, or None."""
+    def rows(self) -> Graph | None:
+        """The rows of the graph that this process has; None before it has any."""
 
     @abstractmethod
     def split(self, name: str) -> Tensor:
         """Return the nodes of the whole graph that a mask marks, ``"train"`` for ``train_mask``. Collective."""
-
-    def check_labels(self, values: ValueCheck, nodes: Tensor, mask: str) -> None:  # optional
-        """Refuse bad labels of nodes that a mask marks, where this rank has them."""
 
     # The run.
 
@@ -327,7 +386,7 @@ class Folder(Protocol):
         task: str | None,
         partitioner: object,
         holding: Holding,
-    ) -> Home:
+    ) -> GraphAccess:
         """Return the home of its nodes; refuse to cut what is cut."""
 
     def links(self) -> tuple[Any, Any]:

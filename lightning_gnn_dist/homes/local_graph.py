@@ -1,0 +1,627 @@
+"""A graph that every host has, in RAM or in files: how it is cut for any number of ranks, and who holds what of it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from lightning_gnn_dist.batches.one_hop import Run
+from lightning_gnn_dist.batches.source import BatchSource, Crossing
+from lightning_gnn_dist.boundary.auto import Auto, Pass, allowed_by, chosen, chosen_here, kept, short_name
+from lightning_gnn_dist.boundary.boundary import Boundary, Isolated, check_seed_hops
+from lightning_gnn_dist.boundary.coverage import Coverage
+from lightning_gnn_dist.checks import brief, check_callable, check_instance
+from lightning_gnn_dist.graph.digest import sampled_digest, sketches
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.memo import remembered
+from lightning_gnn_dist.graph.rows import take_rows
+from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.graph.with_arrays import with_arrays
+from lightning_gnn_dist.homes.access import Costs, GraphAccess, MakesSources, Owners, Shown
+from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher, SharesParts
+from lightning_gnn_dist.homes.residency import (
+    Fixed,
+    Holding,
+    KeepsChunks,
+    Residency,
+    bytes_held,
+    default_period,
+    held_by_all,
+)
+from lightning_gnn_dist.homes.running import Running
+from lightning_gnn_dist.joint import TrainsReplicasApart
+from lightning_gnn_dist.layers.budget import Host
+from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
+from lightning_gnn_dist.layers.through_layers import Layer, has_layers
+from lightning_gnn_dist.names import extension
+from lightning_gnn_dist.partition.advice import against_averaging
+from lightning_gnn_dist.partition.base import Partition, Partitioner
+from lightning_gnn_dist.partition.cache import cached_partition
+from lightning_gnn_dist.partition.default import default_partitioner
+from lightning_gnn_dist.partition.learned import learned_from
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.wire.memory import memory_bytes
+
+_BESIDE = 1 << 28  # bytes of a rank beside what it holds of a graph and of batches, at most
+_LOOKED_AT = 4  # super-epochs whose parts are counted to choose a boundary
+_HORIZON = 16  # super-epochs whose largest part decides the number of batches of a pass, however long the run
+_LONGEST = 1000  # super-epochs, at most, that are searched for ranks with nothing to learn from
+
+CountSeeds = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How a graph is cut for a number of ranks, and which of them holds what. It is the same on all ranks.
+
+    Args:
+        graph: The whole graph.
+        partitioner: Cuts the graph into chunks; or a ready partition.
+        holding: Which chunks a rank holds, and which random nodes of others.
+        num_parts: How many ranks, or hosts, hold a part.
+        seed: Decides everything random.
+    """
+
+    graph: Graph
+    partitioner: Partitioner | Partition
+    holding: Holding
+    num_parts: int
+    seed: int
+
+    @property
+    def residency(self) -> Residency:
+        return self.holding.residency
+
+    @property
+    def turns(self) -> int:
+        """The super-epochs of an epoch, in each of which a rank learns from some of its seeds."""
+        return self.residency.turns(self.num_parts)
+
+    @property
+    def changes(self) -> bool:
+        """Whether a rank's part changes."""
+        return self.residency.sweep(self.num_parts) > 1
+
+    @cached_property
+    def partition(self) -> Partition:
+        """The partition, from the cache or computed and put there."""
+        num_chunks, partitioner = self.residency.num_chunks(self.num_parts), self.partitioner
+        if isinstance(partitioner, KeepsChunks):  # the graph itself is where they are kept
+            return partitioner(self.graph, num_chunks, self.seed)
+        if not isinstance(partitioner, Partition):
+            return cached_partition(self.graph, partitioner, num_chunks, self.seed, self.holding.cache_dir)
+        if partitioner.num_parts != num_chunks or partitioner.assignment.numel() != self.graph.num_nodes:
+            raise ValueError(
+                f"The partition has {partitioner.num_parts} parts of {partitioner.assignment.numel()} nodes in all, "
+                f"but {self.num_parts} ranks hold {num_chunks} parts of a graph of {self.graph.num_nodes} nodes: give "
+                "a partitioner instead, or as many parts."
+            )
+        return partitioner
+
+    def owner(self, super_epoch: int) -> Tensor:
+        """Return the rank that learns from each chunk, -1 of one that nobody holds: int64, shape ``(num_chunks,)``."""
+        owner = torch.full((self.residency.num_chunks(self.num_parts),), -1)
+        for rank, held in enumerate(held_by_all(self.residency, super_epoch, self.num_parts, self.seed)):
+            owner[list(held.own)] = rank
+        return owner
+
+    def by_rank(self) -> Partition:
+        """Return the partition that maps each node to the rank that learns from it in super-epoch 0, or in epoch 0."""
+        owner = torch.stack([self.owner(turn) for turn in range(self.turns)]).amax(0)  # one turn holds a chunk
+        return Partition(owner.to(torch.int32)[self.partition.assignment], self.num_parts)
+
+    def digests(self) -> dict[str, Any]:
+        """Return digests of what ranks must have alike beside edges and masks, which the fingerprint covers.
+
+        ``arrays`` covers labels and other integer arrays; ``values`` holds two numbers for arrays of fractions, such as
+        features; ``parts`` covers every node's chunk, and which ranks hold it in the first two super-epochs.
+        """
+        arrays = {name: array for name, array in self.graph.arrays.items() if name not in ("indptr", "indices")}
+        parts = hashlib.blake2b(digest_size=16)
+        if self.num_parts > 1:
+            held = [held_by_all(self.residency, super_epoch, self.num_parts, self.seed) for super_epoch in range(2)]
+            parts.update(f"{self.seed} {held}".encode())
+            parts.update(self.partition.assignment.contiguous().numpy().data)
+        return {"arrays": sampled_digest(arrays), "values": sketches(arrays), "parts": parts.hexdigest()}
+
+    def reader(self, rank: int, boundary: Boundary, coverage: Coverage | None) -> PartReader:
+        """Return the reader of one rank's parts."""
+        read_chunks = self.partitioner.reader(self.graph) if isinstance(self.partitioner, KeepsChunks) else None
+        place = self.partition, self.holding, rank, self.num_parts, self.seed
+        return PartReader(self.graph, *place, boundary, coverage, read_chunks)
+
+    def parts(self, rank: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield what a rank holds without a halo, and what of it it learns from, in the first super-epochs."""
+        reader, is_seed = self.reader(rank, Isolated(), None), learned_from(self.graph, self.graph.types.seeds)
+        for super_epoch in range(min(self.residency.sweep(self.num_parts), _LOOKED_AT)):
+            residents, num_own = reader.residents(super_epoch)
+            own = residents[:num_own]
+            yield residents, own[is_seed[own]]
+
+    def learned_by_ranks(self) -> list[int]:
+        """Return how many nodes each rank learns from in super-epoch 0; all count where no mask tells."""
+        owners = self.by_rank().assignment[learned_from(self.graph, self.graph.types.seeds)]
+        return owners.bincount(minlength=self.num_parts).tolist()
+
+    def share_held(self) -> float:
+        """Return the share of all chunks in a rank's part, and in the next one that is read while it trains."""
+        held = [self.residency.held(turn, 0, self.num_parts, self.seed) for turn in range(self.turns)]
+        share = max(len(each.own) + len(each.others) for each in held) / self.residency.num_chunks(self.num_parts)
+        return 2 * share if self.changes else share
+
+    def most_seeds(self) -> int:
+        """Return the number of training nodes of the rank that has most in any of the first 16 super-epochs."""
+        if self.num_parts == 1 and self.turns == 1:
+            return train_nodes(self.graph).numel()
+        return self.most(*self._train_nodes_of_ranks())
+
+    def most(self, what: str, count: CountSeeds, otherwise: str) -> int:
+        """Return the number of seeds of the rank that has most in any of the first 16 super-epochs.
+
+        Every rank sees the same counts, so all of them raise or none.
+
+        Args:
+            what: The number and name of the seeds, for an error.
+            count: Maps the rank of each chunk, shape ``(num_chunks,)``, to the seeds of each rank.
+            otherwise: What else than fewer ranks gives each rank seeds.
+        """
+        super_epochs = range(max(_HORIZON, self.turns) if self.changes else 1)
+        return max(int(self._seeds_of_ranks(s, what, count, otherwise).max()) for s in super_epochs)
+
+    def check_run(self, num_super_epochs: float) -> None:
+        """Refuse a run in which some rank has no training node in some super-epoch. All ranks raise or none."""
+        if self.changes:
+            of_ranks = self._train_nodes_of_ranks()
+            for super_epoch in range(math.ceil(min(num_super_epochs, _LONGEST))):
+                self._seeds_of_ranks(super_epoch, *of_ranks)
+
+    def _train_nodes_of_ranks(self) -> tuple[str, CountSeeds, str]:
+        nodes = train_nodes(self.graph)
+        per_chunk = torch.bincount(self.partition.assignment[nodes], minlength=self.partition.num_parts)
+        otherwise = 'MetisPartitioner(balance="train"), RandomPartitioner() or more super-nodes'
+
+        def count(owner: Tensor) -> Tensor:
+            is_held = owner >= 0
+            return torch.bincount(owner[is_held], per_chunk[is_held], self.num_parts)
+
+        what = f"{nodes.numel()} training nodes"
+        return what, count, otherwise if self.turns == 1 else "hold more chunks at a time"
+
+    def _seeds_of_ranks(self, super_epoch: int, what: str, count: CountSeeds, otherwise: str) -> Tensor:
+        seeds = count(self.owner(super_epoch))
+        if bool((seeds == 0).any()):
+            when = f" in super-epoch {super_epoch}" if self.changes else ""
+            raise ValueError(
+                f"The chunks of rank {int(seeds.argmin())} of {self.num_parts} hold none of the {what}{when}, so it "
+                f"would have nothing to learn from: use fewer ranks, {otherwise}."
+            )
+        return seeds
+
+
+class LocalGraph(GraphAccess):
+    """A graph that every host has. Ranks cut it into parts, which may change with every super-epoch.
+
+    Args:
+        graph: The whole graph.
+        running: The run, and how its batches are made.
+        partitioner: Cuts the graph into chunks; or a ready partition. None: what suits the strategy and the size.
+        holding: Which chunks a rank holds, and which random nodes of others.
+        boundary: How edges between parts are treated.
+        coverage: Weighs nodes by the share of their neighbourhood in the part. With None there are no weights.
+        fingerprint: A hash of what ranks must have alike. Default: the graph's.
+        shown: Returns a part of a split as batches show it, without the labels that are asked for. Default: of nodes.
+    """
+
+    whole: Graph
+
+    def __init__(
+        self,
+        graph: Graph,
+        running: Running,
+        partitioner: Partitioner | Partition | None,
+        holding: Holding,
+        boundary: Boundary,
+        coverage: Coverage | None,
+        *,
+        fingerprint: str | None = None,
+        shown: Shown | None = None,
+    ) -> None:
+        self.holding = _checked(graph, partitioner, holding, boundary)
+        self.asked = Isolated() if isinstance(boundary, Auto) and self.holding.residency.turns(1) > 1 else boundary
+        self.asked.check_fits(graph)
+        if graph.path is None:  # arrays in RAM may have been changed since the graph was built
+            graph.check_edges()
+        super().__init__(running, self.asked, coverage)
+        elsewhere = running.settings.loading.elsewhere
+        self._sources: MakesSources | None = None
+        if elsewhere is not None:
+            self._sources = extension(elsewhere).of(running.settings, graph)
+        self._evaluation: MakesSources | None = None  # where the graph is larger than what is free
+        self.whole, self._per, self._weighs = graph, self.holding.per, coverage
+        self._partitioner, self._fingerprint, self._shown_edges = partitioner, fingerprint, shown
+        self._suited: dict[tuple[bool, bool], Partitioner] = {}
+        self._plans: dict[tuple[int, tuple[bool, bool]], Plan] = {}
+        self._take(self.asked)
+        self._parts: PartSwitcher | None = None
+        self._period: int | None = None
+        self._shelf: SharesParts | None = None  # of the ranks of a host
+        self.crossing = Crossing()
+
+    # The graph.
+
+    @property
+    def graph(self) -> Graph:
+        """The graph, as batches show it."""
+        return self.shown(self.whole)
+
+    @cached_property
+    def costs(self) -> Costs:
+        return Costs(self.graph, self.running)
+
+    @property
+    def fingerprint(self) -> str:
+        return self.whole.fingerprint if self._fingerprint is None else self._fingerprint
+
+    @property
+    def types(self) -> GraphTypes:
+        return self.whole.types
+
+    @property
+    def about(self) -> str:
+        return f"{self.graph}, {self.partitioner}"
+
+    @property
+    def digests(self) -> dict[str, Any]:
+        return self.plan.digests()
+
+    @property
+    def rows(self) -> Graph:
+        return self.whole
+
+    def split(self, name: str) -> Tensor:
+        return self.whole.split(name)
+
+    @property
+    def partitioner(self) -> Partitioner | Partition:
+        """What cuts the graph in this run: where none was named, it depends on the strategy."""
+        if self._partitioner is not None:
+            return self._partitioner
+        look_alike, is_told = self._look
+        if self._look not in self._suited:
+            how = {"look_alike": look_alike, "is_told": is_told}
+            found = self.holding.residency.partitioner(self.whole)
+            self._suited[self._look] = found or default_partitioner(self.whole.num_edges, memory_bytes(), **how)
+        return self._suited[self._look]
+
+    @property
+    def _look(self) -> tuple[bool, bool]:
+        """Whether parts must look alike, as models that learn from them are averaged, and whether there are several."""
+        trainer = self.running.trainer
+        to_averages = trainer is not None and isinstance(trainer.strategy, TrainsReplicasApart)
+        return to_averages and isinstance(self.holding.residency, Fixed), self.num_parts > 1
+
+    @property
+    def plan(self) -> Plan:
+        """How the graph is cut in this run."""
+        return self.plan_for(self.num_parts)
+
+    def plan_for(self, num_parts: int) -> Plan:
+        """Return how the graph is cut for a number of ranks, or hosts."""
+        key = num_parts, self._look
+        if key not in self._plans:
+            seed = self.running.settings.seed_of_parts
+            self._plans[key] = Plan(self.whole, self.partitioner, self.holding, num_parts, seed)
+        return self._plans[key]
+
+    # The run.
+
+    def prepare(self) -> None:
+        if self.running.stage == TrainerFn.FITTING and self._has_parts:
+            # An error here would stop this rank alone. In setup() all ranks meet it, and stop together.
+            with suppress(ValueError, TypeError):
+                self.partition(self.num_parts)
+
+    def begin_fit(self) -> None:
+        if self._per == "host":
+            self._shelf = extension("parts of hosts").of(self.holder, self.running.num_ranks)
+        if not self._has_parts:
+            return
+        if self._partitioner is None:
+            rank_zero_info(f"{self.partitioner} cuts the graph, as no partitioner was named.")
+        if isinstance(self.asked, Auto):
+            plan, parts = self.plan, self.plan.parts(self.holder.part)
+            most = self._bytes_allowed(self.asked, plan)
+            steps = self._steps(plan), self.running.device
+            self._take(*chosen(most, self.whole, parts, *steps, offered=self._offered()))
+
+    def open(self, check: Callable[[Graph], None], *, is_fit: bool) -> None:
+        """Compare what a fit takes with the memory that is there: the graph is open, and was looked at."""
+        if is_fit and self._may_lack_memory():
+            extension("memory of a fit").check(
+                self.plan, self.running, is_cut=self.is_cut, sweeps=self._shown_edges is None
+            )
+
+    def begin_nodes(self, *, is_fit: bool) -> None:
+        if is_fit and self.is_cut:
+            self.plan.check_run(self._num_super_epochs(self.batches_of_pass(self.most_seeds)))
+
+    def close(self) -> None:
+        super().close()
+        for each in (self._parts, self._shelf):
+            if each is not None:
+                each.close()
+        for sources in (self._sources, self._evaluation):
+            if sources is not None:
+                sources.close(self.graph)
+
+    def at_rest(self) -> dict[str, Any]:
+        mine = {"_parts": None, "_evaluation": None, "_shelf": None, "crossing": Crossing()}
+        return super().at_rest() | mine
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed fit keeps: passes in a super-epoch, and what "auto" has chosen."""
+        state: dict[str, Any] = {} if self.every() is None else {"repartition_every": self.every()}
+        return state | ({"boundary": short_name(self.boundary)} if self._has_chosen() else {})
+
+    def restore(self, state: dict[str, Any]) -> None:
+        if self.holding.every is None:
+            self._period = state.get("repartition_every")
+        name = state.get("boundary")
+        if self._has_chosen() and name not in (None, short_name(self.boundary)):
+            self._take(*kept(name, self.running.settings.of_parts().num_hops, offered=self._offered()))
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Numbers to log: the bus, rows that are read from files, what switching parts cost, the part's coverage."""
+        figures = self.crossing.figures
+        for each in (self._evaluation, self._sources, self._parts):
+            figures |= {} if each is None else each.figures
+        return figures
+
+    def _may_lack_memory(self) -> bool:
+        """Return whether a fit might take more memory than some host has, if all is counted as large as it can be."""
+        most, bulk_size = bytes_held(self.whole), self.running.settings.loading.bulk_size
+        of_rank = (4 * bulk_size + 3) * most + _BESIDE
+        return any(host.ranks * of_rank + 2 * most > host.free for host in self.running.hosts)
+
+    def _num_super_epochs(self, num_batches: int) -> float:
+        """Return the super-epochs of a run of so many batches in a pass, as if each epoch were a pass."""
+        trainer, every = self.running.trainer, self.every()
+        if trainer is None or every is None:
+            return 1
+        steps = math.inf if trainer.max_steps < 0 else trainer.max_steps
+        epochs = math.inf if trainer.max_epochs is None or trainer.max_epochs < 0 else trainer.max_epochs
+        return min(steps * trainer.accumulate_grad_batches / num_batches, epochs * self.turns()) / every
+
+    # The boundary.
+
+    def _take(self, boundary: Boundary, reason: str = "") -> None:
+        """Treat the edges that leave the part in this way from now on, and say why."""
+        if reason:
+            rank_zero_info(reason)
+        loses_nothing = boundary.exchanges or boundary.keeps_rows
+        self.boundary, self.coverage = boundary, None if loses_nothing else self._weighs
+
+    def _has_chosen(self) -> bool:
+        return isinstance(self.asked, Auto) and not isinstance(self.boundary, Auto)
+
+    def _offered(self) -> Boundary | None:
+        """Return what ``boundary="auto"`` may be before a halo in this fit, if a user allows it and it can be."""
+        asked, trainer = self.asked, self.running.trainer
+        if not isinstance(asked, Auto) or trainer is None or self._per == "host" or not self.holding.is_one_chunk:
+            return None
+        offered = asked.offered()
+        return offered if offered is not None and offered.suits(self.running.settings, trainer) else None
+
+    def _steps(self, plan: Plan) -> Pass:
+        """Return a pass over all training nodes."""
+        settings, layered = self.running.settings, has_layers(self.running.module)
+        return Pass(settings.of_parts(), settings.batch_size, plan.learned_by_ranks(), layered)
+
+    def _bytes_allowed(self, asked: Auto, plan: Plan) -> int:
+        """Return how many bytes a part may take, where all parts may lie on one host."""
+        return allowed_by(asked, 1 if self._per == "host" else plan.num_parts)
+
+    # The part.
+
+    def partition(self, num_parts: int) -> Partition:
+        return self.plan_for(num_parts).partition
+
+    def every(self) -> int | None:
+        sweep, trainer = self.holding.residency.sweep(self.num_parts), self.running.trainer
+        if sweep == 1 or self.turns() > 1:
+            return None if sweep == 1 else 1
+        return self.holding.every or self._period or default_period(trainer.max_epochs if trainer else None, sweep)
+
+    def turns(self) -> int:
+        return self.holding.residency.turns(self.num_parts)
+
+    @property
+    def _has_parts(self) -> bool:
+        return self.num_parts > 1 or self.turns() > 1
+
+    @property
+    def is_cut(self) -> bool:
+        return self._has_parts and not self.boundary.sees_whole_graph
+
+    def parts(self) -> Callable[[int], Graph]:
+        if self.turns() > 1:
+            self.holding.residency.begin_training(self.running.trainer)
+        return self.own_parts().at if self.is_cut else lambda _: self.graph
+
+    def running_part(self) -> Graph:
+        return self.own_parts().current() if self.is_cut else self.graph
+
+    def part(self, rank: int, num_parts: int, super_epoch: int) -> Graph:
+        """Return what a rank trains on in a super-epoch. Before a fit ``"auto"`` is what it would be on this host."""
+        if num_parts == 1 and self.holding.residency.turns(1) == 1:
+            return self.whole
+        return self._reader(rank, num_parts).read(super_epoch).graph
+
+    def _reader(self, number: int, num_parts: int) -> PartReader:
+        plan, boundary = self.plan_for(num_parts), self.boundary
+        if isinstance(boundary, Auto):
+            parts = [plan.parts(each) for each in range(num_parts)]
+            boundary = chosen_here(self._bytes_allowed(boundary, plan), self.whole, parts, self._steps(plan))
+        return plan.reader(number, boundary, self.coverage)
+
+    def own_parts(self) -> PartSwitcher:
+        """Return the parts of this rank."""
+        if self._parts is None:
+            reader = self._reader(self.holder.part, self.num_parts)
+            reader = reader if self._shelf is None else self._shelf.shared(reader)
+            self._parts = PartSwitcher(reader, in_background=self.running.settings.loading.num_threads > 0)
+        return self._parts
+
+    def shown(self, part: Graph) -> Graph:
+        """Return a part as batches show it: its own mask marks the rank's seeds, theirs all training nodes."""
+        if self._shown_edges is not None:
+            return self._shown_edges(part)
+        if part is self.whole or have_names(self.types):  # of a typed part the types have the masks
+            return part
+        known = self.whole.node_arrays
+        if not (names := [name for name in ("train_mask", "n_id") if name in known]):
+            return part
+
+        def shown() -> Graph:
+            return with_arrays(part, {name: take_rows(known[name], part.node_arrays["n_id"]) for name in names})
+
+        return remembered(part, "as batches show it", shown)
+
+    @property
+    def uncovered(self) -> tuple[int, int]:
+        if self._parts is None or self.coverage is None or self.coverage.level == "batch":
+            return 0, 0
+        coverage = (part := self._parts.current()).node_arrays["coverage"][part.split("train")]
+        return int((coverage == 0).sum()), coverage.numel()
+
+    def against_averaging(self) -> str | None:
+        """Return why averaging alone loses accuracy on these parts, and what to do; None where it loses little.
+
+        Of lost neighbours this rank's part is the sample. Parts that change are not judged.
+        """
+        if self.num_parts == 1 or self.every() is not None:
+            return None
+        self.running_part()  # whose nodes ``uncovered`` counts
+        uncovered, seeds = self.uncovered
+        return against_averaging(self.graph, self.plan.by_rank(), uncovered / max(seeds, 1))
+
+    # Training nodes of the part.
+
+    def most_seeds(self) -> int:
+        return self.plan.most_seeds()
+
+    def own_seeds(self, part: Graph) -> Tensor:
+        seeds = part.split("train")
+        if part is not self.whole or self.num_parts == 1:
+            return seeds
+        return seeds[self._is_own(seeds)]
+
+    def own_nodes(self, part: Graph) -> Tensor:
+        return self._is_own(part.node_arrays["n_id"]).nonzero().view(-1)
+
+    def inputs_of(self, part: Graph, seeds: Tensor) -> Tensor:
+        rows = seeds if part is self.whole else part.node_arrays["n_id"][seeds]
+        return torch.searchsorted(self.split("train"), rows)
+
+    def own_training(self) -> tuple[Tensor, Tensor, int]:
+        seeds, holder = self.split("train"), self.holder
+        own = self._is_own(seeds).nonzero().view(-1)[holder.member :: holder.num_members]
+        return seeds[own], own, seeds.numel()
+
+    def _is_own(self, nodes: Tensor) -> Tensor:
+        """Return which nodes of the whole graph are learned from where this rank's part is, in super-epoch 0."""
+        return self.plan.by_rank().assignment[nodes] == self.holder.part
+
+    # Batches.
+
+    def training_source(self, part: Graph, seeds: Tensor, sampler: Sampler) -> tuple[Tensor, BatchSource]:
+        graph, run = self.outside.of_batches(part, are_whole=isinstance(sampler, WholePartSampler))
+        return seeds, self.source(graph, sampler, run=run)
+
+    def whole_source(self, sampler: Sampler, num_ids: int | None = None) -> BatchSource:
+        return self.source(self.graph, sampler, num_ids)
+
+    def evaluation_source(self, sampler: Sampler, num_ids: int | None = None) -> BatchSource:
+        """Return the same, which reads rows of files ahead where the graph is larger than what is free.
+
+        Through a map each row would bring many pages, which drive out others that are needed.
+        """
+        if self._sources is None and self._evaluation is None:
+            host = Host.here(self.running.num_ranks)
+            if self.graph.num_bytes > host.free:
+                self._evaluation = extension("rows in files").beyond_memory(self.graph, host)
+        return self.source(self.graph, sampler, num_ids, sources=self._sources or self._evaluation)
+
+    def source(
+        self,
+        graph: Graph,
+        sampler: Sampler,
+        num_ids: int | None = None,
+        run: Run | None = None,
+        sources: MakesSources | None = None,
+    ) -> BatchSource:
+        """Return the source of batches of a part or of the whole graph, made where ``loading`` says."""
+        sources = sources or self._sources
+        made = None if sources is None else sources.source(self, graph, sampler, num_ids, run)
+        return self.source_in_ram(graph, sampler, num_ids, run=run, crossing=self.crossing) if made is None else made
+
+    # Rows of nodes outside the part.
+
+    def with_senders(self, part: Graph) -> tuple[Graph, Tensor, Owners]:
+        ids = part.node_arrays["n_id"]
+        return self.shown(part), part.split("train"), Owners(ids, self.plan.by_rank().assignment[ids])
+
+    def whole_arrays(self, layers: list[Layer], ids: Tensor) -> dict[str, Tensor]:
+        return {name: array[ids] for name, array in whole_graph_arrays(layers, self.graph).items()}
+
+
+def train_nodes(graph: Graph) -> Tensor:
+    """Return the nodes that are learned; refuse a graph without any."""
+    seeds = graph.split("train")
+    if not seeds.numel():
+        raise ValueError("train_mask marks no node: there is nothing to learn from.")
+    return seeds
+
+
+def _checked(graph: Graph, partitioner: object, holding: Holding, boundary: Boundary) -> Holding:
+    """Return what a rank holds of a graph, with a number for all that was left open; refuse what does not go with it.
+
+    A partitioner may be a ready partition, or None.
+    """
+    if not isinstance(partitioner, Partition | None):
+        example = "an object such as MetisPartitioner(), or a Partition"
+        check_callable("partitioner", partitioner, example, "graph", 2, 0)
+    check_instance("holding", holding, Holding, "an object such as Holding(Rotate())")
+    if (boundary.sees_whole_graph or boundary.exchanges) and not holding.is_one_chunk:
+        name = type(boundary).__name__
+        raise ValueError(f"holding says what a part holds, and boundary={name}() sees the whole graph: choose one.")
+    if holding.per == "host" and (boundary.exchanges or boundary.keeps_rows):
+        raise ValueError(
+            f'boundary={brief(boundary)} exchanges rows between ranks with a part each, and per="host" gives '
+            "the ranks of a host one part: choose one."
+        )
+    check_seed_hops(boundary, is_typed=have_names(graph.types))
+    if boundary.seed_hops and not holding.is_one_chunk:
+        raise ValueError(
+            f"boundary={brief(boundary)} is for parts for good, without extra nodes: leave seed_hops out, or holding."
+        )
+    found = replace(holding, residency=holding.residency.of_graph(graph))
+    if found.residency.turns(1) > 1 and not isinstance(boundary, Auto | Isolated):
+        raise ValueError(
+            f"{brief(found.residency)} reads each chunk once in an epoch, and boundary={brief(boundary)} would "
+            "read what is around it as well, or compute it: take boundary=Isolated(), or leave it out."
+        )
+    return found
