@@ -21,8 +21,8 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.extensions.ready_made.layers import on_blocks
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.layers.ready_made import on_blocks
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.extensions.exchange.boundary import Exchange as Exchange
     from lightning_gnn_dist.extensions.history.boundary import History as History
     from lightning_gnn_dist.extensions.larger_than_memory.sweep import Sweep as Sweep
+    from lightning_gnn_dist.extensions.ready_made.layers import layers_of as layers_of
     from lightning_gnn_dist.extensions.rounded.reducers import Overlapped as Overlapped
     from lightning_gnn_dist.extensions.rounded.reducers import Rounded as Rounded
     from lightning_gnn_dist.extensions.tables.lazy_adam import LazyAdam as LazyAdam
@@ -76,7 +77,6 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.homes.settings import Evaluation as Evaluation
     from lightning_gnn_dist.homes.settings import GlobalBatching as GlobalBatching
     from lightning_gnn_dist.layers.prediction import predict_by_layer as predict_by_layer
-    from lightning_gnn_dist.layers.ready_made import layers_of as layers_of
     from lightning_gnn_dist.layers.through_layers import through_layers as through_layers
     from lightning_gnn_dist.partition.base import Partition as Partition
     from lightning_gnn_dist.partition.kaminpar import KaMinParPartitioner as KaMinParPartitioner

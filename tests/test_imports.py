@@ -49,15 +49,16 @@ import lightning.pytorch as pl
 import torch
 from lightning_gnn_dist import NeighborSampler, PartitionedDataModule, communities
 from torch.nn.functional import cross_entropy
-from torch_geometric.nn import GraphSAGE
+from torch_geometric.nn import SAGEConv
 
 class Model(pl.LightningModule):
     def __init__(self):
         super().__init__()
-        self.gnn = GraphSAGE(32, 16, 2, 8)
+        self.first, self.last = SAGEConv(32, 16), SAGEConv(16, 8)
 
     def training_step(self, batch):
-        return cross_entropy(self.gnn(batch.x, batch.edge_index)[: batch.batch_size], batch.y[: batch.batch_size])
+        rows = self.last(self.first(batch.x, batch.edge_index).relu(), batch.edge_index)
+        return cross_entropy(rows[: batch.batch_size], batch.y[: batch.batch_size])
 
     def validation_step(self, batch):
         self.training_step(batch)

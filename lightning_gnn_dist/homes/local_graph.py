@@ -42,8 +42,7 @@ from lightning_gnn_dist.homes.residency import (
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.budget import Host
-from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
-from lightning_gnn_dist.layers.through_layers import Layer, has_layers
+from lightning_gnn_dist.layers.through_layers import Layer, has_layers, whole_graph_arrays
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.partition.advice import against_averaging
 from lightning_gnn_dist.partition.base import Partition, Partitioner

@@ -28,7 +28,6 @@ from lightning_gnn_dist.layers.model_layers import (
     ModelState,
     is_in_training,
     layers_of_model,
-    let_answer,
 )
 from lightning_gnn_dist.layers.row_table import RowTables, by_type, ids_of
 from lightning_gnn_dist.wire.channel import Channel, open_channel
@@ -162,7 +161,7 @@ class ReadyRows:
         tables = self._compute(model)
         self._was_asked = False
         answers = Answers(tables, model.owner, self._note_that_asked)
-        self._end = weakref.finalize(answers, let_answer(model.owner))
+        self._end = weakref.finalize(answers, model.let_answer())
         return answers
 
     def close(self) -> None:

@@ -6,22 +6,18 @@ import logging
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from types import MethodType
-from typing import Any
+from typing import ClassVar
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch_geometric.nn import norm
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from lightning_gnn_dist.batches.seed_batch import Neighbourhood, Promise
 from lightning_gnn_dist.joint import RowsOfRanks
-from lightning_gnn_dist.layers.ready_made import layers_of, needs_whole_graph
-from lightning_gnn_dist.layers.through_layers import Layer, has_layers, layers_in
+from lightning_gnn_dist.layers.through_layers import Layer, has_layers, layers_in, needs_whole_graph
+from lightning_gnn_dist.names import offered
 from lightning_gnn_dist.wire.octets import octets
 
 _OF_ALL_ROWS = (norm.GraphNorm, norm.PairNorm, norm.MeanSubtractionNorm, norm.GraphSizeNorm)
@@ -76,16 +72,13 @@ class ModelLayers:
         owner: The module whose rows they compute.
         layers: The layers, each a function of a batch of one hop.
         norm: The name of a layer that must see the rows of all nodes at once, or None.
+        is_found: Whether this is a model of PyG's in a module, and the module may give it other rows than the graph's.
     """
 
     owner: nn.Module
     layers: list[Layer]
     norm: str | None
-
-    @property
-    def is_found(self) -> bool:
-        """Whether this is a model of PyG's in a module, and the module may give it other rows than the graph's."""
-        return isinstance(self.owner, BasicGNN)
+    is_found: ClassVar[bool] = False
 
     @property
     def are_better(self) -> bool:
@@ -95,6 +88,10 @@ class ModelLayers:
         neighbourhoods layers that normalise by the whole graph would give other rows.
         """
         return self.is_found or self.norm is not None or needs_whole_graph(self.layers)
+
+    def let_answer(self) -> Callable[[], None]:
+        """Let the model answer with ready rows; return what undoes it. A module that runs its layers asks for them."""
+        return lambda: None
 
 
 def layers_as_they_are(module: LightningModule, data: object, num_hops: int, *, is_typed: bool) -> ModelLayers | None:
@@ -117,23 +114,12 @@ def layers_of_model(module: nn.Module) -> ModelLayers | None:
     try:
         if has_layers(module):
             return ModelLayers(module, layers_in(module), norm_of_all_rows(module))
-        gnn = _only_model_of_pyg(module)
-        return None if gnn is None else ModelLayers(gnn, layers_of(gnn), None)
+        found = offered("layers of PyG") if any(isinstance(child, BasicGNN) for child in module.modules()) else None
+        model: ModelLayers | None = None if found is None else found.of(module)
+        return model
     except (TypeError, ValueError) as error:  # it may never run its layers: then it works on full neighbourhoods
         log.info("Evaluation samples full neighbourhoods, since layers cannot be computed one by one: %s", error)
         return None
-
-
-def _only_model_of_pyg(module: nn.Module) -> BasicGNN | None:
-    """Return the one model of PyG's in a module; None if there are several, or it is compiled, watched or lazy."""
-    found = [child for child in module.modules() if isinstance(child, BasicGNN)]
-    if len(found) != 1 or any(map(is_compiled, module.modules())):
-        return None
-    if any(is_watched(child) for child in found[0].modules() if child is not found[0]):
-        return None
-    if any(map(is_lazy, found[0].parameters())):  # the first rows that it sees decide on its shape
-        return None
-    return found[0]
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -212,45 +198,3 @@ def _are_equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
 
 def _compared(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1)[:: max(1, tensor.numel() // _MOST_COMPARED)]
-
-
-def let_answer(owner: nn.Module) -> Callable[[], None]:
-    """Let a model of PyG answer with ready rows where it is called with a promised batch. Return what undoes it.
-
-    The answer is a method, so that a copy of the model, or a pickled one, computes for itself.
-    """
-    if not isinstance(owner, BasicGNN):
-        return lambda: None
-    own = owner.__dict__.get("forward")
-    before = None if getattr(own, "is_answer", False) else own  # of an evaluation that was left, or runs beside
-
-    def forward(self: BasicGNN, *args: Any, **kwargs: Any) -> Tensor:
-        run = partial(type(self).forward, self) if before is None else before
-        neighbourhood = _neighbourhood_of(*args, **kwargs)
-        rows = None if neighbourhood is None else neighbourhood.rows_of(self)
-        if neighbourhood is None or rows is None:
-            result: Tensor = run(*args, **kwargs)
-            return result
-        return Promise(lambda: run(*args, **kwargs), lambda: rows()[0], neighbourhood.num_seeds[None])
-
-    forward.is_answer = True  # type: ignore[attr-defined]
-    answer = MethodType(forward, owner)
-    owner.forward = answer
-
-    def undo() -> None:
-        if owner.__dict__.get("forward") is answer:
-            del owner.forward
-            if before is not None:
-                owner.forward = before
-
-    return undo
-
-
-def _neighbourhood_of(*args: Any, **kwargs: Any) -> Neighbourhood | None:
-    """Return the neighbourhood that a model is called with, if it is called with its promises and nothing else."""
-    given = [*args, *kwargs.values()]
-    if len(given) != 2 or not all(isinstance(item, Promise) and isinstance(item.origin, tuple) for item in given):
-        return None
-    (first, x), (second, edges) = (item.origin for item in given)
-    is_asked = (x, edges) == ("x", "edge_index") and first is second and {*kwargs} <= {"x", "edge_index"}
-    return first if is_asked else None

@@ -16,6 +16,7 @@ from lightning_gnn_dist.batches.batch import Promising, SampledHeteroData
 from lightning_gnn_dist.batches.one_hop import LayerView, OfPart, RowsOfTypes, one_hop, seen_by_layers
 from lightning_gnn_dist.batches.seed_batch import SeedsOnly
 from lightning_gnn_dist.checks import check_instance, shown
+from lightning_gnn_dist.graph.graph import Graph
 
 Layer = Callable[[Any], Any]  # of a batch to a tensor, or to a dict of tensors by node types
 COPIES = 3  # a layer's rows, and what it computes from them on the way, take so many times their bytes
@@ -42,10 +43,39 @@ class HasLayers(Protocol):
 
 @runtime_checkable
 class Prepares(Protocol):
-    """A layer that reads what must be counted over all edges of a batch."""
+    """A layer that reads what must be counted over all edges, of a batch or of the whole graph."""
 
     def prepare(self, batch: Any) -> None:
         """Write that into a batch."""
+        ...
+
+    def of_whole_graph(self) -> Mapping[str, Callable[[Graph, int], Tensor]]:
+        """Return what counts each node array of the whole graph that it reads in batches of one hop, by name.
+
+        It takes the graph, or some rows of it, and the id of the node that the first row is of.
+        """
+        ...
+
+
+def needs_whole_graph(layers: Sequence[Layer]) -> bool:
+    """Whether layers read node arrays of the whole graph, so that rows of sampled batches differ from theirs."""
+    return any(layer.of_whole_graph() for layer in _preparing(layers))
+
+
+def whole_graph_arrays(layers: Sequence[Layer], graph: Graph, first_node: int = 0) -> dict[str, Tensor]:
+    """Node arrays of the whole graph that layers read in their batches, as :class:`Prepares` says it.
+
+    Args:
+        layers: The layers of a model.
+        graph: The graph, or some rows of it.
+        first_node: The id of the node that the first row is of.
+    """
+    counts = {name: count for layer in _preparing(layers) for name, count in layer.of_whole_graph().items()}
+    return {name: counts[name](graph, first_node) for name in sorted(counts)}
+
+
+def _preparing(layers: Sequence[Any]) -> list[Prepares]:
+    return [layer for layer in layers if isinstance(layer, Prepares)]
 
 
 def has_layers(model: object) -> bool:
@@ -144,9 +174,8 @@ def _layers_for(module: HasLayers, batch: Any) -> tuple[list[Layer], Any]:
     layers = layers_in(module)
     if _leaves_edges_out(batch):
         batch = copy.copy(batch)
-        for layer in layers:
-            if isinstance(layer, Prepares):
-                layer.prepare(batch)
+        for layer in _preparing(layers):
+            layer.prepare(batch)
     return layers, batch
 
 

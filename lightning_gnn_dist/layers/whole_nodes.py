@@ -22,9 +22,8 @@ from lightning_gnn_dist.graph.storage.mapped import MappedRows, all_maps
 from lightning_gnn_dist.graph.typed.names import TypeOffsets, have_names
 from lightning_gnn_dist.graph.with_arrays import with_arrays, with_arrays_of_types
 from lightning_gnn_dist.layers.reach import EDGES_OF_A_NODE, Neighbourhoods
-from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
 from lightning_gnn_dist.layers.row_table import Ids, RowTables, edges_before, ids_of
-from lightning_gnn_dist.layers.through_layers import Layer
+from lightning_gnn_dist.layers.through_layers import Layer, whole_graph_arrays
 from lightning_gnn_dist.layers.way import Way
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 

@@ -46,8 +46,8 @@ from lightning_gnn_dist import (
     save_shards,
     split_edges,
 )
+from lightning_gnn_dist.extensions.ready_made.layers import on_blocks
 from lightning_gnn_dist.layers.exactness import check_depth, hops_of_evaluation
-from lightning_gnn_dist.layers.ready_made import on_blocks
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.layers.models import NUM_CLASSES, NUM_FEATURES, Judged, graph_of, whole_rows

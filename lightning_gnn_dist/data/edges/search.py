@@ -35,7 +35,7 @@ from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.user_ids import ids_for
 from lightning_gnn_dist.layers.budget import bytes_there
 from lightning_gnn_dist.layers.layer_pass import LayerNodes
-from lightning_gnn_dist.layers.model_layers import ModelLayers, layers_of_model, let_answer
+from lightning_gnn_dist.layers.model_layers import ModelLayers, layers_of_model
 from lightning_gnn_dist.layers.prediction import AllNodes, OwnNodes, all_nodes, pass_over
 from lightning_gnn_dist.layers.row_table import RowTable, by_type, ids_of
 from lightning_gnn_dist.wire import collectives
@@ -123,7 +123,7 @@ class LinkSearch:
     def step(self, batch: Tensor) -> Tensor:
         """Take the place of the module's ``predict_step``."""
         model = layers_that_rank(self.module, self.links.types)
-        channel, undo = open_channel(collectives.world_size(), self.module.device), let_answer(model.owner)
+        channel, undo = open_channel(collectives.world_size(), self.module.device), model.let_answer()
         try:
             ranking, senders, places = self.ranking(model, channel)
             self._keep(ranking, ranking.blocks(senders, places, *self.sizes(ranking, len(self.asked))))

@@ -15,8 +15,7 @@ from lightning_gnn_dist.data.datamodule import PartitionedDataModule, what_is_pr
 from lightning_gnn_dist.extensions.serving.limits import Limits
 from lightning_gnn_dist.extensions.serving.question import Form, Question
 from lightning_gnn_dist.extensions.serving.rows import NodeRows, check_norms, limited
-from lightning_gnn_dist.layers.ready_made import needs_whole_graph
-from lightning_gnn_dist.layers.through_layers import has_layers, layers_in
+from lightning_gnn_dist.layers.through_layers import has_layers, layers_in, needs_whole_graph
 
 
 class Answerer:

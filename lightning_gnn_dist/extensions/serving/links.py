@@ -29,9 +29,7 @@ from lightning_gnn_dist.extensions.serving.question import Form, Question
 from lightning_gnn_dist.extensions.serving.rows import NODES_AT_ONCE, NodeRows, check_norms, computing, limited
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.user_ids import known_ids, named
-from lightning_gnn_dist.layers.model_layers import let_answer
-from lightning_gnn_dist.layers.ready_made import needs_whole_graph
-from lightning_gnn_dist.layers.through_layers import Layer, through_layers
+from lightning_gnn_dist.layers.through_layers import Layer, needs_whole_graph, through_layers
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.wire.channel import open_channel
 
@@ -93,7 +91,7 @@ class LinkAnswerer:
         self._model = layers_that_rank(model, self._graph.types)
         of_all = torch.arange(num_senders), limits.links, how.score, None, budget, type_of_model(trainer), budget, None
         search = LinkSearch(model, self._links, *of_all)
-        let_answer(self._model.owner)
+        self._model.let_answer()
         with computing(trainer):
             self._ranking, *_ = search.ranking(self._model, open_channel(1, model.device))
         self._known = KnownBySender(self._ranking.known, self._graph)

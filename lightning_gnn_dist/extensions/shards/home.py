@@ -26,8 +26,7 @@ from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.access import GraphAccess, Owners, Shown, check_typed
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.settings import BatchSettings
-from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
-from lightning_gnn_dist.layers.through_layers import Layer
+from lightning_gnn_dist.layers.through_layers import Layer, whole_graph_arrays
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
 from lightning_gnn_dist.wire.channel import open_channel

@@ -23,7 +23,6 @@ from lightning_gnn_dist.graph.shard import Bounds, Shard, check_ranks
 from lightning_gnn_dist.graph.shard_bounds import TypedBounds
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.with_arrays import with_arrays
-from lightning_gnn_dist.layers.ready_made import whole_graph_arrays
 from lightning_gnn_dist.layers.row_table import (
     Ids,
     Room,
@@ -35,7 +34,7 @@ from lightning_gnn_dist.layers.row_table import (
     fetch_rows,
     ids_of,
 )
-from lightning_gnn_dist.layers.through_layers import Layer
+from lightning_gnn_dist.layers.through_layers import Layer, whole_graph_arrays
 from lightning_gnn_dist.layers.way import Way
 from lightning_gnn_dist.layers.whole_nodes import FEATURES, batch_of_layer
 from lightning_gnn_dist.wire.channel import Channel

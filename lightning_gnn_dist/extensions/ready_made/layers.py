@@ -16,9 +16,9 @@ first batch of one hop, and the layers behind take the same.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -38,18 +38,18 @@ from lightning_gnn_dist.sampling.block import Block
 _DEGREE, _LOOPS = "gcn_degree", "_loops"
 
 
-def gcn_degrees(graph: Graph, weight: str | None = None, loop: float | None = 1.0, first_node: int = 0) -> Tensor:
+def gcn_degrees(weight: str | None, loop: float | None, graph: Graph, first_node: int = 0) -> Tensor:
     """The degree of every node as GCN counts it: the weights of its in-edges, and ``loop`` if it has no self-loop.
 
     Args:
-        graph: The graph; a mapped one is read in pieces.
-        weight: Name of the edge array that holds the weights. Default: ones.
+        weight: Name of the edge array that holds the weights, or None for ones.
         loop: The weight of the self-loop that a node without one gets: 2 for ``GCNConv(improved=True)`` with weights,
             or None for ``GCNConv(add_self_loops=False)``.
+        graph: The graph; a mapped one is read in pieces.
         first_node: The id of the node that the first row is of, where the graph has some rows only.
 
     Returns:
-        float64, shape ``(N,)``.
+        In the type of the features, or float32; shape ``(N,)``.
     """
     degrees = torch.zeros(graph.num_nodes, dtype=torch.float64)
     loops = torch.full_like(degrees, loop or 0.0)
@@ -64,7 +64,8 @@ def gcn_degrees(graph: Graph, weight: str | None = None, loop: float | None = 1.
             loops[rows[own]] = values[own]
             values = values.masked_fill(own, 0.0)
         degrees.index_add_(0, rows, values)
-    return degrees + loops
+    x = graph.node_arrays.get("x")
+    return (degrees + loops).to(torch.float64 if x is not None and x.dtype == torch.float64 else torch.float32)
 
 
 def degree_name(weight: str | None, loop: float | None) -> str:
@@ -202,28 +203,6 @@ def layers_of(gnn: BasicGNN, *, edge_weight: str | None = None, edge_attr: str |
     return [_Layer(gnn, index, edge_weight, edge_attr) for index in range(gnn.num_layers)]
 
 
-def needs_whole_graph(layers: Sequence[Layer]) -> bool:
-    """Whether layers read node arrays of the whole graph, so that rows of sampled batches differ from theirs."""
-    return any(isinstance(layer, _Layer) and layer.degrees is not None for layer in layers)
-
-
-def whole_graph_arrays(layers: Sequence[Layer], graph: Graph, first_node: int = 0) -> dict[str, Tensor]:
-    """Node arrays of the whole graph that layers read in their batches: the degrees by which GCN normalises.
-
-    Args:
-        layers: The layers of a model.
-        graph: The graph, or some rows of it.
-        first_node: The id of the node that the first row is of.
-    """
-    wanted = {layer.degrees for layer in layers if isinstance(layer, _Layer) and layer.degrees is not None}
-    if not wanted:
-        return {}
-    x = graph.node_arrays.get("x")
-    dtype = torch.float64 if x is not None and x.dtype == torch.float64 else torch.float32
-    counted = {degree_name(*kind): gcn_degrees(graph, *kind, first_node) for kind in sorted(wanted, key=str)}
-    return {name: degrees.to(dtype) for name, degrees in counted.items()}
-
-
 @dataclass(frozen=True)
 class _Layer:
     gnn: BasicGNN
@@ -239,7 +218,7 @@ class _Layer:
 
     @property
     def degrees(self) -> tuple[str | None, float | None] | None:
-        """What :func:`gcn_degrees` is to count, or None for a layer that does not normalise."""
+        """How degrees are counted, or None for a layer that does not normalise."""
         conv = self.conv
         return (
             (self.edge_weight, loop_of(conv, self.edge_weight))
@@ -251,6 +230,10 @@ class _Layer:
         """Write the degrees by which the layer normalises into a batch, counted over all of its edges."""
         if self.degrees is not None:
             count_degrees(batch, *self.degrees)
+
+    def of_whole_graph(self) -> dict[str, Callable[[Graph, int], Tensor]]:
+        kind = self.degrees
+        return {} if kind is None else {degree_name(*kind): partial(gcn_degrees, *kind)}
 
     def __call__(self, batch: Data) -> Tensor:
         gnn, is_last = self.gnn, self.index == self.gnn.num_layers - 1

@@ -15,7 +15,8 @@ from torch_geometric.nn import GAT, GCN, GIN, PNA, EdgeCNN, GraphSAGE, SGConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from lightning_gnn_dist import Graph, NeighborSampler, WholePartSampler, layers_of, through_layers
-from lightning_gnn_dist.layers.ready_made import on_blocks, whole_graph_arrays
+from lightning_gnn_dist.extensions.ready_made.layers import on_blocks
+from lightning_gnn_dist.layers.through_layers import whole_graph_arrays
 from tests.layers.test_through_layers import NUM_NODES, SEEDS, batch_of
 
 
