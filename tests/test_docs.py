@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import lightning_gnn_dist
+from lightning_gnn_dist.gone import GONE
 from tests.pages import PAGES, ROOT, TUTORIALS
 
 
@@ -106,6 +107,11 @@ def test_every_script_that_measures_is_listed() -> None:
     scripts = {path.name for path in (ROOT / "benchmarks").glob("*.py")} - {"harness.py"}
     listed = re.findall(r"^\| `([^`]*)` \|", (ROOT / "benchmarks" / "scripts.md").read_text(), re.M)
     assert set(listed) == scripts | {"peers/run.py"}
+
+
+def test_old_names_are_those_that_the_package_answers() -> None:
+    rows = re.findall(r"^\| `(.*)` \| (.*) \|$", (ROOT / "docs" / "old-names.md").read_text(), re.M)
+    assert dict(rows) == GONE
 
 
 def test_the_wire_is_worked_out_right() -> None:
