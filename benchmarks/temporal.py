@@ -19,11 +19,11 @@ from harness import machine
 
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.engine.temporal.times import time_order
+from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler
+from lightning_gnn_dist.extensions.temporal.times import time_order
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.temporal import TemporalSampler
 
 NUM_NODES, WIDTH, BATCH_SIZE, NUMBERS = 1_000_000, 64, 1024, [10, 10]
 SECONDS = 10**9  # over which edges and seeds are spread

@@ -50,23 +50,24 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe as DiscrepancyProbe
     from lightning_gnn_dist.callbacks.predictions import PredictionWriter as PredictionWriter
     from lightning_gnn_dist.callbacks.run_report import RunReport as RunReport
-    from lightning_gnn_dist.data.best_links import best_links as best_links
     from lightning_gnn_dist.data.datamodule import PartitionedDataModule as PartitionedDataModule
     from lightning_gnn_dist.data.datamodule import inductive_graph as inductive_graph
-    from lightning_gnn_dist.data.link_datamodule import LinkDataModule as LinkDataModule
-    from lightning_gnn_dist.data.link_ranking import LinkRanking as LinkRanking
-    from lightning_gnn_dist.data.links import LinkSplit as LinkSplit
-    from lightning_gnn_dist.data.links import split_edges as split_edges
-    from lightning_gnn_dist.data.time_split import split_by_time as split_by_time
     from lightning_gnn_dist.extensions.elastic.living_peers import Elastic as Elastic
     from lightning_gnn_dist.extensions.exchange.boundary import Exchange as Exchange
     from lightning_gnn_dist.extensions.history.boundary import History as History
     from lightning_gnn_dist.extensions.larger_than_memory.sweep import Sweep as Sweep
+    from lightning_gnn_dist.extensions.links.best_links import best_links as best_links
+    from lightning_gnn_dist.extensions.links.link_datamodule import LinkDataModule as LinkDataModule
+    from lightning_gnn_dist.extensions.links.link_ranking import LinkRanking as LinkRanking
+    from lightning_gnn_dist.extensions.links.link_split import LinkSplit as LinkSplit
+    from lightning_gnn_dist.extensions.links.link_split import split_edges as split_edges
     from lightning_gnn_dist.extensions.ready_made.layers import layers_of as layers_of
     from lightning_gnn_dist.extensions.rounded.reducers import Overlapped as Overlapped
     from lightning_gnn_dist.extensions.rounded.reducers import Rounded as Rounded
     from lightning_gnn_dist.extensions.tables.lazy_adam import LazyAdam as LazyAdam
     from lightning_gnn_dist.extensions.tables.owned_embedding import OwnedEmbedding as OwnedEmbedding
+    from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler as TemporalSampler
+    from lightning_gnn_dist.extensions.temporal.time_split import split_by_time as split_by_time
     from lightning_gnn_dist.graph.graph import Graph as Graph
     from lightning_gnn_dist.graph.synthetic import citations as citations
     from lightning_gnn_dist.graph.synthetic import communities as communities
@@ -97,7 +98,6 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.sampling.layer_wise import LadiesSampler as LadiesSampler
     from lightning_gnn_dist.sampling.neighbor import NeighborSampler as NeighborSampler
     from lightning_gnn_dist.sampling.shadow import ShadowSampler as ShadowSampler
-    from lightning_gnn_dist.sampling.temporal import TemporalSampler as TemporalSampler
     from lightning_gnn_dist.sampling.walk import RandomWalkSampler as RandomWalkSampler
     from lightning_gnn_dist.sampling.whole import WholePartSampler as WholePartSampler
     from lightning_gnn_dist.strategies.correction import Correction as Correction

@@ -6,12 +6,14 @@ from importlib import import_module
 from typing import Any
 
 EXTENSIONS = {  # what a user asks for by something else than its class, such as a layer of torch
-    "by time": "lightning_gnn_dist.sampling.temporal:TemporalSampler",
+    "by time": "lightning_gnn_dist.extensions.temporal.temporal_sampler:TemporalSampler",
+    "best links": "lightning_gnn_dist.extensions.links.best_links:best_links",
     "layers of PyG": "lightning_gnn_dist.extensions.ready_made.found:FoundLayers",
     "exchange": "lightning_gnn_dist.extensions.exchange.boundary:Exchange",
     "serve": "lightning_gnn_dist.extensions.serving.command:ServingTrainer",
     "shares.json": "lightning_gnn_dist.extensions.shards.opening:Shards",  # what opens a folder with such a file
     "sparse rows": "lightning_gnn_dist.extensions.tables.learned_tables:LearnedTables",
+    "split of edges": "lightning_gnn_dist.extensions.links.link_split:LinkSplit",
     "stores": "lightning_gnn_dist.extensions.stores.contents:contents_of",
     "parts of hosts": "lightning_gnn_dist.extensions.larger_than_memory.shared_parts:Shelf",
     "nodes of shards": "lightning_gnn_dist.extensions.shards.nodes:nodes_of_shards",
@@ -36,6 +38,5 @@ def extension(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not module.startswith(error.name):
             raise
-        raise ImportError(
-            f"This needs {module}, whose folder this copy of lightning_gnn_dist lacks: install the whole package."
-        ) from error
+        told = f"This needs {module}, whose folder this copy of lightning_gnn_dist lacks: install the whole package."
+        raise ImportError(told) from error

@@ -31,8 +31,8 @@ from lightning_gnn_dist import (
     prepare_graph,
     split_edges,
 )
-from lightning_gnn_dist.data.edges.recommending import Recommended
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.extensions.links.recommending import Recommended
 from lightning_gnn_dist.partition.partition_report import PartitionReport
 from lightning_gnn_dist.prepare.databases.shop import write_shop
 from lightning_gnn_dist.rounds.clock import RoundProgress

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import LinkRanking, LinkSplit
-from lightning_gnn_dist.data.edges.ends import edges_of
+from lightning_gnn_dist.extensions.links.ends import edges_of
 
 Targets = list[tuple[int, int, float]]
 

@@ -54,19 +54,29 @@ if __name__ == "__main__":
 
 
 def without(names: list[str], folder: Path) -> set[str]:
-    """Copy the package without some extensions and the lines that lead to them; return the public names that went."""
+    """Copy the package without some extensions and the lines that lead to them; return the public names that went.
+
+    Modules of other extensions that import what went go with it.
+    """
     package = folder / "lightning_gnn_dist"
     shutil.copytree(ROOT / "lightning_gnn_dist", package, ignore=shutil.ignore_patterns("__pycache__"))
-    gone = set()
+    gone, ahead = set(), [f"lightning_gnn_dist.extensions.{name}." for name in names]
     for name in names:
         shutil.rmtree(package / "extensions" / name)
+    while ahead:
+        module = ahead.pop()
         for path in package.rglob("*.py"):
             lines = path.read_text().splitlines(keepends=True)
-            kept = [line for line in lines if f"lightning_gnn_dist.extensions.{name}." not in line]
-            if len(kept) < len(lines):
-                where = path.relative_to(package).parts
-                assert where[0] in ("__init__.py", "names.py", "cli", "extensions"), f"{path} names {name}"
-                gone |= {line.split()[-1] for line in lines if line not in kept and " as " in line}
+            kept = [line for line in lines if module not in line]
+            if len(kept) == len(lines):
+                continue
+            where = path.relative_to(package).with_suffix("").parts
+            assert where[0] in ("__init__", "names", "cli", "extensions"), f"{path} names {module}"
+            gone |= {line.split()[-1] for line in lines if line not in kept and " as " in line}
+            if where[0] == "extensions" and any(line.startswith("from") and module in line for line in lines):
+                path.unlink()
+                ahead += [".".join(["lightning_gnn_dist", *where]) + end for end in (" import ", ":")]
+            else:
                 path.write_text("".join(kept))
     return gone
 

@@ -10,7 +10,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_gnn_dist.batches.batch import store_of_seeds
 from lightning_gnn_dist.checks import check_true_or_false, is_limit
-from lightning_gnn_dist.data.edges.recommending import Recommended
 from lightning_gnn_dist.graph.storage.parquet_rows import TABLES, check_ids_of, check_no_file, check_rows_file
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.graph.user_ids import NodeColumns
@@ -68,15 +67,15 @@ class PredictionWriter(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        data, recommended = _datamodule(trainer), outputs if isinstance(outputs, Recommended) else None
-        rows = rows_of(outputs, batch.batch_size) if recommended is None else recommended.records
+        data, records = _datamodule(trainer), getattr(outputs, "records", None)  # of a task that recommends
+        rows = rows_of(outputs, batch.batch_size) if records is None else records
         some = getattr(data, "predicted", None)
         if self._rows is None:
             count = data.num_nodes if some is None else len(some)
             columns = data.node_columns(self.ids_of) if self.path.suffix in TABLES else NodeColumns()
             self._rows = SharedRows(self.path, count, pl_module.device, columns=columns)
-        if recommended is not None:
-            self._rows.write(data.places_of(recommended.questions), rows)
+        if records is not None:
+            self._rows.write(data.places_of(outputs.questions), rows)
             return
         at = (batch.n_id[: batch.batch_size] if some is None else store_of_seeds(batch).input_id).cpu().numpy()
         is_asked = np.full(len(at), True) if some is None else at < len(some)  # of fewer nodes than ranks one is twice

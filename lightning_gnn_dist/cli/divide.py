@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 
 from lightning_gnn_dist.cli.partitioners import check_balance, partitioner_of
-from lightning_gnn_dist.data.edges.held import holds_split
-from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.shard import Bounds
+from lightning_gnn_dist.graph.storage.store import holds_split
 from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.prepare.divide import save_shards
 
@@ -17,7 +17,7 @@ from lightning_gnn_dist.prepare.divide import save_shards
 def run(options: argparse.Namespace) -> None:
     """Do what the options say."""
     try:
-        split = LinkSplit.open(options.graph) if holds_split(options.graph) else None
+        split = extension("split of edges").open(options.graph) if holds_split(options.graph) else None
         graph = Graph.open(options.graph) if split is None else split.graph
         check_balance(options)
         partitioner = partitioner_of(options.partitioner, options, graph)

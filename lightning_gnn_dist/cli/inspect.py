@@ -9,13 +9,11 @@ import torch
 
 from lightning_gnn_dist.checks import in_bytes, shown
 from lightning_gnn_dist.cli.partitioners import partitioner_of
-from lightning_gnn_dist.data.edges.held import holds_split
-from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import report_of
 from lightning_gnn_dist.graph.shard import Bounds, Shard, holds_shards
 from lightning_gnn_dist.graph.storage import store
-from lightning_gnn_dist.graph.storage.store import shard_name
+from lightning_gnn_dist.graph.storage.store import holds_split, shard_name
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.user_ids import class_names
 from lightning_gnn_dist.names import extension
@@ -41,7 +39,7 @@ def run(options: argparse.Namespace) -> None:
             if names := class_names(options.graph, kind):
                 print(f"labels of {kind or 'nodes'}: {shown(names)}, numbered from 0")
         if holds_split(options.graph):
-            held = LinkSplit.open(options.graph).edges.items()
+            held = extension("split of edges").open(options.graph).edges.items()
             counts = ", ".join(f"{edges.shape[1]:,} {name}" for name, edges in held)
             print(f"The edges are those to train on; held back beside them: {counts}")
         for name in (options.partitioner or [None]) if options.parts else ():
@@ -74,7 +72,7 @@ def _check(path: Path) -> None:
         _verify(shares[index])
     if bounds is None:
         _verify(path)
-        (LinkSplit if holds_split(path) else Graph).open(path)
+        (extension("split of edges") if holds_split(path) else Graph).open(path)
     elif len(there) < bounds.num_shards:
         print(f"{path}: {bounds.num_shards - len(there)} of {bounds.num_shards} shards are not on this host.")
 

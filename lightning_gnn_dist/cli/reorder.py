@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 
 from lightning_gnn_dist.cli.partitioners import check_balance, partitioner_of
-from lightning_gnn_dist.data.edges.held import holds_split
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.storage.store import check_target
+from lightning_gnn_dist.graph.storage.store import check_target, holds_split
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY
 from lightning_gnn_dist.prepare.reorder import reorder_graph

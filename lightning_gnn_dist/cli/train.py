@@ -31,10 +31,7 @@ from lightning_gnn_dist.cli.mistakes.refusals import REFUSALS, own_refusal, read
 from lightning_gnn_dist.cli.mistakes.value_errors import check_values, in_one_line, with_path
 from lightning_gnn_dist.cli.options import PROGRAM, PURPOSE, SERVE
 from lightning_gnn_dist.cli.values import nodes_named, words_in
-from lightning_gnn_dist.data.best_links import best_links
 from lightning_gnn_dist.data.datamodule import GraphDataModule, PartitionedDataModule, what_is_judged
-from lightning_gnn_dist.data.edges.known import LeftOut
-from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.shard import Bounds
 from lightning_gnn_dist.graph.user_ids import nodes_with_ids
@@ -43,6 +40,7 @@ from lightning_gnn_dist.layers.through_layers import has_layers
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 
+LeftOut = Literal["edges", "val", "test", "self"]  # as best_links() takes them
 FIT, OF_WEIGHTS = "fit", ("validate", "test", "predict")
 OF_FIT = {"report": True, "weights_only": None}  # options that other commands do not take, and their defaults
 
@@ -203,7 +201,7 @@ class TrainCLI(LightningCLI):
             kwargs["datamodule"] = _only(self.datamodule, options)
         leaves_out = getattr(getattr(self.datamodule, "sampler", None), "leaves_types_out", False)
         by_layer = options.nodes is None and options.output is not None and has_layers(self.model) and not leaves_out
-        ranks_at_times = isinstance(self.datamodule, LinkDataModule) and self.datamodule.task is not None
+        ranks_at_times = hasattr(self.datamodule, "split") and getattr(self.datamodule, "task", None) is not None
         if by_layer and not ranks_at_times and isinstance(self.datamodule, GraphDataModule):
             self._predict_by_layer(what_is_judged(self.datamodule), **kwargs)
             return
@@ -218,9 +216,9 @@ class TrainCLI(LightningCLI):
         options = self.config_init.predict
         predict_by_layer(self.trainer, model, graph, options.output, **_how_to_write(options), **kwargs)
 
-    def _best_links(self, model: LightningModule, datamodule: LightningDataModule, **kwargs: Any) -> None:
+    def _best_links(self, model: LightningModule, datamodule: Any, **kwargs: Any) -> None:
         options = self.config_init.predict
-        if not isinstance(datamodule, LinkDataModule):
+        if not hasattr(datamodule, "num_negatives"):
             raise TypeError(
                 f"--best_links={options.best_links} is for LinkDataModule, not {type(datamodule).__name__}."
             )
@@ -235,7 +233,7 @@ class TrainCLI(LightningCLI):
         how = {"k": options.best_links, "score": options.score, "leave_out": options.leave_out}
         how |= _how_to_write(options)
         how["senders"] = None if options.nodes is None else nodes_asked(datamodule, options)
-        best_links(self.trainer, model, split, options.output, **how, **kwargs)
+        extension("best links")(self.trainer, model, split, options.output, **how, **kwargs)
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
@@ -273,9 +271,9 @@ def _how_to_write(options: Any) -> dict[str, Any]:
     return {"budget_bytes": budget, "overwrite": options.overwrite, "ids_of": options.ids_of}
 
 
-def _only(datamodule: LightningDataModule, options: Any) -> PartitionedDataModule | LinkDataModule:
+def _only(datamodule: Any, options: Any) -> Any:
     """Return a data module that predicts the nodes that the command line names."""
-    if not isinstance(datamodule, PartitionedDataModule | LinkDataModule):
+    if not isinstance(datamodule, GraphDataModule) or not hasattr(datamodule, "only"):
         raise TypeError(f"--nodes={options.nodes} names nodes, and {type(datamodule).__name__} has none: leave it out.")
     return datamodule.only(nodes_asked(datamodule, options))
 

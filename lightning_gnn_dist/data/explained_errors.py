@@ -20,7 +20,6 @@ from lightning_gnn_dist.joint import RowsOfRanks, WeighsRanks
 from lightning_gnn_dist.wire.replica import Replica
 
 _OURS = __name__.split(".")[0] + "."
-_PAIRS = "edge_label_index"
 _OF_CLASSES = re.compile(
     "multi-target not|class probabilities, got Long|`preds` and `target` should have the same shape"
 )
@@ -150,16 +149,6 @@ def explain_tables(exception: BaseException) -> None:
             f"num_nodes of its type for that of a type. ({' '.join(str(exception).split())})",
         )
         return
-
-
-def explain_pairs(exception: BaseException) -> None:
-    """Say that batches of a prediction hold no pairs, if a step reads some."""
-    if isinstance(exception, AttributeError) and _PAIRS in str(exception):
-        exception.args = (
-            f"A prediction is of nodes, and its batches have no {_PAIRS}: define a predict_step that returns rows, as "
-            "through_layers(self, batch) does, or ask for the best pairs, best_links(...) or predict --best_links=10. "
-            f"({' '.join(str(exception).split())})",
-        )
 
 
 def _with_labels(held: object) -> tuple[Any, str]:

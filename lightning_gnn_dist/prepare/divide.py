@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_folder, check_instance
-from lightning_gnn_dist.engine.temporal.times import as_integers
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.digest import fingerprint_of
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, typed_graph
@@ -63,6 +62,9 @@ class SplitOfEdges(Protocol):
 
     @property
     def time(self) -> str | None: ...
+
+    @property
+    def first_held(self) -> int | None: ...
 
     @property
     def fingerprint(self) -> str: ...
@@ -183,9 +185,7 @@ class HeldEdges:
         split, reverse = self._split, self._split.reverse
         turned = reverse if isinstance(reverse, tuple) else None
         kind = split.undirected is True, split.edge_type, turned
-        return LinkBounds(
-            *kind, split.labels, split.hide, self._starts, split.time, first_held(split.held_arrays, split.time)
-        )
+        return LinkBounds(*kind, split.labels, split.hide, self._starts, split.time, split.first_held)
 
     def of_shard(self, index: int) -> dict[str, Tensor]:
         """Return the arrays of a shard's held edges, by the names of their files."""
@@ -206,13 +206,3 @@ class HeldEdges:
         """Return new ids for some, both counted from the first of their type."""
         found = self._number[ids.to(torch.int64) + first] - first
         return found.to(index_dtype(self._split.graph.num_nodes))
-
-
-def first_held(held: Mapping[str, Mapping[str, Tensor]], time: str | None) -> int | None:
-    """The time of the first of what is held, given its arrays, as an integer that compares as times do.
-
-    None if nothing is held, or nothing has times.
-    """
-    if time is None:
-        return None
-    return min((int(as_integers(arrays[time]).min()) for arrays in held.values()), default=None)

@@ -14,9 +14,9 @@ from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist import Graph, NeighborSampler, PartitionedDataModule, PredictionWriter
 from tests.data.test_inductive import STRATEGIES, Net, by_hand, whole
-from tests.data.test_temporal import SAMPLER, Watcher, temporal_graph
-from tests.data.test_temporal import by_hand as by_hand_in_time
 from tests.data_fitting import trainer
+from tests.extensions.temporal.test_fits import SAMPLER, Watcher, temporal_graph
+from tests.extensions.temporal.test_fits import by_hand as by_hand_in_time
 from tests.ranks import run_ranks
 from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
 

@@ -30,9 +30,9 @@ from lightning_gnn_dist import (
     through_layers,
 )
 from lightning_gnn_dist.batches.seed_batch import SeedBatch
-from tests.data.test_link_datamodule import FEATURES, module_of, small_split
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
+from tests.extensions.links.test_link_datamodule import FEATURES, module_of, small_split
 from tests.layers.models import MODELS, Ready, Sage, graph_of, model, uneven_data, whole_rows
 from tests.layers.test_lightning import DATA, VALIDATED, Average, Gnn, Watch
 from tests.link_model import LinkSAGE

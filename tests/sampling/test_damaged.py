@@ -23,9 +23,9 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.batches.pool import gather_rows
 from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.extensions.links.negatives import draw_receivers, has_edges
 from lightning_gnn_dist.graph.graph_report import GraphReport
 from lightning_gnn_dist.partition.partition_report import cut_ratio
-from lightning_gnn_dist.sampling.negatives import draw_receivers, has_edges
 from tests.sampling.neighborhoods import CHANGES, damaged
 
 NUM_NODES = 400

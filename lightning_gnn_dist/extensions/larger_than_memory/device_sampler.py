@@ -23,12 +23,12 @@ from lightning_gnn_dist.engine.tensors import (
     rows_of,
 )
 from lightning_gnn_dist.engine.weights import alias_table, checked_weights
+from lightning_gnn_dist.extensions.links.link_sampler import LinkSampler
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.sampling.base import Sampler, check_bulk
 from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler, LadiesSampler, LayerSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.targets.sampler import LinkSampler
 
 PADDED = 1 << 23  # edges that a hop may have room for, 100 bytes each, without knowing how many there are
 KINDS = (NeighborSampler, LadiesSampler, FastGCNSampler)

@@ -21,16 +21,6 @@ from torch import Tensor
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.pool import BufferPool, Widen
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, graph_is_damaged
-from lightning_gnn_dist.engine.temporal.times import (
-    BEFORE_ALL,
-    TimeOrder,
-    as_integers,
-    have_times,
-    node_times,
-    ordered,
-    sources_of,
-    time_order,
-)
 from lightning_gnn_dist.extensions.larger_than_memory.row_cache import RowCache
 from lightning_gnn_dist.extensions.larger_than_memory.tables import Table, Tables
 from lightning_gnn_dist.extensions.serving.new_rows import NewNodes, NewRows
@@ -40,11 +30,21 @@ from lightning_gnn_dist.extensions.shards.owner import Message, Owner
 from lightning_gnn_dist.extensions.shards.owner import Question as AskedOfOwners
 from lightning_gnn_dist.extensions.shards.route import Join, Route
 from lightning_gnn_dist.extensions.shards.temporal import sample_at_times
+from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler
+from lightning_gnn_dist.extensions.temporal.times import (
+    BEFORE_ALL,
+    TimeOrder,
+    as_integers,
+    have_times,
+    node_times,
+    ordered,
+    sources_of,
+    time_order,
+)
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.types import offsets_of
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.temporal import TemporalSampler
 from lightning_gnn_dist.sampling.turns import answered, at_once
 
 ServedSampler = NeighborSampler | TemporalSampler

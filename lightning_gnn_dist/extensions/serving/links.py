@@ -16,14 +16,14 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lightning_gnn_dist.batches.loading import type_of_model
-from lightning_gnn_dist.data.best_links import check_ranks, links_of
 from lightning_gnn_dist.data.datamodule import shards_are_not_served
-from lightning_gnn_dist.data.edges.best import Best
-from lightning_gnn_dist.data.edges.known import KnownBySender, LeftOut
-from lightning_gnn_dist.data.edges.ranking import Nodes
-from lightning_gnn_dist.data.edges.scoring import Score
-from lightning_gnn_dist.data.edges.search import Links, LinkSearch, layers_that_rank
-from lightning_gnn_dist.data.link_datamodule import LinkDataModule
+from lightning_gnn_dist.extensions.links.best import Best
+from lightning_gnn_dist.extensions.links.best_links import check_ranks, links_of
+from lightning_gnn_dist.extensions.links.known import KnownBySender, LeftOut
+from lightning_gnn_dist.extensions.links.link_datamodule import LinkDataModule
+from lightning_gnn_dist.extensions.links.ranking import Nodes
+from lightning_gnn_dist.extensions.links.scoring import Score
+from lightning_gnn_dist.extensions.links.search import Links, LinkSearch, layers_that_rank
 from lightning_gnn_dist.extensions.serving.limits import Limits
 from lightning_gnn_dist.extensions.serving.question import Form, Question
 from lightning_gnn_dist.extensions.serving.rows import NODES_AT_ONCE, NodeRows, check_norms, computing, limited

@@ -23,13 +23,13 @@ from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.extensions.serving.extended_graph import ExtendedGraph, ServedSampler
 from lightning_gnn_dist.extensions.serving.limits import Limits
 from lightning_gnn_dist.extensions.serving.question import Question
+from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.layers.layered_loader import for_layers
 from lightning_gnn_dist.layers.model_layers import norm_of_all_rows
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.temporal import TemporalSampler
 
 NODES_AT_ONCE = 64  # that are answered by one call of the model, so that a large request keeps others waiting less
 EDGES_AT_ONCE = 1 << 24  # that these may have at most, so that nodes with very many neighbours fit into memory

@@ -18,14 +18,14 @@ from lightning_gnn_dist.batches.pool import Pool, gather_rows
 from lightning_gnn_dist.engine.apart import places_of
 from lightning_gnn_dist.engine.rng import first_words
 from lightning_gnn_dist.engine.sample import edge_types_of, graph_is_damaged
-from lightning_gnn_dist.engine.shard_draws import NO_ORDER, RowRequest, draw_from_rows
-from lightning_gnn_dist.engine.temporal.times import TimeOrder
 from lightning_gnn_dist.engine.weighted import Rule
 from lightning_gnn_dist.engine.weights import edge_weights, weights_of
+from lightning_gnn_dist.extensions.links.negatives import Moments, has_edges
+from lightning_gnn_dist.extensions.shards.row_draws import NO_ORDER, RowRequest, draw_from_rows
+from lightning_gnn_dist.extensions.temporal.times import TimeOrder
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import edge_positions
 from lightning_gnn_dist.graph.typed.names import TypeNames
-from lightning_gnn_dist.sampling.negatives import Moments, has_edges
 from lightning_gnn_dist.wire.asking import Asking
 
 Message: TypeAlias = list[Tensor]

@@ -26,20 +26,20 @@ from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.weights import NONE
 from lightning_gnn_dist.extensions.larger_than_memory.ahead import AheadSource
+from lightning_gnn_dist.extensions.links.link_sampler import LinkSampler
+from lightning_gnn_dist.extensions.links.targets import FalseEnds
 from lightning_gnn_dist.extensions.shards.draws import DrawRule, GrowingBatch, Names, draw_hops
 from lightning_gnn_dist.extensions.shards.links import draw_false_ends
 from lightning_gnn_dist.extensions.shards.owner import Message, Question
 from lightning_gnn_dist.extensions.shards.remote_graph import FetchedRows, ShardedGraph, union
 from lightning_gnn_dist.extensions.shards.temporal import prepare_times, sample_at_times, sample_timed, times_of_edges
+from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler, LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.targets.sampler import LinkSampler
-from lightning_gnn_dist.sampling.targets.tables import FalseEnds
-from lightning_gnn_dist.sampling.temporal import TemporalSampler
 from lightning_gnn_dist.sampling.turns import Steps
 
 LayerWise = LadiesSampler | FastGCNSampler

@@ -13,15 +13,6 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.sample import SEED_TIME, BatchKey, Sample, refuse_repeated
-from lightning_gnn_dist.engine.temporal.times import (
-    BEFORE_ALL,
-    as_integers,
-    have_times,
-    node_times,
-    ordered,
-    sources_of,
-)
-from lightning_gnn_dist.engine.temporal.trees import View, check_comparable, seen_by
 from lightning_gnn_dist.extensions.shards.draws import DrawRule, GrowingBatch, Names, OwnedGraph, Seen, draw_hops
 from lightning_gnn_dist.extensions.shards.owner import (
     EDGES,
@@ -32,8 +23,17 @@ from lightning_gnn_dist.extensions.shards.owner import (
 )
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
 from lightning_gnn_dist.extensions.shards.route import Route
+from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler
+from lightning_gnn_dist.extensions.temporal.times import (
+    BEFORE_ALL,
+    as_integers,
+    have_times,
+    node_times,
+    ordered,
+    sources_of,
+)
+from lightning_gnn_dist.extensions.temporal.trees import View, check_comparable, seen_by
 from lightning_gnn_dist.sampling.base import check_seeds
-from lightning_gnn_dist.sampling.temporal import TemporalSampler
 from lightning_gnn_dist.sampling.turns import Steps
 
 

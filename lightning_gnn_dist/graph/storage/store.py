@@ -177,6 +177,11 @@ def replace(draft: Path, path: Path) -> None:
     shutil.rmtree(old)
 
 
+def holds_split(path: Path) -> bool:
+    """Whether a saved graph has held edges beside it."""
+    return "links/undirected" in read_meta(path)["arrays"]
+
+
 def read_meta(path: Path) -> dict[str, Any]:
     """The content of ``meta.json``; refuse it if an entry is missing or wrong."""
     file = path / "meta.json"

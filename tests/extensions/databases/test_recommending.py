@@ -22,14 +22,14 @@ from lightning_gnn_dist import (
     TemporalSampler,
     prepare_graph,
 )
-from lightning_gnn_dist.data.edges.recommending import (
+from lightning_gnn_dist.extensions.databases.column_encoder import read_tables
+from lightning_gnn_dist.extensions.links.recommending import (
     MeanAveragePrecision,
     Recommended,
     RecommendingHead,
     Said,
     average_precision,
 )
-from lightning_gnn_dist.extensions.databases.column_encoder import read_tables
 from lightning_gnn_dist.extensions.serving.limits import Limits
 from lightning_gnn_dist.extensions.serving.links import LinkAnswerer, Ranked
 from lightning_gnn_dist.prepare.databases.shop import write_shop

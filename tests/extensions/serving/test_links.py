@@ -15,7 +15,7 @@ from lightning_gnn_dist import Graph, LinkDataModule, LinkSplit, Partition, best
 from lightning_gnn_dist.extensions.serving.limits import Limits
 from lightning_gnn_dist.extensions.serving.links import LinkAnswerer, Ranked
 from lightning_gnn_dist.extensions.serving.question import RefusedError
-from tests.data.test_best_links import SAW, Films, Plain, Wrapped, film_split, known, plain_split
+from tests.extensions.links.test_best_links import SAW, Films, Plain, Wrapped, film_split, known, plain_split
 from tests.extensions.serving.served import Client, serving
 
 NEW_X = torch.randn(3, 6, generator=torch.Generator().manual_seed(9)).double()

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gnn_dist import Graph, LinkDataModule, LinkSplit, through_layers
-from lightning_gnn_dist.data.best_links import links_of
-from lightning_gnn_dist.data.edges import known as known_module
-from lightning_gnn_dist.data.edges.known import Known, KnownBySender, held_links
+from lightning_gnn_dist.extensions.links import known as known_module
+from lightning_gnn_dist.extensions.links.best_links import links_of
+from lightning_gnn_dist.extensions.links.known import Known, KnownBySender, held_links
 from lightning_gnn_dist.extensions.serving.limits import Limits
 from lightning_gnn_dist.extensions.serving.links import LinkAnswerer, Ranked
 from lightning_gnn_dist.graph import rows
 from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.layers.row_table import Room, RowTable
-from tests.data.test_best_links import film_split, known, plain_split
+from tests.extensions.links.test_best_links import film_split, known, plain_split
 from tests.extensions.serving.test_links import quiet
 from tests.memory import Peak, give_back_at_once, reads_memory
 from tests.ranks import run_ranks

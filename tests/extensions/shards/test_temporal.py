@@ -16,10 +16,10 @@ from lightning_gnn_dist.graph.typed.names import have_names
 from tests.batch_contents import check_same
 from tests.extensions.shards.graphs import made_of, opened
 from tests.extensions.shards.links.splits import content
+from tests.extensions.temporal.temporal_graphs import plain, typed
 from tests.graph.parted import as_shards_number_it, some_partition
 from tests.placing import placed
 from tests.ranks import RankError, join, run_ranks
-from tests.sampling.temporal_graphs import plain, typed
 
 DATA = {"sampler": TemporalSampler([3, 2], "edge_time", "time"), "batch_size": 8}
 SIGHTS: list[dict[str, Any]] = [{}, {"equal": True, "last": 3}, {"pick": "latest"}, {"replace": True}]

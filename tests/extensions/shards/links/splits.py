@@ -11,11 +11,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from lightning_gnn_dist import Fetch, Graph, LinkDataModule, LinkSplit, Partition, communities, split_edges
-from lightning_gnn_dist.data.edges.task import WholeEdges
+from lightning_gnn_dist.extensions.links.task import WholeEdges
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from tests.batch_contents import contents
 from tests.batch_contents import is_same as is_same
-from tests.data.temporal.test_events import SENT, events
+from tests.extensions.links.test_events import SENT, events
 from tests.graph.parted import as_shards_number_it, small_graph
 from tests.placing import placed
 from tests.typed_sage import typed_graph_of_papers

@@ -11,12 +11,12 @@ import torch
 from lightning_gnn_dist import Graph, Loading, NeighborSampler, save_shards
 from lightning_gnn_dist.engine.rng import below, draw, key
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.extensions.links.negatives import Candidates, draw_receivers
+from lightning_gnn_dist.extensions.links.positions import FALSE_ENDS
+from lightning_gnn_dist.extensions.links.targets import FalseEnds
 from lightning_gnn_dist.extensions.shards.links import Held, draw_false_ends, held_of_shard, own_share
 from lightning_gnn_dist.extensions.shards.source import ShardedSource
 from lightning_gnn_dist.graph.shard import Bounds, Shard
-from lightning_gnn_dist.sampling.links import FALSE_ENDS
-from lightning_gnn_dist.sampling.negatives import Candidates, draw_receivers
-from lightning_gnn_dist.sampling.targets.tables import FalseEnds
 from tests.batch_contents import is_same
 from tests.extensions.shards.graphs import CountingGraph, joined, opened
 from tests.extensions.shards.links.splits import as_shards_have_it, labelled_split, of_shards, undirected_split, unequal

@@ -1,1 +1,0 @@
-"""Edges with labels: what is asked of their arrays, and how some are held back."""

@@ -1,0 +1,12 @@
+"""Edges as what is learned and judged: links to be told from false ones, edges with labels, what a task recommends.
+
+    LinkDataModule(split_edges(graph), boundary=Fetch())   # a ``Task`` whose seeds are positions of edges
+
+link_split.py       held edges and the graph of the others; held_back.py chooses them, leaks.py compares what they carry
+link_datamodule.py  the data module; task.py is its ``Task``, answers.py that of what a database recommends
+link_sampler.py     a ``Sampler`` that draws around both ends; targets.py has their table, negatives.py the false ends
+link_ranking.py     metrics of ranks among false edges; recommending.py a head, and its metric, of all receivers
+best_links.py       the best receivers of some nodes: search.py shares the work, ranking.py and scoring.py do it
+
+It needs ``temporal``, by whose times edges are split. Links in shards stand with these.
+"""

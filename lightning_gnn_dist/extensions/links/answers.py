@@ -1,0 +1,195 @@
+"""Tasks that recommend: their right answers are edges that nobody sees, which are learned as events are.
+
+    question q at t_q, receivers r:   rank of r = place of <h_q(t_q), h_r(t_q)> among those of all receivers
+
+Judged are rows: of each question at its time, and of each receiver at the time of each question, computed once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.data.task import Judged
+from lightning_gnn_dist.extensions.links.asked import AskedEdges, check_held_back
+from lightning_gnn_dist.extensions.links.best import NONE
+from lightning_gnn_dist.extensions.links.link_file import QuestionColumns
+from lightning_gnn_dist.extensions.links.link_sampler import RootSampler
+from lightning_gnn_dist.extensions.links.positions import edges_at
+from lightning_gnn_dist.extensions.links.task import WholeEdges
+from lightning_gnn_dist.extensions.links.times import check_event_samplers
+from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.shard_bounds import LinkBounds
+from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.graph.typed.tables import ANSWERED, ASKED, TIME, TableTask
+from lightning_gnn_dist.graph.user_ids import ids_for
+from lightning_gnn_dist.graph.value_check import ValueCheck
+from lightning_gnn_dist.graph.with_arrays import with_arrays_of_types
+from lightning_gnn_dist.homes.access import graph_of
+from lightning_gnn_dist.homes.local_graph import LocalGraph
+from lightning_gnn_dist.layers.choice import is_limited
+from lightning_gnn_dist.layers.layered_loader import Targets
+from lightning_gnn_dist.sampling.base import Sampler
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """The questions of a task that recommends, and the edges from them to right answers.
+
+    Args:
+        graph: The graph, without masks.
+        task: The task.
+        masks: Which questions train, validate and test.
+        path: The folder of the graph, which knows the users' ids.
+    """
+
+    graph: Graph
+    task: TableTask
+    masks: dict[str, Tensor]
+    path: Path | None
+
+    @classmethod
+    def of(cls, given: Graph | Data | HeteroData | str | Path, name: str) -> Answers:
+        """Those of a task of a prepared database."""
+        graph = graph_of(given)
+        known = {} if graph.types.tables is None else graph.types.tables.tasks
+        names = [each for each, task in known.items() if task.receiver is not None]
+        if name not in names:
+            other = " PartitionedDataModule(graph, task=...) learns that one." if name in known else ""
+            raise ValueError(f"task must be a task that recommends, one of {shown(names)}, got {shown(name)}.{other}")
+        graph = graph.with_seeds(name)
+        arrays = {kind: dict(of) for kind, of in graph.types.node_arrays.items()}
+        masks = {split: arrays[name].pop(f"{split}_mask") for split in ("train", "val", "test")}
+        seen = {
+            kind: {array: rows for array, rows in of.items() if not array.endswith("_mask")}
+            for kind, of in arrays.items()
+        }
+        return cls(with_arrays_of_types(graph, seen), known[name], masks, graph.path)
+
+    @property
+    def times(self) -> Tensor:
+        """The time of each question."""
+        return self.graph.types.node_arrays[self.task.name][TIME]
+
+    @property
+    def links(self) -> LinkBounds:
+        """What is learned of edges: those of questions that are asked before all that judge."""
+        later = self.times[self.masks["val"] | self.masks["test"]]
+        until = int(later.min()) if later.numel() else None
+        return LinkBounds(False, self.task.answers, None, None, True, {}, ANSWERED, until)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the graph, by which ranks see that they have the same, and of the task."""
+        return f"{self.graph.fingerprint} {self.task.name}"
+
+    def pairs(self, mask: Tensor) -> Tensor:
+        """The answers of some questions, by the ids in their types, in the order of questions, shape (2, n)."""
+        assert self.task.answers is not None
+        ends = self._ends(self.task.answers)
+        ends = ends[:, mask[ends[0]]]
+        return ends[:, ends[0].argsort(stable=True)]
+
+    def _ends(self, kind: EdgeType) -> Tensor:
+        """The ends of all edges of a type, by the ids in their types."""
+        types = self.graph.types
+        ends = edges_at(self.graph, types.edges_of(kind))
+        return ends - torch.tensor([[types.nodes_of(kind[0]).start], [types.nodes_of(kind[2]).start]])
+
+    def columns(self, questions: Tensor, ids_of: Path | None) -> QuestionColumns:
+        """Return how a table names what is recommended to some questions, by the ids of a prepared graph."""
+        task, types = self.task, self.graph.types
+        assert task.receiver is not None
+        senders = torch.full((len(self.times),), NONE)
+        about, of = self._ends((task.entity, ASKED, task.name))
+        senders[of] = about
+        counts = ((kind, len(types.nodes_of(kind))) for kind in (task.entity, task.receiver))
+        ids = [ids_for(ids_of, self.path, kind, count) for kind, count in counts]
+        times = self.times[questions].numpy()
+        times = times.astype("datetime64[s]") if task.are_dates else times
+        return QuestionColumns(questions.numpy(), senders[questions].numpy(), times, *ids)
+
+    def roots(self, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Some questions at their times, and all receivers at each of these, as nodes and times, evenly mixed."""
+        types, task = self.graph.types, self.task
+        assert task.receiver is not None
+        questions, receivers = types.nodes_of(task.name), types.nodes_of(task.receiver)
+        asked = mask.nonzero().view(-1)
+        at, many = self.times[asked].unique(return_inverse=False), len(receivers)
+        nodes = torch.cat([asked + questions.start, torch.arange(receivers.start, receivers.stop).repeat(len(at))])
+        times = torch.cat([self.times[asked], at.repeat_interleave(many)])
+        place = torch.cat([torch.linspace(0, 1, len(asked)), torch.linspace(0, 1, many * len(at))])
+        order = place.argsort(stable=True)
+        return nodes[order], times[order]
+
+
+class AnswerEdges(WholeEdges):
+    """Learns the answers of questions to train on, and judges what is recommended to others.
+
+    Args:
+        home: Where the graph lives.
+        values: Refuses bad values in what is learned from.
+        asked: Which edges batches ask for.
+        answers: The task.
+    """
+
+    probes = False  # a model says nothing of pairs where rows are judged
+
+    def __init__(self, home: LocalGraph, values: ValueCheck, asked: AskedEdges, answers: Answers) -> None:
+        super().__init__(home, values, asked, None)
+        self._answers = answers
+
+    def check(self, rows: Graph) -> None:
+        check_event_samplers(rows, self.home.running.settings, TIME, None)
+
+    def predicted(self, some: Tensor | None) -> Judged:
+        """Return questions and all receivers at their times, which a model ranks when it has the rows of all."""
+        if is_limited(self.home.running.trainer):
+            raise ValueError(
+                "limit_predict_batches would leave out receivers, and all are ranked for each question: leave the "
+                "limit out, or ask less, data.only([0, 1])."
+            )
+        mask = torch.full_like(self._answers.masks["test"], some is None)
+        if some is not None:
+            mask[some - self.home.ids.start] = True
+        return self._judged("prediction", mask)
+
+    def columns(self, some: Tensor | None, ids_of: Path | None) -> QuestionColumns:
+        ids = self.home.ids
+        return self._answers.columns(torch.arange(len(ids)) if some is None else some - ids.start, ids_of)
+
+    def judged(self, name: str) -> Judged:
+        asked = self._answers
+        held = {split: of for split, of in asked.masks.items() if bool(of.any())}
+        check_held_back(name, held, f"give the task {asked.task.name!r} questions to judge.")
+        return self._judged(name, asked.masks[name])
+
+    def _judged(self, name: str, mask: Tensor) -> Judged:
+        asked = self._answers
+        nodes, times = asked.roots(mask)
+        first = asked.graph.types.nodes_of(asked.task.name).start
+        number = self.asked.ends.target_type
+        assert number is not None
+        rest = nodes, times, asked.pairs(mask), first, number.number
+
+        def sampler(more_hops: int) -> Sampler:
+            of_trees = self.home.running.sampler_of_evaluation(more_hops)
+            assert isinstance(of_trees, TemporalSampler)
+            return RootSampler(of_trees, *rest)
+
+        told = (
+            f"{name} asks {int(mask.sum())} questions of {asked.task.name!r}, and with receivers has {len(nodes)} rows"
+        )
+        targets = len(nodes), lambda ids: Targets(nodes[ids], {}, asked.task.answers)
+
+        def dealt(root: Sampler, num_batches: int) -> Sampler:
+            assert isinstance(root, RootSampler)
+            return replace(root, num_batches=num_batches)
+
+        return Judged(range(len(nodes)), told, sampler, *targets, dealt)

@@ -1,0 +1,223 @@
+r"""What a model recommends: a score for each question and receiver, and how the right ones rank among all of them.
+
+With rows of questions and of receivers :math:`h`, right answers :math:`R_q` and the receivers :math:`r_1, r_2, \ldots`
+in the order of their scores,
+
+.. math::
+    s(q, r) = \langle W h_q, h_r \rangle, \qquad
+    \mathrm{MAP@}k = \mathrm{mean}_q \frac{1}{\min(|R_q|, k)}
+        \sum_{i \le k,\, r_i \in R_q} \frac{|\{r_1, \ldots, r_i\} \cap R_q|}{i}
+
+RelBench divides so, where ``RetrievalMAP`` of torchmetrics divides by the right ones among the first :math:`k` alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+from torch_geometric.data import HeteroData
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.utilities import dim_zero_cat
+
+from lightning_gnn_dist.checks import check_at_least
+from lightning_gnn_dist.extensions.links.best import Best
+from lightning_gnn_dist.graph.storage.row_file import rows_of
+from lightning_gnn_dist.graph.typed.tables import Tables
+from lightning_gnn_dist.layers.choice import share_of
+from lightning_gnn_dist.wire.collectives import rank, world_size
+
+_AT_ONCE = 1 << 24  # scores
+
+
+class Said(NamedTuple):
+    """What a model says of a batch of a task that recommends.
+
+    Attributes:
+        questions: A row for each question of the batch.
+        receivers: A row for each receiver.
+    """
+
+    questions: Tensor
+    receivers: Tensor
+
+
+class Recommended(NamedTuple):
+    """What is recommended to questions.
+
+    Attributes:
+        questions: Their ids in the task, the rows of its table, increasing, shape ``(n,)``.
+        receivers: For each the ``k`` receivers with the highest scores, the best first, shape ``(n, k)``; -1 where
+            there are fewer.
+        scores: Their scores, minus infinity where there are fewer.
+    """
+
+    questions: Tensor
+    receivers: Tensor
+    scores: Tensor
+
+    @property
+    def records(self) -> NDArray[Any]:
+        """The receivers and their scores as records ``receiver`` and ``score``, shape ``(n, k)``."""
+        scores = rows_of(self.scores, len(self.scores))
+        found = np.empty(scores.shape, [("receiver", np.int64), ("score", scores.dtype)])
+        found["receiver"], found["score"] = self.receivers.cpu().numpy(), scores
+        return found
+
+
+class RecommendingHead(nn.Module):
+    """Scores pairs of a question and a receiver by the product of their rows.
+
+    Args:
+        tables: What became of the tables: ``graph.types.tables``, or ``read_tables(path)``.
+        task: A task that recommends.
+        channels: Numbers in a row.
+    """
+
+    def __init__(self, tables: Tables, task: str, channels: int) -> None:
+        super().__init__()
+        self.task = tables.task(task)
+        self.linear = nn.Linear(channels, channels, bias=False)
+        self.ranking = self._metric()  # of a prediction
+        self._left = 0
+
+    def forward(self, rows: dict[str, Tensor], batch: HeteroData) -> Said:
+        """What is said of the questions and receivers of a batch, by the rows of all its nodes, by type."""
+        assert self.task.receiver is not None
+        name, receiver = self.task.name, self.task.receiver
+        asked, known = rows[name][: batch[name].batch_size], rows[receiver][: batch[receiver].batch_size]
+        return Said(self.linear(asked), known)
+
+    def loss(self, said: Said, batch: HeteroData) -> Tensor:
+        """The mean cross entropy of each right answer among the false ones drawn for it."""
+        targets = batch[self.task.answers]
+        question, receiver = targets.edge_label_index
+        scores = (said.questions[question] * said.receivers[receiver]).sum(1)
+        right, false = scores.split([n := int(targets.edge_label.sum()), len(scores) - n])
+        logits = torch.cat([right[:, None], false.view(n, -1)], 1)
+        return functional.cross_entropy(logits, torch.zeros_like(question[:n]))
+
+    def judge(self, metrics: MetricCollection, said: Said, batch: HeteroData) -> None:
+        """Let the metrics see a batch."""
+        metrics.update(said, batch)
+
+    def answer(self, said: Said, batch: HeteroData) -> Recommended:
+        """What is recommended to this rank's share of questions, after its last batch; to none before. Collective."""
+        left = int(batch[self.task.answers].edge_label_left)
+        if left + 1 != self._left:  # the first batch of a pass, or of one after a pass that was broken off
+            self.ranking.reset()
+        self._left = left
+        self.ranking.update(said, batch)
+        if left:
+            nobody = Best.none(0, self.task.k, said.receivers[:0])
+            return Recommended(batch[self.task.name].n_id[:0], *nobody)
+        found = self.ranking.own_share()
+        self.ranking.reset()
+        return found
+
+    def metrics(self, prefix: str = "") -> MetricCollection:
+        """The metric of the task, which is RelBench's."""
+        return MetricCollection({"map": self._metric()}, prefix=prefix, compute_groups=False)
+
+    def _metric(self) -> MeanAveragePrecision:
+        assert self.task.answers is not None
+        return MeanAveragePrecision(self.task.answers, self.task.k)
+
+
+class MeanAveragePrecision(Metric):
+    """MAP@k of all receivers, exact on any number of ranks: what each computes is the rows of its share, once.
+
+    Ranks exchange rows, as many numbers as questions and receivers have, and each scores all pairs, in blocks. What is
+    found for each question stays in ``questions``, their ids in the task, and ``best``, ids and scores of receivers.
+
+    Args:
+        answers: The edge type of the answers.
+        k: How many receivers are judged. A question without a known answer does not count.
+    """
+
+    higher_is_better = True
+    full_state_update = False
+
+    def __init__(self, answers: tuple[str, str, str], k: int) -> None:
+        super().__init__()
+        check_at_least(1, k=k)
+        self.answers, self.k = answers, k
+        self.questions: Tensor | None = None
+        self.best: Best | None = None
+        for name in ("asked", "known"):
+            for part in ("rows", "ids", "times"):
+                self.add_state(f"{name}_{part}", [], dist_reduce_fx="cat")
+        self.add_state("right", [], dist_reduce_fx="cat")
+
+    def update(self, said: Said, batch: HeteroData) -> None:
+        """Add the rows of a batch's questions and receivers."""
+        store = batch[self.answers]
+        for name, rows, kind in zip(("asked", "known"), said, self.answers[::2], strict=True):
+            nodes = batch[kind]
+            self._add(f"{name}_rows", rows.detach())
+            self._add(f"{name}_ids", nodes.n_id[: len(rows)])
+            self._add(f"{name}_times", store.seed_time[nodes.batch[: len(rows)]])
+        self._add("right", store.edge_label_answers.T)
+
+    def _add(self, name: str, rows: Tensor) -> None:
+        getattr(self, name).append(rows.contiguous())
+
+    def _all(self, name: str) -> Tensor:
+        found: Tensor = dim_zero_cat(getattr(self, name))
+        return found
+
+    def compute(self) -> Tensor:
+        asked, known = (
+            _sorted(*(self._all(f"{name}_{part}") for part in ("ids", "rows", "times"))) for name in ("asked", "known")
+        )
+        best = Best.none(len(asked.ids), self.k, known.rows[:0])
+        for time in asked.times.unique():
+            at, of_time = (asked.times == time).nonzero().view(-1), known.times == time
+            ids, rows = known.ids[of_time], known.rows[of_time]
+            for some in at.split(max(1, _AT_ONCE // max(1, len(ids)))):
+                found = Best.none(len(some), self.k, rows[:0]).or_better(ids, asked.rows[some] @ rows.T)
+                best.ids[some], best.scores[some] = found
+        self.questions, self.best = asked.ids, best
+        return average_precision(asked.ids, best.ids, self._all("right"))
+
+    def own_share(self) -> Recommended:
+        """Return what is recommended to this rank's share of the questions. Collective."""
+        self.compute()
+        assert self.questions is not None and self.best is not None
+        share = share_of(len(self.questions), world_size(), rank())
+        some = slice(share.start, share.stop)
+        return Recommended(self.questions[some], *self.best.of(some))
+
+
+class _Rows(NamedTuple):
+    ids: Tensor
+    rows: Tensor
+    times: Tensor
+
+
+def _sorted(ids: Tensor, rows: Tensor, times: Tensor) -> _Rows:
+    """Rows in the order of their ids, which decides between equal scores."""
+    order = ids.argsort(stable=True)
+    return _Rows(ids[order], rows[order], times[order])
+
+
+def average_precision(questions: Tensor, found: Tensor, right: Tensor) -> Tensor:
+    """The mean average precision of questions that have an answer.
+
+    Args:
+        questions: Their ids, increasing, shape (n,).
+        found: What is recommended for each, the best first, shape (n, k).
+        right: Question and receiver of each right answer, shape (m, 2).
+    """
+    right = right.unique(dim=0)
+    base = int(torch.cat([right[:, 1], found.view(-1)]).max()) + 2 if right.numel() else 2
+    is_right = torch.isin(questions[:, None] * base + found + 1, right[:, 0] * base + right[:, 1] + 1)
+    places = torch.arange(1, found.shape[1] + 1, device=found.device)
+    precision = is_right.cumsum(1).double() / places * is_right
+    counts = torch.bincount(torch.searchsorted(questions, right[:, 0].contiguous()), minlength=len(questions))
+    of_question = precision.sum(1) / counts.clamp(1, found.shape[1])
+    return of_question[counts > 0].mean().float()

@@ -1,0 +1,311 @@
+"""Sampling by time: a tree for each seed.
+
+What a node may receive depends on the time of the seed that it is reached from, so a node is in the batch once for each
+tree that it is in. It is called ``tree << bits | node`` here, and the table of a batch tells such names apart as it
+tells nodes. The edges of a type into a node are in order of time, so those that a seed may see are next to each other:
+two binary searches find them, and they are drawn from as if they were a row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.engine.compiling import compiled, inlined, part
+from lightning_gnn_dist.engine.intrinsics import prefetch
+from lightning_gnn_dist.engine.kernels import (
+    BLOCK,
+    DAMAGED,
+    REPEATED_SEED,
+    ZERO,
+    Array,
+    Csr,
+    Table,
+    Work,
+    draw_row,
+    end_of_piece,
+    is_whole,
+    open_rows,
+    place,
+    place_seeds,
+    prefetch_types,
+    slot_of,
+    take_row,
+)
+from lightning_gnn_dist.engine.rng import draw, typed_keys
+from lightning_gnn_dist.engine.sample import SEED_TIME, BatchKey, Sample, edge_types_of, sample_hops
+from lightning_gnn_dist.engine.weighted import Piece, Rule
+from lightning_gnn_dist.extensions.temporal.times import (
+    BEFORE_ALL,
+    TimeOrder,
+    as_integers,
+    earlier_by,
+    sources_of,
+    time_order,
+    times_of_seeds,
+)
+from lightning_gnn_dist.graph.graph import Graph
+
+_U = np.uint64
+
+
+class Trees(NamedTuple):
+    """The roots of the trees.
+
+    Attributes:
+        seeds: Their ids, int64.
+        after: Each tree sees events later than this, int64; ``BEFORE_ALL`` for all.
+        upto: And no later than this, int64.
+        bits: How many bits of a name are the node's id.
+    """
+
+    seeds: Array
+    after: Array
+    upto: Array
+    bits: int
+
+
+class TimedDraws(NamedTuple):
+    """What is drawn of each edge type.
+
+    Attributes:
+        edge_type: The type of each edge of the graph; empty if there is one type alone.
+        order: The edges by time.
+        fanouts: Neighbours to draw per hop and edge type, int64, shape (hops, types); -1 takes all, 0 none.
+        keys: The key of each hop and edge type, uint64, shape (hops, types).
+        rule: How the neighbours of one type are drawn.
+        latest: Whether the latest ones are taken, instead of any.
+    """
+
+    edge_type: Array
+    order: TimeOrder
+    fanouts: Array
+    keys: Array
+    rule: Rule
+    latest: bool
+
+
+@compiled
+def sample_trees(
+    csr: Csr,
+    roots: Array,
+    trees: Trees,
+    draws: TimedDraws,
+    work: Work,
+    table: Table,
+    num_nodes: Array,
+    num_edges: Array,
+) -> Any:
+    """Sample one batch into ``work``, by the names of nodes; ``roots`` are those of the seeds.
+
+    Return as :func:`hop_kernels.sample` does.
+    """
+    begin, end = ZERO, place_seeds(roots, work, table)
+    mask = (_U(1) << _U(trees.bits)) - _U(1)
+    if end != len(roots):
+        return REPEATED_SEED
+    num_nodes[0] = end
+    for hop in range(len(draws.fanouts)):
+        if not open_rows(csr, begin, end, mask, work):
+            return DAMAGED
+        found = _expand(csr, begin, end, hop, trees, draws, work, table)
+        if found < 0:
+            return DAMAGED
+        total = work.starts[_U(end)]
+        if len(roots) + total > len(work.positions):
+            return len(roots) + total
+        num_edges[hop] = total - work.starts[_U(begin)]
+        num_nodes[hop + 1] = found - end
+        begin, end = end, found
+    return len(roots) + work.starts[_U(begin)]
+
+
+@part
+def _expand(csr: Csr, begin: int, end: int, hop: int, trees: Trees, draws: TimedDraws, work: Work, table: Table) -> Any:
+    """One hop in five stages, each a block of rows behind the one before; return as :func:`hop_kernels.expand` does.
+
+    With too little room for all edges it counts them, and finds no more nodes.
+    """
+    found, blocks, total = end, (end - begin + BLOCK - 1) // BLOCK, work.starts[_U(begin)]
+    for block in range(blocks + 4):
+        low = begin + block * BLOCK
+        for i in range(low, min(low + BLOCK, end)):
+            first, degree = work.first[_U(i - begin)], work.degree[_U(i - begin)]
+            prefetch_types(draws.edge_type, first, degree)
+            prefetch(draws.order.times, first)
+            prefetch(draws.order.times, first + degree // 2)
+        low -= BLOCK
+        if 1 <= block <= blocks:
+            total = _draw_rows(begin, low, min(low + BLOCK, end), total, hop, trees, draws, work)
+            if total < 0:
+                return np.int64(DAMAGED)
+        if len(trees.seeds) + total > len(work.positions):
+            continue
+        low -= BLOCK
+        is_right: Any = True
+        if 2 <= block <= blocks + 1:
+            is_right = _find_edges(csr.indices, begin, low, min(low + BLOCK, end), draws.order.places, work)
+        low -= BLOCK
+        if is_right and 3 <= block <= blocks + 2:
+            is_right = _read_senders(csr, low, min(low + BLOCK, end), trees.bits, work, table)
+        if not is_right:
+            return np.int64(DAMAGED)
+        low -= BLOCK
+        if block >= 4:
+            found = place(work.starts[_U(low)], work.starts[_U(min(low + BLOCK, end))], work, table, found)
+    return found
+
+
+@part
+def _draw_rows(
+    begin: int, low: int, high: int, total: int, hop: int, trees: Trees, draws: TimedDraws, work: Work
+) -> Any:
+    """Choose the edges of the frontier rows ``low`` to ``high``, by their places in the order of time.
+
+    Return the batch's edges so far, or ``DAMAGED``.
+    """
+    num_types, room = draws.fanouts.shape[1], len(work.positions) - len(trees.seeds)
+    for i in range(low, high):
+        first, tree = work.first[_U(i - begin)], _U(work.nodes[_U(i)]) >> _U(trees.bits)
+        node: Any = _U(work.nodes[_U(i)]) ^ (tree << _U(trees.bits))
+        last = first + work.degree[_U(i - begin)]
+        while first < last:
+            kind, stop = ZERO, last
+            if len(draws.edge_type):
+                kind = np.int64(draws.edge_type[_U(first)])
+                stop = end_of_piece(draws.edge_type, first, last)
+            if _U(kind) >= _U(num_types):  # read as unsigned, a negative number is large
+                return np.int64(DAMAGED)
+            start, end = first, stop
+            if draws.order.has_time[_U(kind)]:  # a function of its own would take a fifth longer
+                if trees.after[tree] != BEFORE_ALL:
+                    start = first_later(draws.order.times, first, stop, trees.after[tree])
+                end = first_later(draws.order.times, start, stop, trees.upto[tree])
+            fanout, degree = draws.fanouts[_U(hop), _U(kind)], end - start
+            takes_all = is_whole(degree, fanout, draws.rule.replace)
+            out, total = total, total + (degree if takes_all else fanout)
+            if total <= room:
+                if takes_all or draws.latest:
+                    take_row(draws.order.places, end - total + out, total - out, work.positions, out)
+                else:  # what a tree draws does not depend on the other trees of its batch
+                    places, key = draws.order.places, draw(draws.keys[_U(hop), _U(kind)], trees.seeds[tree], 0)
+                    piece = Piece(start, degree, fanout, key, node)
+                    draw_row(places, piece, draws.rule.replace, None, None, work.positions, out)  # times, so no weights
+            first = stop
+        work.starts[_U(i + 1)] = total
+    return total
+
+
+@inlined
+def first_later(times: Array, low: int, high: int, time: int) -> Any:
+    """The first of the places ``low`` to ``high`` with a time later than ``time``; ``high`` if there is none."""
+    while low < high:
+        middle = (low + high) // 2
+        if times[_U(middle)] > time:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@part
+def _find_edges(indices: Array, begin: int, low: int, high: int, places: Array, work: Work) -> Any:
+    """Turn places in the order of time into positions of edges; return whether they are in their rows."""
+    is_damaged: Any = False
+    for i in range(low, high):
+        first, degree = work.first[_U(i - begin)], work.degree[_U(i - begin)]
+        for edge in range(work.starts[_U(i)], work.starts[_U(i + 1)]):
+            if len(places):
+                within = places[_U(work.positions[_U(edge)])]
+                is_damaged |= _U(within) >= _U(degree)
+                work.positions[_U(edge)] = first + within
+            prefetch(indices, work.positions[_U(edge)])
+    return not is_damaged
+
+
+@part
+def _read_senders(csr: Csr, low: int, high: int, bits: int, work: Work, table: Table) -> Any:
+    """Name the senders of the edges of some rows; return whether all are nodes of the graph."""
+    is_damaged: Any = False
+    for i in range(low, high):
+        tree = _U(work.nodes[_U(i)]) >> _U(bits) << _U(bits)
+        for edge in range(work.starts[_U(i)], work.starts[_U(i + 1)]):
+            source = _U(csr.indices[_U(work.positions[_U(edge)])])
+            is_damaged |= source >= _U(len(csr.indptr) - 1)  # read as unsigned, a negative id is large
+            name = tree | source
+            work.columns[_U(edge)] = name
+            prefetch(table.entries, slot_of(name, table.shift))
+    return not is_damaged
+
+
+class View(NamedTuple):
+    """What a seed sees of the past.
+
+    Attributes:
+        time: The name of the array that says when edges, or the nodes that send, were there.
+        seed_time: The name of the node array that says at what time each node is a seed.
+        equal: Whether it sees events of its own time.
+        last: It sees events up to so long before its time; None for all.
+        latest: Whether nodes draw their latest neighbours, instead of any.
+        replace: Whether a neighbour may be drawn more than once.
+    """
+
+    time: str
+    seed_time: str
+    equal: bool
+    last: float | None
+    latest: bool
+    replace: bool
+
+
+def sample_by_time(
+    graph: Graph, seeds: Tensor, times: Tensor, fanouts: Array, batch_key: BatchKey, view: View
+) -> Sample:
+    """Draw so many neighbours of each edge type at each hop, ``fanouts[hop, type]``, for each seed apart."""
+    bits = max(1, (graph.num_nodes - 1).bit_length())
+    trees = Trees(seeds.numpy(), *seen_by(times, view), bits)
+    keys = typed_keys(*batch_key, *fanouts.shape)
+    edge_type = edge_types_of(graph.types)
+    order, rule = time_order(graph, view.time), Rule(None, view.replace)
+    draws = TimedDraws(edge_type, order, fanouts, keys, rule, view.latest)
+    roots = (torch.arange(seeds.numel()) << bits) + seeds
+    sample = sample_hops(
+        graph, roots, len(fanouts), sample_trees, trees, draws, num_names=max(1, seeds.numel()) << bits
+    )
+    extra = {"batch": sample.nodes >> bits, SEED_TIME: times}
+    return sample._replace(nodes=sample.nodes & ((1 << bits) - 1), extra=extra)
+
+
+def seen_by(times: Tensor, view: View) -> tuple[Array, Array]:
+    """After which time, and up to which, each seed sees events, as integers."""
+    upto = as_integers(times) - (0 if view.equal else 1)
+    after = torch.full_like(upto, BEFORE_ALL) if view.last is None else earlier_by(times, view.last) - 1
+    return after.numpy(), upto.numpy()
+
+
+def checked_times(graph: Graph, seeds: Tensor, view: View) -> Tensor:
+    """The time of each seed; times that do not compare exactly with those of events, and such a span, are refused."""
+    sources_of(graph, view.time)  # refuses what is no time, first
+    times = times_of_seeds(graph, view.seed_time, seeds)
+    check_comparable(graph, times, view)
+    return times
+
+
+def check_comparable(graph: Graph, times: Tensor, view: View) -> None:
+    """Refuse times of seeds that do not compare exactly with those of events, and such a span."""
+    of_events = next(source.times.dtype for source in sources_of(graph, view.time) if source is not None)
+    if of_events.is_floating_point != times.dtype.is_floating_point:
+        raise ValueError(
+            f"Events have times of {of_events} ({view.time!r}) and seeds of {times.dtype} ({view.seed_time!r}), which "
+            "do not compare exactly: store both as integers, or both as floating point numbers."
+        )
+    check_span(times, view)
+
+
+def check_span(times: Tensor, view: View) -> None:
+    """Refuse a span of time that is no integer where times are."""
+    if view.last is not None and not times.is_floating_point() and view.last != int(view.last):
+        raise ValueError(f"last ({view.last}) must be an integer, as the times of {view.time!r} are: round it.")

@@ -1,0 +1,1 @@
+"""Edges that are learned and judged."""

@@ -1,0 +1,318 @@
+"""The best links are those of all pairs scored and sorted by hand, on however many ranks and in which chunks."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import GraphSAGE, HeteroConv, SAGEConv
+
+from lightning_gnn_dist import (
+    Graph,
+    GrappaStrategy,
+    LinkSplit,
+    Partition,
+    best_links,
+    communities,
+    save_shards,
+    split_edges,
+    through_layers,
+)
+from lightning_gnn_dist.extensions.links import search
+from lightning_gnn_dist.extensions.links.best import Best
+from tests.data_fitting import trainer
+from tests.every_strategy import PATIENCE
+from tests.ranks import run_ranks
+
+SAW = ("user", "saw", "film")
+Pairs = set[tuple[int, int]]
+
+
+class Plain(pl.LightningModule):
+    """Rows of whole numbers, so that many pairs have the same score, and a decoder that is not symmetric."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = SAGEConv(6, 8).double(), SAGEConv(8, 3).double()
+
+    def layers(self) -> Any:
+        return [
+            lambda batch: self.first(batch.x, batch.edge_index).relu(),
+            lambda batch: self.last(batch.x, batch.edge_index).mul(2).round(),
+        ]
+
+    def decoded(self, senders: Tensor, receivers: Tensor) -> Tensor:
+        return (senders * receivers).sum(-1) + 2 * receivers[..., 0]
+
+    def forward(self, batch: Any) -> Tensor:
+        rows, (sender, receiver) = through_layers(self, batch), batch.edge_label_index
+        return self.decoded(rows[sender], rows[receiver])
+
+    def whole(self, graph: Graph) -> tuple[Tensor, Tensor]:
+        edges: Any = graph.to_pyg().edge_index
+        hidden = self.first(graph.node_arrays["x"], edges).relu()
+        rows = self.last(hidden, edges).mul(2).round().detach()
+        return rows, rows
+
+
+class Films(Plain):
+    """The same of users and films."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kinds = [SAW, ("film", "rev_saw", "user"), ("user", "knows", "user")]
+        self.first, self.last = (
+            HeteroConv({kind: SAGEConv(width, out) for kind in kinds}).double() for width, out in ((6, 8), (8, 3))
+        )
+
+    def layers(self) -> Any:
+        def inner(batch: Any) -> Any:
+            return {kind: rows.relu() for kind, rows in self.first(batch.x_dict, batch.edge_index_dict).items()}
+
+        def last(batch: Any) -> Any:
+            found = self.last(batch.x_dict, batch.edge_index_dict)
+            return {kind: rows.mul(2).round() for kind, rows in found.items()}
+
+        return [inner, last]
+
+    def forward(self, batch: Any) -> Tensor:
+        rows, (sender, receiver) = through_layers(self, batch), batch[SAW].edge_label_index
+        return self.decoded(rows["user"][sender], rows["film"][receiver])
+
+    def whole(self, graph: Graph) -> tuple[Tensor, Tensor]:
+        data: Any = graph.to_pyg()
+        hidden = {kind: x.relu() for kind, x in self.first(data.x_dict, data.edge_index_dict).items()}
+        rows = {k: x.mul(2).round().detach() for k, x in self.last(hidden, data.edge_index_dict).items()}
+        return rows["user"], rows["film"]
+
+
+@cache
+def plain_split() -> LinkSplit:
+    graph = communities(101, 3, num_features=6, seed=3)
+    return split_edges(Graph(graph.indptr, graph.indices, {"x": graph.node_arrays["x"].double()}), negatives=5)
+
+
+@cache
+def film_split(num_films: int = 9) -> LinkSplit:
+    draw, data = torch.Generator().manual_seed(1), HeteroData()
+    data["user"].x = torch.randn(40, 6, generator=draw).double()
+    data["film"].x = torch.randn(num_films, 6, generator=draw).double()
+    pairs = [(user, film) for user in range(40) for film in range(num_films) if (3 * user + film) % 4 == 1]
+    data[SAW].edge_index = torch.tensor(pairs).T
+    data["film", "rev_saw", "user"].edge_index = torch.tensor(pairs).T.flip(0)
+    data["user", "knows", "user"].edge_index = torch.randint(40, (2, 90), generator=draw)
+    return split_edges(Graph.from_pyg(data).with_seeds("film"), negatives=1, edge_type=SAW)
+
+
+def by_hand(module: Plain, split: LinkSplit, senders: list[int], k: int, left_out: Pairs, dot: bool) -> Any:
+    """Score all pairs, and sort them by score and id."""
+    of_senders, of_receivers = module.whole(split.graph)
+    found = []
+    for sender in senders:
+        row = of_senders[sender]
+        scores = (of_receivers * row).sum(1) if dot else module.decoded(row, of_receivers)
+        order = sorted((-float(score), r) for r, score in enumerate(scores) if (sender, r) not in left_out)
+        best = [(receiver, -score) for score, receiver in order[:k]]
+        found.append(best + [(-1, -float("inf"))] * (min(k, len(scores)) - len(best)))
+    return found
+
+
+def known(split: LinkSplit, *names: str) -> Pairs:
+    """Links that are left out."""
+    data: Any = split.graph.to_pyg()
+    edges: Any = data.edge_index if split.edge_type is None else data[split.edge_type].edge_index
+    found = {(s, r) for s, r in edges.T.tolist()} if "edges" in names else set()
+    for name, held in split.edges.items():
+        pairs = {(s, r) for s, r in held.T.tolist()} if name in names else set()
+        found |= pairs | ({(r, s) for s, r in pairs} if split.undirected else set())
+    return found | ({(node, node) for node in range(split.graph.num_nodes)} if "self" in names else set())
+
+
+def as_pairs(found: search.BestLinks) -> Any:
+    rows = zip(found.receivers.tolist(), found.scores.tolist(), strict=True)
+    return [list(zip(*row, strict=True)) for row in rows]
+
+
+ASKED = [7, 30, 0, 22, 39, 5, 11]
+
+
+def on_rank(rank: int, world_size: int, where: Any, typed: bool, folder: Path) -> dict[str, Any]:
+    """Find links in small chunks; return this rank's share of them."""
+    search._AT_ONCE, search._OF_THE_BUDGET = 3, 2e-4
+    module = Films() if typed else Plain()
+    strategy = GrappaStrategy(**PATIENCE) if world_size > 1 else "auto"
+    running: dict[str, Any] = {"trainer": trainer(world_size, strategy), "model": module, "split": where}
+    given: dict[str, Any] = {
+        "model": {},
+        "dot": {"score": "dot", "leave_out": ["edges"]},
+        "function": {"score": lambda s, r: module.decoded(s[:, None], r), "leave_out": []},
+    }
+    for options in given.values():
+        options |= {"senders": ASKED, "k": 5, "budget_bytes": 16 << 20}
+    found = {name: best_links(**running, **options) for name, options in given.items()}
+    best_links(**running, path=folder / "all.npy", k=1000, budget_bytes=16 << 20)
+    return {name: (links.senders.tolist(), as_pairs(links)) for name, links in found.items() if links is not None}
+
+
+def check(of_ranks: list[dict[str, Any]], split: LinkSplit, module: Plain, folder: Path) -> None:
+    loops = "self" if split.edge_type is None else ""
+    for name, left_out, dot in (
+        ("model", known(split, "edges", loops), False),
+        ("dot", known(split, "edges"), True),
+        ("function", set[tuple[int, int]](), False),
+    ):
+        shared = dict(
+            pair for senders, links in (rank[name] for rank in of_ranks) for pair in zip(senders, links, strict=True)
+        )
+        assert len(shared) == len(ASKED)
+        assert [shared[sender] for sender in ASKED] == by_hand(module, split, ASKED, 5, left_out, dot)
+    senders = list(range(len(module.whole(split.graph)[0])))
+    expected = by_hand(module, split, senders, 1000, known(split, "edges", loops), False)
+    rows = np.load(folder / "all.npy", mmap_mode="r")
+    assert rows["sender"].reshape(len(senders), -1)[:, 0].tolist() == senders
+    found = zip(rows["receiver"].tolist(), rows["score"].tolist(), strict=True)
+    assert list(found) == [pair for of_sender in expected for pair in of_sender]
+    assert [file.name for file in folder.iterdir()] == ["all.npy"]
+
+
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+def test_links_are_the_best_of_all_pairs(num_ranks: int, tmp_path: Path) -> None:
+    check(run_ranks(on_rank, num_ranks, plain_split(), False, tmp_path), plain_split(), Plain(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "num_films"), [pytest.param(1, 9, marks=pytest.mark.slow), (3, 2)]
+)  # of three ranks one has no film
+def test_links_of_an_edge_type(num_ranks: int, num_films: int, tmp_path: Path) -> None:
+    split = film_split(num_films)
+    check(run_ranks(on_rank, num_ranks, split, True, tmp_path), split, Films(), tmp_path)
+
+
+@pytest.mark.parametrize("typed", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_links_of_shards(typed: bool, tmp_path: Path) -> None:
+    split = film_split() if typed else plain_split()
+    chunks = (torch.arange(split.graph.num_nodes) % 3 // 2).int()  # unequal, and across the order of ids
+    save_shards(split, Partition(chunks, 2), tmp_path / "shards")
+    (tmp_path / "out").mkdir()
+    found = run_ranks(on_rank, 2, tmp_path / "shards", typed, tmp_path / "out")
+    check(found, split, Films() if typed else Plain(), tmp_path / "out")
+
+
+def test_a_graph_may_have_no_held_edges() -> None:
+    split = LinkSplit(plain_split().graph, {})
+    found = best_links(trainer(1), Plain(), split, senders=[2, 9], k=4, score="dot")
+    assert found is not None
+    assert as_pairs(found) == by_hand(Plain(), split, [2, 9], 4, known(split, "edges", "self"), True)
+
+
+class Wrapped(pl.LightningModule):
+    """A model of PyG's, whose layers are known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gnn = GraphSAGE(6, 4, 2).double()
+
+    def forward(self, batch: Any) -> Tensor:
+        rows, (sender, receiver) = self.gnn(batch.x, batch.edge_index)[: batch.batch_size], batch.edge_label_index
+        return (rows[sender] * rows[receiver]).sum(1)
+
+
+def test_a_model_of_pyg_ranks_too() -> None:
+    split, module = plain_split(), Wrapped().eval()
+    rows = module.gnn(split.graph.node_arrays["x"], split.graph.to_pyg().edge_index).detach()
+    found = [
+        best_links(trainer(1), module, split, senders=[4], score=way, leave_out=["val", "test"])
+        for way in ("model", "dot")
+    ]
+    for links in found:
+        assert links is not None
+        scores = rows @ rows[4]
+        scores[[r for s, r in known(split, "val", "test") if s == 4]] = -torch.inf
+        assert links.receivers[0].tolist() == scores.sort(descending=True, stable=True).indices[:10].tolist()
+
+
+@pytest.mark.gpu
+def test_a_gpu_finds_the_same() -> None:
+    split, module = plain_split(), Plain()
+    found = {}
+    for where in ("cpu", "cuda"):
+        running = trainer(1, accelerator=where)
+        ways: list[Any] = ["model", "dot"]
+        found[where] = [best_links(running, module, split, score=way, budget_bytes=16 << 20) for way in ways]
+    for ours, theirs in zip(found["cpu"], found["cuda"], strict=True):
+        assert ours is not None and theirs is not None
+        assert theirs.receivers.equal(ours.receivers) and theirs.scores.equal(ours.scores)
+
+
+def test_equal_scores_are_in_the_order_of_ids_whatever_the_pieces() -> None:
+    scores = torch.randint(3, (50, 40), generator=torch.Generator().manual_seed(0)).double()
+    scores[scores == 0] = -torch.inf
+    for pieces in ([40], [1] * 40, [7, 30, 3]):
+        best, first = Best.none(50, 25, scores), 0
+        for size in pieces:
+            best = best.or_better(torch.arange(first, first + size), scores[:, first : first + size])
+            first += size
+        order = scores.sort(dim=1, descending=True, stable=True)
+        assert best.scores.equal(order.values[:, :25])
+        assert best.ids.equal(order.indices[:, :25].masked_fill(order.values[:, :25] == -torch.inf, -1))
+
+
+class Silent(pl.LightningModule):
+    """Has no layers."""
+
+
+class Broken(Plain):
+    """Returns what ``said`` makes of its scores."""
+
+    said: Any = None
+
+    def forward(self, batch: Any) -> Tensor:
+        scores: Tensor = type(self).said(super().forward(batch), batch)
+        return scores
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (lambda scores, batch: scores[:-1], r"forward\(\) of Broken returned a tensor of \(302,\) for the 303 pairs"),
+        (lambda scores, batch: scores + batch.x.sum(), r"forward\(\) of Broken reads more of a batch than the rows"),
+        (lambda scores, batch: scores * torch.nan, r"The score of sender 3 with a receiver is NaN"),
+    ],
+)
+def test_scores_that_are_none_are_refused(said: Any, message: str) -> None:
+    Broken.said = staticmethod(said)
+    with pytest.raises((TypeError, ValueError), match=message):
+        best_links(trainer(1), Broken(), plain_split(), senders=[3, 5, 9])
+
+
+def timed() -> LinkSplit:
+    data = Data(torch.randn(30, 6), torch.randint(30, (2, 200)))
+    data.edge_time = torch.arange(200)
+    return split_edges(Graph.from_pyg(data), negatives=2, time="edge_time")
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (Silent, {}, "Silent has no method layers"),
+        (Plain, {"split": timed}, r"of a split by time \(edge_time\) a node has rows at the times of its events"),
+        (Plain, {"senders": [101]}, r"senders must lie in \[0, 101\), got 101\."),
+        (Plain, {"senders": [3, 3]}, "senders must be distinct, got 3 more than once"),
+        (Plain, {"score": "cosine"}, 'score must be "model", "dot" or a function'),
+        (Plain, {"leave_out": ["train"]}, "leave_out must be one of"),
+        (Plain, {"path": "links.tsv"}, "rows are written as .npy, .parquet or .csv"),
+    ],
+)
+def test_what_cannot_be_is_refused(model: Any, options: dict[str, Any], message: str) -> None:
+    split = options.pop("split", plain_split)()
+    with pytest.raises((TypeError, ValueError), match=message):
+        best_links(trainer(1), model(), split, **options)

@@ -1,0 +1,221 @@
+"""Edges with labels: nothing leaks, batches and steps by hand, exact evaluation, and what is refused."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor, nn
+
+from lightning_gnn_dist import (
+    Graph,
+    GrappaStrategy,
+    Holding,
+    LinkSplit,
+    NeighborSampler,
+    Partition,
+    Rotate,
+    split_edges,
+)
+from lightning_gnn_dist.graph.typed.names import EdgeType
+from tests.data_fitting import SOME_STRATEGIES, fit_and_test, trainer
+from tests.edge_model import KNOWS, USERS, Rater, flat, rated
+from tests.every_strategy import PATIENCE
+from tests.extensions.links.ratings import KINDS, data_of, held_of, labelled, split_of, store_of
+from tests.placing import batches_of
+from tests.ranks import run_ranks
+
+# Batches.
+
+
+def sent(batch: Any, kind: EdgeType | None) -> Counter[tuple[str, int, int]]:
+    """Marks of all messages of a batch, with the node that receives, by its place in the batch's first nodes."""
+    if kind is None:
+        return Counter(
+            ("", m, int(r)) for m, r in zip(batch.edge_mark.tolist(), batch.n_id[batch.edge_index[1]], strict=True)
+        )
+    found: Counter[tuple[str, int, int]] = Counter()
+    for edge_type, store in batch.edge_items():
+        receivers = batch[edge_type[2]].n_id[store.edge_index[1]].tolist()
+        found.update(("__".join(edge_type), m, r) for m, r in zip(store.mark.tolist(), receivers, strict=True))
+    return found
+
+
+def by_hand(graph: Graph, batch: Any, kind: EdgeType | None, *, hide: bool) -> Counter[tuple[str, int, int]]:
+    """The messages of two hops around all ends, without edges between the ends of a target, in any direction."""
+    data = graph.to_pyg()
+    stores = {("", "", ""): data} if kind is None else dict(data.edge_items())
+    edges = [
+        ("" if kind is None else "__".join(k), m, (k[0], s), (k[2], r))
+        for k, of in stores.items()
+        for (s, r), m in zip(
+            of.edge_index.T.tolist(), (of.edge_mark if kind is None else of.mark).tolist(), strict=True
+        )
+    ]
+    if kind is None:
+        ends, ids = batch.edge_label_index, (batch.n_id, batch.n_id)
+        first, last = "", ""
+    else:
+        ends, (first, _, last) = batch[kind].edge_label_index, kind
+        ids = batch[first].n_id, batch[last].n_id
+    asked = {((first, s), (last, r)) for s, r in zip(ids[0][ends[0]].tolist(), ids[1][ends[1]].tolist(), strict=True)}
+    shown = asked | {(r, s) for s, r in asked}
+    if hide:
+        edges = [edge for edge in edges if (edge[2], edge[3]) not in shown]
+    reached = {end for pair in asked for end in pair}
+    reached |= {edge[2] for edge in edges if edge[3] in reached}
+    return Counter((k, m, r[1]) for k, m, s, r in edges if r in reached)
+
+
+@KINDS
+@pytest.mark.parametrize("hide", [True, False])
+def test_a_batch_is_the_graph_around_its_targets_without_them(kind: EdgeType | None, hide: bool) -> None:
+    split = split_of(kind, hide=hide)
+    data, learned = data_of(split), labelled(split.graph, kind)
+    asked = Counter[tuple[int, float]]()
+    for batch in data.train_dataloader():
+        targets = batch if kind is None else batch[kind]
+        assert sent(batch, kind) == by_hand(split.graph, batch, kind, hide=hide)
+        asked.update(zip(targets.edge_label_mark.tolist(), targets.edge_label.tolist(), strict=True))
+        stores = [batch] if kind is None else [*batch.edge_stores]
+        assert not any("rating" in name for store in stores for name in store.keys())  # noqa: SIM118
+        assert batch.num_targets == len(targets.edge_label)
+    assert asked == learned
+    (batch, *_) = data.test_dataloader()
+    assert sent(batch, kind) == by_hand(split.graph, batch, kind, hide=False)
+
+
+@KINDS
+def test_ranks_ask_for_each_labelled_edge_inside_their_part_once(kind: EdgeType | None) -> None:
+    split = split_of(kind)
+    data = data_of(split, sampler=NeighborSampler([3, 3]), holding=Holding(Rotate()))
+    owner, everything = data.parts_of_ranks(3).assignment, Counter[tuple[int, float]]()
+    ends, mark, label = store_of(split.graph, kind)
+    first = 0 if kind is None else split.graph.types.nodes_of("film").start  # type: ignore[union-attr]
+    for rank in range(3):
+        asked = Counter[tuple[int, float]]()
+        for batch in batches_of(data, data.part(rank, 3), 8, 0, rank, 3):
+            targets = batch if kind is None else batch[kind]
+            asked.update(zip(targets.edge_label_mark.tolist(), targets.edge_label.tolist(), strict=True))
+        inside = (owner[ends[0]] == rank) & (owner[ends[1] + first] == rank) & ~label.isnan()
+        assert asked == Counter(zip(mark[inside].tolist(), label[inside].tolist(), strict=True))
+        everything += asked
+    assert everything <= labelled(split.graph, kind)
+
+
+def test_classes_and_rows_keep_their_types() -> None:
+    graph = rated()
+    graph.edge_arrays["edge_class"] = torch.where(
+        torch.arange(graph.num_edges) % 3 == 0, -1, torch.arange(graph.num_edges) % 3
+    )
+    graph.edge_arrays["edge_pair"] = torch.stack([graph.edge_arrays["edge_mark"].double()] * 2, 1)
+    for name in ("edge_class", "edge_pair"):
+        split = split_edges(graph, labels=name)
+        (batch, *_) = data_of(split).train_dataloader()
+        expected = graph.edge_arrays[name][graph.edge_arrays["edge_mark"].argsort()][batch.edge_label_mark]
+        assert batch.edge_label.equal(expected) and batch.edge_label_rating.shape == (batch.num_targets,)
+        if name == "edge_class":
+            assert set(batch.edge_label.tolist()) == {1, 2}
+
+
+# Fits.
+
+
+def part_by_hand(split: LinkSplit, kind: EdgeType | None, owner: Tensor, rank: int, model: Rater) -> tuple[Tensor, int]:
+    """The sum of squared errors of all labelled edges inside a part, none of which sends, and their number."""
+    data = split.graph.to_pyg()
+    ends, _, label = store_of(split.graph, kind)
+    x, edges = (data.x, ends) if kind is None else flat(data, {"user": USERS})
+    ends = ends if kind is None else ends + torch.tensor([[0], [USERS]])
+    mine = owner == rank if kind is None else torch.cat([owner[50:], owner[:50]]) == rank  # films come first
+    asked = mine[ends[0]] & mine[ends[1]] & ~label.isnan()
+    pairs = {frozenset(pair) for pair in ends[:, asked].T.tolist()}
+    shown = torch.tensor([frozenset(pair) in pairs for pair in edges.T.tolist()])
+    inside = mine[edges[0]] & mine[edges[1]] & ~shown
+    if kind is not None:  # edges of other types between the ends of a target stay
+        first = [store.edge_index.shape[1] for store in data.edge_stores]
+        of_type = torch.arange(len(first)).repeat_interleave(torch.tensor(first))
+        is_other = of_type == [k for k, _ in data.edge_items()].index(KNOWS)
+        inside |= mine[edges[0]] & mine[edges[1]] & is_other
+    scores = model.scores(x, edges[:, inside], ends[:, asked])
+    return ((scores - label[asked]) ** 2).sum(), int(asked.sum())
+
+
+def step(rank: int, world_size: int, split: LinkSplit, kind: EdgeType | None) -> tuple[dict[str, Tensor], int]:
+    warnings.filterwarnings("ignore", "You defined a `validation_step`")
+    model = Rater(edge_type=kind)
+    fit = trainer(world_size, GrappaStrategy(**PATIENCE), max_epochs=1, limit_val_batches=0)
+    fit.fit(model, data_of(split, batch_size=10_000, partitioner=uneven(split.graph)))
+    return dict(model.state_dict()), sum(model.asked.values())
+
+
+def uneven(graph: Graph) -> Partition:
+    return Partition((torch.arange(graph.num_nodes) % 5 < 2).to(torch.int32), 2)
+
+
+@KINDS
+def test_a_step_of_two_unequal_ranks_is_that_of_one_process(kind: EdgeType | None) -> None:
+    split, model = split_of(kind), Rater(edge_type=kind)
+    owner = uneven(split.graph).assignment
+    sums, counts = zip(*(part_by_hand(split, kind, owner, rank, model) for rank in range(2)), strict=True)
+    (sum(sums) / sum(counts)).backward()  # type: ignore[union-attr]
+    results = run_ranks(step, 2, split, kind)
+    assert [count for _, count in results] == list(counts) and counts[0] > 1.5 * counts[1] > 0
+    for name, weight in model.named_parameters():
+        grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+        for state, _ in results:
+            torch.testing.assert_close(state[name], weight.detach() - model.lr * grad, rtol=1e-10, atol=1e-12)
+
+
+def made(split: LinkSplit, kind: EdgeType | None, name: str) -> tuple[Rater, Any]:
+    return Rater(lr=0.01, edge_type=kind), data_of(split, sampler=NeighborSampler([4, 4]))
+
+
+@KINDS
+@pytest.mark.parametrize("names", SOME_STRATEGIES)
+def test_every_strategy_trains_equal_replicas_judged_exactly(names: list[str], kind: EdgeType | None) -> None:
+    split = split_of(kind)
+    for of_ranks in zip(*run_ranks(fit_and_test, 3, names, partial(made, split, kind), "asked"), strict=True):
+        states, metrics, asked = zip(*of_ranks, strict=True)
+        assert all(state[name].equal(states[0][name]) for state in states for name in state if "error" not in name)
+        assert sum(asked, Counter()) == held_of(split, "test") and all(asked)
+        model = Rater(edge_type=kind)
+        before = [weight.detach().clone() for weight in model.parameters()]
+        model.load_state_dict(states[0])
+        assert any(not new.equal(old) for new, old in zip(model.parameters(), before, strict=True))
+        expected = pytest.approx(whole_error(model, split, kind), rel=1e-6)
+        assert [of_rank["error"] for of_rank in metrics] == [expected] * 3
+
+
+def whole_error(model: Rater, split: LinkSplit, kind: EdgeType | None) -> float:
+    """The mean squared error of the test edges, from one forward over the whole graph."""
+    data, arrays = split.graph.to_pyg(), split.held_arrays["test"]
+    x, edges = (data.x, data.edge_index) if kind is None else flat(data, {"user": USERS})
+    ends = split.edges["test"] + torch.tensor([[0], [0 if kind is None else USERS]])
+    with torch.no_grad():
+        scores = model.scores(x, edges, ends)
+    return float(nn.functional.mse_loss(scores, arrays["edge_rating" if kind is None else "rating"]))
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_a_resumed_fit_of_a_saved_split_ends_with_the_same_weights(tmp_path: Path) -> None:
+    split_of(None).save(tmp_path / "split")
+
+    def fit(name: str, passes: int, steps: int = -1, **options: Any) -> Rater:
+        keeps = ModelCheckpoint(tmp_path / name, filename="last", every_n_train_steps=7)
+        limits = {"max_epochs": passes, "max_steps": steps, "callbacks": [keeps], "enable_checkpointing": True}
+        model = Rater()
+        trainer(1, **limits).fit(model, data_of(tmp_path / "split"), **options)
+        return model
+
+    fit("stopped", 1, 7)  # within a pass
+    weights = []
+    for model in (fit("whole", 2), fit("resumed", 2, ckpt_path=tmp_path / "stopped" / "last.ckpt")):
+        weights.append(torch.cat([weight.detach().view(-1) for weight in model.parameters()]))
+    assert weights[0].equal(weights[1])

@@ -1,0 +1,1 @@
+"""What seeds see by time."""
