@@ -7,8 +7,10 @@ learned_tables.py   what strategies ask, a ``ReplicaState``: all tables of a mod
 table.py            which parameters are tables, and what they cannot be
 owned_embedding.py  the table that no rank holds whole; row_owners.py has what its owners answer
 exchange.py         rows that ranks have touched, on their way to all or to their owners: sums and means
-gradients.py        means of gradients, at every step and in corrections; clipping.py clips them
+gradients.py        means of gradients, at every step and in corrections, and how they are clipped
 learned_rows.py     the means of rows in rounds, a ``MeetingHook`` of meetings
 replica_rows.py     rows with owners, as a replica trains copies of them in a round; growing_rows.py keeps them
 lazy_adam.py        Adam that moves the rows of the gradient alone
+
+It comes in as a ``ReplicaState`` by the name "sparse rows", and needs no other extension.
 """

@@ -1,4 +1,4 @@
-r"""The gradients of tables, of which ranks exchange the rows that they have touched: their mean over ranks.
+r"""The gradients of tables, of which ranks exchange the rows that they have touched: their means, and clipping.
 
 With :math:`g_{p,i}` the gradient of row :math:`i` on rank :math:`p`, and the terms added in the order of ranks,
 
@@ -6,14 +6,17 @@ With :math:`g_{p,i}` the gradient of row :math:`i` on rank :math:`p`, and the te
     g_i = \frac{1}{P} \sum_p g_{p,i}, \qquad\text{in a correction}\qquad g_i = \sum_p \frac{n_p}{\sum_q n_q} g_{p,i}.
 
 Of a table that every rank has, all get it; of an :class:`OwnedEmbedding` the owner of the row, which steps it alone.
+Torch's functions clip no sparse gradients, and of some rows other ranks have them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-from torch import Tensor
+from lightning.pytorch.plugins.precision import Precision
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lightning_gnn_dist.extensions.tables.exchange import (
     TouchedRows,
@@ -24,56 +27,51 @@ from lightning_gnn_dist.extensions.tables.exchange import (
     weights_of_ranks,
 )
 from lightning_gnn_dist.extensions.tables.owned_embedding import OwnedEmbedding, refuse_product
-from lightning_gnn_dist.extensions.tables.row_owners import RowOwners
 from lightning_gnn_dist.extensions.tables.table import Table, coalesced, touched
 from lightning_gnn_dist.rounds.sparse_gradients import no_rows, of_rows
 from lightning_gnn_dist.wire import collectives
 
+_CLIPS = "clip_grad_by_norm"  # Lightning's
 
-class TableGradients:
-    """Exchanges gradients of tables at every step, beside torch's DDP, which leaves them alone.
 
-    DDP would divide all other gradients by the number of ranks once more. Make it before DDP wraps the module; all
-    ranks take rank 0's tables. Collective.
+@torch.no_grad()
+def mean_at_each_step_(of_all: Sequence[Table], owned: Sequence[OwnedEmbedding]) -> bool:
+    """Replace the gradients by the mean over ranks; where no rank has one, there is none. Collective.
 
     Args:
-        tables: The module's, trained or not.
-        owners: The ranks that own rows of some; None where nobody does.
+        of_all: Trained tables that every rank has.
+        owned: Those of which each rank has some rows.
 
-    Attributes:
-        of_all: The weights of trained tables that every rank has.
+    Returns whether those are finite that lie on one rank each.
     """
+    gradients = [coalesced(table.weight, table.name) for table in of_all]
+    for table, total in zip(of_all, _sums(of_all, gradients), strict=True):
+        table.weight.grad = None if total is None else _divided(total, collectives.world_size())
+    are_finite = [_hand_to_owners(table) for table in owned]  # all of them, whatever is found in the first
+    return all(are_finite)
 
-    def __init__(self, tables: Sequence[Table], owners: RowOwners | None) -> None:
-        self._owners = owners
-        self._owned = [table.embedding for table in tables if table.embedding is not None]
-        self._of_all = [table for table in tables if table.embedding is None and table.weight.requires_grad]
-        self.of_all = [table.weight for table in self._of_all]
-        collectives.broadcast_([weight.data for weight in self.of_all])
 
-    def begin_batch(self) -> None:
-        """Note that a batch begins on all ranks, whether or not the optimizer has stepped after the one before."""
-        if self._owners is not None:
-            self._owners.trains, self._owners.is_stepping = True, False
+@torch.no_grad()
+def mean_gradients_(held: Sequence[tuple[int, Table]], gradients: list[Tensor], weight: float) -> None:
+    """Replace coalesced gradients by weighted means over ranks: of owned tables by those of the rows here. Collective.
 
-    @torch.no_grad()
-    def exchange(self, *, steps_next: bool) -> bool:
-        """Replace the gradients by the mean over ranks; where no rank has one, there is none. Collective.
+    Where a number of the latter is not finite, wherever it lies, all ranks get one that is not.
 
-        Args:
-            steps_next: Whether the optimizer steps next, before which rows are not looked up.
-
-        Returns whether those are finite that lie on one rank each.
-        """
-        if (size := collectives.world_size()) == 1:
-            return True
-        gradients = [coalesced(table.weight, table.name) for table in self._of_all]
-        for table, total in zip(self._of_all, _sums(self._of_all, gradients), strict=True):
-            table.weight.grad = None if total is None else _divided(total, size)
-        are_finite = [_hand_to_owners(table) for table in self._owned]  # all of them, whatever is found in the first
-        if self._owners is not None and steps_next:
-            self._owners.is_stepping = True
-        return all(are_finite)
+    Args:
+        held: Tables, one at least, and which of the gradients is theirs.
+        gradients: The gradients, of which others stay as they are.
+        weight: What those of this rank count for.
+    """
+    share = weight / sum(weights_of_ranks(weight, gradients[held[0][0]].device))
+    for place, _ in held:
+        ids, values = touched(gradients[place])
+        gradients[place] = of_rows(gradients[place], ids, values * share)
+    for is_owned, sums in ((False, _sums), (True, _sums_at_owners)):
+        some = [(place, table) for place, table in held if (table.embedding is not None) is is_owned]
+        found = sums([table for _, table in some], [gradients[place] for place, _ in some])
+        for (place, _), total in zip(some, found, strict=True):
+            assert total is not None
+            gradients[place] = total
 
 
 def _sums(tables: Sequence[Table], gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
@@ -92,71 +90,7 @@ def _sums(tables: Sequence[Table], gradients: Sequence[Tensor | None]) -> Sequen
     return [of_rows(weight, touches.ids, total) if has else None for weight, (touches, (total,)), has in sums]
 
 
-def _divided(gradient: Tensor, number: int) -> Tensor:
-    gradient._values().div_(number)
-    return gradient
-
-
-def _sum_here(parameter: Tensor, ranks: Sequence[TouchedRows]) -> Tensor:
-    """Return as a gradient the sums of what ranks have sent for the rows that lie here."""
-    ids = ids_of(ranks)
-    return of_rows(parameter, ids, *sums_of(ids, ranks))
-
-
-def _hand_to_owners(table: OwnedEmbedding) -> bool:
-    """Give a table the gradient of the rows that lie here; return whether all ranks' are finite. Collective."""
-    parameter = table.parameter
-    refuse_product(parameter.grad)
-    ids, rows, has_any = _summed(table)
-    flags = [int(has_any), int(bool(rows.isfinite().all()))]
-    came, ranks = to_owners(table.num_embeddings, TouchedRows(ids, [rows]), flags)
-    if any(has_any for has_any, _ in ranks):
-        gradient = _divided(_sum_here(parameter, came), len(came))
-        # There is one where a backward by hand comes before the step of another.
-        parameter.grad = gradient if parameter.grad is None else (parameter.grad + gradient).coalesce()
-    are_finite = all(is_finite for _, is_finite in ranks)
-    if not are_finite:  # so that mixed precision skips the step on all ranks or on none
-        parameter.grad = _not_finite(parameter, torch.inf)
-    return are_finite
-
-
-def _summed(table: OwnedEmbedding) -> tuple[Tensor, Tensor, bool]:
-    """Return ids, each once and increasing, and the sums of the gradients of their rows here; whether there are any."""
-    taken, like = table.take_gradients(), table.parameter.data
-    if not taken:
-        return torch.empty(0, dtype=torch.int64, device=like.device), like[:0], False
-    if len(taken) == 1:
-        return *taken[0], True
-    ids, places = torch.cat([ids for ids, _ in taken]).unique(return_inverse=True)
-    return ids, like.new_zeros((len(ids), like.shape[1])).index_add_(0, places, torch.cat([g for _, g in taken])), True
-
-
-def _not_finite(like: Tensor, value: float) -> Tensor:
-    """Return a gradient whose one row is infinite or NaN, also on a rank that has no rows."""
-    ids = torch.zeros(1, dtype=torch.int64, device=like.device)
-    return of_rows(like, ids, like.new_full((1, like.shape[1]), value, layout=torch.strided))
-
-
-@torch.no_grad()
-def mean_gradients(tables: Sequence[Table], gradients: Sequence[Tensor], weight: float) -> list[Tensor]:
-    """Return the weighted means over ranks of coalesced gradients: of owned tables those of the rows here. Collective.
-
-    Where a number of the latter is not finite, wherever it lies, all ranks get one that is not.
-    """
-    share = weight / sum(weights_of_ranks(weight, gradients[0].device))
-    sums: list[Tensor | None] = []
-    for each in gradients:
-        ids, values = touched(each)
-        sums.append(of_rows(each, ids, values * share))
-    for is_owned, sum_over_ranks in ((False, _sums), (True, _sums_at_owners)):
-        places = [place for place, table in enumerate(tables) if (table.embedding is not None) is is_owned]
-        found = sum_over_ranks([tables[place] for place in places], [sums[place] for place in places])
-        for place, total in zip(places, found, strict=True):
-            sums[place] = total
-    return [each for each in sums if each is not None]
-
-
-def _sums_at_owners(tables: Sequence[Table], gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+def _sums_at_owners(tables: Sequence[Table], gradients: Sequence[Tensor | None]) -> Sequence[Tensor]:
     """Return the sums over ranks of gradients of tables whose rows have owners. Collective, if there are any."""
     if not tables:
         return []
@@ -169,3 +103,101 @@ def _sums_at_owners(tables: Sequence[Table], gradients: Sequence[Tensor | None])
     bad = torch.tensor([float(not all(bool(each._values().isfinite().all()) for each in found))], device=values.device)
     collectives.sum_(bad)
     return [_not_finite(each, torch.nan) for each in found] if bad.item() else found
+
+
+def _hand_to_owners(table: OwnedEmbedding) -> bool:
+    """Give a table the gradient of the rows that lie here; return whether all ranks' are finite. Collective."""
+    parameter = table.parameter
+    refuse_product(parameter.grad)
+    ids, rows, has_any = table.take_gradients()
+    flags = [int(has_any), int(bool(rows.isfinite().all()))]
+    came, ranks = to_owners(table.num_embeddings, TouchedRows(ids, [rows]), flags)
+    if any(has_any for has_any, _ in ranks):
+        gradient = _divided(_sum_here(parameter, came), len(came))
+        # There is one where a backward by hand comes before the step of another.
+        parameter.grad = gradient if parameter.grad is None else (parameter.grad + gradient).coalesce()
+    are_finite = all(is_finite for _, is_finite in ranks)
+    if not are_finite:  # so that mixed precision skips the step on all ranks or on none
+        parameter.grad = _not_finite(parameter, torch.inf)
+    return are_finite
+
+
+def _divided(gradient: Tensor, number: int) -> Tensor:
+    gradient._values().div_(number)
+    return gradient
+
+
+def _sum_here(parameter: Tensor, ranks: Sequence[TouchedRows]) -> Tensor:
+    """Return as a gradient the sums of what ranks have sent for the rows that lie here."""
+    ids = ids_of(ranks)
+    return of_rows(parameter, ids, *sums_of(ids, ranks))
+
+
+def _not_finite(like: Tensor, value: float) -> Tensor:
+    """Return a gradient whose one row is infinite or NaN, also on a rank that has no rows."""
+    ids = torch.zeros(1, dtype=torch.int64, device=like.device)
+    return of_rows(like, ids, like.new_full((1, like.shape[1]), value, layout=torch.strided))
+
+
+# Clipping, as Lightning calls it.
+
+
+def clip_sparse_gradients(precision: Precision) -> None:
+    """Let Lightning clip sparse gradients beside dense ones, by norm and by value."""
+    give_back_clipping(precision)
+    parameters_of = precision.main_params
+    precision.main_params = lambda optimizer: stand_ins(parameters_of(optimizer))  # type: ignore[method-assign]
+
+
+def clip_owned_gradients(precision: Precision, tables: Sequence[OwnedEmbedding]) -> None:
+    """Let Lightning clip by a norm that counts each row once, whichever rank has it. Collective when it clips."""
+    owned = {id(table.parameter) for table in tables}
+
+    def clip_by_norm(optimizer: Optimizer, clip_val: float) -> None:
+        held = [each for group in optimizer.param_groups for each in group["params"]]
+        mine, others = ([each for each in held if (id(each) in owned) is which] for which in (True, False))
+        found = [coalesced(each, "an OwnedEmbedding") for each in mine]
+        values = [gradient._values() for gradient in found if gradient is not None]
+        total = nn.utils.clip_grad_norm_([*stand_ins(others), *_norm_of_ranks(mine, values)], clip_val)
+        for each in values:
+            each.mul_((clip_val / (total + 1e-6)).clamp(max=1.0).to(each.dtype))  # as torch clips
+
+    if tables:
+        vars(precision)[_CLIPS] = clip_by_norm
+
+
+def give_back_clipping(precision: Precision) -> None:
+    """Undo :func:`clip_sparse_gradients` and :func:`clip_owned_gradients`."""
+    vars(precision).pop("main_params", None)
+    clip_as_before(precision)
+
+
+def clip_as_before(precision: Precision) -> None:
+    """Undo :func:`clip_owned_gradients`."""
+    vars(precision).pop(_CLIPS, None)
+
+
+def _norm_of_ranks(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> list[nn.Parameter]:
+    """Return what has as its gradient the norm of the rows of all ranks, for torch's clipping. Collective."""
+    if not parameters:
+        return []
+    like = parameters[0].data
+    square = sum((rows.double().square().sum() for rows in values), like.new_zeros((), dtype=torch.float64))
+    norm = collectives.all_gather_rows(square).sum().sqrt()  # the same bits on all ranks
+    return [_stand_in(norm.to(like.dtype)[None])]
+
+
+def stand_ins(parameters: Iterable[nn.Parameter]) -> Iterator[nn.Parameter]:
+    """Yield parameters for torch's clipping, which takes no sparse gradients: in their place, what has the values."""
+    for parameter in parameters:
+        if parameter.grad is None or not parameter.grad.is_sparse:
+            yield parameter
+            continue
+        parameter.grad = parameter.grad.coalesce()
+        yield _stand_in(parameter.grad._values())  # the same memory: what is clipped is the gradient's
+
+
+def _stand_in(gradient: Tensor) -> nn.Parameter:
+    stand_in = nn.Parameter(torch.empty_like(gradient), requires_grad=False)
+    stand_in.grad = gradient
+    return stand_in

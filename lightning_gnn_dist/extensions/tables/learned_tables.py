@@ -20,13 +20,14 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.extensions.tables.clipping import (
+from lightning_gnn_dist.extensions.tables.gradients import (
+    clip_as_before,
     clip_owned_gradients,
     clip_sparse_gradients,
     give_back_clipping,
-    norms_of_ranks,
+    mean_at_each_step_,
+    mean_gradients_,
 )
-from lightning_gnn_dist.extensions.tables.gradients import TableGradients, mean_gradients
 from lightning_gnn_dist.extensions.tables.learned_rows import LearnedRows
 from lightning_gnn_dist.extensions.tables.owned_embedding import OwnedEmbedding, divide, owned_tables
 from lightning_gnn_dist.extensions.tables.replica_rows import ReplicaRows
@@ -34,6 +35,7 @@ from lightning_gnn_dist.extensions.tables.row_owners import RowOwners
 from lightning_gnn_dist.extensions.tables.table import Table, check_tables, refuse_owned, tables_of
 from lightning_gnn_dist.rounds.meeting_hook import MeetingHook, ReplicaState
 from lightning_gnn_dist.rounds.own_states import asking_nobody
+from lightning_gnn_dist.wire import collectives
 
 Entry = dict[str, Any]  # an optimizer's state of one parameter
 
@@ -52,7 +54,7 @@ class LearnedTables(ReplicaState):
         self._optimizers: Sequence[Optimizer] = []  # of the fit
         self._precision: Precision | None = None
         self._rows: LearnedRows | None = None  # in a fit of rounds
-        self._gradients: TableGradients | None = None  # in a fit that exchanges gradients
+        self._exchanges = False  # gradients, at each step of the fit
 
     def check(self, trainer: Trainer) -> None:
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
@@ -88,7 +90,7 @@ class LearnedTables(ReplicaState):
         self._optimizers, self._precision = optimizers, precision
         self.check_optimizers(optimizers)
         clip_sparse_gradients(precision)
-        if self._gradients is not None and self._owners is not None:
+        if self._exchanges:
             clip_owned_gradients(precision, self._owned)
             for table in self._owned:
                 table.take_gradients()  # of an earlier fit
@@ -119,6 +121,11 @@ class LearnedTables(ReplicaState):
         """The tables of which each rank has some rows."""
         return [table.embedding for table in self._all if table.embedding is not None]
 
+    @property
+    def _of_all(self) -> list[Table]:
+        """The trained tables that every rank has."""
+        return [table for table in self._all if table.embedding is None and table.weight.requires_grad]
+
     # In rounds.
 
     def hooks(self, averages: Callable[[str], bool]) -> Sequence[MeetingHook]:
@@ -128,17 +135,17 @@ class LearnedTables(ReplicaState):
     @contextmanager
     def stepping(self, precision: Precision) -> Iterator[None]:
         """In the block, parameters and optimizers have the rows that lie here, which may step there."""
-        with self._in_own_form(), norms_of_ranks(precision, self._owned):
-            yield
+        clip_owned_gradients(precision, self._owned)
+        try:
+            with self._in_own_form():
+                yield
+        finally:
+            clip_as_before(precision)
 
     def average_gradients_(self, parameters: Sequence[Tensor], gradients: list[Tensor], weight: float) -> None:
         by_id = {id(table.weight): table for table in self._all}
-        places = [place for place, each in enumerate(parameters) if id(each) in by_id]
-        if places:
-            tables = [by_id[id(parameters[place])] for place in places]
-            means = mean_gradients(tables, [gradients[place] for place in places], weight)
-            for place, mean in zip(places, means, strict=True):
-                gradients[place] = mean
+        if held := [(place, by_id[id(each)]) for place, each in enumerate(parameters) if id(each) in by_id]:
+            mean_gradients_(held, gradients, weight)
 
     @property
     def _replicas(self) -> list[ReplicaRows]:
@@ -161,15 +168,22 @@ class LearnedTables(ReplicaState):
                 f"{', '.join(trained)} is all that trains, and {strategy} needs a parameter with dense gradients, too: "
                 f"{others}add a layer."
             )
-        self._gradients = TableGradients(self._all, self._owners)
-        return [*self._gradients.of_all]
+        self._exchanges = True
+        weights: list[Tensor] = [table.weight for table in self._of_all]
+        collectives.broadcast_([weight.data for weight in weights])
+        return weights
 
     def begin_batch(self) -> None:
-        if self._gradients is not None:
-            self._gradients.begin_batch()
+        if self._exchanges and self._owners is not None:
+            self._owners.trains, self._owners.is_stepping = True, False
 
     def exchange_gradients(self, *, steps_next: bool) -> bool:
-        return self._gradients is None or self._gradients.exchange(steps_next=steps_next)
+        if not self._exchanges or collectives.world_size() == 1:
+            return True
+        are_finite = mean_at_each_step_(self._of_all, self._owned)
+        if self._owners is not None and steps_next:
+            self._owners.is_stepping = True  # rows are not looked up before the step
+        return are_finite
 
     # In checkpoints.
 

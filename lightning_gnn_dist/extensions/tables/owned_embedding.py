@@ -133,10 +133,16 @@ class OwnedEmbedding(nn.Module):
             self._make_all()
         return None if self.owners is None else self.owners.version
 
-    def take_gradients(self) -> list[tuple[Tensor, Tensor]]:
-        """Return the gradients since the last call: ids, each once and increasing, and a row for each of them."""
-        taken, self._gradients = self._gradients, []
-        return taken
+    def take_gradients(self) -> tuple[Tensor, Tensor, bool]:
+        """Return the gradients since the last call: ids, each once and increasing, their sums, and if there are any."""
+        (taken, self._gradients), like = (self._gradients, []), self.parameter.data
+        if not taken:
+            return torch.empty(0, dtype=torch.int64, device=like.device), like[:0], False
+        if len(taken) == 1:
+            return *taken[0], True
+        ids, places = torch.cat([ids for ids, _ in taken]).unique(return_inverse=True)
+        sums = like.new_zeros((len(ids), like.shape[1]))
+        return ids, sums.index_add_(0, places, torch.cat([rows for _, rows in taken])), True
 
     def gather(self) -> None:
         """Hold all rows here from now on, and ask nobody any more. Not collective."""

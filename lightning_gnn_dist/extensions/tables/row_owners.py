@@ -64,12 +64,9 @@ class RowOwners:
         self.rank, self.size = collectives.rank(), collectives.world_size()
         self.bounds = [bounds_of(number, self.size) for number in num_rows]
         self.trains = False
-        self._answers = _Answers(tables)
-        channel = open_channel(self.size)
-        self._asking = Asking(channel, self._answers.answer)
         self.is_stepping = False
-        self._line = _Line(self._answers, self._asking, channel)
-        weakref.finalize(self, self._line.close_behind).atexit = False
+        self._answers = _Answers(tables, open_channel(self.size))
+        weakref.finalize(self, self._answers.close_behind).atexit = False
 
     @property
     def version(self) -> int:
@@ -79,7 +76,7 @@ class RowOwners:
     @property
     def is_open(self) -> bool:
         """Whether other ranks can be asked."""
-        return self._line.is_open
+        return self._answers.is_open
 
     def own(self, table: int) -> tuple[int, int]:
         """Return where the rows of this rank begin and end."""
@@ -145,11 +142,11 @@ class RowOwners:
 
     def abort(self) -> None:
         """End at once what this rank asks and answers, after an error. Not collective."""
-        self._line.abort()
+        self._answers.abort()
 
     def close(self) -> None:
         """Ask nothing more, and answer until the other ranks have closed theirs, too. Not collective."""
-        self._line.close()
+        self._answers.close()
 
     def _head(self, table: int) -> Tensor:
         return torch.tensor([table, self.version])
@@ -163,22 +160,28 @@ class RowOwners:
         if all(question is None for question in questions):
             return own()  # no rows
         is_mine = questions[self.rank] is not None
-        answers, mine = self._asking.ask(kind, questions, lambda: own() if is_mine else None)
+        answers, mine = self._answers.asking.ask(kind, questions, lambda: own() if is_mine else None)
         answers[self.rank] = mine
         said = [answer for answer in answers if answer is not None]
         return said[0] if len(said) == 1 else [torch.cat(rows) for rows in zip(*said, strict=True)]
 
 
 class _Answers:
-    """What a rank answers from its own rows, in any thread. It holds no module, so that threads keep none alive."""
+    """What a rank answers from its own rows, in any thread, and its connections, which outlive the module.
 
-    def __init__(self, tables: Sequence[nn.Parameter]) -> None:
+    Other ranks may still ask. It holds no module, so that threads keep none alive.
+    """
+
+    def __init__(self, tables: Sequence[nn.Parameter], channel: Channel) -> None:
         self.tables = list(tables)
         self._seconds = patience().total_seconds()
         self._change = Condition()
         self._is_closed = False
         self.version = 0
         self.moments: Moments = lambda _: {}
+        self._channel, self.asking, self.is_open = channel, Asking(channel, self.answer), True
+        # Here, so that it comes before what waits for the processes of other ranks.
+        atexit.register(self._close_at_exit)
 
     def answer(self, kind: int, question: Message) -> Message:
         head, *rest = question
@@ -203,12 +206,6 @@ class _Answers:
             self.version += 1
             self._change.notify_all()
 
-    def wake(self) -> None:
-        """Let nobody wait any more."""
-        with self._change:
-            self._is_closed = True
-            self._change.notify_all()
-
     def _wait_for(self, version: int) -> None:
         with self._change:
             came = self._change.wait_for(lambda: self._is_closed or self.version >= version, self._seconds)
@@ -220,25 +217,15 @@ class _Answers:
                     "times: all ranks must step their optimizers, and load weights, equally often."
                 )
 
-
-class _Line:
-    """A rank's connections for questions, which outlive the module: other ranks may still ask."""
-
-    def __init__(self, answers: _Answers, asking: Asking, channel: Channel) -> None:
-        self._answers, self._asking, self._channel = answers, asking, channel
-        self.is_open = True
-        # Here, so that it comes before what waits for the processes of other ranks.
-        atexit.register(self._close_at_exit)
-
     def abort(self) -> None:
-        self._answers.wake()
-        self._asking.abort()
+        self._wake()
+        self.asking.abort()
         self._end()
 
     def close(self) -> None:
         if self.is_open:
-            self._asking.close()
-            self._answers.wake()
+            self.asking.close()
+            self._wake()
             self._end()
 
     def close_behind(self) -> None:
@@ -252,6 +239,12 @@ class _Line:
             self.abort()
         else:
             self.close()
+
+    def _wake(self) -> None:
+        """Let nobody wait any more."""
+        with self._change:
+            self._is_closed = True
+            self._change.notify_all()
 
     def _end(self) -> None:
         self.is_open = False

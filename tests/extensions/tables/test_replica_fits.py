@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -46,66 +47,59 @@ class ByHand(OfData):
         return [torch.optim.SparseAdam(list(self.rows.parameters()), lr=0.05), others]
 
 
-def by_hand(rank: int, world_size: int, in_rounds: bool) -> list[Made]:
-    found = []
-    for module in (ByHand(), owned(ByHand())):
-        rounds = LocalSGDStrategy(EverySteps(3), average_optimizer=True, **PATIENCE)
-        strategy = rounds if in_rounds else GrappaStrategy(**PATIENCE)
-        fit(rank, strategy, module, devices=world_size, train=Loader(rank), max_epochs=2)
-        found.append(state_of(module))
-    return found
+def in_rounds(steps: int, *, moments: bool) -> LocalSGDStrategy:
+    return LocalSGDStrategy(EverySteps(steps), average_optimizer=moments, **PATIENCE)
+
+
+def in_half(module: Any) -> dict[str, Any]:
+    """Let a model compute in narrow numbers."""
+    module.float()
+    return {"precision": "bf16-mixed", "gradient_clip_val": 0.5}
+
+
+def halves(rank: int) -> DataLoader[Any]:
+    made = [each.clone() for each in Loader(rank)]
+    for each in made:
+        each.x, each.y = each.x.float(), each.y.float()
+    return DataLoader(made, batch_size=None)  # type: ignore[arg-type]
+
+
+WAYS: dict[str, tuple[type[OfData], list[Callable[[], Any]], float]] = {  # a model, its fits, and how far they differ
+    "by hand": (ByHand, [lambda: GrappaStrategy(**PATIENCE)], 1e-12),
+    "by hand, in rounds": (ByHand, [lambda: in_rounds(3, moments=True)], 1e-12),
+    "in half": (OfData, [lambda: in_rounds(3, moments=True)], 1e-6),
+    "one after the other": (
+        OfData,
+        [
+            lambda: in_rounds(3, moments=False),
+            lambda: GrappaStrategy(**PATIENCE),
+            lambda: in_rounds(2, moments=True),
+        ],
+        1e-12,
+    ),
+}
+
+
+def both(rank: int, world_size: int, way: str) -> list[Made]:
+    """The end of fits of a table that all ranks hold, and of one that no rank does."""
+    kind, strategies, _ = WAYS[way]
+    modules = [kind(), owned(kind())]
+    for module in modules:
+        options = in_half(module) if way == "in half" else {"max_epochs": 2}
+        for strategy in strategies:
+            train: Any = halves(rank) if way == "in half" else Loader(rank)
+            fit(rank, strategy(), module, devices=world_size, train=train, **options)
+    return [state_of(module) for module in modules]
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
-@pytest.mark.parametrize("in_rounds", [False, True])
-def test_steps_by_hand_are_those_of_a_table_that_all_ranks_hold(in_rounds: bool) -> None:
-    for replicated, whole in run_ranks(by_hand, 2, in_rounds):
-        assert differs(whole, replicated) < 1e-12
-
-
-def in_half(rank: int, world_size: int) -> list[Made]:
-    found = []
-    for kind in (lambda module: module, owned):
-        module = kind(OfData()).float()
-        loader = [each.clone() for each in Loader(rank)]
-        for each in loader:
-            each.x, each.y = each.x.float(), each.y.float()
-        strategy = LocalSGDStrategy(EverySteps(3), average_optimizer=True, **PATIENCE)
-        options: dict[str, Any] = {"precision": "bf16-mixed", "gradient_clip_val": 0.5}
-        fit(rank, strategy, module, devices=world_size, train=DataLoader(loader, batch_size=None), **options)
-        found.append(state_of(module))
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
-def test_mixed_precision_is_that_of_a_table_that_all_ranks_hold() -> None:
-    (first, _), (second, _) = ranks = run_ranks(in_half, 2)
+@pytest.mark.parametrize("way", WAYS)
+def test_ways_to_step_are_those_of_a_table_that_all_ranks_hold(way: str) -> None:
+    (first, _), (second, _) = ranks = run_ranks(both, 2, way)
     assert differs(first, second) == 0.0
     for replicated, whole in ranks:
-        assert differs(whole, replicated) < 1e-6
-
-
-def one_after_the_other(rank: int, world_size: int) -> list[Made]:
-    """Fits of one model by several strategies."""
-    found = []
-    for module in (OfData(), owned(OfData())):
-        for strategy in (
-            LocalSGDStrategy(EverySteps(3), **PATIENCE),
-            GrappaStrategy(**PATIENCE),
-            LocalSGDStrategy(EverySteps(2), average_optimizer=True, **PATIENCE),
-        ):
-            fit(rank, strategy, module, devices=world_size, train=Loader(rank), max_epochs=2)
-        found.append(state_of(module))
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
-def test_strategies_may_follow_one_another() -> None:
-    for replicated, whole in run_ranks(one_after_the_other, 2):
-        assert differs(whole, replicated) < 1e-12
+        assert differs(whole, replicated) < WAYS[way][2]
 
 
 # What is sent.
