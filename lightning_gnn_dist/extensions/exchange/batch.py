@@ -8,14 +8,13 @@ Ranks that do not hold a sender ask its owner for it, so that afterwards all kno
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData, store_of_seeds
+from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.batches import Deal, NoSeedsError, Order
 from lightning_gnn_dist.batches.one_hop import (
     LayerView,
@@ -23,15 +22,14 @@ from lightning_gnn_dist.batches.one_hop import (
     OfPart,
     RowsOfTypes,
     one_hop,
-    part_batch_of,
     seen_by_layers,
 )
 from lightning_gnn_dist.batches.source import WRITTEN, BatchSource, Inputs, writes_of
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, has_ids
-from lightning_gnn_dist.extensions.exchange.row_exchange import RowExchange, tied
-from lightning_gnn_dist.extensions.exchange.shipments import Route, Thrift
+from lightning_gnn_dist.extensions.exchange.row_exchange import Route, RowExchange, tied
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup, edge_positions, starts_of
+from lightning_gnn_dist.graph.typed.names import TypeNames
 from lightning_gnn_dist.homes.access import Owners
 from lightning_gnn_dist.layers.through_layers import Layer, layer_rows, of_seeds
 from lightning_gnn_dist.sampling.block import Block
@@ -210,53 +208,14 @@ class ExchangeSource(BatchSource):
     """Hands out the same batch in every pass: all that a rank computes on its part. Ranks make theirs together.
 
     Args:
-        part: The rank's nodes, and all others that send to them.
-        seeds: The nodes that the rank learns from, positions in the part.
-        owners: The rank of every node of the part.
-        channel: The ranks.
-        num_layers: Layers of the model.
-        thrift: How the exchange saves bytes and time.
-        seed: Decides what is random in that.
-        weigh: Whether gradients are weighed by the rank's share of the seeds, for a strategy that takes the mean over
-            ranks.
-        make: Returns the batch of a sample of the part.
-        all_labels: Whether ``y`` has a row for each node.
-        device: Where the model computes.
-        inputs: A number for each seed, that batches hold as ``input_id``. Default: they hold none.
+        batch: The batch, which runs layers by the exchange.
+        exchange: Sends rows and gradients.
+        num_nodes: The nodes of the part.
     """
 
-    def __init__(
-        self,
-        part: Graph,
-        seeds: Tensor,
-        owners: Owners,
-        channel: Channel,
-        num_layers: int,
-        *,
-        thrift: Thrift,
-        seed: int,
-        weigh: bool,
-        make: Callable[[Sample], Any],
-        all_labels: bool,
-        device: torch.device,
-        inputs: Tensor | None = None,
-    ) -> None:
-        plan = exchange_plan(part, seeds, owners, channel, num_layers).to(device)
-        super().__init__(part.num_nodes, None)
-        batch = make(plan.sample)
-        seeds_of, batch.batch_size = store_of_seeds(batch), plan.num_seeds
-        seeds_of.batch_size = plan.num_seeds
-        if "y" in seeds_of and not all_labels:
-            seeds_of.y = seeds_of.y[: plan.num_seeds]
-        if inputs is not None:
-            seeds_of.input_id = inputs
-        self._exchange = RowExchange(channel, seed, thrift)
-        weight = plan.share * channel.size if weigh else 1.0
-        types = part.types
-        ends = [tuple(map(types.node_types.index, kind[::2])) for kind in types.edge_types]
-        run = _LayerRun(plan, ends, self._exchange, weight)
-        self._batch = part_batch_of(batch.to(device), run)
-        self._written = writes_of(self._batch)
+    def __init__(self, batch: SampledData, exchange: RowExchange, num_nodes: int) -> None:
+        super().__init__(num_nodes, None)
+        self._batch, self._exchange, self._written = batch, exchange, writes_of(batch)
 
     def depth(self, prefetch: int) -> int:
         return 0  # the batch is there
@@ -276,20 +235,19 @@ class ExchangeSource(BatchSource):
         self._exchange.close()
 
 
-class _LayerRun:
+class LayerRun:
     """Runs layers on the batch of a part, with an exchange before each layer but the first.
 
     Args:
         plan: What the rank computes, sends and receives.
-        ends: The numbers of the two node types of each edge type.
+        types: The types of the graph.
         exchange: Sends and receives.
         weight: What gradients are multiplied by.
     """
 
-    def __init__(
-        self, plan: ExchangePlan, ends: Sequence[tuple[int, ...]], exchange: RowExchange, weight: float
-    ) -> None:
-        self._plan, self._ends, self._exchange, self._weight = plan, ends, exchange, weight
+    def __init__(self, plan: ExchangePlan, types: TypeNames, exchange: RowExchange, weight: float) -> None:
+        self._plan, self._exchange, self._weight = plan, exchange, weight
+        self._ends = [tuple(map(types.node_types.index, kind[::2])) for kind in types.edge_types]
         self._seen: tuple[Block, list[LayerView]] | None = None
 
     def __call__(self, batch: OfPart, layers: Sequence[Layer]) -> Tensor:

@@ -8,14 +8,14 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData, in_type
+from lightning_gnn_dist.batches.batch import in_type, store_of_seeds
 from lightning_gnn_dist.batches.batches import Learning
+from lightning_gnn_dist.batches.one_hop import part_batch_of
 from lightning_gnn_dist.batches.source import Content, made_of
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Halo, Outside
 from lightning_gnn_dist.checks import brief
-from lightning_gnn_dist.engine.sample import Sample
-from lightning_gnn_dist.extensions.exchange.batch import ExchangeSource, OneBatch
-from lightning_gnn_dist.extensions.exchange.shipments import Thrift
+from lightning_gnn_dist.extensions.exchange.batch import ExchangeSource, LayerRun, OneBatch, exchange_plan
+from lightning_gnn_dist.extensions.exchange.row_exchange import RowExchange, Thrift
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.graph.with_arrays import with_arrays
@@ -112,26 +112,20 @@ class ExchangedRows(Outside):
         assert trainer is not None
         shown, seeds, owners = home.with_senders(part)
         values.of_training(shown, seeds)
-        layers, dtype = layers_in(trainer.lightning_module), run.dtype
-        whole = with_arrays(shown, home.whole_arrays(layers, owners.ids))
-
-        def make(sample: Sample) -> SampledData:
-            return in_type(made_of(Content.of(whole, sample, home.types.seed_type()), widen=run.widen), dtype)
-
-        source = ExchangeSource(
-            whole,
-            seeds,
-            owners,
-            open_channel(run.num_ranks, run.device),
-            run.settings.of_parts().num_hops,
-            thrift=self._thrift,
-            seed=run.seed,
-            weigh=not isinstance(trainer.strategy, WeighsRanks),
-            make=make,
-            all_labels=run.settings.loading.all_labels,
-            device=run.device,
-            inputs=inputs,
-        )
+        whole = with_arrays(shown, home.whole_arrays(layers_in(trainer.lightning_module), owners.ids))
+        channel = open_channel(run.num_ranks, run.device)
+        plan = exchange_plan(whole, seeds, owners, channel, run.settings.of_parts().num_hops).to(run.device)
+        batch = in_type(made_of(Content.of(whole, plan.sample, home.types.seed_type()), widen=run.widen), run.dtype)
+        of_seeds, batch.batch_size = store_of_seeds(batch), plan.num_seeds
+        of_seeds.batch_size = plan.num_seeds
+        if "y" in of_seeds and not run.settings.loading.all_labels:
+            of_seeds.y = of_seeds.y[: plan.num_seeds]
+        if inputs is not None:
+            of_seeds.input_id = inputs
+        exchange = RowExchange(channel, run.seed, self._thrift)
+        weight = 1.0 if isinstance(trainer.strategy, WeighsRanks) else plan.share * channel.size
+        layer_run = LayerRun(plan, whole.types, exchange, weight)
+        source = ExchangeSource(part_batch_of(batch.to(run.device), layer_run), exchange, whole.num_nodes)
         return Learning(source, OneBatch(seeds, 1, run.seed))
 
 

@@ -3,6 +3,7 @@
     PartitionedDataModule(graph, boundary=History())   # with a strategy of rounds
 
 boundary.py        ``History``, and what it does not go with
-meeting_rows.py    what a data module asks of it in a run: the own nodes of a part, computed at meetings
-historic_rows.py   which rows a rank needs, and the layers on batches that read them
+meeting_rows.py    which rows a rank needs, how ranks compute them at meetings, and layers on batches that read them
+
+It comes in as a ``Boundary``, whose ``Outside`` a run's meetings refresh, and needs no other extension.
 """

@@ -1,26 +1,34 @@
-"""Rows of nodes outside the running part, which the ranks that own them compute at meetings."""
+r"""Rows that layers make of nodes outside a part, as their owners computed them at the last meeting.
+
+.. math::
+    h^{(l)}_v = f_l\bigl(h^{(l-1)}_v, \{h^{(l-1)}_u : u \to v\}\bigr) \text{ for } v \text{ inside},
+    \qquad h^{(l)}_v = \bar h^{(l)}_v \text{ for } v \text{ outside},\; 0 < l < L
+
+The rows :math:`\bar h` are those of the whole graph and the averaged model; in the local steps they are constants.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
 
-from lightning_gnn_dist.batches.one_hop import Run
-from lightning_gnn_dist.batches.pool import Widen
+from lightning_gnn_dist.batches.one_hop import OfPart, RowsOfTypes, Run, seen_by_layers
 from lightning_gnn_dist.boundary.boundary import Outside
-from lightning_gnn_dist.extensions.history.historic_rows import PLACE, HistoricRows, MeetingChannel
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import edge_positions
 from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.homes.local_graph import LocalGraph
-from lightning_gnn_dist.layers.layer_pass import LayerPass
-from lightning_gnn_dist.layers.row_table import Ids, ids_of
-from lightning_gnn_dist.layers.through_layers import layers_in
+from lightning_gnn_dist.layers.layer_pass import LayerNodes, LayerPass
+from lightning_gnn_dist.layers.row_table import Ids, RowTables, ids_of
+from lightning_gnn_dist.layers.through_layers import Layer, layers_in, layers_on_blocks
 from lightning_gnn_dist.layers.whole_nodes import GraphNodes, folder_beside
-from lightning_gnn_dist.wire.channel import open_channel
+from lightning_gnn_dist.wire.channel import Channel, open_channel
 
 
 class PartNodes(GraphNodes):
@@ -28,27 +36,15 @@ class PartNodes(GraphNodes):
 
     Args:
         part: The rank's own nodes, in increasing order of their ids, and all others that send to them.
-        rank: The rank.
-        chunks: The chunk of every node of the whole graph.
-        owners: The rank that owns each chunk.
-        num_ranks: How many ranks there are.
-        widen: Make float32 of narrower features, of all or of all but one type.
-        offsets: The first id of each node type in the whole graph, and at the end the number of its nodes.
+        home: Where the graph lives.
+        super_epoch: Says which rank owns each chunk.
     """
 
-    def __init__(
-        self,
-        part: Graph,
-        rank: int,
-        chunks: Tensor,
-        owners: Tensor,
-        num_ranks: int,
-        *,
-        widen: Widen = True,
-        offsets: Sequence[int],
-    ) -> None:
-        super().__init__(part, widen=widen, offsets=offsets)
-        self._chunks, self._owners, self._num_ranks = chunks, owners, num_ranks
+    def __init__(self, part: Graph, home: LocalGraph, super_epoch: int) -> None:
+        rank, self._num_ranks = home.running.rank, home.running.num_ranks
+        super().__init__(part, widen=home.running.widen, offsets=home.types.offsets)
+        self._chunks = home.partition(self._num_ranks).assignment
+        self._owners = home.plan_for(self._num_ranks).owner(super_epoch)
         self._n_id = part.node_arrays["n_id"]
         self._own_at = (self._owner_of(self._n_id) == rank).nonzero().view(-1)
         self._own = self._n_id[self._own_at]
@@ -106,7 +102,7 @@ class MeetingRows(Outside):
                 self._channel = MeetingChannel(open_channel(run.num_ranks, run.device))
             limits = run.device, run.bytes_of_evaluation, folder_beside(self.home.whole)
             there = run.settings.evaluation.bytes
-            nodes = self._own_nodes(part, super_epoch)
+            nodes = PartNodes(with_arrays(part, self._arrays_of_whole_graph(part)), self.home, super_epoch)
             rows.plan(LayerPass(nodes, self._channel, *limits, None, run.dtype, there))
         with run.trainer.precision_plugin.forward_context():
             rows.refresh(run.trainer.lightning_module)
@@ -122,13 +118,146 @@ class MeetingRows(Outside):
             self._rows = part, HistoricRows(part, is_inside, num_hops, self.home.types.offsets)
         return self._rows[1]
 
-    def _own_nodes(self, part: Graph, super_epoch: int) -> PartNodes:
-        """Return the nodes that this rank computes."""
-        home, run, num_ranks = self.home, self.home.running, self.home.running.num_ranks
-        whole = with_arrays(part, self._arrays_of_whole_graph(part))
-        of_rank = run.rank, home.partition(num_ranks).assignment, home.plan_for(num_ranks).owner(super_epoch), num_ranks
-        return PartNodes(whole, *of_rank, widen=run.widen, offsets=home.types.offsets)
-
     def _arrays_of_whole_graph(self, part: Graph) -> dict[str, Tensor]:
         assert self.home.running.module is not None
         return self.home.whole_arrays(layers_in(self.home.running.module), part.node_arrays["n_id"])
+
+
+PLACE = "history_row"  # the node array of a part: where a node's rows stand in all tables, or -1
+
+
+class HistoricRows:
+    """The rows that a rank knows of nodes outside its part. It runs the layers on the batches of the part.
+
+    Args:
+        part: What the rank holds. ``n_id`` has the ids in the whole graph.
+        is_inside: Which of its nodes have all their in-edges here.
+        num_layers: Layers of the model.
+        offsets: The first id of each node type in the whole graph, and at the end the number of its nodes.
+
+    Attributes:
+        places: Where each node's rows stand in all tables of its type, or -1: int64, shape ``(part.num_nodes,)``.
+    """
+
+    def __init__(self, part: Graph, is_inside: Tensor, num_layers: int, offsets: Sequence[int]) -> None:
+        self.num_layers = num_layers
+        last = _last_readers(part, is_inside, num_layers)
+        first = last.argsort(descending=True, stable=True)  # nodes that the last layers read stand first
+        known, n_id = first[: int((last > 1).sum())], part.node_arrays["n_id"]
+        kinds = torch.searchsorted(torch.tensor(offsets), n_id[known], right=True) - 1
+        self.places, self._nodes = torch.full((part.num_nodes,), -1), list[Tensor]()
+        self._counts = list[list[int]]()  # of each layer, how many nodes of each type have a row behind it
+        for kind in range(len(offsets) - 1):
+            of_kind = known[kinds == kind]
+            self.places[of_kind] = torch.arange(of_kind.numel())
+            self._nodes.append(n_id[of_kind])
+        for layer in range(1, num_layers):
+            is_read = last[known] > layer
+            self._counts.append([int((is_read & (kinds == kind)).sum()) for kind in range(len(offsets) - 1)])
+        self._tables: list[RowsOfTypes] = []
+        self._pass: LayerPass | None = None
+        self._planned: list[LayerNodes] = []
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the ranks have found out what they compute and send."""
+        return self._pass is not None
+
+    def plan(self, work: LayerPass) -> None:
+        """Find out what the ranks compute and send. Collective."""
+        self._pass = work
+        wanted = [torch.cat(self._first(counts)).sort().values for counts in self._counts]
+        self._planned = work.plan_all(wanted) if wanted else []
+
+    def refresh(self, module: LightningModule) -> None:
+        """Compute the rows anew, each on the rank that owns its node. Collective."""
+        assert self._pass is not None
+        layers = layers_in(module)
+        self._check(layers)
+        with torch.no_grad(), _in_evaluation(module):
+            tables = self._pass.tables(layers[:-1], self._planned) if self._planned else ()
+            self._tables = [self._taken(table, counts) for table, counts in zip(tables, self._counts, strict=True)]
+
+    def __call__(self, batch: OfPart, layers: Sequence[Layer]) -> Any:
+        """Run the layers on a batch of the part, and return the rows of its seeds. Not collective."""
+        self._check(layers)
+        if len(self._tables) < len(self._counts):
+            raise RuntimeError(
+                "boundary=History() knows no rows yet: a strategy of rounds has ranks compute them when a fit starts "
+                "and at every meeting, so batches of a part can be computed on in a fit alone."
+            )
+        return layers_on_blocks(
+            list(layers), batch, seen_by_layers(batch), lambda rows, layer: self._replaced(batch, rows, layer)
+        )
+
+    def _first(self, counts: Sequence[int]) -> list[Tensor]:
+        return [nodes[:count] for nodes, count in zip(self._nodes, counts, strict=True)]
+
+    def _taken(self, tables: RowTables, counts: Sequence[int]) -> RowsOfTypes:
+        assert self._pass is not None
+        device = self._pass.device
+        return [rows if rows is None else rows.to(device) for rows in tables.take(self._first(counts))]
+
+    def _replaced(self, batch: OfPart, rows: RowsOfTypes, layer: int) -> RowsOfTypes:
+        """Return a layer's rows with those of the last meeting for nodes outside the part."""
+        replaced = RowsOfTypes()
+        for store, own, table in zip(batch.node_stores, rows, self._tables[layer], strict=True):
+            if own is not None and table is not None:
+                places = store[PLACE][: len(own)]
+                outside = ((places >= 0) & (places < len(table))).nonzero().view(-1)
+                if outside.numel():  # a table that no rank has rows of has no width either
+                    own = own.index_copy(0, outside, table[places[outside]].to(own.dtype))
+            replaced.append(own)
+        return replaced
+
+    def _check(self, layers: Sequence[Layer]) -> None:
+        if len(layers) != self.num_layers:
+            raise ValueError(
+                f"layers() returns {len(layers)} layers, and the sampler has {self.num_layers} hops: give it one hop "
+                f"for each layer, NeighborSampler([10] * {len(layers)}) or WholePartSampler({len(layers)})."
+            )
+
+
+class MeetingChannel(Channel):
+    """A channel whose failure names the rank that did not answer.
+
+    Args:
+        channel: What it sends by; it must not be used any more.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(channel._group, channel.size, channel.rank, channel.device)
+        self.is_of_boundary = True
+
+    def exchange(self, pieces: Sequence[Tensor], lengths: Sequence[int] | None = None) -> list[Tensor]:
+        try:
+            return super().exchange(pieces, lengths)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"Rank {self.rank} exchanged rows of boundary=History() at a meeting, and {self.who_is_gone()} did not "
+                "answer. See what was said there."
+            ) from error
+
+
+@contextmanager
+def _in_evaluation(module: nn.Module) -> Iterator[None]:
+    training = [child for child in module.modules() if child.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for child in training:
+            child.training = True
+
+
+def _last_readers(part: Graph, is_inside: Tensor, num_layers: int) -> Tensor:
+    """The last layer that reads each node on the way to the seeds of a part, counted from 1.
+
+    It is 0 for nodes inside, and where no layer does.
+    """
+    last, computed = torch.zeros(part.num_nodes, dtype=torch.int64), part.split("train")
+    for layer in range(num_layers, 0, -1):
+        senders = part.indices[edge_positions(part.indptr, computed)].to(torch.int64).unique()
+        last[senders] = last[senders].clamp(min=layer)
+        computed = torch.cat([computed, senders[is_inside[senders]]]).unique()
+    return last.masked_fill(is_inside, 0)

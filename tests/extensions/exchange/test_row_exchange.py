@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gnn_dist.extensions.exchange.row_exchange import RowExchange, tied
-from lightning_gnn_dist.extensions.exchange.shipments import Route, Thrift
+from lightning_gnn_dist.extensions.exchange.row_exchange import Route, RowExchange, Thrift, tied
 from lightning_gnn_dist.wire.channel import open_channel, patience
 from tests.ranks import run_ranks
 

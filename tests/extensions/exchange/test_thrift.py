@@ -27,7 +27,7 @@ from lightning_gnn_dist import (
     WholePartSampler,
     through_layers,
 )
-from lightning_gnn_dist.extensions.exchange.shipments import THREAD_NAME
+from lightning_gnn_dist.extensions.exchange.row_exchange import THREAD_NAME
 from tests.boundary.models import Model, learned_by_hand, model, weighted_data, weights_of
 from tests.boundary.test_whole_graph import odd
 from tests.data_fitting import trainer
