@@ -57,6 +57,11 @@ def _tell_of_shards(path: Path, *, asks: bool) -> None:
     bounds = Bounds.read(path)
     sizes = bounds.nodes.diff()
     print(f"{path}: {bounds.num_shards} shards of {int(sizes.min()):,} to {int(sizes.max()):,} nodes.")
+    tell_of(bounds)
+
+
+def tell_of(bounds: Bounds) -> None:
+    """Print what a graph in shards has of types and of held edges."""
     for about in (bounds.types if have_names(bounds.types) else None, bounds.links):
         if about is not None:
             print(about)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.base import Partitioner
+from lightning_gnn_dist.partition.base import Partition, Partitioner
+from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.default import default_partitioner
 from lightning_gnn_dist.partition.kaminpar import KaMinParPartitioner
 from lightning_gnn_dist.partition.metis import MetisPartitioner
@@ -32,10 +33,17 @@ def partitioner_of(name: str | None, options: argparse.Namespace, graph: Graph) 
     return SuperNodePartitioner(options.supernodes, None if clusters is None else clusters())
 
 
-def check_balance(options: argparse.Namespace) -> None:
-    """Refuse ``--balance`` for a partitioner that cannot follow it."""
+def partition_of(options: argparse.Namespace, graph: Graph, num_parts: int) -> Partition:
+    """The partition that is asked for; ``--balance`` for a partitioner that cannot follow it is refused."""
     if options.balance != "nodes" and options.partitioner not in (None, "auto", "metis", "kaminpar"):
         raise ValueError(
             f"--balance {options.balance} is for --partitioner metis and kaminpar, and {options.partitioner} evens out "
             "nodes: leave one of the two out."
         )
+    return cached_partition(graph, partitioner_of(options.partitioner, options, graph), num_parts, options.seed)
+
+
+def sizes_of(partition: Partition) -> str:
+    """How many nodes its parts have, in words."""
+    sizes = partition.counts()
+    return f"{int(sizes.min()):,} to {int(sizes.max()):,} nodes"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from lightning_gnn_dist.cli.partitioners import check_balance, partitioner_of
+from lightning_gnn_dist.cli.partitioners import partition_of, sizes_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.store import check_target, holds_split
-from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY
 from lightning_gnn_dist.prepare.reorder import reorder_graph
 
@@ -18,13 +17,10 @@ def run(options: argparse.Namespace) -> None:
         if holds_split(options.graph):
             raise ValueError(f"{options.graph} holds a split of edges, and a graph is needed: reorder that one.")
         check_target(options.output, overwrite=options.overwrite)
-        check_balance(options)
         graph = Graph.open(options.graph)
-        partitioner = partitioner_of(options.partitioner, options, graph)
-        partition = cached_partition(graph, partitioner, options.chunks, options.seed)
+        partition = partition_of(options, graph, options.chunks)
         memory = options.memory or DEFAULT_MEMORY
         reorder_graph(graph, partition, options.output, memory_bytes=memory, overwrite=options.overwrite)
     except (ValueError, OSError) as error:
         raise SystemExit(f"lightning-gnn-dist reorder: {error}") from error
-    sizes = partition.counts()
-    print(f"{options.output}: {options.chunks} chunks of {int(sizes.min()):,} to {int(sizes.max()):,} nodes.")
+    print(f"{options.output}: {options.chunks} chunks of {sizes_of(partition)}.")

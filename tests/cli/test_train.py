@@ -254,11 +254,6 @@ def test_what_others_refuse_keeps_its_traceback(tmp_path: Path, monkeypatch: pyt
         main()
 
 
-def test_predict_writes_a_row_for_every_node(tmp_path: Path) -> None:
-    run_ranks(command, 2, "predict", "--config=configs/ddp.yaml", *SMALL, f"--output={tmp_path}/logits.npy")
-    assert np.load(tmp_path / "logits.npy").shape == (2000, 8)
-
-
 def test_predict_writes_the_best_links_of_nodes_that_are_named(tmp_path: Path) -> None:
     (tmp_path / "ids.txt").write_text("7\n499\n0\n")
     config = (EXAMPLES / "configs" / "links.yaml").read_text()

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lightning_gnn_dist.extensions.rounded.codec import Codec
 from lightning_gnn_dist.extensions.rounded.rounded_mean import RoundedMean, means_together
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.codec import Codec
 from lightning_gnn_dist.wire.collectives import Sent, traffic
 from lightning_gnn_dist.wire.hosts import HostGradients, find_hosts, open_channel_of_means
 from tests.ranks import join, run_ranks

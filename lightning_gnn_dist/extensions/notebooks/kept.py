@@ -18,7 +18,7 @@ from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from lightning_gnn_dist.extensions.notebooks.rank_life import InterruptedRankError
+from lightning_gnn_dist.extensions.notebooks.rank_processes import InterruptedRankError
 from lightning_gnn_dist.rounds.own_states import asking_nobody
 from lightning_gnn_dist.wire.launching import by_value
 from lightning_gnn_dist.wire.launching.by_value import CannotTravelError

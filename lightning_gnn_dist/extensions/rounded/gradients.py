@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from lightning_gnn_dist.extensions.rounded.codec import Bits, Codec
 from lightning_gnn_dist.extensions.rounded.rounded_mean import RoundedMean, means_together
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Background
-from lightning_gnn_dist.wire.codec import Bits, Codec
 from lightning_gnn_dist.wire.collectives import scatter_back
 from lightning_gnn_dist.wire.gradient_sums import GradientSums
 from lightning_gnn_dist.wire.hosts import open_channel_of_means

@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.extensions.rounded.codec import Bits, Codec
 from lightning_gnn_dist.extensions.rounded.overlap import Overlap
 from lightning_gnn_dist.extensions.rounded.rounded_mean import RoundedMean, means_together
 from lightning_gnn_dist.rounds.means.averaging import AveragedMoments
@@ -23,7 +24,6 @@ from lightning_gnn_dist.rounds.means.reducer import Groups, Reducer, is_rounded,
 from lightning_gnn_dist.rounds.meeting_hook import MeetingHook
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Channel, open_channel
-from lightning_gnn_dist.wire.codec import Bits, Codec
 from lightning_gnn_dist.wire.collectives import scatter_back
 from lightning_gnn_dist.wire.hosts import open_channel_of_means
 

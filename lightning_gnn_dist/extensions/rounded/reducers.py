@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
+from lightning_gnn_dist.extensions.rounded.codec import Bits
 from lightning_gnn_dist.extensions.rounded.gradients import RoundedGradients, leave_gradients
 from lightning_gnn_dist.extensions.rounded.means import Means
 from lightning_gnn_dist.rounds.means.reducer import Reducer
 from lightning_gnn_dist.rules import check_fields
-from lightning_gnn_dist.wire.codec import Bits
 from lightning_gnn_dist.wire.gradient_sums import GradientSums
 
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.extensions.rounded.codec import Codec
 from lightning_gnn_dist.wire.channel import CPU, Channel
-from lightning_gnn_dist.wire.codec import Codec
 from lightning_gnn_dist.wire.collectives import check_total, counted, gather_numbers
 from lightning_gnn_dist.wire.octets import octets
 

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from numpy.typing import NDArray
+from torch import Tensor
 
-from lightning_gnn_dist.checks import check_instance
+from lightning_gnn_dist.batches.batch import in_type
+from lightning_gnn_dist.batches.loading import Loading, type_of_model, type_that_stays, widening
+from lightning_gnn_dist.checks import check_instance, shown
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule, what_is_predicted
-from lightning_gnn_dist.extensions.serving.limits import Limits
-from lightning_gnn_dist.extensions.serving.question import Form, Question
-from lightning_gnn_dist.extensions.serving.rows import NodeRows, check_norms, limited
+from lightning_gnn_dist.extensions.serving.extended_graph import ExtendedGraph, ServedSampler
+from lightning_gnn_dist.extensions.serving.question import Form, Limits, Question
+from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.storage.row_file import rows_of
+from lightning_gnn_dist.layers.layered_loader import for_layers
+from lightning_gnn_dist.layers.model_layers import norm_of_all_rows
 from lightning_gnn_dist.layers.through_layers import has_layers, layers_in, needs_whole_graph
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 
 class Answerer:
@@ -87,3 +101,112 @@ class Answerer:
             owner = self._data if is_overridden(name, self._data) else self._model
             batch = getattr(owner, name)(batch, *more)
         return batch
+
+
+NODES_AT_ONCE = 64  # that are answered by one call of the model, so that a large request keeps others waiting less
+EDGES_AT_ONCE = 1 << 24  # that these may have at most, so that nodes with very many neighbours fit into memory
+
+
+class NodeRows:
+    """Computes the rows of nodes that requests ask for.
+
+    Args:
+        trainer: Says with which precision the model computes.
+        step: Makes the rows of the seeds of a batch, which is in RAM.
+        graph: The graph.
+        seed_type: The type of the nodes that are asked for.
+        sampler: Draws their neighbours.
+        num_layers: How many layers the model has, each of which reads a hop.
+        loading: How batches are made.
+        limits: What a request may ask for.
+
+    Attributes:
+        nodes_at_once: For how many nodes the model is called at once, at most.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        step: Callable[[Any], Any],
+        graph: Graph,
+        seed_type: str,
+        sampler: ServedSampler,
+        num_layers: int,
+        loading: Loading,
+        limits: Limits,
+    ) -> None:
+        check_ids_of_new(graph, limits.new_nodes)
+        self._trainer, self._step, self._graph, self._seed_type = trainer, step, graph, seed_type
+        self._sampler, self._num_layers, self._most_new = sampler, num_layers, limits.new_nodes
+        edges_of_node = int(sampler.of_types(graph.types).astype(object).sum(1).prod())
+        self.nodes_at_once = max(1, min(NODES_AT_ONCE, EDGES_AT_ONCE // max(1, edges_of_node)))
+        self._widen = widening(loading, type_that_stays(trainer))
+
+    def __call__(self, asked: Sequence[Question]) -> list[NDArray[Any]]:
+        """Return the rows that each request asks for."""
+        with computing(self._trainer):
+            found = np.concatenate([self._at_once(piece) for piece in pieces(asked, self.nodes_at_once)])
+        return np.split(found, np.cumsum([len(of.nodes) for of in asked])[:-1])
+
+    def _at_once(self, asked: Sequence[Question]) -> NDArray[Any]:
+        graph = ExtendedGraph(self._graph, self._seed_type, asked, self._most_new)
+        batch = for_layers(graph.batch(self._sampler, self._widen), self._num_layers)
+        batch = in_type(batch, type_of_model(self._trainer))
+        return rows_of(self._step(batch), sum(len(of.nodes) for of in asked))
+
+
+@contextmanager
+def computing(trainer: Trainer) -> Iterator[None]:
+    """Compute as a trainer does that predicts."""
+    with torch.inference_mode(), trainer.precision_plugin.forward_context():
+        yield
+
+
+def check_norms(model: LightningModule) -> None:
+    """Refuse a model whose rows depend on those that are computed beside."""
+    if (norm := norm_of_all_rows(model)) is not None:
+        raise ValueError(
+            f"{norm} normalises by all rows of a batch, so that an answer would depend on who asks beside: use a "
+            "norm of each row, such as torch.nn.LayerNorm."
+        )
+
+
+def check_ids_of_new(graph: Graph, most_new: int) -> None:
+    """Refuse a graph in which new nodes could not be called by numbers behind those of its nodes."""
+    if any("n_id" in arrays for arrays in graph.types.node_arrays.values()):
+        raise ValueError(
+            "The graph has n_id, ids of a larger graph that it was cut from: serve that one, or take the array out, "
+            "and nodes are called by their ids in the graph itself."
+        )
+    if graph.num_nodes + most_new > torch.iinfo(graph.indices.dtype).max:
+        raise ValueError(f"limits.new_nodes ({most_new}) must fit behind the {graph.num_nodes} nodes: take fewer.")
+
+
+def limited(sampler: Sampler, most: int) -> ServedSampler:
+    """Return a sampler that draws at most so many neighbours where it would take all of them."""
+    if not isinstance(sampler, NeighborSampler | TemporalSampler):
+        raise TypeError(f"serve draws by NeighborSampler or TemporalSampler, got {shown(sampler)}: choose one of them.")
+    given = sampler.num_neighbors
+
+    def at_most(numbers: Sequence[int]) -> list[int]:
+        return [most if number < 0 else number for number in numbers]
+
+    if isinstance(given, Mapping):
+        return replace(sampler, num_neighbors={kind: at_most(numbers) for kind, numbers in given.items()})
+    return replace(sampler, num_neighbors=at_most(given))
+
+
+def pieces(asked: Sequence[Question], most_nodes: int) -> Iterator[list[Question]]:
+    """Yield requests, or parts of them, that are answered at once."""
+    piece, left = list[Question](), most_nodes
+    for question in asked:
+        nodes: Tensor = question.nodes
+        while len(nodes):
+            some, nodes = nodes[:left], nodes[left:]
+            piece.append(question._replace(nodes=some))
+            left -= len(some)
+            if not left:
+                yield piece
+                piece, left = [], most_nodes
+    if piece:
+        yield piece

@@ -1,5 +1,7 @@
 """The server's answers by HTTP: ``POST /predict`` with JSON, ``GET /health`` and ``GET /metrics``.
 
+request -> waits, or is refused where too many do -> answered with others in one thread -> its row, or too late
+
 200 answer    400 malformed    408 slow to come    413 too large    500 the model failed    503 full    504 too late
 """
 
@@ -8,11 +10,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import signal
+import socket
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from types import FrameType
 from typing import Any, NoReturn, Protocol
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -20,14 +29,16 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.extensions.serving.limits import Limits
 from lightning_gnn_dist.extensions.serving.metrics import Metrics
-from lightning_gnn_dist.extensions.serving.question import Form, Question, RefusedError
-from lightning_gnn_dist.extensions.serving.waiting import FullError, LateError, Waiting
+from lightning_gnn_dist.extensions.serving.question import Form, Limits, Question, RefusedError
 
 log = logging.getLogger(__name__)
 TEXT = "text/plain; version=0.0.4"
 RETRY_AFTER = {"Retry-After": "1"}  # seconds
+MOST_CONNECTIONS = 1024
+_BACKLOG = 1024
+
+Answer = Callable[[Sequence[Question]], Sequence[bytes]]  # of each request, as it is sent
 
 
 class Answers(Protocol):
@@ -51,12 +62,86 @@ class Answers(Protocol):
         ...
 
 
-class _StatusError(Exception):
-    """A request that gets no answer, but a status and a sentence."""
+@dataclass(frozen=True, eq=False)
+class _Entry:
+    question: Question
+    answer: asyncio.Future[bytes]
 
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status = status
+
+class Waiting:
+    """Requests that wait for their answers, in the order in which they came.
+
+    Args:
+        answer: Answers requests, in a thread.
+        limits: How many may wait, and how long.
+        most_nodes: Requests are answered together as long as they ask for no more nodes; a larger one is alone.
+        answered: Called with how many requests are answered together, each time.
+    """
+
+    def __init__(self, answer: Answer, limits: Limits, most_nodes: int, answered: Callable[[int], None]) -> None:
+        self._answer, self._limits, self._most_nodes, self._answered = answer, limits, most_nodes, answered
+        self._line, self._came = deque[_Entry](), asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    async def ask(self, question: Question) -> bytes:
+        """Return the answer to a request."""
+        if len(self._line) >= self._limits.waiting:
+            raise RefusedError(f"{self._limits.waiting} requests wait already: ask again later.", 503)
+        entry = _Entry(question, asyncio.get_running_loop().create_future())
+        self._line.append(entry)
+        self._came.set()
+        try:
+            async with asyncio.timeout(self._limits.seconds):
+                return await entry.answer
+        except TimeoutError as error:
+            raise RefusedError(f"The request was not answered within {self._limits.seconds:g} s.", 504) from error
+        finally:
+            if entry in self._line:
+                self._line.remove(entry)
+
+    async def run(self) -> None:
+        """Answer requests until this is cancelled."""
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1, "answers") as thread:
+            while True:
+                await self._came.wait()
+                taken = self._taken()
+                if not self._line:
+                    self._came.clear()
+                if not taken:
+                    continue
+                self._answered(len(taken))
+                found = await loop.run_in_executor(thread, self._answers, [entry.question for entry in taken])
+                for entry, answer in zip(taken, found, strict=True):
+                    _tell(entry.answer, answer)
+
+    def _taken(self) -> list[_Entry]:
+        """Take the first requests, as many as are answered together."""
+        taken, nodes = list[_Entry](), 0
+        while self._line and (not taken or nodes + len(self._line[0].question.nodes) <= self._most_nodes):
+            taken.append(self._line.popleft())
+            nodes += len(taken[-1].question.nodes)
+        return taken
+
+    def _answers(self, questions: list[Question]) -> list[bytes | Exception]:
+        """Answer requests together, or where that fails each alone, so that none spoils another's answer."""
+        try:
+            return list(self._answer(questions))
+        except Exception as error:
+            if len(questions) == 1:
+                return [error]
+        return [answer for question in questions for answer in self._answers([question])]
+
+
+def _tell(future: asyncio.Future[bytes], answer: bytes | Exception) -> None:
+    if future.done():  # nobody waits any more
+        return
+    if isinstance(answer, Exception):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
 
 
 class Service:
@@ -69,9 +154,8 @@ class Service:
 
     def __init__(self, answerer: Answers, limits: Limits) -> None:
         self._answerer, self._limits = answerer, limits
-        self._waiting = Waiting(self._answers, limits.waiting, limits.seconds, answerer.nodes_at_once)
-        self._metrics = Metrics(lambda: len(self._waiting))
-        self._waiting.answered = self._metrics.together.add
+        self._metrics = Metrics()
+        self._waiting = Waiting(self._answers, limits, answerer.nodes_at_once, self._metrics.together.add)
 
     def app(self) -> Starlette:
         """Return what a server of ASGI runs."""
@@ -95,7 +179,7 @@ class Service:
         return JSONResponse({"status": "ready", **self._answerer.about})
 
     async def _tell_metrics(self, request: Request) -> Response:
-        return PlainTextResponse(self._metrics.text(), media_type=TEXT)
+        return PlainTextResponse(self._metrics.text(len(self._waiting)), media_type=TEXT)
 
     async def _predict(self, request: Request) -> Response:
         begin = time.perf_counter()
@@ -112,13 +196,7 @@ class Service:
             self._metrics.nodes += len(question.nodes)
             return Response(answer, media_type="application/json")
         except RefusedError as error:
-            return _refusal(400, str(error))
-        except _StatusError as error:
-            return _refusal(error.status, str(error))
-        except FullError:
-            return _refusal(503, f"{self._limits.waiting} requests wait already: ask again later.", RETRY_AFTER)
-        except LateError:
-            return _refusal(504, f"The request was not answered within {self._limits.seconds:g} s.")
+            return _refusal(error.status, str(error), RETRY_AFTER if error.status == 503 else None)
         except Exception:  # of the model: others go on
             log.exception("A request could not be answered.")
             return _refusal(500, "The model failed on this request: the server's log says how.")
@@ -131,11 +209,11 @@ class Service:
                 async for chunk in request.stream():
                     body += chunk
                     if len(body) > most:
-                        raise _StatusError(413, f"The body of a request may have {most} bytes: ask several times.")
+                        raise RefusedError(f"The body of a request may have {most} bytes: ask several times.", 413)
         except TimeoutError:
-            raise _StatusError(408, f"The body did not come within {self._limits.seconds:g} s.") from None
+            raise RefusedError(f"The body did not come within {self._limits.seconds:g} s.", 408) from None
         except ClientDisconnect:
-            raise _StatusError(400, "The connection ended before the body.") from None
+            raise RefusedError("The connection ended before the body.") from None
         return bytes(body)
 
     def _answers(self, asked: Sequence[Question]) -> list[bytes]:
@@ -166,3 +244,46 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _refusal(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> Response:
     return JSONResponse({"error": sentence}, status, headers)
+
+
+class Server(uvicorn.Server):
+    """Ends with status 0 when it is told to end: uvicorn would send itself the signal again."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; port 0 is any that is free."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as error:  # of a port above 65535
+        why = getattr(error, "strerror", None) or error
+        raise ValueError(f"host {host!r} and port {port} cannot be had ({why}): choose others.") from error
+    # Those of its connections have it, too. Else the body of an answer waits 40 ms, until its head is acknowledged.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
+
+
+def run(app: Starlette, listening: socket.socket, seconds: float, ready: Callable[[], None]) -> None:
+    """Serve until SIGTERM or SIGINT comes.
+
+    Args:
+        app: The application.
+        listening: Where requests come.
+        seconds: How long what was taken may take at the end.
+        ready: Called before the first request is taken.
+    """
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_graceful_shutdown=max(1, round(seconds)),
+    )
+    ready()
+    Server(config).run(sockets=[listening])

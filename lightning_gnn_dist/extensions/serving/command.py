@@ -14,8 +14,8 @@ from lightning_gnn_dist.checks import check_file, check_path
 from lightning_gnn_dist.extensions.links.known import LeftOut
 from lightning_gnn_dist.extensions.links.link_datamodule import LinkDataModule
 from lightning_gnn_dist.extensions.serving.answering import Answerer
-from lightning_gnn_dist.extensions.serving.limits import Limits
 from lightning_gnn_dist.extensions.serving.links import LinkAnswerer, Ranked
+from lightning_gnn_dist.extensions.serving.question import Limits
 from lightning_gnn_dist.layers.prediction import BUDGET_BYTES
 
 _NEEDS = "starlette", "uvicorn"
@@ -73,8 +73,11 @@ class ServingTrainer(Trainer):
         else:
             answerer = Answerer(self, model, datamodule, limits, neighbors, folder)
         answerer.warm_up()
-        from lightning_gnn_dist.extensions.serving.app import Service  # these need what check_extra asks for
-        from lightning_gnn_dist.extensions.serving.server import listen, run
+        from lightning_gnn_dist.extensions.serving.app import (
+            Service,  # these need what check_extra asks for
+            listen,
+            run,
+        )
 
         with listen(host, port) as listening:
             where = f"http://{host}:{listening.getsockname()[1]}"

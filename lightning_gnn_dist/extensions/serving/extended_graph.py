@@ -20,15 +20,14 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.pool import BufferPool, Widen
+from lightning_gnn_dist.engine.apart import places_of
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, graph_is_damaged
 from lightning_gnn_dist.extensions.larger_than_memory.row_cache import RowCache
 from lightning_gnn_dist.extensions.larger_than_memory.tables import Table, Tables
-from lightning_gnn_dist.extensions.serving.new_rows import NewNodes, NewRows
 from lightning_gnn_dist.extensions.serving.question import Arrays, Question, served
 from lightning_gnn_dist.extensions.shards.draws import DrawRule, GrowingBatch, Names, draw_hops
-from lightning_gnn_dist.extensions.shards.owner import Message, Owner
+from lightning_gnn_dist.extensions.shards.owner import Join, Message, Owner, Route
 from lightning_gnn_dist.extensions.shards.owner import Question as AskedOfOwners
-from lightning_gnn_dist.extensions.shards.route import Join, Route
 from lightning_gnn_dist.extensions.shards.temporal import sample_at_times
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler
 from lightning_gnn_dist.extensions.temporal.times import (
@@ -41,9 +40,10 @@ from lightning_gnn_dist.extensions.temporal.times import (
     sources_of,
     time_order,
 )
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph import Graph, typed_graph
+from lightning_gnn_dist.graph.rows import Lookup, edge_positions, starts_of, take_rows
 from lightning_gnn_dist.graph.typed.names import EdgeType
-from lightning_gnn_dist.graph.typed.types import offsets_of
+from lightning_gnn_dist.graph.typed.types import GraphTypes, edge_type_dtype, offsets_of
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.turns import answered, at_once
 
@@ -240,3 +240,115 @@ def _table(own: dict[str, Tensor], count: int, brought: Arrays) -> Table:
     return Table(
         own, 0, count, RowCache(own, 0), lambda ids: at_once({name: a[ids - count] for name, a in brought.items()})
     )
+
+
+class NewNodes:
+    """The new nodes of some requests.
+
+    Args:
+        graph: The graph that the requests are about.
+        asked: The requests.
+        bits: How many bits of a name are the id.
+
+    Attributes:
+        counts: How many each request has of each type, shape (requests, types).
+        names: Their names, increasing.
+        kinds: The type of each.
+        places: Where each stands among all of its type.
+        arrays: For each type what they carry, in the order of places.
+    """
+
+    def __init__(self, graph: Graph, asked: Sequence[Question], bits: int) -> None:
+        self.counts = counts = torch.tensor([of.num_new for of in asked])
+        num_types = counts.shape[1]
+        block = torch.arange(counts.numel()).repeat_interleave(counts.view(-1))  # of one request and type
+        in_block = torch.arange(len(block)) - starts_of(counts.view(-1))[block]
+        requests, self.kinds = block // num_types, block % num_types
+        ids = graph.num_nodes + torch.arange(len(block)) - starts_of(counts.sum(1))[requests]
+        self.names = (requests << bits) | ids
+        self.places = (counts.cumsum(0) - counts).view(-1)[block] + in_block
+        self.arrays = [joined([of.new[kind] for of in asked]) for kind in range(num_types)]
+        self._find = Lookup(self.names)
+
+    def numbers(self, kind: int) -> Tensor:
+        """Return the number of each new node of a type among those of its request."""
+        of_type = self.counts[:, kind]
+        return torch.arange(int(of_type.sum())) - starts_of(of_type)[:-1].repeat_interleave(of_type)
+
+    def find(self, names: Tensor) -> tuple[Tensor, Tensor]:
+        """Return which of the new nodes have these names, and of each name whether one has it."""
+        return self._find(names)
+
+
+class NewRows:
+    """The rows that some requests bring.
+
+    Args:
+        graph: The graph that the requests are about.
+        asked: The requests.
+        new: Their new nodes.
+        bits: How many bits of a name are the id.
+
+    Attributes:
+        graph: The rows and their edges, with what these carry. Senders are called by their ids.
+        ids: The id of the node of each row.
+        requests: The request that brings it.
+    """
+
+    def __init__(self, graph: Graph, asked: Sequence[Question], new: NewNodes, bits: int) -> None:
+        self._of_graph, self._asked, types = graph, asked, graph.types
+        receivers = [(r << bits) | of_type.ends[1] for r, of in enumerate(asked) for of_type in of.edges]
+        names = torch.cat([new.names, *receivers]).unique()
+        ids = names & ((1 << bits) - 1)
+        kinds, (at, is_new) = types.type_of(ids), new.find(names)
+        kinds[is_new] = new.kinds[at]
+        order = kinds.argsort(stable=True)  # the rows of a type follow each other
+        self.ids, self.requests, self._find = ids[order], names[order] >> bits, Lookup(names[order])
+        counts = torch.bincount(kinds, minlength=len(types.node_types)).tolist()
+        self.graph = self._built(counts, self._find(torch.cat(receivers))[0])
+
+    def find(self, names: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows of those nodes that have one here, and of each name whether it does."""
+        return self._find(names)
+
+    def _built(self, counts: list[int], rows_of_new: Tensor) -> Graph:
+        """Return the rows, of so many nodes of each type, given the row of each new edge."""
+        graph, types = self._of_graph, self._of_graph.types
+        old = (self.ids < graph.num_nodes).nonzero().view(-1)
+        positions = edge_positions(graph.indptr, self.ids[old])
+        degrees = graph.indptr[self.ids[old] + 1] - graph.indptr[self.ids[old]]
+        new = [of_type for of in self._asked for of_type in of.edges]
+        kinds_of_new = torch.arange(len(types.edge_types)).repeat(len(self._asked))
+        lengths = torch.tensor([of_type.ends.shape[1] for of_type in new])
+        rows = torch.cat([old.repeat_interleave(degrees), rows_of_new])
+        kinds = torch.cat([types.edge_type[positions].long(), kinds_of_new.repeat_interleave(lengths)])
+        senders = torch.cat([graph.indices[positions], *[of_type.ends[0] for of_type in new]])
+        order = (rows * len(types.edge_types) + kinds).argsort(stable=True)
+        of_types = GraphTypes(
+            types.node_types,
+            offsets_of(counts),
+            types.edge_types,
+            tuple(torch.bincount(kinds, minlength=len(types.edge_types)).tolist()),
+            kinds[order].to(edge_type_dtype(len(types.edge_types))),
+            {kind: {} for kind in types.node_types},
+            self._arrays(positions, kinds, order),
+        )
+        indptr = starts_of(torch.bincount(rows, minlength=sum(counts)))
+        return typed_graph(indptr, senders[order].to(graph.indices.dtype), of_types)
+
+    def _arrays(self, positions: Tensor, kinds: Tensor, order: Tensor) -> dict[EdgeType, Arrays]:
+        """Return what edges carry: those at some positions in the graph, and then the new ones, in an order."""
+        graph, found = self._of_graph, dict[EdgeType, Arrays]()
+        for number, kind in enumerate(graph.types.edge_types):
+            is_of_type = kinds == number
+            places = places_of(graph, number, positions[is_of_type[: len(positions)]])
+            old = {name: take_rows(array, places) for name, array in graph.types.edge_arrays[kind].items()}
+            below = joined([old, *[of.edges[number].arrays for of in self._asked]])
+            at = (is_of_type.cumsum(0) - 1)[order[is_of_type[order]]]
+            found[kind] = {name: array[at] for name, array in below.items()}
+        return found
+
+
+def joined(pieces: Sequence[Arrays]) -> dict[str, Tensor]:
+    """Arrays below each other."""
+    return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}

@@ -24,9 +24,8 @@ from lightning_gnn_dist.extensions.links.link_datamodule import LinkDataModule
 from lightning_gnn_dist.extensions.links.ranking import Nodes
 from lightning_gnn_dist.extensions.links.scoring import Score
 from lightning_gnn_dist.extensions.links.search import Links, LinkSearch, layers_that_rank
-from lightning_gnn_dist.extensions.serving.limits import Limits
-from lightning_gnn_dist.extensions.serving.question import Form, Question
-from lightning_gnn_dist.extensions.serving.rows import NODES_AT_ONCE, NodeRows, check_norms, computing, limited
+from lightning_gnn_dist.extensions.serving.answering import NODES_AT_ONCE, NodeRows, check_norms, computing, limited
+from lightning_gnn_dist.extensions.serving.question import Form, Limits, Question
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.user_ids import known_ids, named
 from lightning_gnn_dist.layers.through_layers import Layer, needs_whole_graph, through_layers

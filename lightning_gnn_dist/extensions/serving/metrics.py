@@ -8,7 +8,7 @@ import sys
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 
@@ -45,9 +45,6 @@ class Histogram:
 class Metrics:
     """What a server counts.
 
-    Args:
-        waiting: Returns how many requests wait.
-
     Attributes:
         answers: How many requests were answered with each status.
         nodes: For how many nodes a row was sent.
@@ -55,21 +52,21 @@ class Metrics:
         together: How many requests were answered together.
     """
 
-    def __init__(self, waiting: Callable[[], int]) -> None:
-        self._waiting, self._start = waiting, time.time()
+    def __init__(self) -> None:
+        self._start = time.time()
         self.answers, self.nodes = Counter[int](), 0
         self.seconds, self.together = Histogram(SECONDS), Histogram(TOGETHER)
 
-    def text(self) -> str:
-        """Return all numbers."""
-        return "".join(f"{line}\n" for line in self._lines())
+    def text(self, waiting: int) -> str:
+        """Return all numbers, also of so many requests that wait."""
+        return "".join(f"{line}\n" for line in self._lines(waiting))
 
-    def _lines(self) -> Iterator[str]:
+    def _lines(self, waiting: int) -> Iterator[str]:
         yield from _head("requests_total", "counter", "Requests to /predict, by the status of the answer.")
         for status, count in sorted(self.answers.items()):
             yield f'{PREFIX}_requests_total{{status="{status}"}} {count}'
         yield from _single("nodes_total", "counter", "Nodes for which a row was sent.", self.nodes)
-        yield from _single("waiting", "gauge", "Requests that wait to be computed.", self._waiting())
+        yield from _single("waiting", "gauge", "Requests that wait to be computed.", waiting)
         yield from _head("request_seconds", "histogram", "Seconds that requests took that were answered with rows.")
         yield from self.seconds.lines(f"{PREFIX}_request_seconds")
         yield from _head("requests_together", "histogram", "Requests that were computed together.")

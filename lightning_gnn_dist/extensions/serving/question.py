@@ -10,6 +10,7 @@ edge types, ``author__writes__paper``, and what is asked for are nodes of the ty
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,12 +20,12 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import LABELS
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.extensions.serving.limits import Limits
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import degrees_of
 from lightning_gnn_dist.graph.storage.mapped_ids import IdIndex
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of, have_names
 from lightning_gnn_dist.graph.user_ids import known_ids
+from lightning_gnn_dist.rules import Count, Positive, check_fields
 
 Arrays = Mapping[str, Tensor]
 NEW, NUM_NODES = "new:", "num_nodes"
@@ -33,7 +34,11 @@ _KINDS = {"f": "finite numbers", "i": "integers", "b": "true or false"}
 
 
 class RefusedError(ValueError):
-    """A request that is not answered, for a reason of its own."""
+    """A request that is not answered, and the status of HTTP that says why."""
+
+    def __init__(self, sentence: str, status: int = 400) -> None:
+        super().__init__(sentence)
+        self.status = status
 
 
 class NewEdges(NamedTuple):
@@ -291,3 +296,29 @@ def _like(where: str, given: Any, array: Tensor, count: int) -> Tensor:
 
 def _got(value: Any) -> str:
     return f"got {shown(value)}"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server does at most.
+
+    Args:
+        nodes: Nodes whose rows a request may ask for.
+        new_nodes: New nodes that a request may bring.
+        edges: Edges that it may bring, with those of the graph into the same nodes of the graph.
+        links: The best links that it may ask for, of all its nodes together.
+        bytes: How large its body may be.
+        seconds: How long it may take to come, and then to be answered.
+        waiting: How many requests may wait.
+    """
+
+    nodes: Count = 1000
+    new_nodes: Count = 1000
+    edges: Count = 100_000
+    links: Count = 10_000
+    bytes: Count = 1 << 20
+    seconds: Positive = 5.0
+    waiting: Count = 256
+
+    def __post_init__(self) -> None:
+        check_fields(self)

@@ -16,9 +16,8 @@ from lightning_gnn_dist.engine.kernels import REPEATED_SEED, Array, Table, Work
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.row_kernels import join_hop
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated, reserve, scratch_of_thread
-from lightning_gnn_dist.extensions.shards.owner import DRAW, Message, OwnedTypes, Question, letters_of
+from lightning_gnn_dist.extensions.shards.owner import DRAW, Join, Message, OwnedTypes, Question, Route, letters_of
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
-from lightning_gnn_dist.extensions.shards.route import Join, Route
 from lightning_gnn_dist.graph.rows import starts_of
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.sampling.base import check_seeds
@@ -215,11 +214,8 @@ class GrowingBatch:
 
     def __init__(self, seeds: Tensor, num_nodes: int) -> None:
         self._hops, self._num_nodes = [check_seeds(seeds, num_nodes)], num_nodes
-        self._counts: list[Tensor] = []
-        self._columns: list[Tensor] = []
-        self._edge_ids: list[Tensor] = []
-        self._weights: list[Tensor] = []
-        self._kinds: list[Tensor] = []
+        # Of each hop the edges of each node of the frontier, and of each edge its sender, id, weight and type.
+        self._edges: list[tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]] = []
 
     @property
     def frontier(self) -> Tensor:
@@ -265,22 +261,20 @@ class GrowingBatch:
             kinds: The edges' types, if the graph has types.
         """
         known = sum(map(len, self._hops))
-        self._counts.append(counts)
         self._hops.append(torch.from_numpy(work.nodes[known:found].astype(np.int64)))
-        self._columns.append(torch.from_numpy(work.columns[: int(counts.sum())].astype(np.int32)))
-        self._edge_ids += [] if edge_ids is None else [edge_ids]
-        self._weights += [] if weights is None else [weights]
-        self._kinds += [] if kinds is None else [kinds]
+        columns = torch.from_numpy(work.columns[: int(counts.sum())].astype(np.int32))
+        self._edges.append((counts, columns, edge_ids, weights, kinds))
 
     def sample(self) -> Sample:
-        degrees = torch.cat(self._counts)
+        counts, columns, *more = zip(*self._edges, strict=True)
+        edge_ids, weights, kinds = (None if of_hops[0] is None else torch.cat(of_hops) for of_hops in more)
         return Sample(
             nodes=torch.cat(self._hops),
-            indptr=starts_of(degrees).to(torch.int32),
-            indices=torch.cat(self._columns),
+            indptr=starts_of(torch.cat(counts)).to(torch.int32),
+            indices=torch.cat(columns),
             num_sampled_nodes=list(map(len, self._hops)),
-            num_sampled_edges=list(map(len, self._columns)),
-            edge_ids=torch.cat(self._edge_ids) if self._edge_ids else None,
-            edge_weight=torch.cat(self._weights) if self._weights else None,
-            edge_kinds=torch.cat(self._kinds) if self._kinds else None,
+            num_sampled_edges=list(map(len, columns)),
+            edge_ids=edge_ids,
+            edge_weight=weights,
+            edge_kinds=kinds,
         )

@@ -27,15 +27,16 @@ from lightning_gnn_dist.extensions.shards.owner import (
     LINKED,
     NODES,
     ROWS,
+    Join,
     Message,
     Owner,
     Question,
+    Route,
     answer_of,
     ask_owners,
     letters_of,
     narrow,
 )
-from lightning_gnn_dist.extensions.shards.route import Join, Route
 from lightning_gnn_dist.extensions.temporal.times import TimeOrder
 from lightning_gnn_dist.graph.rows import bytes_per_row, starts_of, take_rows
 from lightning_gnn_dist.graph.shard import Shard

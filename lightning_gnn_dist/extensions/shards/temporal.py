@@ -18,11 +18,11 @@ from lightning_gnn_dist.extensions.shards.owner import (
     EDGES,
     NODES,
     Question,
+    Route,
     letters_of,
     narrow,
 )
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
-from lightning_gnn_dist.extensions.shards.route import Route
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler
 from lightning_gnn_dist.extensions.temporal.times import (
     BEFORE_ALL,

@@ -30,8 +30,8 @@ from lightning_gnn_dist.extensions.links.recommending import (
     Said,
     average_precision,
 )
-from lightning_gnn_dist.extensions.serving.limits import Limits
 from lightning_gnn_dist.extensions.serving.links import LinkAnswerer, Ranked
+from lightning_gnn_dist.extensions.serving.question import Limits
 from lightning_gnn_dist.prepare.databases.shop import write_shop
 from lightning_gnn_dist.prepare.one_shard import OneShard
 from tests.ranks import run_ranks

@@ -16,8 +16,12 @@ from typing import Any
 
 import pytest
 
-from lightning_gnn_dist.extensions.notebooks.rank_life import How, InterruptedRankError
-from lightning_gnn_dist.extensions.notebooks.rank_processes import RankProcesses, RankTraceback
+from lightning_gnn_dist.extensions.notebooks.rank_processes import (
+    How,
+    InterruptedRankError,
+    RankProcesses,
+    RankTraceback,
+)
 
 WAITS = 600.0  # seconds that a rank is there unless it is ended
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.extensions.rounded import rounded_mean
+from lightning_gnn_dist.extensions.rounded.codec import Codec
 from lightning_gnn_dist.extensions.rounded.rounded_mean import RoundedMean, means_together
 from lightning_gnn_dist.wire.channel import Channel
-from lightning_gnn_dist.wire.codec import Codec
 from tests.wire.threads import Seated, Table
 
 LENGTH = 1300  # six rows, of which the last is not full

@@ -13,7 +13,7 @@ from torch_geometric.nn import GATConv, GCNConv, GraphConv, HeteroConv, SAGEConv
 
 from lightning_gnn_dist import Graph, PartitionedDataModule, layers_of, through_layers
 from lightning_gnn_dist.extensions.serving.answering import Answerer
-from lightning_gnn_dist.extensions.serving.limits import Limits
+from lightning_gnn_dist.extensions.serving.question import Limits
 
 WIDTH, CLASSES = 4, 3
 

@@ -12,9 +12,8 @@ from typing import Any
 import uvicorn
 
 from lightning_gnn_dist.extensions.serving.answering import Answerer
-from lightning_gnn_dist.extensions.serving.app import Service
-from lightning_gnn_dist.extensions.serving.limits import Limits
-from lightning_gnn_dist.extensions.serving.server import Server, listen
+from lightning_gnn_dist.extensions.serving.app import Server, Service, listen
+from lightning_gnn_dist.extensions.serving.question import Limits
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import PartitionedDataModule
-from lightning_gnn_dist.extensions.serving.limits import Limits
-from lightning_gnn_dist.extensions.serving.server import listen
+from lightning_gnn_dist.extensions.serving.app import listen
+from lightning_gnn_dist.extensions.serving.question import Limits
 from tests.extensions.serving.models import MODELS, WIDTH, OnBlocks, answerer, double, ends_of, plain_graph
 from tests.extensions.serving.served import Client, serving
 

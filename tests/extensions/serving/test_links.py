@@ -12,9 +12,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from lightning_gnn_dist import Graph, LinkDataModule, LinkSplit, Partition, best_links, save_shards
-from lightning_gnn_dist.extensions.serving.limits import Limits
 from lightning_gnn_dist.extensions.serving.links import LinkAnswerer, Ranked
-from lightning_gnn_dist.extensions.serving.question import RefusedError
+from lightning_gnn_dist.extensions.serving.question import Limits, RefusedError
 from tests.extensions.links.test_best_links import SAW, Films, Plain, Wrapped, film_split, known, plain_split
 from tests.extensions.serving.served import Client, serving
 

@@ -14,8 +14,8 @@ from lightning_gnn_dist import Graph, LinkDataModule, LinkSplit, through_layers
 from lightning_gnn_dist.extensions.links import known as known_module
 from lightning_gnn_dist.extensions.links.best_links import links_of
 from lightning_gnn_dist.extensions.links.known import Known, KnownBySender, held_links
-from lightning_gnn_dist.extensions.serving.limits import Limits
 from lightning_gnn_dist.extensions.serving.links import LinkAnswerer, Ranked
+from lightning_gnn_dist.extensions.serving.question import Limits
 from lightning_gnn_dist.graph import rows
 from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.layers.row_table import Room, RowTable

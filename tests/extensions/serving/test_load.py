@@ -14,8 +14,8 @@ from torch_geometric.nn import SAGEConv
 from lightning_gnn_dist import Evaluation, Graph, LinkDataModule, LinkSplit, NeighborSampler, PartitionedDataModule
 from lightning_gnn_dist.cli.demo import SAGE
 from lightning_gnn_dist.extensions.serving.answering import Answerer
-from lightning_gnn_dist.extensions.serving.limits import Limits
 from lightning_gnn_dist.extensions.serving.links import LinkAnswerer, Ranked
+from lightning_gnn_dist.extensions.serving.question import Limits
 from tests.conftest import module_of
 from tests.extensions.serving.served import serving
 from tests.extensions.serving.test_links import quiet

@@ -36,7 +36,7 @@ from lightning_gnn_dist import (
     communities,
     save_shards,
 )
-from lightning_gnn_dist.extensions.shards.costs import ShardCosts
+from lightning_gnn_dist.extensions.shards.home import ShardCosts
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.extensions.shards.fitting import Result, all_figures, check_alike

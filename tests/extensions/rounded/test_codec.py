@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.wire.codec import Codec
+from lightning_gnn_dist.extensions.rounded.codec import Codec
 
 DRAWS = 2000
 
