@@ -206,7 +206,7 @@ def read(page: str) -> dict[Cell, str]:
                 for label, values in zip(labels, VALUES, strict=False)
             ]
             for strategy, said in zip(STRATEGIES, labels[3:], strict=True):
-                cells = (Cell(store, *place, strategy) for store in stores for place in product(*places))
+                cells = (Cell(store, *place, strategy) for store in stores for place in product(*places))  # type: ignore[call-arg]
                 found |= {cell: reasons.get(said, said) for cell in cells}
     return found
 

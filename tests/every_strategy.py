@@ -6,6 +6,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from lightning.pytorch.strategies import DDPStrategy
+
 from lightning_gnn_dist import EverySteps, GrappaStrategy, Launch, LLCGStrategy, LocalSGDStrategy, TMAStrategy
 
 PATIENCE: dict[str, Any] = {"launch": Launch(timeout=timedelta(seconds=90), start_timeout=timedelta(seconds=180))}
@@ -19,3 +21,8 @@ def every_strategy(steps: int = 3) -> dict[str, Callable[[], Any]]:
         "tma": lambda: TMAStrategy(EverySteps(steps), **PATIENCE),
         "grappa": lambda: GrappaStrategy(**PATIENCE),
     }
+
+
+def plain_ddp(**options: Any) -> DDPStrategy:
+    """Torch's own, which waits as long."""
+    return DDPStrategy(timeout=PATIENCE["launch"].timeout, **options)

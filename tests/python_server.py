@@ -100,7 +100,8 @@ def watch(program: str, asked: socket.socket) -> None:
     for stream in (0, 1, 2, *streams):
         os.close(stream)
     ended = os.pidfd_open(process)
-    if ended not in select([ended, asked], [], [])[0]:
+    ends: list[int | socket.socket] = [ended, asked]
+    if ended not in select(ends, [], [])[0]:
         os.kill(process, signal.SIGKILL)
     _, status = os.waitpid(process, 0)
     with suppress(OSError):
@@ -119,7 +120,8 @@ def become(program: str, words: list[str]) -> None:
     import torch
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-    rank_zero_only.rank = next((int(os.environ[name]) for name in RANKS if name in os.environ), 0)
+    rank = next((int(os.environ[name]) for name in RANKS if name in os.environ), 0)
+    rank_zero_only.rank = rank  # type: ignore[attr-defined]
     random.seed(), np.random.seed(), torch.seed()
     sys.executable, sys.argv = program, arguments
     sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path]

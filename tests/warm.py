@@ -108,7 +108,7 @@ def gather_into_large_pages() -> None:
                 libc().madvise(page, PAGE_BYTES, COLLAPSE)
 
 
-for name in lightning_gnn_dist.__all__:
+for name in lightning_gnn_dist.__all__:  # type: ignore[attr-defined]
     getattr(lightning_gnn_dist, name)
 quieten()
 work = (write_code_of_layers, train_on_a_part, make_batches_of_all_kinds, *([fit] if TRAINS else []))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
@@ -29,7 +27,7 @@ from lightning_gnn_dist import (
 )
 from tests.boundary.models import MODELS, READY, Weights, check_learned, model, weighted_data, weights_of
 from tests.data_fitting import trainer
-from tests.every_strategy import PATIENCE
+from tests.every_strategy import PATIENCE, plain_ddp
 from tests.layers.models import graph_of
 from tests.layers.typed_model import ByLayers, some_data
 from tests.ranks import run_ranks
@@ -91,15 +89,11 @@ def test_an_exchange_loses_nothing(world_size: int) -> None:
     check_learned(cases, run_ranks(fit, world_size, data, cases, {"data": exchanges}), STEPS)
 
 
-def ddp() -> Any:
-    return DDPStrategy(timeout=timedelta(seconds=30))
-
-
 @pytest.mark.slow
 def test_an_exchange_loses_nothing_under_ddp() -> None:
     data = weighted_data()
     cases = [("SAGE", 2), ("JK", 3)]
-    check_learned(cases, run_ranks(fit, 3, data, cases, {"data": exchanges, "strategy": ddp}), STEPS)
+    check_learned(cases, run_ranks(fit, 3, data, cases, {"data": exchanges, "strategy": plain_ddp}), STEPS)
 
 
 CLOSE: dict[str, Any] = {"rtol": 0, "atol": 1e-12}

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
 from lightning_gnn_dist import (
@@ -31,7 +30,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.batches.batches import THREAD_NAME
 from lightning_gnn_dist.graph.convert import quantize_rows
 from tests.data_fitting import fit_with, full_graph_logits, model, small_graph, trainer
-from tests.every_strategy import PATIENCE
+from tests.every_strategy import PATIENCE, plain_ddp
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
@@ -67,9 +66,7 @@ def test_every_training_node_is_a_seed_once_a_pass_on_its_own_rank(partitioner: 
 def ddp(rank: int, world_size: int) -> tuple[State, list[Tensor], list[Tensor]]:
     data = PartitionedDataModule(small_graph(), partitioner=MetisPartitioner(), batch_size=8)
     module = model()
-    trainer(world_size, DDPStrategy(timeout=PATIENCE["launch"].timeout), reload_dataloaders_every_n_epochs=1).fit(
-        module, data
-    )
+    trainer(world_size, plain_ddp(), reload_dataloaders_every_n_epochs=1).fit(module, data)
     count = len(module.trained) // 2
     return state_of(module), module.trained[:count], module.trained[count:]
 
@@ -131,7 +128,7 @@ def scopes(rank: int, world_size: int) -> list[tuple[list[int], set[int], int]]:
     for boundary in (Isolated(), Fetch()):
         data = PartitionedDataModule(small_graph(), sampler=NeighborSampler([-1, -1]), batch_size=7, boundary=boundary)
         module = model()
-        trainer(world_size, DDPStrategy(timeout=PATIENCE["launch"].timeout), max_epochs=1).fit(module, data)
+        trainer(world_size, plain_ddp(), max_epochs=1).fit(module, data)
         batches = list(data.train_dataloader())
         everyone = {int(node) for batch in batches for node in batch.n_id}
         found.append((torch.cat(module.trained).tolist(), everyone, sum(batch.num_edges for batch in batches)))

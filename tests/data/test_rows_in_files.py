@@ -12,7 +12,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from torch import Tensor
 
 from lightning_gnn_dist import (
@@ -34,7 +34,7 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from tests.data_fitting import trainer
-from tests.every_strategy import PATIENCE
+from tests.every_strategy import PATIENCE, plain_ddp
 from tests.ranks import run_ranks
 from tests.sage import SAGE
 
@@ -45,9 +45,7 @@ CACHE = 5000  # bytes, of 32,000
 def strategy_of(name: str) -> Strategy:
     if name == "llcg":
         return LLCGStrategy(EverySteps(3), correction=Correction(2), drift=Drift("global"), **PATIENCE)
-    return (
-        DDPStrategy(timeout=PATIENCE["launch"].timeout) if name == "ddp" else SingleDeviceStrategy(torch.device("cpu"))
-    )
+    return plain_ddp() if name == "ddp" else SingleDeviceStrategy(torch.device("cpu"))
 
 
 class Ending(SAGE):

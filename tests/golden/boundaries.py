@@ -55,8 +55,8 @@ def runs() -> Iterator[Run]:
         for name in ("local_sgd", "llcg", "tma"):
             run = partial(of_nodes, BASIC[name], module=layered, store=store, options={"boundary": History()})
             yield Run(f"fits/{name}/history/{store}", run, 2)
-        options = {"boundary": History(), "holding": Holding(Rotate(), every=1)}  # two ranks would hold all
-        rotating = partial(of_nodes, local(EveryPass()), module=layered, store=store, options=options, num_ranks=3)
+        rotated = {"boundary": History(), "holding": Holding(Rotate(), every=1)}  # two ranks would hold all
+        rotating = partial(of_nodes, local(EveryPass()), module=layered, store=store, options=rotated, num_ranks=3)
         yield Run(f"fits/local_sgd/history_rotate/{store}", rotating, 3)
     three = partial(of_nodes, BASIC["local_sgd"], module=layered, num_ranks=3, options={"boundary": History()})
     yield Run("fits/local_sgd/history/3_ranks", three, 3)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_gnn_dist import (
     Drift,
@@ -24,7 +23,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.wire.collectives import leave
 from tests.data_fitting import small_graph, trainer
-from tests.every_strategy import PATIENCE
+from tests.every_strategy import PATIENCE, plain_ddp
 from tests.ranks import run_ranks
 from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
@@ -36,7 +35,7 @@ pytestmark = [
 FAR = 2e-2  # weights after a few steps in float32, by kernels that sum in another order
 STRATEGIES: dict[str, Callable[[], Any]] = {
     "single": lambda: "auto",
-    "ddp": lambda: DDPStrategy(timeout=PATIENCE["launch"].timeout),
+    "ddp": plain_ddp,
     "llcg": lambda: LLCGStrategy(EverySteps(3), **PATIENCE),
 }
 
@@ -54,7 +53,7 @@ class Watched(SAGE):
         return batch
 
     def on_train_end(self) -> None:
-        data = self.trainer.datamodule
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
         batches = [*data.correction_batches(5, stop=3), *data.anchor_batches(5)]
         self.taken = [(batch.n_id, batch.x, batch.edge_index) for batch in batches]
 

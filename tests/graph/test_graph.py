@@ -130,14 +130,14 @@ def test_a_graph_without_types_counts_as_one_of_one_type(graph: Graph) -> None:
 def test_an_attribute_that_is_an_array_is_told_where_it_is() -> None:
     graph = communities(60, 2, num_features=4)
     with pytest.raises(AttributeError, match=r"^a Graph has no attribute 'x': read it as graph\.node_arrays\['x'\]$"):
-        _ = graph.x
+        _ = graph.x  # type: ignore[attr-defined]
     with pytest.raises(
         AttributeError, match=r"no attribute 'feat': its arrays are x, y, train_mask, val_mask, test_mask$"
     ):
-        _ = graph.feat
+        _ = graph.feat  # type: ignore[attr-defined]
     typed = citations(600, 6)
     with pytest.raises(AttributeError, match=r"'y': read it as graph\.types\.node_arrays\['paper'\]\['y'\]$"):
-        _ = typed.y
+        _ = typed.y  # type: ignore[attr-defined]
     assert not hasattr(graph, "x") and copy.deepcopy(graph).num_nodes == 60
 
 

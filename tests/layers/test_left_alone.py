@@ -162,7 +162,7 @@ def test_one_data_module_serves_two_models_and_two_trainers():
 
 def test_two_loaders_of_one_evaluation():
     class Both(Gnn):
-        def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+        def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:  # type: ignore[override]
             assert isinstance(batch, SeedBatch)
             self.rows |= dict(zip(batch.n_id[: batch.batch_size].tolist(), self(batch), strict=True))
 

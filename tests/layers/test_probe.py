@@ -165,7 +165,7 @@ def test_it_leaves_no_trace() -> None:
 class Fails(Paired):
     """Is called in a way that nobody could guess."""
 
-    def forward(self, batch: Any, how: str) -> Tensor:
+    def forward(self, batch: Any, how: str) -> Tensor:  # type: ignore[override]
         assert how == "well"
         return super().forward(batch)
 

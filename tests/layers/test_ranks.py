@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch_geometric.nn import GraphSAGE
 
@@ -31,7 +30,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.batches.seed_batch import SeedBatch
 from tests.data_fitting import trainer
-from tests.every_strategy import PATIENCE
+from tests.every_strategy import PATIENCE, plain_ddp
 from tests.extensions.links.test_link_datamodule import FEATURES, module_of, small_split
 from tests.layers.models import MODELS, Ready, Sage, graph_of, model, uneven_data, whole_rows
 from tests.layers.test_lightning import DATA, VALIDATED, Average, Gnn, Watch
@@ -242,7 +241,7 @@ def test_links_rank_as_before(world_size: int) -> None:
 
 def corners(rank: int, world_size: int) -> None:
     def ddp() -> Any:
-        return trainer(world_size, DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=120)))
+        return trainer(world_size, plain_ddp(process_group_backend="gloo"))
 
     for module in (Sage(2).double(), Gnn()):  # DDP of Lightning itself, one node for each rank
         few = DATA.clone()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,13 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.strategies import DDPStrategy
 from torch_geometric.data import Data
 
 from lightning_gnn_dist import Fetch, Graph, Partition, PartitionedDataModule, prepare_graph, save_shards
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph.shard import Shard
 from lightning_gnn_dist.prepare.one_shard import OneShard
+from tests.every_strategy import plain_ddp
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 
@@ -115,7 +114,7 @@ def test_shards_of_other_files_do_not_join(source: Path, tmp_path: Path) -> None
 
 
 def connect(rank: int, world_size: int, folder: str) -> None:
-    strategy = DDPStrategy(timeout=timedelta(seconds=30))
+    strategy = plain_ddp()
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl.Trainer(
         accelerator="cpu", devices=world_size, strategy=strategy, max_epochs=1, enable_checkpointing=False, **quiet

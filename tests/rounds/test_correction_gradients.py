@@ -79,6 +79,8 @@ class Network(torch.nn.Module):
 class OwnNorm(torch.nn.Module):
     """Batch statistics in training, kept ones after it, and no name that anybody knows."""
 
+    center: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("center", torch.full((3,), 5.0))

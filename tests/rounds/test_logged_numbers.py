@@ -50,7 +50,7 @@ class Numbers(pl.LightningModule):
 class Overheard(Numbers):
     """A user's module with a ``log`` of its own."""
 
-    def log(self, name: str, value: Any, **options: Any) -> None:
+    def log(self, name: str, value: Any, **options: Any) -> None:  # type: ignore[override]
         self.heard.append((name, value))
         super().log(name, value, **options)
 

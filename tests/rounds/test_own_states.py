@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +12,6 @@ from lightning_gnn_dist import EverySteps, GrappaStrategy, LocalSGDStrategy, Out
 from lightning_gnn_dist.rounds.meeting_hook import ReplicaState
 from lightning_gnn_dist.rounds.own_states import states_of
 from tests.every_strategy import PATIENCE
-from tests.pages import ROOT
 from tests.ranks import run_ranks
 from tests.strategies.fitting import Net, State, fit, state_of
 
@@ -75,29 +70,3 @@ def test_an_extension_that_was_taken_out_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(names.EXTENSIONS, "sparse rows", "lightning_gnn_dist.extensions.no_such.file:Tables")
     with pytest.raises(ImportError, match=r"needs lightning_gnn_dist\.extensions\.no_such\.file, whose folder"):
         states_of(nn.Embedding(3, 2, sparse=True))
-
-
-SCRIPT = """
-import sys
-import warnings
-
-from lightning_gnn_dist import EverySeconds, GrappaStrategy, LLCGStrategy, LocalSGDStrategy, PartitionedDataModule
-from lightning_gnn_dist import NeighborSampler, TMAStrategy
-from tests.data_fitting import model, small_graph, trainer
-
-warnings.simplefilter("ignore")
-for strategy in (LocalSGDStrategy(), LLCGStrategy(), TMAStrategy(EverySeconds(0.1)), GrappaStrategy()):
-    data = PartitionedDataModule(small_graph(), sampler=NeighborSampler([4, 4]), batch_size=16, seed=0)
-    trainer(2, strategy, max_epochs=2).fit(model(), data)
-found = [name for name in sys.modules if name.startswith("lightning_gnn_dist.extensions")]
-sys.stdout.write(f"loaded: {found};")
-"""
-
-
-@pytest.mark.slow
-def test_the_strategies_train_without_an_extension(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    command, settings = [sys.executable, str(tmp_path / "train.py")], os.environ | {"PYTHONPATH": str(ROOT)}
-    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=settings)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.count("loaded: [];") == 2, run.stdout  # of both ranks

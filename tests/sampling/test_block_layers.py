@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def layer_of(name: str) -> nn.Module:
     return cls(**{p.name: given[p.name] for p in asked if p.name in given and p.default is p.empty}).eval()
 
 
-def batch_of(sampler: object, *, num_seeds: int = 6) -> SampledData:
+def batch_of(sampler: Any, *, num_seeds: int = 6) -> SampledData:
     torch.manual_seed(0)
     edge_index = coalesce(torch.randint(195, (2, 1500)))
     edge_index = edge_index[:, edge_index[0] != edge_index[1]]

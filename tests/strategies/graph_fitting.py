@@ -50,6 +50,9 @@ class Batched(SAGE):
 class Remembering(SAGE):
     """Writes into a buffer, and puts another in its place, at every step; and its loss depends on them."""
 
+    mean_loss: Tensor
+    steps: Tensor
+
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.register_buffer("mean_loss", torch.zeros(1))

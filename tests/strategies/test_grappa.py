@@ -7,13 +7,13 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.nn import functional
 
 from lightning_gnn_dist import Coverage, Graph, GrappaStrategy, Launch, NeighborSampler, Partition
 from lightning_gnn_dist.wire import collectives
-from tests.every_strategy import PATIENCE
+from tests.every_strategy import plain_ddp
 from tests.placing import batches_of
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import Net, State, differs, fit, hear, state_of
@@ -26,7 +26,7 @@ def ddp_and_grappa(rank: int, world_size: int) -> list[list[State]]:
     found = []
     for options in ({}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}, {"precision": "bf16-mixed"}):
         found.append(list[State]())
-        for strategy in (DDPStrategy(timeout=PATIENCE["launch"].timeout), grappa()):
+        for strategy in (plain_ddp(), grappa()):
             torch.manual_seed(0)
             module = Net(optimizer="Adam")
             fit(rank, strategy, module, devices=world_size, **options)  # type: ignore[arg-type]

@@ -91,7 +91,7 @@ class Leaves(Model):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
         return -1 if self._is_due("skip", batch_idx) else None
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch: Any, batch_idx: int) -> Any:  # type: ignore[override]
         if self._is_due("raise", batch_idx):
             raise ZeroDivisionError("of this rank alone")
         if self._is_due("end", batch_idx):
@@ -216,7 +216,7 @@ def fit_twice_then_test(rank: int, world_size: int) -> tuple[int, list[float]]:
     trainer = fit(rank, strategy, module, devices=world_size)
     trainer.fit_loop.max_epochs = 5
     trainer.fit(module, batches(rank))
-    companions = [callback for callback in trainer.callbacks if type(callback).__name__ == "MeetingCallback"]
+    companions = [callback for callback in trainer.callbacks if type(callback).__name__ == "MeetingCallback"]  # type: ignore[attr-defined]
     assert len(companions) == 1
     loss = trainer.test(module, batches(rank), verbose=False)[0]["test_loss"]
     return trainer.global_step, [loss]

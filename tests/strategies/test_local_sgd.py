@@ -12,12 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Timer, WeightAveraging
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 
 from lightning_gnn_dist import EverySteps, LocalSGDStrategy
 from lightning_gnn_dist.wire import collectives
-from tests.every_strategy import PATIENCE
+from tests.every_strategy import plain_ddp
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import Net, State, batches, differs, fit, state_of
 from tests.strategies.round_fitting import before_and_after, local_sgd, same_start
@@ -51,7 +51,7 @@ def test_one_rank_is_plain_lightning() -> None:
 def ddp_and_local(rank: int, world_size: int, options: dict[str, Any]) -> tuple[State, State]:
     states = []
     # With one step a round there are six rounds where DDP has one epoch.
-    for strategy, epochs in ((DDPStrategy(timeout=PATIENCE["launch"].timeout), 3), (local_sgd(EverySteps(1)), 3 * 6)):
+    for strategy, epochs in ((plain_ddp(), 3), (local_sgd(EverySteps(1)), 3 * 6)):
         module = same_start()
         steps = epochs // options.get("accumulate_grad_batches", 1) if epochs > 3 else epochs
         fit(rank, strategy, module, devices=world_size, max_epochs=steps, **options)

@@ -85,7 +85,7 @@ class Watched(Net):
         self.meet_fate("validation")
 
     def on_train_epoch_end(self) -> None:
-        self.members.append(len(self.trainer.strategy.state.batches_of_ranks))
+        self.members.append(len(self.trainer.strategy.state.batches_of_ranks))  # type: ignore[attr-defined]
         if self.members[-1] == 2 and (self.folder / "died").exists():
             (self.folder / TWO).touch()
         self.ends.append(time.monotonic())

@@ -28,7 +28,7 @@ class Ended(NamedTuple):
 def train(rank: int, world_size: int) -> Ended:
     sent: list[float] = []
     Net.on_train_epoch_end = lambda self: sent.append(traffic.bytes_sent)  # type: ignore[method-assign]
-    module, elastic = same_start(), Elastic(patience=60, timeout=8, ranks=world_size)
+    module, elastic = same_start(), Elastic(patience=60, timeout=60, ranks=world_size)
     strategy = TMAStrategy(EverySteps(STEPS), peers=elastic, outer=OUTER, reducer=Rounded(8))
     fit(rank, strategy, module, devices=1, max_epochs=ROUNDS)
     return Ended(state_of(module), sent)

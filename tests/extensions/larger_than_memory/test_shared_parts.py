@@ -56,7 +56,7 @@ class Looks(pl.LightningModule):
 
     def training_step(self, batch: Any) -> Tensor:
         if not self.share:
-            x = self.trainer.datamodule._home.running_part().node_arrays["x"]
+            x = self.trainer.datamodule._home.running_part().node_arrays["x"]  # type: ignore[attr-defined]
             x.sum()
             self.trainer.strategy.barrier()
             self.share = share_of_pages(x) / x.nbytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain
@@ -101,27 +101,30 @@ def seen(batch: Any, kind: EdgeType | None) -> Iterator[tuple[int, int, int, tup
         yield from zip(nodes.batch[rows].tolist(), mark.tolist(), time.tolist(), receivers, strict=True)
 
 
+def senders_of(graph: Graph, kind: EdgeType | None) -> dict[Any, list[Any]]:
+    """For each node that receives the messages to it: who sends, the mark, and the time."""
+    data, found = graph.to_pyg(), defaultdict(list)
+    stores = {("", "", ""): data} if kind is None else dict(data.edge_items())
+    for (source, _, target), store in stores.items():
+        mark, when = (store.edge_mark, store.edge_time) if kind is None else (store.mark, store.time)
+        for s, r, m, t in zip(*store.edge_index.tolist(), mark.tolist(), when.tolist(), strict=True):
+            found[target, r].append(((source, s), m, t))
+    return found
+
+
 def by_hand(
-    graph: Graph, kind: EdgeType | None, root: tuple[str, int], time: int, *, asked: Any
+    senders: dict[Any, list[Any]], root: tuple[str, int], time: int, *, asked: Any
 ) -> tuple[Counter[Any], set[tuple[str, int]]]:
     """All messages of two hops into a node that are earlier than a time, and the nodes that receive them.
 
     With ``asked`` those of that time, too, but not between these ends.
     """
-    data = graph.to_pyg()
-    stores = {("", "", ""): data} if kind is None else dict(data.edge_items())
-    edges = []
-    for (source, _, target), store in stores.items():
-        mark, when = (store.edge_mark, store.edge_time) if kind is None else (store.mark, store.time)
-        columns = zip(*store.edge_index.tolist(), mark.tolist(), when.tolist(), strict=True)
-        edges += [((source, s), (target, r), m, t) for s, r, m, t in columns]
 
     def is_seen(s: Any, r: Any, t: int) -> bool:
         return t < time or (asked is not None and t == time and {s, r} not in asked)
 
-    edges = [edge for edge in edges if is_seen(edge[0], edge[1], edge[3])]
-    reached = {root} | {s for s, r, _, _ in edges if r == root}
-    return Counter((m, t, r) for _, r, m, t in edges if r in reached), reached
+    reached = {root} | {s for s, _, t in senders[root] if is_seen(s, root, t)}
+    return Counter((m, t, r) for r in reached for s, m, t in senders[r] if is_seen(s, r, t)), reached
 
 
 @KINDS
@@ -132,6 +135,7 @@ def test_each_end_sees_what_was_before_its_target_and_nothing_else(
     graph = events(kind, seed)
     data = data_of(split_of(kind, graph), "edge_time" if kind is None else "time", equal=equal)
     first, last = ("", "") if kind is None else (kind[0], kind[2])
+    senders = senders_of(graph, kind)
     for batch in chain(data.train_dataloader(), data.test_dataloader(), data.correction_batches(1, stop=2)):
         ids, times, labels, trees = targets_of(batch, kind)
         messages: dict[int, Counter[Any]] = {}
@@ -144,7 +148,7 @@ def test_each_end_sees_what_was_before_its_target_and_nothing_else(
         for i, time in enumerate(times.tolist()):
             for end, name in ((0, first), (1, last)):
                 tree, root = int(trees[end, i]), (name, int(ids[end, i]))
-                expected, reached = by_hand(graph, kind, root, time, asked=asked[tree] if equal else None)
+                expected, reached = by_hand(senders, root, time, asked=asked[tree] if equal else None)
                 found = messages.get(tree, Counter())
                 if equal:  # what an edge that is hidden led to stays, and nothing leads from there to the root
                     found = Counter({message: n for message, n in found.items() if message[2] in reached})

@@ -88,13 +88,13 @@ def fits_in_a_row(rank: int, world_size: int, folder: Path) -> dict[str, Any]:
     assert (history.steps, history.lock) == ([4, 8], None) and history.model is module
     assert [note["step"] for note in module.noted] == [4, 8] and not hasattr(module, "locks")
     assert module.own[0].data_ptr() == module.own[1].data_ptr() and module.own[1] is next(module.parameters())
-    assert (one.current_epoch, one.global_step, one.strategy.state.round_idx) == (2, 8, 2)
+    assert (one.current_epoch, one.global_step, one.strategy.state.round_idx) == (2, 8, 2)  # type: ignore[attr-defined]
     assert Path(saver.best_model_path).is_file() and Path(logger.log_dir, "metrics.csv").is_file()
     assert float(one.callback_metrics["accuracy"]) == float(one.logged_metrics["accuracy"]) > 0.0
     after_two = state(module)
     one.fit_loop.max_epochs = 3
     one.fit(module, source)
-    assert history.steps == [4, 8, 12] and one.strategy.state.batches_done == 12
+    assert history.steps == [4, 8, 12] and one.strategy.state.batches_done == 12  # type: ignore[attr-defined]
     rows = one.predict(module, source)
     tested = one.test(module, source, ckpt_path="best", verbose=False)
     assert len(Path(logger.log_dir, "metrics.csv").read_text().splitlines()) > 4  # of all of these
@@ -185,7 +185,7 @@ def failed(rank: int, world_size: int, folder: Path) -> tuple[int, list[str]]:
     one = trainer(2, LocalSGDStrategy(EverySteps(4), **FORKED), **options)
     with pytest.raises(ValueError, match="of rank") as caught:
         one.fit(model(), data())
-    assert saver in one.callbacks
+    assert saver in one.callbacks  # type: ignore[attr-defined]
     saved = torch.load(saver.ckpt_path, weights_only=True)
     return len(saved["optimizer_states"]), [line for line in str(caught.value.__cause__).splitlines() if "rank" in line]
 

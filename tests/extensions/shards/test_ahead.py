@@ -12,7 +12,6 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
 from lightning_gnn_dist import (
@@ -36,7 +35,7 @@ from lightning_gnn_dist.graph.shard import Shard
 from lightning_gnn_dist.wire.channel import open_channel
 from tests.batch_contents import check_same, contents
 from tests.data_fitting import trainer
-from tests.every_strategy import PATIENCE
+from tests.every_strategy import PATIENCE, plain_ddp
 from tests.graph.parted import in_order_of_parts, small_graph, some_partition
 from tests.ranks import join, run_ranks, start_ranks
 from tests.sage import SAGE
@@ -143,7 +142,7 @@ def fit(folder: str, world_size: int, how: str, options: dict[str, Any]) -> str:
     options = {"max_epochs": 1, "limit_val_batches": 0} | options
     if options.get("callbacks"):
         options["callbacks"] = [pl.callbacks.EarlyStopping("loss", patience=1, mode="max", min_delta=1e9)]
-    strategy: Any = DDPStrategy(timeout=PATIENCE["launch"].timeout)
+    strategy: Any = plain_ddp()
     if corrects:
         strategy = LLCGStrategy(EverySteps(2), correction=Correction(2), **PATIENCE)
     fitting = trainer(world_size, strategy, **options)

@@ -27,9 +27,9 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto
 from lightning_gnn_dist.homes.access import Owners
 from tests.boundary.models import MODELS, READY, Weights, check_learned, model, weighted_data, weights_of
-from tests.boundary.test_whole_graph import ddp, odd
+from tests.boundary.test_whole_graph import odd
 from tests.data_fitting import trainer
-from tests.every_strategy import PATIENCE
+from tests.every_strategy import PATIENCE, plain_ddp
 from tests.graph.parted import in_order_of_parts
 from tests.layers.models import graph_of
 from tests.ranks import run_ranks
@@ -106,7 +106,7 @@ def test_no_model_loses_anything(num_shards: int, tmp_path: Path) -> None:
 def test_an_exchange_loses_nothing_under_ddp(tmp_path: Path) -> None:
     divided(4, tmp_path)
     cases: list[Case] = [("SAGE", 2, Exchange()), ("JK", 3, Exchange())]
-    check_learned(cases, run_ranks(fit, 4, tmp_path, cases, ddp), STEPS)
+    check_learned(cases, run_ranks(fit, 4, tmp_path, cases, plain_ddp), STEPS)
 
 
 def test_halos_as_deep_as_the_model_lose_nothing(tmp_path: Path) -> None:

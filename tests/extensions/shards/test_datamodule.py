@@ -8,7 +8,6 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
 from lightning_gnn_dist import (
@@ -37,7 +36,7 @@ from lightning_gnn_dist import (
     through_layers,
 )
 from tests.data_fitting import trainer
-from tests.every_strategy import PATIENCE
+from tests.every_strategy import PATIENCE, plain_ddp
 from tests.extensions.shards.fitting import Result, all_figures, check_alike
 from tests.graph.parted import in_order_of_parts
 from tests.ranks import RankError, run_ranks
@@ -69,7 +68,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def strategy_of(name: str) -> Any:
     if name.startswith("llcg"):
         return LLCGStrategy(EverySteps(4), **PATIENCE)
-    return GrappaStrategy(**PATIENCE) if name.startswith("grappa") else DDPStrategy(timeout=PATIENCE["launch"].timeout)
+    return GrappaStrategy(**PATIENCE) if name.startswith("grappa") else plain_ddp()
 
 
 def fit(rank: int, world_size: int, folder: str, kind: str, name: str) -> Result:
@@ -235,7 +234,7 @@ def limited(rank: int, world_size: int, folder: str) -> tuple[int, int, list[Ten
             loaders.append(data._train_batches)
 
     limits = {"limit_val_batches": 0, "max_epochs": 1, "limit_train_batches": 2}
-    ddp = DDPStrategy(timeout=PATIENCE["launch"].timeout)
+    ddp = plain_ddp()
     trainer(world_size, ddp, callbacks=[Look()], **limits).fit(model, data)
     (loader,) = loaders
     return len(loader), loader.state_dict()["batches_done"], model.trained

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GATv2Conv, GCNConv, SAGEConv
@@ -28,6 +27,7 @@ from lightning_gnn_dist.layers.prediction import Prediction
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.data_fitting import trainer
+from tests.every_strategy import plain_ddp
 from tests.graph.parted import small_graph, some_partition
 from tests.layers.test_prediction import Bipartite, Deep, at_most
 from tests.memory import Peak, give_back_at_once, reads_memory
@@ -84,7 +84,7 @@ def uneven(num_parts: int) -> Partition:
 
 
 def quiet(world_size: int) -> pl.Trainer:
-    return trainer(world_size, DDPStrategy(timeout=timedelta(seconds=30)) if world_size > 1 else "auto")
+    return trainer(world_size, plain_ddp() if world_size > 1 else "auto")
 
 
 def in_small_pieces() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
 from lightning_gnn_dist import (
@@ -38,7 +37,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.extensions.shards.home import ShardCosts
 from tests.data_fitting import trainer
-from tests.every_strategy import PATIENCE
+from tests.every_strategy import PATIENCE, plain_ddp
 from tests.extensions.shards.fitting import Result, all_figures, check_alike
 from tests.graph.parted import in_order_of_shards, typed_graph_of_widths, uneven_partition
 from tests.ranks import RankError, run_ranks
@@ -52,7 +51,7 @@ STRATEGIES: dict[str, Any] = {
     "grappa": lambda: GrappaStrategy(**UNUSED, **PATIENCE),
     "local_sgd": lambda: LocalSGDStrategy(EverySteps(3), **PATIENCE),
     "tma": lambda: TMAStrategy(EverySteps(3), **PATIENCE),
-    "ddp": lambda: DDPStrategy(timeout=PATIENCE["launch"].timeout, **UNUSED),
+    "ddp": lambda: plain_ddp(**UNUSED),
 }
 
 

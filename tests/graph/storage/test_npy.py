@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from lightning_gnn_dist.graph.storage.npy import NpyFile, append, save, save_for
 from lightning_gnn_dist.partition.cache import cached_partition
 from tests.ranks import run_ranks
 
-ARRAYS = [
+ARRAYS: list[Any] = [
     np.arange(12, dtype=np.int32),
     np.random.default_rng(0).normal(size=(5, 3)).astype(np.float16),
     np.array([True, False]),

@@ -230,9 +230,9 @@ def test_answers_of_a_task_that_recommends_are_edges(tmp_path: Path) -> None:
     for split, columns in tables.items():
         parquet.write_table(pa.table(columns), source / "tasks/buys" / f"{split}.parquet")
     prepare_graph(source, tmp_path / "graph")
-    found = Graph.open(tmp_path / "graph")
-    assert edges(found, "buys", "answer", "order") == [(0, 2), (0, 5), (2, 0)]
-    assert found.types.node_arrays["buys"]["test_mask"].tolist() == [False, False, False, True]
+    recommends = Graph.open(tmp_path / "graph")
+    assert edges(recommends, "buys", "answer", "order") == [(0, 2), (0, 5), (2, 0)]
+    assert recommends.types.node_arrays["buys"]["test_mask"].tolist() == [False, False, False, True]
 
 
 @pytest.mark.parametrize(

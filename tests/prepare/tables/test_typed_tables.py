@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,10 +30,9 @@ def folder(tmp_path: Path) -> Path:
     for name, text in tables.items():
         (tmp_path / "tables" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "tables" / name).write_text(text)
-    for name, arrays in {
-        "nodes/venue": {"num_nodes": 2, "x": [[1.0], [2.0]]},
-        f"edges/{AT}": {"edge_index": [[2], [1]]},
-    }.items():
+    of_arrays: dict[str, dict[str, Any]] = {"nodes/venue": {"num_nodes": 2, "x": [[1.0], [2.0]]}}
+    of_arrays[f"edges/{AT}"] = {"edge_index": [[2], [1]]}
+    for name, arrays in of_arrays.items():
         (tmp_path / "tables" / name).mkdir()
         for key, array in arrays.items():
             np.save(tmp_path / "tables" / name / f"{key}.npy", np.array(array))

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
 from lightning_gnn_dist import (
@@ -38,7 +37,7 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from tests.data_fitting import trainer
-from tests.every_strategy import PATIENCE, every_strategy
+from tests.every_strategy import PATIENCE, every_strategy, plain_ddp
 from tests.extensions.shards.graphs import joined
 from tests.extensions.shards.links.splits import (
     WRITES,
@@ -103,7 +102,7 @@ def on_shards(rank: int, world_size: int, strategy: Any, folder: str, options: d
 
 
 STRATEGIES = {name: make() for name, make in every_strategy().items()}
-STRATEGIES |= {"ddp": DDPStrategy(timeout=PATIENCE["launch"].timeout)}
+STRATEGIES |= {"ddp": plain_ddp()}
 
 
 @pytest.mark.slow
