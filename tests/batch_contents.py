@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 
 
 def contents(batch: Any) -> dict[str, Any]:
@@ -31,6 +32,10 @@ def is_same(left: Any, right: Any) -> bool:
     if isinstance(left, Tensor):
         same = left.dtype == right.dtype and left.shape == right.shape
         return same and torch.equal(left.nan_to_num(7e7), right.nan_to_num(7e7))
+    if isinstance(left, np.ndarray):
+        return bool(np.array_equal(left, right))
+    if isinstance(left, Data):
+        return list(left.keys()) == list(right.keys()) and is_same(left.to_dict(), right.to_dict())
     if isinstance(left, dict):
         return left.keys() == right.keys() and all(is_same(left[key], right[key]) for key in left)
     if isinstance(left, tuple | list):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch_geometric import transforms as T
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch
 from torch_geometric.loader.utils import index_select
 from torch_geometric.nn import GraphSAGE
 from torch_geometric.utils import trim_to_layer
@@ -20,6 +20,7 @@ from torch_geometric.utils import trim_to_layer
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.one_hop import one_hop, seen_by_layers
 from lightning_gnn_dist.batches.seed_batch import Neighbourhood, Promise, SeedsOnly
+from tests.batch_contents import is_same
 from tests.batches.test_batch import GRAPH, SEEDS, make_batch
 
 NUM_SEEDS = len(SEEDS)
@@ -54,18 +55,6 @@ class Made:
 @pytest.fixture
 def made() -> Made:
     return Made()
-
-
-def same(left: Any, right: Any) -> bool:
-    if isinstance(left, Tensor):
-        return left.dtype == right.dtype and left.shape == right.shape and left.equal(right)
-    if isinstance(left, np.ndarray):
-        return bool(np.array_equal(left, right))
-    if isinstance(left, Data):
-        return list(left.keys()) == list(right.keys()) and all(same(left[key], right[key]) for key in [*left.keys()])
-    if isinstance(left, tuple | list) and left:
-        return len(left) == len(right) and all(map(same, left, right))
-    return bool(left == right)
 
 
 SEED_USES = {
@@ -170,15 +159,15 @@ def saved(batch: Any) -> Any:
 
 @pytest.mark.parametrize("use", SEED_USES.values(), ids=SEED_USES)
 def test_seeds_are_had_without_sampling(made, use):
-    assert same(use(made.batch), use(make_batch()))
+    assert is_same(use(made.batch), use(make_batch()))
     assert made.samples == 0
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_every_other_use_sees_the_whole_batch(made, use):
     found, known = use(made.batch), use(make_batch())
-    assert same(found, known)
-    assert same(use(made.batch), use(made.batch))  # read before
+    assert is_same(found, known)
+    assert is_same(use(made.batch), use(made.batch))  # read before
     assert "SeedBatch" not in type(copy.deepcopy(made.batch)).__name__
 
 
@@ -200,12 +189,12 @@ def test_a_changed_batch_is_never_answered_with_ready_rows(made, change, then):
     change(made.batch), change(known)
     found = then(made.batch)
     assert found.rows_of(made.model) is None
-    assert same(found, known)
-    assert same(found.y[:NUM_SEEDS], known.y[:NUM_SEEDS]) if "y" in known else "y" not in found
+    assert is_same(found, known)
+    assert is_same(found.y[:NUM_SEEDS], known.y[:NUM_SEEDS]) if "y" in known else "y" not in found
     assert found.has_blocks == known.has_blocks
     if known.has_blocks:
-        assert same(edges_of(found), edges_of(known))
-        assert same(edges_of(copy.deepcopy(found)), edges_of(known))
+        assert is_same(edges_of(found), edges_of(known))
+        assert is_same(edges_of(copy.deepcopy(found)), edges_of(known))
 
 
 @pytest.mark.parametrize("how", WAYS.values(), ids=WAYS)

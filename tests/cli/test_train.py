@@ -48,6 +48,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.cli.train import nodes_asked
 from lightning_gnn_dist.cli.values import nodes_named, words_in
+from tests.cli.test_options import refused
 from tests.ranks import run_ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -318,13 +319,8 @@ def test_nodes_are_named_by_ids_or_files(tmp_path: Path) -> None:
 def test_nodes_that_are_none_are_refused(
     nodes: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(EXAMPLES)
-    monkeypatch.setattr(sys, "path", sys.path.copy())
     config = ["--config=configs/ddp.yaml", *SMALL, f"--output={tmp_path}/some.npy", f"--nodes={nodes}"]
-    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "predict", *config])
-    with pytest.raises(SystemExit):
-        main()
-    assert re.search(said, capsys.readouterr().err) and not (tmp_path / "some.npy").exists()
+    assert re.search(said, refused(["predict", *config], capsys, monkeypatch)) and not (tmp_path / "some.npy").exists()
 
 
 @pytest.mark.slow
@@ -337,10 +333,5 @@ def test_predict_by_layer_says_what_batches_say(tmp_path: Path) -> None:
 
 
 def test_predict_without_a_file_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(EXAMPLES)
-    monkeypatch.setattr(sys, "path", sys.path.copy())
-    config = ["--config=configs/ddp.yaml", "--trainer.logger=false"]
-    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "predict", *config])
-    with pytest.raises(SystemExit):
-        main()
-    assert "predict would keep nothing: name a file" in capsys.readouterr().err
+    given = ["predict", "--config=configs/ddp.yaml", "--trainer.logger=false"]
+    assert "predict would keep nothing: name a file" in refused(given, capsys, monkeypatch)

@@ -100,7 +100,7 @@ def fits(rank: int, world_size: int, folder: str, strategy: str) -> list[tuple[T
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world_size", "strategy"), [(2, "llcg"), (2, "grappa"), (3, "grappa")])
+@pytest.mark.parametrize(("world_size", "strategy"), [(2, "llcg"), (3, "grappa")])
 def test_a_fit_on_ranks_is_the_one_in_ram(saved: str, world_size: int, strategy: str) -> None:
     for (expected, plain), (found, figures) in run_ranks(fits, world_size, saved, strategy):
         assert "data/fetched_bytes" not in plain

@@ -27,25 +27,28 @@ LEAST = 1e-3  # below it numbers are compared as they are
 TRAINED = ("fits/", "rows/", "resumed/", "evaluation/")
 DRAWN = ("fits/llcg/sampler_", "fits/llcg/links_undirected", "fits/grappa/fetch/")
 DRAWN_TOO = ("fits/llcg/links_labelled", "fits/llcg/links_events", "fits/llcg/links_typed", "fits/llcg/3_ranks")
-ALIKE = ("/files", "/adagrad", "/sgd", "/little_memory", "/batches_of_17", "/clipped", "/typed_labelled", "_paper")
-ALIKE += ("fits/local_sgd/halo", "fits/local_sgd/fetch", "fits/local_sgd/isolated", "fits/local_sgd/typed", "/3_ranks")
-ALIKE += (
-    "rows/sparse/tma",
-    "rows/owned/tma",
-    "rows/sparse/local_sgd/",
-    "rows/owned/local_sgd/",
-    "/around_seeds",
-    "fits/tma/",
-)
-ALIKE += ("resumed/llcg/links_", "resumed/grappa/links_typed", "evaluation/links/", "fits/llcg/links_typed_")
-ALIKE += ("rows/sparse/llcg/", "rows/sparse/grappa/")
-ALIKE += ("fits/local_sgd_growing", "fits/local_sgd_passes", "fits/local_sgd_drift_decay", "fits/local_sgd_outer_16")
-ALIKE += ("fits/llcg_persistent", "fits/llcg_16_bits", "fits/llcg_32_bits", "fits/grappa_16")
-ALIKE += ("_ladies_weighted", "halo_limited", "exchange_16")
-ALIKE += tuple(
-    f"evaluation/{kind}/{how}" for kind in ("edges", "layers", "ready_made") for how in ("estimate", "limited")
-)
-ALIKE += tuple(f"fits/{strategy}/{holding}" for strategy in ("local_sgd", "grappa") for holding in HOLDINGS)
+OTHERS = """
+/files /adagrad /sgd /little_memory /batches_of_17 /clipped /typed_labelled _paper /3_ranks /around_seeds
+fits/local_sgd/halo fits/local_sgd/fetch fits/local_sgd/isolated fits/local_sgd/typed fits/tma/ /isolated
+rows/sparse/tma rows/owned/tma rows/sparse/local_sgd/ rows/owned/local_sgd/ rows/sparse/llcg/ rows/sparse/grappa/
+rows/sparse/local_sgd_drift rows/sparse/grappa_8 rows/owned/local_sgd_moments resumed/llcg/links_
+resumed/grappa/links_typed resumed/tma resumed/local_sgd/owned resumed/grappa_8/owned resumed/llcg_persistent/owned
+resumed/local_sgd_outer_8/owned resumed/llcg/rotate resumed/llcg/shards evaluation/links/ /estimate/ /limited
+evaluation/typed/neighbor evaluation/plain/temporal/ram fits/llcg/links_typed fits/llcg/links_events
+fits/llcg/links_labelled links_directed /links_undirected/sh grappa/links_typed/ grappa/links_labelled/
+grappa/links_typed_events/ fits/local_sgd_growing fits/local_sgd_passes fits/local_sgd_drift_decay
+fits/local_sgd_outer_16 fits/local_sgd_momentum fits/local_sgd_leave_out fits/local_sgd_outer_adam fits/tma_failed
+fits/llcg_persistent fits/llcg_16_bits fits/llcg_32_bits fits/llcg_share fits/llcg_drift_of_ranks fits/grappa_16
+fits/grappa_nodes fits/grappa_own_buffers fits/llcg/extra_of_graph fits/llcg/no_coverage fits/llcg/coverage_of_batches
+fits/llcg/three_hops fits/llcg/own_corrections/shards _ladies_weighted _temporal_edges halo_limited exchange_16
+exchange_share fits/llcg/typed/fetch fits/llcg/halo/ fits/grappa/typed/halo fits/grappa/halo/ fits/llcg/fetch/
+ddp/exchange/shards
+"""
+ALIKE = [
+    *OTHERS.split(),
+    *(f"llcg/sampler_{name}" for name in ("neighbor_all", "neighbor_replaced", "fastgcn", "walk", "cluster")),
+    *(f"fits/{strategy}/{holding}" for strategy in ("local_sgd", "grappa") for holding in HOLDINGS),
+]
 
 
 def is_alike(name: str) -> bool:

@@ -17,6 +17,7 @@ from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph import rows as rows_module
 from tests.graph.equal import check_equal
 from tests.graph.typed.graphs import save_arrays, small
+from tests.prepare.kills import until_it_is_there
 
 
 @pytest.fixture
@@ -64,23 +65,9 @@ def test_it_is_the_graph_from_memory(
 
 
 def test_it_goes_on_after_any_kill(folder: Path) -> None:
+    out = folder.parent / "graph"
     settings: dict[str, Any] = {"time": "time", "reverse": True, "memory_bytes": 1_500, "overwrite": True}
-    out, kills = folder.parent / "graph", 0
-    stages: list[str] = []
-
-    def killed(stage: str, share: float) -> None:
-        stages.append(stage)
-        if len(stages) > kills:
-            raise KeyboardInterrupt
-
-    while not out.exists():
-        kills += 1
-        stages.clear()
-        try:
-            prepare_graph(folder, out, **settings, on_progress=killed)
-        except KeyboardInterrupt:
-            assert kills < 300
-    assert kills > 10 and stages[-1] == "taking the fingerprint"
+    until_it_is_there(out, 1, lambda on_progress: prepare_graph(folder, out, **settings, on_progress=on_progress))
     check_equal(Graph.open(out), in_memory(folder, "time", reverse=True))
 
 

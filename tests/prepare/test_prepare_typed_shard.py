@@ -17,6 +17,7 @@ from lightning_gnn_dist.graph import rows as rows_module
 from lightning_gnn_dist.graph.shard import Shard
 from lightning_gnn_dist.prepare.one_shard import OneShard
 from tests.graph.typed.graphs import save_arrays, small
+from tests.prepare.kills import until_it_is_there
 
 PARTS, COUNTS = 3, {"author": 7, "paper": 12, "venue": 3}  # in the order of the files
 
@@ -186,22 +187,12 @@ def test_a_split_is_the_same_on_all_hosts(tables: Path, tmp_path: Path, capsys: 
 def test_it_goes_on_after_any_kill(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     source = request.getfixturevalue(kind)
     settings: dict[str, Any] = {"time": "time" if kind == "arrays" else "year", "reverse": True, "memory_bytes": 3_000}
-    host, kills = tmp_path / "host", 0
-    stages: list[str] = []
-
-    def killed(stage: str, share: float) -> None:
-        stages.append(stage)
-        if len(stages) > kills:
-            raise KeyboardInterrupt
-
-    while not (host / "share-00001").exists():
-        kills += 5
-        stages.clear()
-        try:
-            prepare_graph(source, host, shard=OneShard(1, PARTS), **settings, on_progress=killed)
-        except KeyboardInterrupt:
-            assert kills < 400
-    assert kills > 10 and stages[-1] == "taking the fingerprint"
+    host, own = tmp_path / "host", OneShard(1, PARTS)
+    until_it_is_there(
+        host / "share-00001",
+        5,
+        lambda on_progress: prepare_graph(source, host, shard=own, **settings, on_progress=on_progress),
+    )
     expected = divided(source, tmp_path / "expected", "ranges", settings["time"], reverse=True)
     check_equal(host, expected, 1)
 

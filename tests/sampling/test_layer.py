@@ -10,7 +10,6 @@ from torch import Tensor
 
 from lightning_gnn_dist import FastGCNSampler, Graph, LadiesSampler, NeighborSampler
 from lightning_gnn_dist.batches.source import assemble
-from lightning_gnn_dist.engine import sample as sample_module
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.sampling.layer_wise import LayerSampler
 from tests.sampling.reference import random_graph
@@ -183,18 +182,3 @@ def test_the_order_of_the_seeds_does_not_matter(kind):
     left, right = one(kind([30, 20])), one(kind([30, 20]), seeds=SEEDS.flip(0))
     assert set(left.nodes.tolist()) == set(right.nodes.tolist())
     assert left.num_sampled_edges == right.num_sampled_edges
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_both_tables_and_any_room_give_the_same_batch(kind, monkeypatch):
-    graph = random_graph(3000, 90_000, seed=9)
-    seeds = torch.randperm(3000, generator=torch.Generator().manual_seed(0))[:1000]
-    samples = []
-    for limit in (sample_module.DIRECT_NODES, 0):
-        sample_module._THREAD.__dict__.clear()
-        monkeypatch.setattr(sample_module, "DIRECT_NODES", limit)
-        samples += [one(kind([900, 700, 300]), graph, seeds) for _ in range(2)]
-    for sample in samples[1:]:
-        assert sample.nodes.equal(samples[0].nodes)
-        assert sample.indices.equal(samples[0].indices)
-    assert max(samples[0].num_sampled_edges) > 3000

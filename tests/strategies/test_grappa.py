@@ -7,7 +7,6 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -37,21 +36,6 @@ def ddp_and_grappa(rank: int, world_size: int) -> list[list[State]]:
 def test_batches_without_coverage_make_it_ddp() -> None:
     for found in run_ranks(ddp_and_grappa, 2):
         assert [differs(ddp, ours) for ddp, ours in found] == [0.0] * 3
-
-
-def alone(rank: int, world_size: int) -> list[State]:
-    states = []
-    for strategy in (SingleDeviceStrategy(torch.device("cpu")), grappa()):
-        module = Model(dropout=0.5)
-        torch.manual_seed(1)
-        trainer_of(1, strategy).fit(module, data_of(sampler=NeighborSampler([3, 3]), batch_size=32))
-        states.append(state_of(module))
-    return states
-
-
-def test_one_rank_is_plain_lightning() -> None:
-    plain, ours = run_ranks(alone, 1)[0]
-    assert differs(plain, ours) == 0.0
 
 
 # The weighted gradient is the central one.

@@ -300,24 +300,6 @@ def test_the_papers_method_has_a_name() -> None:
     assert pickle.loads(pickle.dumps(strategy.correction)) == strategy.correction
 
 
-def alone(rank: int, world_size: int) -> list[State]:
-    states = []
-    for strategy in (
-        "auto",
-        LLCGStrategy(**PATIENCE),
-        LLCGStrategy(drift=Drift("ranks"), buffers="global", **PATIENCE),
-    ):
-        module = model(Batched)
-        fit(strategy, module, data_module(), 1)
-        states.append(state_of(module))
-    return states
-
-
-def test_one_rank_is_plain_lightning() -> None:
-    plain, *others = run_ranks(alone, 1)[0]
-    assert all(differs(plain, state) == 0.0 for state in others)
-
-
 @pytest.mark.parametrize("strategy", [LLCGStrategy(), LocalSGDStrategy(drift=Drift())], ids=["llcg", "drift"])
 def test_a_fit_without_the_graph_is_refused(strategy: Any) -> None:
     with pytest.raises(RankError, match=r"needs a data module with .* as PartitionedDataModule has"):

@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Timer, WeightAveraging
-from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 
 from lightning_gnn_dist import EverySteps, LocalSGDStrategy
@@ -23,26 +22,6 @@ from tests.strategies.fitting import Net, State, batches, differs, fit, state_of
 from tests.strategies.round_fitting import before_and_after, local_sgd, same_start
 
 # Law 1: one rank and no meeting is plain Lightning.
-
-
-def alone(rank: int, world_size: int) -> list[State]:
-    states = []
-    for strategy in (
-        SingleDeviceStrategy(torch.device("cpu")),
-        local_sgd(),
-        local_sgd(EverySteps(6), weights="uniform"),
-    ):
-        module = same_start(dropout=0.5, batch_norm=True, optimizer="Adam")
-        torch.manual_seed(1)
-        fit(rank, strategy, module, devices=1, gradient_clip_val=0.5)
-        states.append(state_of(module))
-    return states
-
-
-def test_one_rank_is_plain_lightning() -> None:
-    plain, *rounds = run_ranks(alone, 1)[0]
-    for state in rounds:
-        assert differs(plain, state) == 0.0
 
 
 # Law 2: averaging after every SGD step is DDP.

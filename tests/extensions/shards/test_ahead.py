@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from contextlib import suppress
@@ -12,7 +11,6 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from torch import Tensor
 
 from lightning_gnn_dist import (
     Correction,
@@ -38,7 +36,7 @@ from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, plain_ddp
 from tests.graph.parted import in_order_of_parts, small_graph, some_partition
 from tests.ranks import join, run_ranks, start_ranks
-from tests.sage import SAGE
+from tests.sage import Ending
 from tests.wire.test_asking import open_ends
 
 SAMPLER = NeighborSampler([4, 3])
@@ -96,24 +94,6 @@ def test_batches_are_those_of_the_whole_graph(tmp_path: Path, world_size: int, d
             check_same(found, theirs)
 
 
-class Ending(SAGE):
-    """Ends as it is told, in step 5 of a pass of many, of which some are made already."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__(5, 3)
-        self.how = how
-
-    def training_step(self, batch: Any) -> Tensor:
-        if self.global_step == 4:
-            if self.how == "exception":
-                raise ZeroDivisionError
-            if self.how == "SIGTERM":
-                os.kill(os.getpid(), signal.SIGTERM)
-            if self.how == "SIGKILL" and self.global_rank == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return super().training_step(batch)
-
-
 ENDS: dict[str, dict[str, Any]] = {
     "max_steps": {"max_steps": 4},
     "limit": {"limit_train_batches": 3, "max_epochs": 2},
@@ -147,7 +127,7 @@ def fit(folder: str, world_size: int, how: str, options: dict[str, Any]) -> str:
         strategy = LLCGStrategy(EverySteps(2), correction=Correction(2), **PATIENCE)
     fitting = trainer(world_size, strategy, **options)
     try:
-        fitting.fit(Ending(how), data)
+        fitting.fit(Ending(5, 3, how, at=4), data)
     except BaseException as error:
         return f"{type(error).__name__}: {error}"
     return f"{fitting.global_step} steps"

@@ -141,13 +141,16 @@ def test_edges_that_point_nowhere_are_refused(
         Graph.open(path)
 
 
+OPENED: dict[str, Callable[[Path], Any]] = {"graph": Graph.open, "links": LinkSplit.open}
+OPENED["shares"] = lambda path: Shard.open(path, 0)
+
+
 @pytest.mark.parametrize(("what", "file"), [("graph", "meta.json"), ("links", "meta.json"), ("shares", "shares.json")])
 @pytest.mark.parametrize("damage", OF_TEXT.values(), ids=OF_TEXT)
 def test_a_damaged_description_is_refused(saved: Path, tmp_path: Path, what: str, file: str, damage: Damage) -> None:
     path = damaged(saved, tmp_path, what, file, damage)
-    opened = {"graph": Graph.open, "links": LinkSplit.open, "shares": lambda path: Shard.open(path, 0)}[what]
     with pytest.raises((ValueError, FileNotFoundError), match=f"{path}"):
-        opened(path)
+        OPENED[what](path)
 
 
 ENTRIES = ["version", "fingerprint", "arrays", "dtype", "shape", "xxh64"]
@@ -180,41 +183,6 @@ def test_features_of_another_graph_are_noticed_when_all_is_read(saved: Path, tmp
     with pytest.raises(ValueError, match=r"x\.npy is not the file that was saved.*another graph's"):
         store.verify(path)
     assert store.verify(saved / "mine" / "graph") == []
-
-
-@pytest.mark.parametrize(
-    ("file", "damage"),
-    [
-        ("share-00000/indices.npy", entry(3, NUM_NODES)),
-        ("share-00000/indices.npy", entry(3, -1)),
-        ("share-00000/nodes/n_id.npy", array(lambda ids: np.where(ids == ids[1], ids[0], ids))),
-        ("share-00000/nodes/n_id.npy", array(lambda ids: ids - 100)),
-        ("shares.json", changed(lambda raw: raw.replace(b'"nodes": [\n  0', b'"nodes": [\n  9'))),
-        ("shares.json", changed(lambda raw: raw.replace(b'"edges": [\n  0', b'"edges": [\n  -1'))),
-        ("shares.json", changed(lambda raw: raw.replace(b'"nodes": [\n  0,', b'"nodes": [\n  0, 0,'))),
-    ],
-)
-def test_shares_that_do_not_fit_are_refused(saved: Path, tmp_path: Path, file: str, damage: Damage) -> None:
-    path = damaged(saved, tmp_path, "shares", file, damage)
-    with pytest.raises(ValueError, match=r"damaged|is not the file|come from two divisions"):
-        Shard.open(path, 0)
-
-
-@pytest.mark.parametrize(
-    ("file", "damage"),
-    [
-        ("links/val_edges.npy", another_kind(str)),
-        ("links/val_edges.npy", array(lambda ends: ends + 1000)),
-        ("links/undirected.npy", array(lambda flag: flag.astype(np.int64))),
-        ("links/undirected.npy", array(np.zeros_like)),
-        ("links/val_edges.npy", array(np.zeros_like)),
-        ("indices.npy", entry(7, 10**9)),
-    ],
-)
-def test_links_that_do_not_fit_are_refused(saved: Path, tmp_path: Path, file: str, damage: Damage) -> None:
-    path = damaged(saved, tmp_path, "links", file, damage)
-    with pytest.raises(ValueError, match=str(path)):
-        LinkSplit.open(path)
 
 
 def test_a_graph_is_looked_at_once(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,3 +238,28 @@ def test_where_nobody_writes_the_mark_is_in_the_users_cache(
 def test_files_are_read_only(saved: Path) -> None:
     files = list((saved / "mine").rglob("*.npy"))
     assert files and not any(file.stat().st_mode & 0o222 for file in files)
+
+
+@pytest.mark.parametrize(
+    ("what", "file", "damage"),
+    [
+        ("shares", "share-00000/indices.npy", entry(3, NUM_NODES)),
+        ("shares", "share-00000/indices.npy", entry(3, -1)),
+        ("shares", "share-00000/nodes/n_id.npy", array(lambda ids: np.where(ids == ids[1], ids[0], ids))),
+        ("shares", "share-00000/nodes/n_id.npy", array(lambda ids: ids - 100)),
+        ("shares", "shares.json", changed(lambda raw: raw.replace(b'"nodes": [\n  0', b'"nodes": [\n  9'))),
+        ("shares", "shares.json", changed(lambda raw: raw.replace(b'"edges": [\n  0', b'"edges": [\n  -1'))),
+        ("shares", "shares.json", changed(lambda raw: raw.replace(b'"nodes": [\n  0,', b'"nodes": [\n  0, 0,'))),
+        ("links", "links/val_edges.npy", another_kind(str)),
+        ("links", "links/val_edges.npy", array(lambda ends: ends + 1000)),
+        ("links", "links/undirected.npy", array(lambda flag: flag.astype(np.int64))),
+        ("links", "links/undirected.npy", array(np.zeros_like)),
+        ("links", "links/val_edges.npy", array(np.zeros_like)),
+        ("links", "indices.npy", entry(7, 10**9)),
+    ],
+)
+def test_what_does_not_fit_is_refused(saved: Path, tmp_path: Path, what: str, file: str, damage: Damage) -> None:
+    path = damaged(saved, tmp_path, what, file, damage)
+    said = str(path) if what == "links" else r"damaged|is not the file|come from two divisions"
+    with pytest.raises(ValueError, match=said):
+        OPENED[what](path)
