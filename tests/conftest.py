@@ -12,6 +12,7 @@ os.environ.setdefault("RUST_LOG", "error")  # before torchft is: a line of its t
 
 import gc
 import importlib.util
+import logging
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 KERNELS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "lightning_gnn_dist", "kernels")
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+# As pytest's own would: Lightning, which looks when it is imported, writes nothing by itself then.
+logging.getLogger().addHandler(logging.NullHandler())
 
 
 @pytest.hookimpl(wrapper=True)
@@ -85,6 +90,25 @@ def nothing_left() -> Iterator[None]:
         dist.destroy_process_group()
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """What is logged meanwhile. pytest's own looks through all loggers six times a test: a tenth of all time."""
+    said, handler = list[str](), logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    yield said
+    logging.getLogger().removeHandler(handler)
+
+
+@pytest.fixture
+def informed(logged: list[str]) -> Iterator[list[str]]:
+    """The same, with what the package logs for information."""
+    logger = logging.getLogger("lightning_gnn_dist")
+    logger.setLevel(logging.INFO)
+    yield logged
+    logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

@@ -42,13 +42,13 @@ def test_a_kernel_is_kept_under_the_sources_of_its_parts_too() -> None:
 
 
 def test_one_rank_says_once_that_kernels_of_the_package_are_compiled(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    logged: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def said(notice: compiling.Notice, kernel: Any) -> int:
-        caplog.clear()
+        logged.clear()
         for status in (event.EventStatus.START, event.EventStatus.END):
             notice.notify(event.Event("numba:compile", status, {"dispatcher": kernel}))
-        return len(caplog.records)
+        return len(logged)
 
     notice, ours, theirs = compiling.Notice(), subgraph_kernels.sample_egos, njit(lambda number: number)
     assert [said(notice, kernel) for kernel in (theirs, _reader(), ours, ours)] == [0, 0, 1, 0]
@@ -154,7 +154,7 @@ def test_without_a_folder_of_the_user_kernels_are_kept_beside_the_package(
 
 
 def test_where_nothing_can_be_written_kernels_run_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ) -> None:
     def refuse(locator: Any) -> None:
         raise PermissionError
@@ -162,7 +162,7 @@ def test_where_nothing_can_be_written_kernels_run_all_the_same(
     monkeypatch.setattr("numba.core.caching._CacheLocator.ensure_cache_path", refuse)
     kernel = installed(tmp_path / "one", 1, monkeypatch)
     assert kernel(1) == 2 and not compiling.is_kept(kernel)
-    assert "Kernels are compiled by every process" in caplog.text
+    assert "Kernels are compiled by every process" in "".join(logged)
 
 
 FIRST_BATCH = """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import multiprocessing
 import os
 import shutil
@@ -147,14 +146,14 @@ def empty(entry: Path) -> None:
 
 @pytest.mark.parametrize("damage", [truncate, flip, garble, misplace, shout, empty])
 def test_a_damaged_entry_is_computed_again(
-    damage: object, counting: Counting, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    damage: object, counting: Counting, tmp_path: Path, logged: list[str]
 ) -> None:
     assert callable(damage)
     directory = tmp_path / "cache"
     first = cached_partition(GRAPH, counting, 4, 0, directory)
     damage(entries(directory)[0])
     again = cached_partition(GRAPH, counting, 4, 0, directory)
-    assert "computed again" in caplog.text
+    assert "computed again" in "".join(logged)
     assert torch.equal(first.assignment, again.assignment)
     assert counting.calls == 2
     cached_partition(GRAPH, counting, 4, 0, directory)
@@ -242,15 +241,14 @@ def test_identity_names_the_class_in_full_and_every_field() -> None:
     )
 
 
-def test_one_line_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="lightning_gnn_dist.partition.cache")
+def test_one_line_is_logged(tmp_path: Path, informed: list[str]) -> None:
     cached_partition(GRAPH, RandomPartitioner(), 4, 0, tmp_path)
-    (computed,) = caplog.messages
+    (computed,) = informed
     assert computed.startswith("Partitioned 50 nodes into 4 parts by RandomPartitioner() in 0.")
     assert computed.endswith("% of the edges are cut")
-    caplog.clear()
+    informed.clear()
     cached_partition(GRAPH, RandomPartitioner(), 4, 0, tmp_path)
-    (read,) = caplog.messages
+    (read,) = informed
     assert read.startswith("Read the partition into 4 parts by RandomPartitioner() from ")
 
 
@@ -276,10 +274,10 @@ def test_what_is_no_answer_is_not_kept(parts: int, message: str, tmp_path: Path)
         cached_partition(GRAPH, RandomPartitioner(), 2, 0, tmp_path / "file")
 
 
-def test_a_damaged_entry_is_told_in_whole_sentences(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_entry_is_told_in_whole_sentences(tmp_path: Path, logged: list[str]) -> None:
     cached_partition(GRAPH, RandomPartitioner(), 2, 0, tmp_path)
     (meta,) = tmp_path.glob("*/meta.json")
     meta.unlink()
     meta.write_text("[]")
     cached_partition(GRAPH, RandomPartitioner(), 2, 0, tmp_path)
-    assert "(it holds a list, not an object)): it is computed again" in caplog.text
+    assert "(it holds a list, not an object)): it is computed again" in "".join(logged)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import re
 import sys
 from argparse import Namespace
@@ -80,20 +79,18 @@ def test_ranks_that_average_models_get_parts_that_look_alike(
 @pytest.mark.usefixtures("without_metis")
 @pytest.mark.parametrize("local_rank", ["0", "1"])
 def test_without_metis_another_cuts_and_one_line_of_a_host_says_so(
-    local_rank: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    local_rank: str, logged: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCAL_RANK", local_rank)
     graph, sampler = communities(60, 2, num_features=4), NeighborSampler([2])
-    with caplog.at_level(logging.WARNING):
-        links = LinkDataModule(split_edges(graph), sampler=sampler, boundary=Isolated())
-        modules = [PartitionedDataModule(graph, sampler=sampler), links]
+    links = LinkDataModule(split_edges(graph), sampler=sampler, boundary=Isolated())
+    modules = [PartitionedDataModule(graph, sampler=sampler), links]
     assert [module.partitioner for module in modules] == [StreamingPartitioner()] * 2
     assert modules[0].part(0, 2).num_nodes < 60
-    assert not caplog.records  # one process cuts nothing
-    with caplog.at_level(logging.WARNING):
-        alike = [default_partitioner(100, 1 << 40, look_alike=True) for _ in range(2)]
+    assert not logged  # one process cuts nothing
+    alike = [default_partitioner(100, 1 << 40, look_alike=True) for _ in range(2)]
     assert alike == [SuperNodePartitioner(clusters=StreamingPartitioner())] * 2
-    said = [record.getMessage() for record in caplog.records]
+    said = logged
     assert len(said) == (local_rank == "0")
     assert all("METIS is not installed" in line and "lightning-gnn-dist[metis]" in line for line in said)
 

@@ -98,7 +98,7 @@ GB = 10**9
     ],
 )
 def test_size_and_memory_decide(
-    num_edges: int, memory: int, installed: bool, expected: str, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    num_edges: int, memory: int, installed: bool, expected: str, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ) -> None:
     monkeypatch.setattr(metis, "pymetis", object())
     monkeypatch.setattr(kaminpar, "kaminpar", object() if installed else None)
@@ -107,11 +107,9 @@ def test_size_and_memory_decide(
     alike: Any = default_partitioner(num_edges, memory, look_alike=True)
     assert type(alike).__name__ == "SuperNodePartitioner"
     assert type(alike.clusters).__name__ == ("NoneType" if expected == "Metis" else f"{expected}Partitioner")
-    assert len(caplog.messages) == (expected != "Metis")
-    assert all("METIS would take about" in text and f"for {num_edges:,} edges" in text for text in caplog.messages)
-    assert all(
-        ("gnn-dist[kaminpar]" in text) == (expected == "Streaming" and not installed) for text in caplog.messages
-    )
+    assert len(logged) == (expected != "Metis")
+    assert all("METIS would take about" in text and f"for {num_edges:,} edges" in text for text in logged)
+    assert all(("gnn-dist[kaminpar]" in text) == (expected == "Streaming" and not installed) for text in logged)
 
 
 def test_auto_is_what_no_name_is() -> None:

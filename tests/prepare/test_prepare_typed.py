@@ -88,20 +88,18 @@ def test_an_array_in_several_files_and_a_split(folder: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("columns", [(), (2,)])
-def test_a_label_that_is_nan_is_no_label(
-    columns: tuple[int, ...], folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_label_that_is_nan_is_no_label(columns: tuple[int, ...], folder: Path, logged: list[str]) -> None:
     y = np.random.default_rng(0).random((12, *columns))
     y[[0, 3, 4]] = np.nan
     np.save(folder / "nodes" / "paper" / "y.npy", y)
     np.save(folder / "nodes" / "author" / "y.npy", np.ones(7))
     settings: dict[str, Any] = {"float_labels": True}
     expected = in_memory(folder, None, **settings)
-    assert "2 nodes of train_mask of type 'paper' have NaN for a label, and are left out of it" in caplog.text
+    assert "2 nodes of train_mask of type 'paper' have NaN for a label, and are left out of it" in "".join(logged)
     assert expected.types.node_arrays["paper"]["train_mask"].nonzero().view(-1).tolist() == [2, 6, 8, 10]
     prepare_graph(folder, folder.parent / "graph", **settings)
     check_equal(Graph.open(folder.parent / "graph"), expected)
-    assert re.search(r"2 nodes of train_mask of .*paper have NaN for a label", caplog.text)
+    assert re.search(r"2 nodes of train_mask of .*paper have NaN for a label", "".join(logged))
 
 
 def replaced(name: str, array: Any) -> Callable[[Path], None]:

@@ -110,14 +110,14 @@ def test_what_files_take_that_all_ranks_share(path: Path) -> None:
     ],
 )
 def test_a_fit_that_will_be_slow_says_so(
-    chunks: int | None, ways: list[str], path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    chunks: int | None, ways: list[str], path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ) -> None:
     needed = needs(data_of(path, chunks), 1, is_cut=chunks is not None).of_host(1)
     for free, count in ((needed - 1, 1), (needed, 0)):
-        caplog.clear()
+        logged.clear()
         monkeypatch.setattr(budget, "free_bytes", lambda free=free: free)
         fit(data_of(path, chunks))
-        said = [text for text in caplog.messages if "it will be slow" in text]
+        said = [text for text in logged if "it will be slow" in text]
         assert len(said) == count
         assert all(way in text for text in said for way in [*ways, " MB on a host: its rank takes ", " MB left"])
 
@@ -129,7 +129,7 @@ def test_a_fit_that_would_be_killed_is_refused(path: Path, monkeypatch: pytest.M
         fit(data_of(path, 3))
 
 
-def test_rows_of_all_types_may_be_read_from_files(tmp_path: Path, caplog: Any) -> None:
+def test_rows_of_all_types_may_be_read_from_files(tmp_path: Path, logged: list[str]) -> None:
     """By hand: 600 papers have 128 bytes of features, 300 authors 64 and 150 words 32."""
     citations(600).save(tmp_path / "typed")
     rows = 600 * 128 + 300 * 64 + 150 * 32
@@ -142,15 +142,15 @@ def test_rows_of_all_types_may_be_read_from_files(tmp_path: Path, caplog: Any) -
     run.hosts = [budget.Host(whole.of_host(1) - 1, 1)]
     Needs.check(plain._home.plan_for(1), run, is_cut=False, sweeps=True)  # type: ignore[union-attr]
     room = whole.of_host(1) - 1 - whole.mapped + rows - whole.batches // 4 - BESIDE
-    (said,) = caplog.messages
+    (said,) = logged
     assert f"read features from files, Loading(cache_bytes={room}, bulk_size=1)" in said
 
 
-def test_the_host_that_has_least_counts(path: Path, caplog: Any) -> None:
+def test_the_host_that_has_least_counts(path: Path, logged: list[str]) -> None:
     data = data_of(path)
     run, home = data._running, data._home
     whole = needs(data, 1, is_cut=False)
     run.hosts = [budget.Host(whole.of_host(1), 1), budget.Host(whole.of_host(2) - 1, 2), budget.Host(1 << 40, 9)]
     Needs.check(home.plan_for(1), run, is_cut=False, sweeps=False)  # type: ignore[union-attr]
-    assert "each of its 2 ranks takes" in caplog.text and "start fewer ranks" in caplog.text
-    assert "Sweep" not in caplog.text
+    assert "each of its 2 ranks takes" in "".join(logged) and "start fewer ranks" in "".join(logged)
+    assert "Sweep" not in "".join(logged)

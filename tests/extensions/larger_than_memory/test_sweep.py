@@ -284,10 +284,10 @@ class Ending(OneLayer):
         return [optimizer], [torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, 2)]
 
 
-def test_what_a_constant_learning_rate_loses_is_said(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_constant_learning_rate_loses_is_said(path: Path, logged: list[str]) -> None:
     ways: list[tuple[OneLayer, list[Any], int]] = [(OneLayer(), [], 1), (Ending(), [], 0)]
     ways.append((OneLayer(), [EMAWeightAveraging()], 0))
     for module, callbacks, count in ways:
-        caplog.clear()
+        logged.clear()
         trainer(1, callbacks=callbacks, max_epochs=1).fit(module, data_of(path))
-        assert sum("return a schedule that ends at 0" in text for text in caplog.messages) == count
+        assert sum("return a schedule that ends at 0" in text for text in logged) == count

@@ -206,19 +206,18 @@ def test_an_evaluation_takes_as_many_seeds_at_once_as_its_trees_have_memory() ->
 
 
 def test_it_tells_once_which_edges_have_no_time_of_their_own(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    informed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of those that are always seen at a level that Lightning shows."""
     told: list[str] = []
     monkeypatch.setattr(time_checks, "rank_zero_info", told.append)
-    caplog.set_level("INFO", "lightning_gnn_dist")
     data = small()
     del data["paper", "cites", "paper"].time
     PartitionedDataModule(Graph.from_pyg(data).with_seeds("paper"), sampler=TemporalSampler([2], "time"))
     PartitionedDataModule(temporal_graph(), sampler=TemporalSampler([2], "time"))
     PartitionedDataModule(temporal_graph(), sampler=SAMPLER)
     of_paper = "['paper__cites__paper', 'paper__in__venue', 'paper__by__author']"
-    assert [record.getMessage() for record in caplog.records] == [
+    assert informed == [
         f"Edges of these types have no time, and are seen by that of their sender: {of_paper}.",
         "Edges of these types have no time, and are seen by that of their sender: ['all edges'].",
     ]
