@@ -13,6 +13,7 @@ os.environ.setdefault("RUST_LOG", "error")  # before torchft is: a line of its t
 import gc
 import importlib.util
 import logging
+import re
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -77,6 +78,12 @@ def cache(caches: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path(folder, KERNELS.parent.name, KERNELS.name).symlink_to(KERNELS)  # else each command would compile them anew
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder
+
+
+@pytest.fixture
+def tmp_path(caches: Path, request: pytest.FixtureRequest) -> Path:
+    """A folder of this test alone. For its own, pytest looks through those of all tests before."""
+    return Path(mkdtemp(prefix=re.sub(r"\W+", "_", request.node.name)[:30], dir=caches))
 
 
 @pytest.fixture(autouse=True)

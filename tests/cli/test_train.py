@@ -272,10 +272,12 @@ def some_nodes(rank: int, world_size: int, config: list[str], folder: Path) -> N
     command(rank, world_size, *config, f"--output={folder}/all.npy")
 
 
-def test_predict_writes_the_rows_of_nodes_that_are_named(tmp_path: Path) -> None:
+def test_predict_writes_a_row_for_every_node_or_those_that_are_named(tmp_path: Path) -> None:
     (tmp_path / "ids.txt").write_text("7\n1999\n0\n")
     run_ranks(some_nodes, 2, ["predict", "--config=configs/ddp.yaml", *SMALL], tmp_path)
-    expected = np.load(tmp_path / "all.npy")[[7, 1999, 0]]
+    everything = np.load(tmp_path / "all.npy")
+    assert everything.shape == (2000, 8)
+    expected = everything[[7, 1999, 0]]
     np.testing.assert_allclose(np.load(tmp_path / "some.npy"), expected, atol=1e-5)
 
 

@@ -78,7 +78,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("num_ranks", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_shards_are_those_of_hosts_that_read_all(source: Path, tmp_path: Path, num_ranks: int) -> None:
     of_ranks = run_ranks(together, num_ranks, source)
     for number, (assignment, settings) in enumerate(ways(source, num_ranks)):
@@ -218,6 +218,7 @@ def cut(rank: int, world_size: int, source: Path, at: str) -> None:
             prepare_graph(source, out, shard=own, undirected=True, memory_bytes=12_000, on_progress=on_progress)
 
 
+@pytest.mark.slow
 def test_ranks_cut_as_one_host_does_that_has_the_graph(source: Path, tmp_path: Path) -> None:
     prepare_graph(source, tmp_path / "whole", undirected=True)
     graph = Graph.open(tmp_path / "whole")

@@ -317,6 +317,7 @@ def moved(rank: int, world_size: int, sparse: bool) -> float:
 
 
 @pytest.mark.filterwarnings("ignore:.*validation_step", "ignore:rows has a row for each of 400 nodes")
+@pytest.mark.slow
 def test_a_row_of_one_rank_moves_as_far_as_alone_if_gradients_are_sparse() -> None:
     alone, dense, sparse = moved(0, 1, True), run_ranks(moved, 2, False)[0], run_ranks(moved, 2, True)[0]
     assert dense == pytest.approx(alone / 2, rel=0.02) and sparse == pytest.approx(alone, rel=0.02)

@@ -58,7 +58,7 @@ def test_what_a_users_step_is_refused_keeps_its_traceback(tmp_path: Path, monkey
         main()
 
 
-@pytest.mark.parametrize("name", ["validate", "test", "predict", "fit"])
+@pytest.mark.parametrize("name", ["predict", "fit"])
 def test_a_checkpoint_that_is_not_there_is_named(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
