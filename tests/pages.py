@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
+
+from tests.python_server import fast_python
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -65,3 +69,25 @@ def anchors(path: Path) -> set[str]:
 def words_of(svg: str) -> list[str]:
     """What a picture says."""
     return re.findall(r"<text [^>]*>([^<]*)</text>", svg)
+
+
+def write_files(folder: Path) -> None:
+    """Write the module and the configuration of the page, for five passes in the place of thirty."""
+    (module,) = [block.code for block in blocks("python", "quick-start") if "class SAGE" in block.code]
+    (folder / "my_modules.py").write_text(module)
+    config = blocks("yaml", "quick-start")[0].code
+    assert "max_epochs: 30" in config
+    (folder / "my.yaml").write_text(config.replace("max_epochs: 30", "max_epochs: 5"))
+
+
+def run_commands(lines: Sequence[str], folder: Path) -> str:
+    """Run lines of a console one after the other; return what they say."""
+    (folder / "lightning-gnn-dist").write_text(f'#!/bin/bash\nexec {fast_python()} -m lightning_gnn_dist "$@"\n')
+    (folder / "lightning-gnn-dist").chmod(0o755)
+    environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    script = "\n".join(["set -e", *lines])
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from lightning_gnn_dist import communities
-from tests.first_run import run_commands, write_files
-from tests.pages import blocks
+from tests.pages import blocks, run_commands, write_files
 
 # In the order in which one reads on: a graph is prepared, looked at, and asked for predictions.
 GUIDES = ("too-large", "choose", "plan", "gpu-training", "new-nodes")

@@ -36,9 +36,8 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.cli import main as command_line
 from lightning_gnn_dist.extensions.elastic.settings import LIGHTHOUSE, RANK, RANKS
 from lightning_gnn_dist.prepare.reorder import reorder_graph
-from tests.first_run import run_commands, write_files
 from tests.link_model import LinkSAGE
-from tests.pages import PAGES, ROOT, TUTORIALS, anchors, blocks, links
+from tests.pages import PAGES, ROOT, TUTORIALS, anchors, blocks, links, run_commands, write_files
 from tests.python_server import fast_python
 from tests.ranks import run_ranks
 from tests.sage import SAGE

@@ -13,8 +13,7 @@ from torch import Tensor
 from lightning_gnn_dist import EverySteps
 from lightning_gnn_dist.callbacks.averaged_rounds import AveragedRounds
 from tests.ranks import run_ranks
-from tests.strategies.fitting import Net, State, batches, differs, fit, state_of
-from tests.strategies.round_fitting import local_sgd
+from tests.strategies.fitting import Net, State, batches, differs, fit, local_sgd, state_of
 
 DECAY = 0.75
 

@@ -16,8 +16,7 @@ from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
-from tests.strategies.fitting import fit
-from tests.strategies.round_fitting import same_start
+from tests.strategies.fitting import fit, same_start
 
 ROUNDS, STEPS = 3, 2
 

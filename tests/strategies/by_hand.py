@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -60,3 +61,19 @@ def correct(own: CorrectionOptimizer, parameters: list[Tensor], rounds: range, s
 
 def equal(left: list[Tensor], right: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def decay_by_hand(before: Sequence[Tensor], now: Sequence[Tensor]) -> float:
+    """Four fifths, and up to 1 where the shift is as ``before``, which is empty in the first round."""
+    if not before or not any(each.any() for each in now):
+        return 0.8
+    then, here = (torch.cat([each.flatten() for each in shift]) for shift in (before, now))
+    return 0.8 + 0.2 * math.exp(-100 * float((here - then) @ (here - then) / (here @ here + then @ then)))
+
+
+def agreement(ways: list[Tensor], old: list[Tensor]) -> float:
+    """How much of the last round this one repeats, in 1024ths."""
+    if not old:
+        return 0.0
+    now, then = (torch.cat([way.flatten() for way in each]) for each in (ways, old))
+    return round(1024 * min(1.0, max(0.0, float(now @ then / (then @ then))))) / 1024

@@ -18,8 +18,7 @@ from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
-from tests.strategies.fitting import State, differs, fit, state_of
-from tests.strategies.round_fitting import local_sgd
+from tests.strategies.fitting import State, differs, fit, local_sgd, state_of
 
 STEPS, ROUNDS, NUM_RANKS = 3, 3, 3
 ENCODER_BYTES = 8 * 200_000

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from lightning_gnn_dist import EveryPass, EverySteps, NeighborSampler
 from tests.ranks import RankError, run_ranks
-from tests.strategies.fitting import Net, batches, fit
-from tests.strategies.round_fitting import local_sgd
+from tests.strategies.fitting import Net, batches, fit, local_sgd
 from tests.strategies.weighted_fitting import Model, data_of, grappa, trainer_of
 
 STEPS = 4  # of an epoch

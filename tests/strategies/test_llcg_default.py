@@ -31,9 +31,8 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
-from tests.rounds.decay import decay_by_hand
-from tests.rounds.means.agreement import agreement
 from tests.sage import SAGE
+from tests.strategies.by_hand import agreement, decay_by_hand
 from tests.strategies.fitting import State, differs, state_of
 from tests.strategies.graph_fitting import data_module, fit, model, small_graph
 

@@ -18,8 +18,17 @@ from lightning_gnn_dist import EverySteps, LocalSGDStrategy
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import plain_ddp
 from tests.ranks import RankError, run_ranks
-from tests.strategies.fitting import Net, State, batches, differs, fit, state_of
-from tests.strategies.round_fitting import before_and_after, local_sgd, same_start
+from tests.strategies.fitting import (
+    Net,
+    State,
+    batches,
+    before_and_after,
+    differs,
+    fit,
+    local_sgd,
+    same_start,
+    state_of,
+)
 
 # Law 1: one rank and no meeting is plain Lightning.
 

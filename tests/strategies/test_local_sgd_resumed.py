@@ -12,8 +12,7 @@ from torch import Tensor
 
 from lightning_gnn_dist import EverySteps
 from tests.ranks import RankError, run_ranks
-from tests.strategies.fitting import Net, fit
-from tests.strategies.round_fitting import local_sgd, same_start
+from tests.strategies.fitting import Net, fit, local_sgd, same_start
 
 
 def save_then(rank: int, world_size: int, path: str) -> None:

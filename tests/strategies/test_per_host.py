@@ -38,9 +38,8 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.extensions.larger_than_memory.shared_parts import check_holders
 from lightning_gnn_dist.homes.parts import Holder
 from lightning_gnn_dist.wire.collectives import traffic
-from tests.data_fitting import trainer
+from tests.data_fitting import trainer, trainer_on_hosts
 from tests.every_strategy import PATIENCE, every_strategy
-from tests.hosts import trainer_on_hosts
 from tests.ranks import join, run_ranks
 from tests.strategies.fitting import State, differs, state_of
 from tests.strategies.weighted_fitting import grappa

@@ -9,8 +9,7 @@ from lightning_gnn_dist import EverySteps, LocalSGDStrategy
 from lightning_gnn_dist.rounds import meeting, premises
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
-from tests.strategies.fitting import State, differs, fit, state_of
-from tests.strategies.round_fitting import same_start
+from tests.strategies.fitting import State, differs, fit, same_start, state_of
 
 
 class Computes(LocalSGDStrategy):

@@ -17,8 +17,7 @@ from lightning_gnn_dist import EverySeconds, Launch, TMAStrategy
 from lightning_gnn_dist.rounds import pace
 from lightning_gnn_dist.rounds.clock import RoundProgress
 from tests.ranks import RankError, run_ranks
-from tests.strategies.fitting import Net, State, differs, fit, state_of
-from tests.strategies.round_fitting import before_and_after, same_start
+from tests.strategies.fitting import Net, State, before_and_after, differs, fit, same_start, state_of
 
 PATIENCE = Launch(timeout=timedelta(seconds=120))
 

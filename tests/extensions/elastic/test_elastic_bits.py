@@ -11,8 +11,7 @@ from lightning_gnn_dist.extensions.rounded.rounded_mean import ROW
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.ranks import run_ranks
 from tests.rounds.means.test_outer import ROUNDS, STEPS, by_hand
-from tests.strategies.fitting import Net, State, differs, fit, state_of
-from tests.strategies.round_fitting import same_start
+from tests.strategies.fitting import Net, State, differs, fit, same_start, state_of
 
 pytest.importorskip("torchft", reason="torchft is not installed: pip install lightning-gnn-dist[elastic]")
 

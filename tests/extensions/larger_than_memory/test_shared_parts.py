@@ -27,8 +27,8 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.extensions.larger_than_memory.shared_parts import SharedPartReader, Shelf
 from lightning_gnn_dist.homes.parts import Holder, PartReader
 from tests.conftest import module_of
+from tests.data_fitting import trainer_on_hosts
 from tests.every_strategy import PATIENCE
-from tests.hosts import trainer_on_hosts
 from tests.memory import reads_memory
 from tests.pages import ROOT
 from tests.ranks import join, run_ranks, start_ranks

@@ -29,11 +29,10 @@ from lightning_gnn_dist.rounds.means.reducer import Groups
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
-from tests.strategies.fitting import Net, State, batches, differs, fit, state_of
+from tests.strategies.fitting import Net, State, batches, differs, fit, same_start, state_of
 from tests.strategies.graph_fitting import data_module
 from tests.strategies.graph_fitting import fit as fit_graph
 from tests.strategies.graph_fitting import model as graph_model
-from tests.strategies.round_fitting import same_start
 
 RANKS, ROUNDS = 3, 4
 STEPS = [2, 3, 4]  # of each rank

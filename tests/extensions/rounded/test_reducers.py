@@ -12,8 +12,7 @@ from lightning_gnn_dist.extensions.rounded.rounded_mean import ROW
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.ranks import run_ranks
 from tests.rounds.means.test_outer import stopped_and_resumed
-from tests.strategies.fitting import State, differs, fit, state_of
-from tests.strategies.round_fitting import local_sgd, same_start
+from tests.strategies.fitting import State, differs, fit, local_sgd, same_start, state_of
 
 
 def sent(rank: int, world_size: int, reducers: list[Rounded | None]) -> tuple[list[State], list[float]]:

@@ -20,8 +20,7 @@ import torch
 from lightning_gnn_dist import communities
 from lightning_gnn_dist.wire.addresses import held_port
 from tests.extensions.serving.served import Client
-from tests.first_run import write_files
-from tests.pages import ROOT, blocks
+from tests.pages import ROOT, blocks, write_files
 from tests.python_server import fast_python
 
 PORT = 8000  # the page's

@@ -13,9 +13,8 @@ from torch.nn.functional import mse_loss
 
 from lightning_gnn_dist import EverySteps, Outer
 from tests.ranks import run_ranks
-from tests.rounds.means.agreement import agreement
-from tests.strategies.fitting import State, batches, differs, fit, state_of
-from tests.strategies.round_fitting import local_sgd, same_start
+from tests.strategies.by_hand import agreement
+from tests.strategies.fitting import State, batches, differs, fit, local_sgd, same_start, state_of
 
 ROUNDS, STEPS = 3, 6
 ADAPTIVE = Outer(lr=0.7, momentum=0.9, nesterov=True, adaptive=True)
