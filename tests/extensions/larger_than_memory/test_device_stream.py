@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import Graph, NeighborSampler, WholePartSampler
-from lightning_gnn_dist.batches import device_stream as module
 from lightning_gnn_dist.batches import pool
+from lightning_gnn_dist.batches import source as module
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.batches import Batches
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
