@@ -15,12 +15,13 @@ from tests.ranks import run_ranks
 from tests.strategies.fitting import State, differs, state_of
 from tests.strategies.graph_fitting import Batched, data_module, fit, model
 
+# A pass has ten steps.
 MADE: dict[str, Callable[[], Any]] = {
     "plain": lambda: SingleDeviceStrategy(torch.device("cpu")),
     "grappa": lambda: GrappaStrategy(**PATIENCE),
     "local_sgd": lambda: LocalSGDStrategy(**PATIENCE),
-    "local_sgd of equal weights": lambda: LocalSGDStrategy(EverySteps(6), weights="uniform", **PATIENCE),
-    "tma": lambda: TMAStrategy(EverySteps(3), **PATIENCE),
+    "local_sgd of equal weights": lambda: LocalSGDStrategy(EverySteps(10), weights="uniform", **PATIENCE),
+    "tma": lambda: TMAStrategy(EverySteps(10), **PATIENCE),
     "llcg": lambda: LLCGStrategy(**PATIENCE),
     "llcg with drift of ranks": lambda: LLCGStrategy(drift=Drift("ranks"), buffers="global", **PATIENCE),
 }
