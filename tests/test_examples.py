@@ -95,7 +95,7 @@ def test_curves_of_runs_are_drawn(
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     picture = (tmp_path / "there" / "curves.svg").read_text()
     said = ("llcg/version_0", "grappa/version_0", "accuracy", "comm/bytes_sent")
-    assert all(f"<!-- {words} -->" in picture for words in said)
+    assert all(words in picture for words in said)
 
 
 def test_what_cannot_be_drawn_is_said(tmp_path: Path, compare: Callable[..., str]) -> None:
