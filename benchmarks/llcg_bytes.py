@@ -44,9 +44,9 @@ class MomentsEveryFourth(AveragedMoments):
 
 
 class EveryFourth(LLCGStrategy):
-    def stages(self, fit: Fit) -> list[list[MeetingHook]]:
-        means, *further = super().stages(fit)
-        return [[MomentsEveryFourth(True) if isinstance(each, AveragedMoments) else each for each in means], *further]
+    def hooks(self, fit: Fit) -> list[MeetingHook]:
+        hooks = super().hooks(fit)
+        return [MomentsEveryFourth(True) if isinstance(each, AveragedMoments) else each for each in hooks]
 
 
 def strategy(kind: type[LLCGStrategy], settings: dict[str, Any], steps: int) -> Strategy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
@@ -14,12 +15,15 @@ from torch.optim import Optimizer
 
 from lightning_gnn_dist.joint import HasFigures
 from lightning_gnn_dist.rounds import checkpoints, refusals
-from lightning_gnn_dist.rounds.lightning_internals import announce_sigterm, datamodule_of, log_numbers, set_global_step
+from lightning_gnn_dist.rounds.lightning_internals import announce_sigterm, log_numbers, set_global_step
 from lightning_gnn_dist.rounds.means import finite
-from lightning_gnn_dist.rounds.means.averaging import Parameters, summary
+from lightning_gnn_dist.rounds.means.averaging import Parameters
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook, RoundState
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.octets import checksum
+
+# What rounds call; no hook is called for what it does not do.
+_IN_ROUNDS = ("begin_round", "set_out", "before_step", "after_step", "sizes", "trained", "contribute", "apply", "equal")
 
 
 class Votes(NamedTuple):
@@ -41,53 +45,36 @@ class Meeting:
 
     Args:
         fit: What the hooks see.
-        stages: The hooks. Those of a stage share one exchange.
+        hooks: All of them. Those that go on from a mean come behind those that make it.
     """
 
-    def __init__(self, fit: Fit, stages: Sequence[Sequence[MeetingHook]]) -> None:
-        self.fit, self.stages = fit, stages
+    def __init__(self, fit: Fit, hooks: Sequence[MeetingHook]) -> None:
+        self.fit, self.hooks = fit, hooks
         self._has_taken_first = False
-        self._held: set[int] = set()
-        self.hooks = [*chain.from_iterable(stages)]
-        (self.parameters,) = (hook for hook in self.hooks if isinstance(hook, Parameters))
-        for hook in self.hooks:
+        (self.parameters,) = (hook for hook in hooks if isinstance(hook, Parameters))
+        self._having = {name: [hook for hook in hooks if _has(hook, name)] for name in _IN_ROUNDS}
+        for hook in hooks:
             hook.begin(fit)
 
     def begin_round(self) -> None:
         """Begin a round, the first or the next. Collective."""
-        for hook in self.hooks:
+        for hook in self._having["begin_round"]:
             hook.begin_round()
 
-    def compare(self, batches: int) -> list[int]:
-        """Return what :func:`finite.tell` gave on each rank; refuse ranks that would exchange different sizes."""
-        fit, several = self.fit, collectives.world_size() > 1
-        sizes = [size for hook in self.hooks for size in hook.sizes()]
-        sums = self.parameters.checksums() if several else []
-        told = finite.tell(batches, [each for hook in self.hooks for each in hook.trained()])
-        numbers = [told, sum(sizes), len(list(fit.lightning_module.parameters())), summary([*sizes, *sums])]
-        rows = collectives.gather_numbers(numbers, fit.device)
-        for of_ranks in ([row[1] for row in rows], [row[2] for row in rows]):
-            refusals.check_sizes(of_ranks)
-        all_equal = len({row[-1] for row in rows}) == 1
-        fit.reducer.agree(sizes if all_equal else [])
-        self.parameters.compare([] if all_equal else collectives.gather_numbers(sums, fit.device))
-        return [row[0] for row in rows]
+    def set_out(self) -> None:
+        """Let this rank's replica go where it trains from."""
+        for hook in self._having["set_out"]:
+            hook.set_out()
 
-    def hold(self, stages: Iterable[Sequence[MeetingHook]]) -> None:
-        """Let the hooks of some stages meet, one stage after the other. Collective."""
-        for stage in stages:
-            groups, weight = contributed(stage), self.fit.weight()
-            if self.fit.round.is_left_out:
-                weight = finite.leave_out_(chain.from_iterable(groups.values()))
-            self.fit.reducer.mean_(groups, weight)
-            for hook in stage:
-                hook.apply()
-            self._held |= {id(hook) for hook in stage}
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Let hooks change the gradients of a local step."""
+        for hook in self._having["before_step"]:
+            hook.before_step(optimizer)
 
-    def not_held(self) -> list[MeetingHook]:
-        """Return the hooks of further stages that have not met since this was asked last."""
-        held, self._held = self._held, set()
-        return [hook for hook in chain.from_iterable(self.stages[1:]) if id(hook) not in held]
+    def after_step(self) -> None:
+        """Let them undo what must not stay."""
+        for hook in self._having["after_step"]:
+            hook.after_step()
 
     def meet(self, batches: int, end_round: Callable[[], None], *, is_told_to_end: bool) -> list[Votes]:
         """Compare, exchange, count the round, and return what each rank said. Collective.
@@ -97,49 +84,39 @@ class Meeting:
             end_round: What ranks exchange, after which they are equal.
             is_told_to_end: Whether this rank has received SIGTERM.
         """
-        state = self.fit.round
-        state.batches_of_ranks, state.left_out = finite.hear(self.compare(batches), self.fit.nonfinite, state.round_idx)
+        state, counts = self.fit.round, self._compare(batches)
+        state.left_out = [rank for rank, count in enumerate(counts) if count < 0]
+        if state.left_out and (self.fit.nonfinite == "refuse" or len(state.left_out) == len(counts)):
+            finite.refuse_weights(state.left_out, state.round_idx)
+        state.batches_of_ranks = [abs(count) for count in counts]
         end_round()
         votes = self._vote(batches, is_told_to_end)
-        if self.fit.processors_differ and len({vote.checksum for vote in votes}) > 1:
-            if not self._has_taken_first:
-                rank_zero_info(checkpoints.TAKES_FIRST)
-            self._has_taken_first = True
-            checkpoints.take_first_(self.equal())
-            votes = self._vote(batches, is_told_to_end)
-        refusals.check_replicas([vote.checksum for vote in votes], state.round_idx)
+        if len({vote.checksum for vote in votes}) > 1:
+            if self.fit.processors_differ:
+                if not self._has_taken_first:
+                    rank_zero_info(checkpoints.TAKES_FIRST)
+                self._has_taken_first = True
+                checkpoints.take_first_(self.equal())
+                votes = self._vote(batches, is_told_to_end)
+            refusals.check_replicas([vote.checksum for vote in votes], state.round_idx)
         state.round_idx += 1
         state.gradients_beyond = 0
         return votes
 
-    def _vote(self, batches: int, is_told_to_end: bool) -> list[Votes]:
-        """Return what each rank says at the end of a round. Collective."""
-        equal = checksum(self.equal()) if collectives.world_size() > 1 else 0
-        steps = self.fit.lightning_module.trainer.global_step
-        state = self.fit.round
-        mine = Votes(batches, batches + state.gradients_beyond, state.stop_requested, is_told_to_end, equal, steps)
-        rows = collectives.gather_numbers(mine, self.fit.device)
-        votes = map(Votes._make, rows)
-        return [vote._replace(stop=bool(vote.stop), sigterm=bool(vote.sigterm)) for vote in votes]
+    def exchange(self) -> None:
+        """Make one mean of what all hooks contribute, from which each goes on. Collective."""
+        fit, groups = self.fit, contributed(self._having["contribute"])
+        weight = fit.weight()
+        if fit.round.is_left_out:
+            weight = finite.leave_out_(chain.from_iterable(groups.values()))
+        fit.reducer.mean_(groups, weight)
+        for hook in self._having["apply"]:
+            if fit.round.has_mean or not hook.follows_mean:
+                hook.apply()
 
     def equal(self) -> list[Tensor]:
         """Return what all ranks have alike after a meeting."""
-        return [each for hook in self.hooks for each in hook.equal()]
-
-    def set_out(self) -> None:
-        """Let this rank's replica go where it trains from."""
-        for hook in self.hooks:
-            hook.set_out()
-
-    def before_step(self, optimizer: Optimizer) -> None:
-        """Let hooks change the gradients of a local step."""
-        for hook in self.hooks:
-            hook.before_step(optimizer)
-
-    def after_step(self) -> None:
-        """Let them undo what must not stay."""
-        for hook in self.hooks:
-            hook.after_step()
+        return [each for hook in self._having["equal"] for each in hook.equal()]
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold of this rank."""
@@ -151,15 +128,47 @@ class Meeting:
             hook.restore(state)
 
     def finish(self) -> None:
-        """Take in what is under way behind the last meeting, and hold the further stages. Collective."""
+        """Take in what is under way behind the last meeting, and go on from it. Collective."""
         if sum(hook.finish() for hook in self.hooks):
             self.fit.reducer.begin_meeting(self.fit.round.round_idx)
-            self.hold(self.stages[1:])
+            for hook in self._having["apply"]:
+                if hook.follows_mean:
+                    hook.apply()
 
     def end(self) -> None:
         """End the fit. Not collective."""
         for hook in self.hooks:
             hook.end()
+
+    def _compare(self, batches: int) -> list[int]:
+        """Return each rank's batches, negative if its replica is not finite; refuse ranks that send other sizes."""
+        fit, several = self.fit, collectives.world_size() > 1
+        sizes = [size for hook in self._having["sizes"] for size in hook.sizes()]
+        sums = self.parameters.checksums() if several else []
+        is_finite = finite.are_finite([each for hook in self._having["trained"] for each in hook.trained()])
+        count, summary = batches if is_finite else -batches, zlib.crc32(repr([*sizes, *sums]).encode())
+        parameters = len(list(fit.lightning_module.parameters()))
+        rows = collectives.gather_numbers([count, sum(sizes), parameters, summary], fit.device)
+        for of_ranks in ([row[1] for row in rows], [row[2] for row in rows]):
+            if len(set(of_ranks)) > 1:
+                refusals.check_sizes(of_ranks)
+        all_equal = len({row[-1] for row in rows}) == 1
+        fit.reducer.begin_meeting(fit.round.round_idx, sizes if all_equal else [])
+        self.parameters.compare([] if all_equal else collectives.gather_numbers(sums, fit.device))
+        return [row[0] for row in rows]
+
+    def _vote(self, batches: int, is_told_to_end: bool) -> list[Votes]:
+        """Return what each rank says at the end of a round. Collective."""
+        equal = checksum(self.equal()) if collectives.world_size() > 1 else 0
+        steps = self.fit.lightning_module.trainer.global_step
+        state = self.fit.round
+        mine = Votes(batches, batches + state.gradients_beyond, state.stop_requested, is_told_to_end, equal, steps)
+        votes = map(Votes._make, collectives.gather_numbers(mine, self.fit.device))
+        return [vote._replace(stop=bool(vote.stop), sigterm=bool(vote.sigterm)) for vote in votes]
+
+
+def _has(hook: MeetingHook, name: str) -> bool:
+    return getattr(type(hook), name) is not getattr(MeetingHook, name)
 
 
 def contributed(hooks: Iterable[MeetingHook]) -> dict[str, list[Tensor]]:
@@ -284,6 +293,6 @@ class MeetingCallback(Callback):
 
 def log_figures(module: LightningModule, figures: Mapping[str, float] = MappingProxyType({})) -> None:
     """Log the bytes that this rank sent in the fit, the seconds it waited, and ``figures``. Not collective."""
-    data: HasFigures | None = datamodule_of(module.trainer)
+    data: HasFigures | None = module.trainer.datamodule  # type: ignore[attr-defined]
     of_data: Mapping[str, float] = getattr(data, "figures", {})  # isinstance() would compute them once more
     log_numbers(module, {**figures, **collectives.traffic.figures, **of_data})

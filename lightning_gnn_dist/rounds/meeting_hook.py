@@ -9,7 +9,8 @@ apply         after it: what becomes of the mean
 finish        once, behind the last meeting
 end           once, when the fit is over
 
-A strategy says which hooks meet, and in which order. What is off is not among them. What ranks do not have alike is a
+A strategy says which hooks meet, and in which order: those that go on from the mean come behind those that make it. A
+method that a hook does not have is never called. What is off is not among them. What ranks do not have alike is a
 :class:`ReplicaState`, which a module of the user's brings.
 """
 
@@ -42,7 +43,7 @@ class RoundState:
     batches_done: int = 0
     in_round: bool = False
     is_training: bool = False  # from the first batch of a round to its meeting
-    has_mean: bool = True  # whether the meeting has taken in a mean, from which further stages go on
+    has_mean: bool = True  # whether the meeting has taken in a mean, from which hooks go on
     others_wait: bool = False  # for what this rank computes alone
     stop_requested: bool = False  # by this rank, since the last meeting
     gradients_beyond: int = 0  # computed since the last meeting by anchors and corrections
@@ -126,6 +127,7 @@ class MeetingHook:
 
     fit: Fit
     looks_beyond_parts = False  # whether it puts right what averages of unlike parts lose
+    follows_mean = False  # whether it goes on from a mean, and waits where a reducer takes that in later
 
     def begin(self, fit: Fit) -> None:
         """Begin a fit, whose module and optimizers are made; refuse one that does not go with it. Collective."""

@@ -254,13 +254,12 @@ def check_sizes(sizes: list[int]) -> None:
         )
 
 
-def check_stages(strategy: str, not_held: Sequence[object]) -> None:
-    """Refuse an ``end_round`` that let hooks out. All ranks run the same one, so all of them raise or none."""
-    if not_held:
-        names = ", ".join(sorted({type(hook).__name__ for hook in not_held}))
-        raise RuntimeError(
-            f"{strategy}.end_round() let the hooks of further stages out ({names}), which its stages() lists: call "
-            "self.hold_further_stages() in it, after self.average_replicas()."
+def check_hooks(strategy: object) -> None:
+    """Refuse a strategy that lists hooks as strategies once did: nobody would call them."""
+    if hasattr(strategy, "stages"):
+        raise TypeError(
+            f"{type(strategy).__name__}.stages went: list all hooks, one behind the other, in hooks(fit). Those that "
+            "go on from the mean come last, and end_round() holds them with the others."
         )
 
 

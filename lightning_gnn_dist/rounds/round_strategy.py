@@ -43,11 +43,11 @@ Weights = Literal["uniform", "nodes"]
 class RoundStrategy(PartitionedStrategy):
     """Train one replica per rank; let the replicas meet when a round is over.
 
-    A subclass says what happens at a meeting, in one method:
+    A subclass says which hooks meet, in one method:
 
         class MyStrategy(RoundStrategy):
-            def end_round(self) -> None:
-                self.average_replicas()
+            def hooks(self, fit: Fit) -> list[MeetingHook]:
+                return [*super().hooks(fit), MyHook()]
 
     One Lightning epoch is one round: ``max_epochs`` counts rounds, and validation, checkpoints, early stopping
     and schedulers by epoch come right after a meeting, when all replicas are equal. Between meetings the ranks
@@ -96,6 +96,7 @@ class RoundStrategy(PartitionedStrategy):
         reducer: SendsMeans | None = None,
         launch: Launch = Launch(),
     ) -> None:
+        refusals.check_hooks(self)
         refusals.check_clock(clock)
         refusals.check_reducer(reducer)
         check_outer(outer)
@@ -121,23 +122,14 @@ class RoundStrategy(PartitionedStrategy):
 
     def end_round(self) -> None:
         """Exchange; called on every rank, right after the last local step of the round."""
-        raise NotImplementedError(f"{type(self).__name__} must define end_round().")
+        self.average_replicas()
 
     def average_replicas(self) -> None:
-        """Replace parameters, and buffers and moments if asked for, by the weighted mean of all ranks. Collective."""
-        self.reducer.begin_meeting(self.state.round_idx)
-        self.meeting.hold(self.meeting.stages[:1])
+        """Let all hooks meet: they share one exchange, and those behind the means go on from it. Collective."""
+        self.meeting.exchange()
 
-    def hold_further_stages(self) -> None:
-        """Let the hooks of further stages meet, which go on from the average. Collective."""
-        if self.state.has_mean:
-            self.meeting.hold(self.meeting.stages[1:])
-
-    def stages(self, fit: Fit) -> list[list[MeetingHook]]:
-        """Return the hooks of the meetings of a fit, those that are on.
-
-        :meth:`average_replicas` holds the first stage, whose hooks share one exchange.
-        """
+    def hooks(self, fit: Fit) -> list[MeetingHook]:
+        """Return the hooks of the meetings of a fit, those that are on."""
         moments = AveragedMoments(self.average_optimizer) if self.average_optimizer else None
         averages: Callable[[str], bool] = (lambda _: False) if moments is None else moments.has
         outer = None
@@ -155,7 +147,7 @@ class RoundStrategy(PartitionedStrategy):
             DriftCorrection(self.drift) if self.drift is not None and self.peers.are_several else None,
             *late,
         ]
-        return [[hook for hook in hooks if hook is not None]]
+        return [hook for hook in hooks if hook is not None]
 
     @property
     def meeting(self) -> Meeting:
@@ -211,7 +203,7 @@ class RoundStrategy(PartitionedStrategy):
         if self.peers.are_several:
             self.reducer.begin()
         fit = self._fit()
-        self._running = Meeting(fit, self.stages(fit))
+        self._running = Meeting(fit, self.hooks(fit))
 
     def configure_ddp(self) -> None:
         # Replicas start equal and exchange nothing during a round, so there is nothing to wrap.
@@ -275,16 +267,12 @@ class RoundStrategy(PartitionedStrategy):
         """End the round: exchange, then agree on who wants to stop. Returns what each rank said."""
         self.state.seconds = self.pace.timer.end(batches)
         self.state.is_training = False
-        votes = self.peers.meet(self.meeting, batches, self._end_round, is_told_to_end=self.sigterm_received)
+        votes = self.peers.meet(self.meeting, batches, self.end_round, is_told_to_end=self.sigterm_received)
         self.state.batches_done += batches
         self.state.stop_requested = False
         self.meeting.begin_round()
         self.state.in_round = False  # last: what fails before this leaves no checkpoint that could be resumed
         return votes
-
-    def _end_round(self) -> None:
-        self.end_round()
-        refusals.check_stages(type(self).__name__, self.meeting.not_held() if self.state.has_mean else [])
 
     def estimated_steps(self) -> float:
         """Return the value of ``trainer.estimated_stepping_batches``."""

@@ -51,6 +51,7 @@ class CorrectionSteps(MeetingHook):
     """
 
     looks_beyond_parts = True
+    follows_mean = True
 
     def __init__(self, correction: Correction, means: Sequence[MeetingHook]) -> None:
         self._correction, self._drift = correction, hook_of(means, DriftCorrection)
@@ -184,6 +185,8 @@ class GlobalStatistics(MeetingHook):
     Args:
         num_batches: How many batches it takes.
     """
+
+    follows_mean = True
 
     def __init__(self, num_batches: int) -> None:
         self._num_batches = num_batches

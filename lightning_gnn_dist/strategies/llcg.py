@@ -137,20 +137,14 @@ class LLCGStrategy(RoundStrategy):
             launch=launch,
         )
 
-    def end_round(self) -> None:
-        self.average_replicas()  # what was learned locally
-        self.hold_further_stages()  # is corrected globally
-
-    def stages(self, fit: Fit) -> list[list[MeetingHook]]:
-        means, *further = super().stages(fit)
-        corrections: list[MeetingHook] = []
-        if not self.peers.are_several:  # local gradients are those of the whole graph
-            return [means, *further, corrections]
-        if self.correction is not None:
-            corrections.append(WAYS[self.correction.way](self.correction, means))
-        if self.buffers == "global":
-            corrections.append(GlobalStatistics((self.drift or Drift()).anchor_steps))
-        return [means, *further, corrections]
+    def hooks(self, fit: Fit) -> list[MeetingHook]:
+        hooks = super().hooks(fit)  # what was learned locally
+        if self.peers.are_several:  # is corrected globally; on one rank local gradients are those of the whole graph
+            if self.correction is not None:
+                hooks.append(WAYS[self.correction.way](self.correction, hooks))
+            if self.buffers == "global":
+                hooks.append(GlobalStatistics((self.drift or Drift()).anchor_steps))
+        return hooks
 
     def _check_alone(self, what: str) -> None:
         if self.state.others_wait:

@@ -19,6 +19,3 @@ class LocalSGDStrategy(RoundStrategy):
     """
 
     strategy_name = "local_sgd"
-
-    def end_round(self) -> None:
-        self.average_replicas()

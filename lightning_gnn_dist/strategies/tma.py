@@ -92,9 +92,6 @@ class TMAStrategy(RoundStrategy):
             if self.failed_ranks and self.peers.may_change:
                 raise ValueError(f"failed_ranks simulates what peers={shown(peers)} lives through: choose one.")
 
-    def end_round(self) -> None:
-        self.average_replicas()
-
     def own_weight(self) -> float:
         if self.global_rank in self.failed_ranks:
             return 0.0

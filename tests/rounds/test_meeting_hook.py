@@ -66,9 +66,8 @@ class WithHook(LocalSGDStrategy):
         super().__init__(EverySteps(STEPS), **PATIENCE)
         self.hook = hook
 
-    def stages(self, fit: Fit) -> list[list[MeetingHook]]:
-        means, *further = super().stages(fit)
-        return [[*means, self.hook], *further]
+    def hooks(self, fit: Fit) -> list[MeetingHook]:
+        return [*super().hooks(fit), self.hook]
 
 
 def resumed(rank: int, world_size: int, folder: str) -> list[tuple[list[str], float]]:
@@ -88,19 +87,11 @@ def test_a_hook_of_ones_own_shares_the_exchange_and_is_resumed(tmp_path: Any) ->
         assert total == (ROUNDS - 1) * STEPS * 1.5 and again == ROUNDS * STEPS * 1.5
 
 
-class Forgetful(WithHook):
-    """Lists a stage behind the mean, and lets it meet in its first round alone."""
-
+class OfBefore(LocalSGDStrategy):
     def stages(self, fit: Fit) -> list[list[MeetingHook]]:
-        return [*LocalSGDStrategy.stages(self, fit), [self.hook]]
-
-    def end_round(self) -> None:
-        self.average_replicas()
-        if self.state.round_idx == 0:
-            self.hold_further_stages()
+        return [[StepsOfAll()]]
 
 
-def test_a_stage_that_does_not_meet_is_refused() -> None:
-    with pytest.raises(RuntimeError, match=r"^Forgetful\.end_round\(\) let .*\(StepsOfAll\).*hold_further_stages\(\)"):
-        fit(0, Forgetful(hook := StepsOfAll()), same_start(), devices=1, max_epochs=ROUNDS)
-    assert hook.total == STEPS
+def test_hooks_that_nobody_would_call_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"^OfBefore\.stages went: list all hooks, .* in hooks\(fit\)"):
+        OfBefore()

@@ -138,8 +138,8 @@ class Gradients(MeetingHook):
 
 
 class SharesGradients(LocalSGDStrategy):
-    def stages(self, fit: Fit) -> list[list[MeetingHook]]:
-        return [*super().stages(fit), [Gradients()]]
+    def hooks(self, fit: Fit) -> list[MeetingHook]:
+        return [*super().hooks(fit), Gradients()]
 
 
 def meet_in_turns(rank: int, world_size: int, strategy: Any) -> State:

@@ -65,13 +65,10 @@ class Means(Reducer):
         """Note that all ranks have come to the end of a meeting, so that what was lost there can be added."""
         self._kept = self._of_pseudo_gradients
 
-    def begin_meeting(self, round_idx: int) -> None:
-        """Note the number of the meeting, which decides how numbers are rounded."""
+    def begin_meeting(self, round_idx: int, lengths: Sequence[int] | None = None) -> None:
+        """Note the number of the meeting, which decides how numbers are rounded, and what is as long on all ranks."""
         self._number = round_idx << 16
-
-    def agree(self, lengths: Sequence[int]) -> None:
-        """Note, until the next call, that groups of tensors with so many numbers have as many on all ranks."""
-        self._agreed = set(lengths)
+        self._agreed = self._agreed if lengths is None else set(lengths)
 
     def mean_(self, groups: Groups, weight: float) -> None:
         if self._channel is None:

@@ -11,7 +11,6 @@ leaves both as they are.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from typing import Literal
 
@@ -159,8 +158,3 @@ class AveragedMoments(MeetingHook):
     def has(self, name: str) -> bool:
         """Return whether moments of a name are averaged."""
         return self._names is None or name in self._names
-
-
-def summary(numbers: Sequence[int]) -> int:
-    """Return one checksum of all numbers."""
-    return zlib.crc32(repr(numbers).encode())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
@@ -37,21 +37,13 @@ def are_finite(tensors: Iterable[Tensor], read: Callable[[Tensor], float] = floa
     return all(bool(tensor.isfinite().all()) for tensor in floating)  # large numbers may overflow a sum
 
 
-def tell(batches: int, parameters: Iterable[Tensor]) -> int:
-    """Return the number of batches, negative if the replica is not finite: one number says both."""
-    return batches if are_finite(parameters) else -batches
-
-
-def hear(counts: list[int], choice: str, round_idx: int) -> tuple[list[int], list[int]]:
-    """Return each rank's batches, and the ranks to leave out, from what :func:`tell` gave. All ranks raise or none."""
-    bad = [rank for rank, count in enumerate(counts) if count < 0]
-    if bad and (choice == "refuse" or len(bad) == len(counts)):
-        raise RuntimeError(
-            f"At the meeting of round {round_idx} the weights of {_named(bad)} are NaN or infinite, which an average "
-            f"would spread to all. Look at the data and the losses of {_named(bad)}, lower the learning rate, or clip "
-            'gradients. nonfinite="leave_out" lets the others go on, and gives the rank their mean.'
-        )
-    return [abs(count) for count in counts], bad
+def refuse_weights(bad: list[int], round_idx: int) -> NoReturn:
+    """Raise, and name the ranks whose weights are not finite. All ranks do so, or none."""
+    raise RuntimeError(
+        f"At the meeting of round {round_idx} the weights of {_named(bad)} are NaN or infinite, which an average "
+        f"would spread to all. Look at the data and the losses of {_named(bad)}, lower the learning rate, or clip "
+        'gradients. nonfinite="leave_out" lets the others go on, and gives the rank their mean.'
+    )
 
 
 def check_alone(parameters: Iterable[Tensor]) -> None:

@@ -32,11 +32,8 @@ class Reducer:
     def begin(self) -> None:
         """Open what a fit needs. Collective."""
 
-    def begin_meeting(self, round_idx: int) -> None:
-        """Note the number of the meeting."""
-
-    def agree(self, lengths: Sequence[int]) -> None:
-        """Note, until the next call, that groups with so many numbers have as many on all ranks."""
+    def begin_meeting(self, round_idx: int, lengths: Sequence[int] | None = None) -> None:
+        """Note the number of the meeting, and that groups with so many numbers have as many on all ranks."""
 
     def mean_(self, groups: Groups, weight: float) -> None:
         """Replace all tensors, in place, by their weighted means over ranks. Collective."""
