@@ -87,10 +87,6 @@ class GlobalBatches:
         count = self.seeds.num_all if isinstance(self.seeds, OwnSeeds) else self.seeds.numel()
         return max(1, count // self.batch_size)
 
-    @property
-    def _ids(self) -> Tensor:
-        return self.seeds.ids if isinstance(self.seeds, OwnSeeds) else self.seeds
-
     def of_round(
         self, round_idx: int, rank: int = 0, num_slices: int = 1, start: int = 0, stop: int | None = None
     ) -> Iterator[SampledData]:
@@ -100,9 +96,11 @@ class GlobalBatches:
         place, runs = (rank, num_slices, start), list[Ahead[Any, MadeBulk]]()
         if (first := self._begun.pop((round_idx, *place), None)) is not None:
             runs, start = [first], start + 1
-        self.close()  # what was begun for another round
+        if self._begun:
+            self.close()  # what was begun for another round
+        is_ahead = self.in_background and self.source.is_remote and self.source.depth(1) > 0
         numbers = count(start) if stop is None else range(start, stop)
-        runs.append(self._made(round_idx, rank, num_slices, numbers))
+        runs.append(self._made(round_idx, rank, num_slices, numbers, is_ahead=is_ahead))
         try:
             runs[-1].begin()
             for run in runs:
@@ -112,39 +110,41 @@ class GlobalBatches:
         finally:
             for run in runs:
                 run.close()
-        if self._is_ahead and self.follows():
-            self._begun[round_idx + 1, *place] = self._made(round_idx + 1, rank, num_slices, [place[-1]])
-            self._begun[round_idx + 1, *place].begin()
+        if is_ahead and self.follows():
+            following = self._made(round_idx + 1, rank, num_slices, [place[-1]], is_ahead=True)
+            self._begun[round_idx + 1, *place] = following
+            following.begin()
 
     def close(self) -> None:
         """End what was begun for the next round."""
         while self._begun:
             self._begun.popitem()[1].close()
 
-    @property
-    def _is_ahead(self) -> bool:
-        return self.in_background and self.source.is_remote and self.source.depth(1) > 0
-
-    def _made(self, round_idx: int, rank: int, num_slices: int, numbers: Iterable[int]) -> Ahead[Any, MadeBulk]:
-        chunks = chunks_of(numbers, self.bulk_size, grows=self._is_ahead)
+    def _made(
+        self, round_idx: int, rank: int, num_slices: int, numbers: Iterable[int], *, is_ahead: bool
+    ) -> Ahead[Any, MadeBulk]:
+        chunks = chunks_of(numbers, self.bulk_size, grows=is_ahead)
         asked = map(partial(self._asked, round_idx, rank, num_slices), chunks)
-        return made_in_turn(self.source, asked, int(self._is_ahead), lambda: self.source.depth(1))
+        return made_in_turn(self.source, asked, int(is_ahead), lambda: self.source.depth(1))
 
     def _asked(self, round_idx: int, rank: int, num_slices: int, bulk: list[int]) -> BulkSeeds:
         places = [self._places(round_idx, index, rank, num_slices) for index in bulk]
         keys = [BatchKey(self.seed + Purpose.CORRECTIONS, round_idx, index) for index in bulk]
-        ids, inputs = self._ids, places
+        ids: Any = self.seeds
+        inputs = places
         if isinstance(self.seeds, OwnSeeds):
-            inputs = [self.seeds.inputs[at] for at in places]
+            ids, inputs = self.seeds.ids, [self.seeds.inputs[at] for at in places]
         return [ids[at] for at in places], keys, inputs if self.has_inputs else None
 
     def _places(self, round_idx: int, index: int, rank: int, num_slices: int) -> Tensor:
         """Where the seeds of a rank's slice of one batch stand: passes follow each other, each in its own order."""
         number, within = divmod(index, self.num_batches)
-        count, seed = self._ids.numel(), self.seed + Purpose.CORRECTIONS
+        seed = self.seed + Purpose.CORRECTIONS
         if isinstance(self.seeds, OwnSeeds):
             self.seeds.check_slice(rank, num_slices)
+            count = self.seeds.ids.numel()
             order = permutation(count, seed * num_slices + rank, round_idx * _PASSES + number)
             return order[slice_of(count, self.num_batches, within)]
+        count = self.seeds.numel()
         size, order = min(self.batch_size, count), permutation(count, seed, round_idx * _PASSES + number)
         return order[within * size : (within + 1) * size].tensor_split(num_slices)[rank]

@@ -6,7 +6,7 @@ the generators of random numbers differ from rank to rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -15,7 +15,6 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
 
 from lightning_gnn_dist.wire import collectives
 
@@ -234,29 +233,3 @@ def _check_tensors(state: Mapping[str, Any], path: object) -> None:
     generator, known = state["random_state"]["cpu"], torch.get_rng_state()
     if generator.dtype != known.dtype or generator.shape != known.shape:
         raise _damaged(path, "its entry 'cpu' is no state of torch's generator")
-
-
-def forget_moments(optimizers: Iterable[Optimizer]) -> None:
-    """Zero each tensor of the optimizers' states that is not finite."""
-    for tensor in optimizer_tensors(optimizers):
-        if not bool(tensor.isfinite().all()):
-            tensor.zero_()
-
-
-def optimizer_tensors(
-    optimizers: Iterable[Optimizer],
-    is_wanted: Callable[[str], bool] = lambda _: True,
-    of: Iterable[Tensor] | None = None,
-) -> list[Tensor]:
-    """Return the tensors of the optimizers' states, all or those of some names, in the same order on every rank.
-
-    With ``of``, those of these parameters alone.
-    """
-    tensors, asked = [], None if of is None else {id(parameter) for parameter in of}
-    for optimizer in optimizers:
-        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            if asked is None or id(parameter) in asked:
-                state = optimizer.state.get(parameter, {})
-                names = filter(is_wanted, sorted(state))
-                tensors += [state[name] for name in names if isinstance(state[name], Tensor)]
-    return tensors

@@ -66,11 +66,12 @@ class KnownSteps:
 
     def is_over(self, progress: RoundProgress) -> bool:
         """Return whether the round ends with the steps of ``progress``."""
-        _check_progress(progress)
+        if not isinstance(progress, RoundProgress):
+            _refuse(progress)
         return progress.local_steps >= self.steps_of_round(progress.round_idx, progress.steps_per_pass)
 
 
-def _check_progress(progress: RoundProgress) -> None:
+def _refuse(progress: object) -> None:
     check_instance("progress", progress, RoundProgress, "a RoundProgress")
 
 
@@ -101,6 +102,9 @@ class EverySteps(KnownSteps):
     def local_steps(self, round_idx: int) -> int:
         """Return :math:`K_r`."""
         check_at_least(0, round_idx=round_idx)
+        return self.steps_of_round(round_idx, 0)
+
+    def steps_of_round(self, round_idx: int, steps_per_pass: int) -> int:
         if self.limit is None:
             return self.steps
         grown = math.log(self.steps) + round_idx * math.log(self.growth)
@@ -108,9 +112,6 @@ class EverySteps(KnownSteps):
             return self.limit
         # Rounded first: 100 * 1.1 is 110.00000000000001.
         return min(self.limit, math.ceil(round(self.steps * self.growth**round_idx, 9)))
-
-    def steps_of_round(self, round_idx: int, steps_per_pass: int) -> int:
-        return self.local_steps(round_idx)
 
 
 @dataclass(frozen=True)
@@ -147,5 +148,6 @@ class EverySeconds:
         check_fields(self)
 
     def is_over(self, progress: RoundProgress) -> bool:
-        _check_progress(progress)
+        if not isinstance(progress, RoundProgress):
+            _refuse(progress)
         return progress.seconds >= self.seconds

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from lightning.pytorch import LightningModule
@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torchmetrics import Metric
 
-from lightning_gnn_dist.rounds.means import finite
+from lightning_gnn_dist.rounds.means.reducer import are_finite, leave_out_, refuse_gradients
 from lightning_gnn_dist.rounds.meeting_hook import Fit
 from lightning_gnn_dist.rounds.sparse_gradients import check_sparse, no_rows
+from lightning_gnn_dist.wire import collectives
 
 Step = Callable[[Any], Tensor | None]
 
@@ -47,8 +48,8 @@ def mean_gradient(
         if loss is None:
             continue
         fit.round.gradients_beyond += 1
-        gradients = _gradients(loss * scale, parameters, _name_of_step(module), fit.rows)
-        if scale != 1.0 and not finite.are_finite(gradient for gradient in gradients if gradient is not None):
+        gradients = _gradients(fit, loss * scale, parameters)
+        if scale != 1.0 and not are_finite(gradient for gradient in gradients if gradient is not None):
             continue  # an overflow of half precision: as in training, the batch is skipped
         for whole, gradient in zip(total, gradients, strict=True):
             if gradient is not None:
@@ -64,53 +65,67 @@ def num_targets(batch: Any) -> int:
     return int(batch.batch_size if count is None else count)
 
 
-def average_gradient_(fit: Fit, gradient: list[Tensor], seeds: float) -> None:
+def average_gradient_(fit: Fit, gradient: list[Tensor], weight: float, what: str = "correction") -> None:
     """Replace each rank's :func:`mean_gradient` by the mean over the targets of all ranks. Collective.
 
-    Of a weight whose rows live with one rank each, a rank gets the gradient of the rows that lie there.
+    A rank whose own is not finite is named or left out. Of a weight whose rows live with one rank each, a rank gets the
+    gradient of the rows that lie there.
+
+    Args:
+        fit: The fit.
+        gradient: This rank's.
+        weight: What it counts for: its targets.
+        what: What gradient it is, for an error.
     """
-
-    def average(_: Sequence[Tensor], weight: float) -> None:
-        fit.reducer.mean_({"gradient": [each for each in gradient if not each.is_sparse]}, weight)
-        if any(each.is_sparse for each in gradient):
-            for state in fit.states:
-                state.average_gradients_(fit.trained_parameters(), gradient, weight)
-
+    is_finite = are_finite(gradient)
+    if not is_finite and fit.nonfinite == "leave_out" and collectives.world_size() > 1:
+        weight = leave_out_(gradient)
     try:
-        finite.average_gradient_(gradient, seeds, fit.nonfinite, "correction", average)
+        fit.reducer.mean_({"gradient": [each for each in gradient if not each.is_sparse]}, weight)
+        for state in fit.states if any(each.is_sparse for each in gradient) else ():
+            state.average_gradients_(fit.trained_parameters(), gradient, weight)
     except ValueError:  # on all ranks alike: none of them has any
         require_seeds(fit, 0.0)
+    if not are_finite(gradient):  # the same on all ranks
+        refuse_gradients(is_finite, gradient[0].device, what)
 
 
 def require_seeds(fit: Fit, seeds: float) -> None:
     """Refuse a gradient of no targets; with half precision, whose overflows leave none, let it pass."""
     if not seeds and loss_scale(fit) == 1.0:
         raise ValueError(
-            f"{_name_of_step(fit.lightning_module)}() returned None for every batch of a correction, which leaves "
+            f"{name_of_step(fit.lightning_module)}() returned None for every batch of a correction, which leaves "
             "nothing to correct by: return the mean loss over the first batch.batch_size nodes."
         )
 
 
-def has_own_step(module: LightningModule) -> bool:
-    """Return whether the module defines ``correction_step``."""
-    return callable(getattr(module, "correction_step", None))
+def name_of_step(module: LightningModule) -> str:
+    """Return ``"correction_step"`` if the module defines it, or ``"training_step"``."""
+    return "correction_step" if callable(getattr(module, "correction_step", None)) else "training_step"
 
 
 def step_of(module: LightningModule) -> Step:
-    """Return a function from a batch to its loss: ``correction_step`` if the module has it, or ``training_step``."""
-    step, name = getattr(module, _name_of_step(module)), _name_of_step(module)
-    index = (0,) if not has_own_step(module) and _takes_batch_idx(module) else ()
-    return lambda batch: _loss(step(batch, *index), name)
+    """Return a function from a batch to its loss, by the module's ``correction_step`` or ``training_step``."""
+    name = name_of_step(module)
+    step, index = getattr(module, name), tuple[int, ...]()
+    if name == "training_step" and _takes_batch_idx(vars(module).get(name) or type(module).training_step):
+        index = (0,)
 
+    def loss_of(batch: Any) -> Tensor | None:
+        loss = step(batch, *index)
+        loss = loss.get("loss", loss) if isinstance(loss, dict) else loss
+        if loss is None:  # Lightning's way to skip a batch
+            return None
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or (torch.is_grad_enabled() and not loss.requires_grad):
+            _refuse_loss(loss, name)
+        return loss
 
-def _takes_batch_idx(module: LightningModule) -> bool:
-    """Return whether Lightning's loop calls ``training_step`` with ``batch_idx``, too."""
-    step = vars(module).get("training_step")  # of this module alone
-    return _step_takes_batch_idx(type(module).training_step if step is None else step)
+    return loss_of
 
 
 @lru_cache(maxsize=8)
-def _step_takes_batch_idx(step: Callable[..., Any]) -> bool:
+def _takes_batch_idx(step: Callable[..., Any]) -> bool:
+    """Return whether Lightning's loop calls ``training_step`` with ``batch_idx``, too."""
     return is_param_in_hook_signature(step, "batch_idx", min_args=2)
 
 
@@ -141,14 +156,22 @@ def without_noise(module: nn.Module, moving: Collection[nn.Module] = ()) -> Iter
     list of classes would find it all, as ``functional.dropout(x, training=self.training)`` may stand in any module. A
     module that is in evaluation mode already, such as a frozen norm, stays there.
     """
-    training = [child for child in module.modules() if child.training]
-    moves, silent = {id(child) for child in moving}, [each for each in training if not _keeps_what_batches_show(each)]
+    silent = [each for each in module.modules() if each.training and not _keeps_what_batches_show(each)]
+    saved = [
+        (child._buffers, name, buffer, None if buffer is None else buffer.clone())
+        for child in module.modules()
+        for name, buffer in child._buffers.items()
+        if child not in moving
+    ]
     for child in silent:
         child.training = False
     try:
-        with _unmoved(child for child in module.modules() if id(child) not in moves):
-            yield
+        yield
     finally:
+        for buffers, name, buffer, value in saved:
+            if buffer is not None and value is not None:
+                buffer.detach().copy_(value)
+            buffers[name] = buffer  # a step may have put another in its place
         for child in silent:
             child.training = True
 
@@ -165,45 +188,32 @@ def loss_scale(fit: Fit) -> float:
     return 1.0 if scaler is None else float(scaler.get_scale())
 
 
-def _name_of_step(module: LightningModule) -> str:
-    return "correction_step" if has_own_step(module) else "training_step"
-
-
-def _loss(output: Any, name: str) -> Tensor | None:
-    loss = output.get("loss", output) if isinstance(output, dict) else output
-    if loss is None:  # Lightning's way to skip a batch
-        return None
-    if problem := _problem(loss):
-        otherwise = "" if name == "correction_step" else ", or define correction_step(batch), which does"
-        raise TypeError(
-            f"{name}() returned {problem}, but a correction needs the mean loss over the first batch.batch_size nodes, "
-            f"with its gradient: return that{otherwise}."
-        )
-    assert isinstance(loss, Tensor)
-    return loss
-
-
-def _problem(loss: Any) -> str | None:
+def _refuse_loss(loss: Any, name: str) -> NoReturn:
     if not isinstance(loss, Tensor):
-        return f"a {type(loss).__name__}"
-    if loss.numel() != 1:
-        return f"a tensor of shape {tuple(loss.shape)}"
-    if torch.is_grad_enabled() and not loss.requires_grad:
-        return "a loss without a gradient, detached or computed under no_grad()"
-    return None
+        problem = f"a {type(loss).__name__}"
+    elif loss.numel() != 1:
+        problem = f"a tensor of shape {tuple(loss.shape)}"
+    else:
+        problem = "a loss without a gradient, detached or computed under no_grad()"
+    otherwise = "" if name == "correction_step" else ", or define correction_step(batch), which does"
+    raise TypeError(
+        f"{name}() returned {problem}, but a correction needs the mean loss over the first batch.batch_size nodes, "
+        f"with its gradient: return that{otherwise}."
+    )
 
 
-def _gradients(loss: Tensor, parameters: list[Tensor], name: str, rows: Mapping[int, str]) -> Sequence[Tensor | None]:
+def _gradients(fit: Fit, loss: Tensor, parameters: list[Tensor]) -> Sequence[Tensor | None]:
     try:
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     except RuntimeError as error:
         if "second time" not in str(error):
             raise
+        name = name_of_step(fit.lightning_module)
         raise RuntimeError(f"{name}() must return the loss and leave backward() to the strategy.") from error
     found = []
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        if gradient is not None and id(parameter) in rows:
-            check_sparse(gradient, rows[id(parameter)])
+        if gradient is not None and id(parameter) in fit.rows:
+            check_sparse(gradient, fit.rows[id(parameter)])
         elif gradient is not None and gradient.is_sparse:
             gradient = gradient.to_dense()  # as ranks exchange it
         found.append(gradient)
@@ -229,23 +239,6 @@ def _of_any_size(step: Step, batch: Any, module: nn.Module) -> Tensor | None:
     finally:
         for norm in norms:
             norm.training = True
-
-
-@contextmanager
-def _unmoved(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Put back what steps write into the buffers of these modules; buffers of their children may change."""
-    saved = [
-        (child._buffers, name, buffer, None if buffer is None else buffer.clone())
-        for child in modules
-        for name, buffer in child._buffers.items()
-    ]
-    try:
-        yield
-    finally:
-        for buffers, name, buffer, value in saved:
-            if buffer is not None and value is not None:
-                buffer.detach().copy_(value)
-            buffers[name] = buffer  # a step may have put another in its place
 
 
 def _metric_state(metric: Metric) -> dict[str, Any]:

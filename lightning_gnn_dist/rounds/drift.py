@@ -46,8 +46,6 @@ from lightning_gnn_dist.rounds.correction_gradients import (
     unrecorded,
     without_noise,
 )
-from lightning_gnn_dist.rounds.means import finite
-from lightning_gnn_dist.rounds.means.reducer import length_of
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
 from lightning_gnn_dist.rules import Count, check_fields, within
 
@@ -94,10 +92,11 @@ class DriftCorrection(MeetingHook):
         drift: The settings, with ``towards``.
     """
 
-    looks_beyond_parts = True
+    looks_beyond_parts = averages_gradients = True
 
     def __init__(self, drift: Drift) -> None:
         self.drift = drift
+        self.batches_of_graph = drift.anchor_steps if drift.towards == "global" else 0  # that an anchor may take
         self._is_measured = drift.decay is None and drift.towards == "global"  # the decay, anew in each round
         self._forget()
 
@@ -128,27 +127,13 @@ class DriftCorrection(MeetingHook):
                 shared, seeds = mean_gradient(self.fit, batches, parameters)
                 average_gradient_(self.fit, shared, seeds)
             else:
-                shared = self._mean_of_ranks(own)
-        self.anchor_at(parameters, shared, own)
-
-    def _mean_of_ranks(self, own: list[Tensor]) -> list[Tensor]:
-        mean, reducer = [gradient.clone() for gradient in own], self.fit.reducer
-
-        def average(gradient: Sequence[Tensor], weight: float) -> None:
-            reducer.mean_({"gradient": gradient}, weight)
-
-        finite.average_gradient_(mean, self.fit.weight(), self.fit.nonfinite, "anchor gradient", average)
-        return mean
-
-    @torch.no_grad()
-    def anchor_at(self, parameters: Sequence[Tensor], shared: list[Tensor], own: list[Tensor]) -> None:
-        """Start a round with known gradients: ``shared`` is the one that all ranks agree on, ``own`` this rank's."""
+                shared = [gradient.clone() for gradient in own]
+                average_gradient_(self.fit, shared, self.fit.weight(), "anchor gradient")
         before = dict(zip(map(id, self._parameters), self._shift, strict=True))
         self._parameters = parameters
         self._shift = [ours - mine for ours, mine in zip(shared, own, strict=True)]
         if self._is_measured:
-            earlier = [before.get(id(each)) for each in parameters]
-            self._decay = decay_of(change(earlier, self._shift))
+            self._decay = decay_of([before.get(id(each)) for each in parameters], self._shift)
         self._taken.clear()
 
     @torch.no_grad()
@@ -161,14 +146,6 @@ class DriftCorrection(MeetingHook):
             if id(parameter) in stepping and parameter.grad is not None:
                 parameter.grad.add_(shift, alpha=weight)
         self._taken[id(optimizer)] += 1
-
-    @property
-    def batches_of_graph(self) -> int:
-        """How many batches of the whole graph the anchor of a round may take."""
-        return self.drift.anchor_steps if self.drift.towards == "global" else 0
-
-    def sizes(self) -> list[int]:
-        return [length_of(self.fit.trained_parameters())]
 
     def state(self) -> dict[str, Any]:
         """Return the running round's shift for a checkpoint; it is empty before the first round."""
@@ -189,13 +166,8 @@ class DriftCorrection(MeetingHook):
             self._decay = state["drift"].get("decay", DECAY)
 
 
-def decay_of(changed: float) -> float:
-    """Return the default decay of a round whose shift has ``changed`` so much."""
-    return 1.0 - (1.0 - DECAY) * (1.0 - math.exp(-100.0 * changed))
-
-
-def change(before: Sequence[Tensor | None], now: Sequence[Tensor]) -> float:
-    """Return :math:`e^2`, from 0 to 2. It is 1 where there was none before, or one that is not finite."""
+def decay_of(before: Sequence[Tensor | None], now: Sequence[Tensor]) -> float:
+    """Return the default :math:`d` of a round; :math:`e^2` is 1 for a shift that is new, or was not finite."""
     apart = sizes = 0.0
     for old, new in zip(before, now, strict=True):
         new = new.double()
@@ -203,7 +175,7 @@ def change(before: Sequence[Tensor | None], now: Sequence[Tensor]) -> float:
         apart += float((new - old).square().sum())
         sizes += float(new.square().sum() + old.square().sum())
     changed = apart / sizes if sizes else 1.0
-    return changed if math.isfinite(changed) else 1.0
+    return 1.0 - (1.0 - DECAY) * (1.0 - math.exp(-100.0 * (changed if math.isfinite(changed) else 1.0)))
 
 
 def _check_shapes(saved: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from lightning_gnn_dist.joint import HasFigures
 from lightning_gnn_dist.rounds import checkpoints, refusals
 from lightning_gnn_dist.rounds.lightning_internals import announce_sigterm, log_numbers, set_global_step
-from lightning_gnn_dist.rounds.means import finite
-from lightning_gnn_dist.rounds.means.averaging import Parameters
+from lightning_gnn_dist.rounds.means.averaging import Parameters, forget_moments
+from lightning_gnn_dist.rounds.means.reducer import are_finite, leave_out_, length_of, refuse_weights
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook, RoundState
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.octets import checksum
@@ -56,25 +56,14 @@ class Meeting:
         for hook in hooks:
             hook.begin(fit)
 
-    def begin_round(self) -> None:
-        """Begin a round, the first or the next. Collective."""
-        for hook in self._having["begin_round"]:
-            hook.begin_round()
+    def tell(self, name: str, *args: Any) -> None:
+        """Call a method of the hooks that have it."""
+        for hook in self._having[name]:
+            getattr(hook, name)(*args)
 
-    def set_out(self) -> None:
-        """Let this rank's replica go where it trains from."""
-        for hook in self._having["set_out"]:
-            hook.set_out()
-
-    def before_step(self, optimizer: Optimizer) -> None:
-        """Let hooks change the gradients of a local step."""
-        for hook in self._having["before_step"]:
-            hook.before_step(optimizer)
-
-    def after_step(self) -> None:
-        """Let them undo what must not stay."""
-        for hook in self._having["after_step"]:
-            hook.after_step()
+    def ask(self, name: str) -> list[Any]:
+        """Return what this method of the hooks returns, one behind the other."""
+        return [each for hook in self._having[name] for each in getattr(hook, name)()]
 
     def meet(self, batches: int, end_round: Callable[[], None], *, is_told_to_end: bool) -> list[Votes]:
         """Compare, exchange, count the round, and return what each rank said. Collective.
@@ -86,8 +75,9 @@ class Meeting:
         """
         state, counts = self.fit.round, self._compare(batches)
         state.left_out = [rank for rank, count in enumerate(counts) if count < 0]
+        state.is_left_out = collectives.rank() in state.left_out
         if state.left_out and (self.fit.nonfinite == "refuse" or len(state.left_out) == len(counts)):
-            finite.refuse_weights(state.left_out, state.round_idx)
+            refuse_weights(state.left_out, state.round_idx)
         state.batches_of_ranks = [abs(count) for count in counts]
         end_round()
         votes = self._vote(batches, is_told_to_end)
@@ -96,7 +86,7 @@ class Meeting:
                 if not self._has_taken_first:
                     rank_zero_info(checkpoints.TAKES_FIRST)
                 self._has_taken_first = True
-                checkpoints.take_first_(self.equal())
+                checkpoints.take_first_(self.ask("equal"))
                 votes = self._vote(batches, is_told_to_end)
             refusals.check_replicas([vote.checksum for vote in votes], state.round_idx)
         state.round_idx += 1
@@ -108,15 +98,12 @@ class Meeting:
         fit, groups = self.fit, contributed(self._having["contribute"])
         weight = fit.weight()
         if fit.round.is_left_out:
-            weight = finite.leave_out_(chain.from_iterable(groups.values()))
+            weight = leave_out_(chain.from_iterable(groups.values()))
+            forget_moments(fit.optimizers)  # those that are its own are NaN, too
         fit.reducer.mean_(groups, weight)
         for hook in self._having["apply"]:
             if fit.round.has_mean or not hook.follows_mean:
                 hook.apply()
-
-    def equal(self) -> list[Tensor]:
-        """Return what all ranks have alike after a meeting."""
-        return [each for hook in self._having["equal"] for each in hook.equal()]
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold of this rank."""
@@ -143,9 +130,11 @@ class Meeting:
     def _compare(self, batches: int) -> list[int]:
         """Return each rank's batches, negative if its replica is not finite; refuse ranks that send other sizes."""
         fit, several = self.fit, collectives.world_size() > 1
-        sizes = [size for hook in self._having["sizes"] for size in hook.sizes()]
+        sizes = self.ask("sizes")
+        if any(hook.averages_gradients for hook in self.hooks):
+            sizes.append(length_of(fit.trained_parameters()))
         sums = self.parameters.checksums() if several else []
-        is_finite = finite.are_finite([each for hook in self._having["trained"] for each in hook.trained()])
+        is_finite = are_finite(self.ask("trained"))
         count, summary = batches if is_finite else -batches, zlib.crc32(repr([*sizes, *sums]).encode())
         parameters = len(list(fit.lightning_module.parameters()))
         rows = collectives.gather_numbers([count, sum(sizes), parameters, summary], fit.device)
@@ -159,7 +148,7 @@ class Meeting:
 
     def _vote(self, batches: int, is_told_to_end: bool) -> list[Votes]:
         """Return what each rank says at the end of a round. Collective."""
-        equal = checksum(self.equal()) if collectives.world_size() > 1 else 0
+        equal = checksum(self.ask("equal")) if collectives.world_size() > 1 else 0
         steps = self.fit.lightning_module.trainer.global_step
         state = self.fit.round
         mine = Votes(batches, batches + state.gradients_beyond, state.stop_requested, is_told_to_end, equal, steps)
@@ -250,11 +239,12 @@ class MeetingCallback(Callback):
         trainer.fit_loop.min_epochs = max(running, self.min_epochs or 0)
 
     def on_train_batch_start(self, *args: Any) -> None:
-        self.strategy.begin_round()
+        if not self.strategy.state.in_round:
+            self.strategy.begin_round()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         # After mixed precision has unscaled the gradients, and before they are clipped.
-        self.strategy.meeting.before_step(optimizer)
+        self.strategy.meeting.tell("before_step", optimizer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if not trainer.is_last_batch:

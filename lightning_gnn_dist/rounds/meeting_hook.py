@@ -31,8 +31,6 @@ from torch.optim import Optimizer
 
 from lightning_gnn_dist.joint import KeepsRows
 from lightning_gnn_dist.rounds.means.reducer import Groups, Reducer
-from lightning_gnn_dist.rounds.walking import trained_parameters
-from lightning_gnn_dist.wire import collectives
 
 
 @dataclass
@@ -50,11 +48,7 @@ class RoundState:
     seconds: float = 0.0
     batches_of_ranks: list[int] = field(default_factory=list)
     left_out: list[int] = field(default_factory=list)  # ranks whose weights were not finite
-
-    @property
-    def is_left_out(self) -> bool:
-        """Whether this rank's replica must not count at this meeting."""
-        return collectives.rank() in self.left_out
+    is_left_out: bool = False  # whether this rank's replica must not count at this meeting
 
 
 @dataclass(frozen=True)
@@ -104,7 +98,11 @@ class Fit:
 
     def trained_parameters(self) -> list[Tensor]:
         """Return the parameters that ranks train together, in the same order on every rank."""
-        return [*trained_parameters(self.lightning_module, self.excluded - self.rows.keys())]
+        return [
+            each
+            for each in self.lightning_module.parameters()
+            if each.requires_grad and (id(each) not in self.excluded or id(each) in self.rows)
+        ]
 
     def dense_parameters(self, *, frozen: bool = False) -> list[Tensor]:
         """Return the parameters that are trained, or also ``frozen`` ones, and go whole: alike on all ranks."""
@@ -127,6 +125,7 @@ class MeetingHook:
 
     fit: Fit
     looks_beyond_parts = False  # whether it puts right what averages of unlike parts lose
+    averages_gradients = False  # whether it averages gradients of all that trains, as many numbers on each rank
     follows_mean = False  # whether it goes on from a mean, and waits where a reducer takes that in later
 
     def begin(self, fit: Fit) -> None:

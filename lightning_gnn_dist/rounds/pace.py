@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
-from lightning.pytorch.strategies import Strategy
 
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.clock import EveryPass, KnownSteps, RoundClock, RoundProgress, schedule
+from lightning_gnn_dist.rounds.meeting_hook import RoundState
 
 _LOOKED_AT = 100_000  # rounds whose ends are compared with changes of parts
 
@@ -29,51 +29,47 @@ class RoundTimer:
         self._start: float | None = None
 
     def begin(self) -> None:
-        """Start the timer at the first batch of a round. Later calls in the round change nothing."""
-        if self._start is None:
-            self._start = time.monotonic()
+        """Start the timer at the first batch of a round."""
+        self._start = time.monotonic()
 
     def expected(self, batches: int) -> float:
         """Return the seconds from the start of the round to the end of ``batches``, the last of them to come."""
         if self._start is None or batches == 1:
             return self.seconds_per_batch * batches
-        return self._elapsed() * batches / (batches - 1)
+        return (time.monotonic() - self._start) * batches / (batches - 1)
 
     def end(self, batches: int) -> float:
         """Stop the timer after the last batch, and return the seconds of the round."""
-        seconds = self._elapsed()
+        seconds = 0.0 if self._start is None else time.monotonic() - self._start
         self.seconds_per_batch, self._start = seconds / batches, None
         return seconds
-
-    def _elapsed(self) -> float:
-        return 0.0 if self._start is None else time.monotonic() - self._start
 
 
 class RoundLoader:
     """Hands out the batches of one round per iteration, from an endless stream over ``loader``.
 
     It has no length on purpose: Lightning then ends the epoch when the iteration stops, and asks no other rank
-    how long its loader is. An iteration starts at the batch that ``position()`` names, so a round that was cut
+    how long its loader is. An iteration starts at the batch that ``state`` names, so a round that was cut
     short, or a run that was resumed, goes on where it stopped.
 
     Args:
         loader: The loader of one pass. If it has ``stream(start)``, as the data module's has, that is read; any other
             loader with a length is cycled.
-        position: Returns how many batches this rank has trained on since the start of the run.
+        state: Says how many batches this rank has trained on since the start of the run.
         is_over: Returns whether the round ends after that many batches of it.
     """
 
-    def __init__(self, loader: Any, position: Callable[[], int], is_over: Callable[[int], bool]) -> None:
+    def __init__(self, loader: Any, state: RoundState, is_over: Callable[[int], bool]) -> None:
         self.loader = loader
-        self._position = position
+        self._state = state
         self._is_over = is_over
         self._stream: Iterator[Any] | None = None
         self._at = -1
 
     def __iter__(self) -> Iterator[Any]:
-        if self._stream is None or self._at != self._position():
+        if self._stream is None or self._at != self._state.batches_done:
             self.close()
-            self._at = self._position()
+            self._at = self._state.batches_done
             self._stream = _stream(self.loader, self._at)
         batches = 0
         while True:
@@ -119,7 +115,7 @@ class Pace:
         clock: Decides when a round ends.
     """
 
-    def __init__(self, strategy: Strategy, clock: RoundClock) -> None:
+    def __init__(self, strategy: Any, clock: RoundClock) -> None:
         self._strategy, self._clock = strategy, clock
         self.begin()
         self.loader: RoundLoader | None = None
@@ -130,11 +126,12 @@ class Pace:
 
     def is_over(self, round_idx: int, batches: int) -> bool:
         """Return whether the round ends with batch number ``batches`` of it, counted from 1."""
-        per_step = self._trainer().accumulate_grad_batches
+        assert self.loader is not None
+        per_step: int = self._strategy.lightning_module.trainer.accumulate_grad_batches
         if batches % per_step:
             return False
-        steps, seconds = batches // per_step, self.timer.expected(batches)
-        return self._clock.is_over(RoundProgress(round_idx, steps, self.steps_per_pass(), seconds))
+        per_pass, seconds = -(-len(self.loader.loader) // per_step), self.timer.expected(batches)
+        return self._clock.is_over(RoundProgress(round_idx, batches // per_step, per_pass, seconds))
 
     def steps_per_pass(self) -> int:
         """Return the steps that visit every training node of the largest part once."""
@@ -194,9 +191,8 @@ class Pace:
         return len(self.loader.loader)
 
     def _trainer(self) -> Trainer:
-        module = self._strategy.lightning_module
-        assert module is not None
-        return module.trainer
+        trainer: Trainer = self._strategy.lightning_module.trainer
+        return trainer
 
 
 def _refuse_changes(why: str) -> NoReturn:

@@ -117,17 +117,6 @@ class PartitionedStrategy(DDPStrategy):
 
     # What Lightning calls.
 
-    @property
-    def root_device(self) -> torch.device:
-        try:
-            return super().root_device
-        except IndexError:
-            raise ValueError(
-                f"This process is local rank {self.local_rank}, and the trainer has {len(self.parallel_devices or [])} "
-                "device(s): devices= is the number of ranks on each host. In a worker of Ray derive the strategy from "
-                f"Ray's, class Mine({type(self).__name__}, RayDDPStrategy), which takes the device that Ray gives."
-            ) from None
-
     def connect(self, model: LightningModule) -> None:
         super().connect(model)
         self._forget_states()
@@ -292,6 +281,14 @@ class PartitionedStrategy(DDPStrategy):
 
     def _configure_launcher(self) -> None:  # Lightning asks for it once it knows where it runs
         refusals.check_devices(type(self).__name__, self.parallel_devices or [])
+        try:
+            _ = self.root_device
+        except IndexError:
+            raise ValueError(
+                f"This process is local rank {self.local_rank}, and the trainer has {len(self.parallel_devices or [])} "
+                "device(s): devices= is the number of ranks on each host. In a worker of Ray derive the strategy from "
+                f"Ray's, class Mine({type(self).__name__}, RayDDPStrategy), which takes the device that Ray gives."
+            ) from None
         self._launcher = launcher_for(self, self.launch)
 
     def _replica(self, *, weights: bool = True, buffers: bool = False) -> Replica:

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import CombinedLoader
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.joint import ChecksEarly, CountsSeeds, GivesAnchors, GivesCorrections
-from lightning_gnn_dist.rounds.correction_gradients import has_own_step
+from lightning_gnn_dist.rounds.correction_gradients import name_of_step
 from lightning_gnn_dist.rounds.lightning_internals import datamodule_of
 from lightning_gnn_dist.rounds.premises import odd_ones
 
@@ -185,15 +185,12 @@ def check_unused(names: list[str], strategy: str) -> None:
         )
 
 
-def require_num_seeds(loader: CountsSeeds) -> int:
-    """Return the number of training nodes (or edges) of this rank; refuse a loader that does not know it."""
-    try:
-        return loader.num_seeds
-    except AttributeError as error:
-        raise ValueError(
-            'weights="nodes" needs a training loader that knows its num_seeds, as PartitionedDataModule gives; '
-            f'{type(loader).__name__} does not: use weights="uniform".'
-        ) from error
+def refuse_weights(loader: object) -> NoReturn:
+    """Refuse to weigh by the training nodes (or edges) of a rank, which its loader does not know."""
+    raise ValueError(
+        'weights="nodes" needs a training loader that knows its num_seeds, as PartitionedDataModule gives; '
+        f'{type(loader).__name__} does not: use weights="uniform".'
+    )
 
 
 def require_corrections(trainer: Trainer, what: str) -> GivesCorrections:
@@ -220,12 +217,13 @@ def _having(trainer: Trainer, name: str, what: str) -> Any:
 
 def require_step(module: Any) -> None:
     """Refuse a module without a step that returns a loss and takes no optimizer step itself."""
-    if not module.automatic_optimization and not has_own_step(module):
+    has_own_step = name_of_step(module) == "correction_step"
+    if not module.automatic_optimization and not has_own_step:
         raise ValueError(
             "With manual optimisation training_step() takes steps itself, so gradients for corrections cannot come "
             "from it: define correction_step(batch), which returns the mean loss over the seeds."
         )
-    if not has_own_step(module):
+    if not has_own_step:
         _refuse_near_step(module)
     else:
         try:

@@ -22,15 +22,13 @@ from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards, res
 from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.lightning_internals import datamodule_of, take_over_bar, take_over_estimate
 from lightning_gnn_dist.rounds.means.averaging import (
-    AveragedBuffers,
     AveragedMoments,
     Moments,
     Parameters,
     check_moments,
 )
-from lightning_gnn_dist.rounds.means.finite import Nonfinite
 from lightning_gnn_dist.rounds.means.outer import Outer, OuterStep, check_outer
-from lightning_gnn_dist.rounds.means.reducer import Reducer, SendsMeans
+from lightning_gnn_dist.rounds.means.reducer import Nonfinite, Reducer, SendsMeans
 from lightning_gnn_dist.rounds.meeting import Meeting, MeetingCallback, Peers, Votes
 from lightning_gnn_dist.rounds.meeting_hook import Fit, KeptRows, MeetingHook, RoundState
 from lightning_gnn_dist.rounds.pace import Pace, RoundLoader
@@ -139,9 +137,8 @@ class RoundStrategy(PartitionedStrategy):
         first, late = self.reducer.stage(outer, moments)
         hooks = [
             *chain.from_iterable(state.hooks(averages) for state in fit.states),
-            Parameters(trained=outer is None),
+            Parameters(trained=outer is None, with_buffers=self.buffers != "local"),
             outer if outer in first else None,
-            AveragedBuffers() if self.buffers != "local" else None,
             moments if moments in first else None,
             KeptRows(data) if isinstance(data, KeepsRows) and data.keeps_rows() else None,
             DriftCorrection(self.drift) if self.drift is not None and self.peers.are_several else None,
@@ -160,7 +157,8 @@ class RoundStrategy(PartitionedStrategy):
         if self.weights == "uniform":
             return 1.0
         assert self.pace.loader is not None
-        return float(refusals.require_num_seeds(self.pace.loader.loader))
+        num_seeds = getattr(self.pace.loader.loader, "num_seeds", None)
+        return refusals.refuse_weights(self.pace.loader.loader) if num_seeds is None else float(num_seeds)
 
     def weight_of_rows(self) -> float:
         """Return what a local step of this rank counts for in the mean of a row that it has touched."""
@@ -224,14 +222,14 @@ class RoundStrategy(PartitionedStrategy):
         self.reducer.begin_meeting(self.state.round_idx)
         self.state.is_training = False
         if self._resumed is None:
-            self.meeting.begin_round()
+            self.meeting.tell("begin_round")
         super().on_train_start()
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
         try:
             return super().optimizer_step(optimizer, closure, *args, **kwargs)
         finally:
-            self.meeting.after_step()
+            self.meeting.tell("after_step")
 
     def on_exception(self, exception: BaseException) -> None:
         self._has_failed = not isinstance(exception, SIGTERMException)
@@ -257,9 +255,8 @@ class RoundStrategy(PartitionedStrategy):
     # What the callback calls.
 
     def begin_round(self) -> None:
-        """Note that a round runs, and start its timer; called for every batch."""
-        if not self.state.in_round:
-            self.meeting.set_out()
+        """Note that a round runs, and start its timer, before its first batch."""
+        self.meeting.tell("set_out")
         self.state.in_round = self.state.is_training = True
         self.pace.timer.begin()
 
@@ -270,7 +267,7 @@ class RoundStrategy(PartitionedStrategy):
         votes = self.peers.meet(self.meeting, batches, self.end_round, is_told_to_end=self.sigterm_received)
         self.state.batches_done += batches
         self.state.stop_requested = False
-        self.meeting.begin_round()
+        self.meeting.tell("begin_round")
         self.state.in_round = False  # last: what fails before this leaves no checkpoint that could be resumed
         return votes
 
@@ -319,7 +316,7 @@ class RoundStrategy(PartitionedStrategy):
                 f"{type(loader).__name__} has none. Use PartitionedDataModule, or a map-style dataset."
             )
         refusals.check_ranks_of_loader(loader, self.world_size)
-        return RoundLoader(loader, lambda: self.state.batches_done, self._round_is_over)
+        return RoundLoader(loader, self.state, self._round_is_over)
 
     def _of_run(self) -> dict[str, Any]:
         return {"round_idx": self.state.round_idx}

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.rounds import checkpoints, refusals
+from lightning_gnn_dist.rounds import refusals
+from lightning_gnn_dist.rounds.means.averaging import optimizer_tensors
 from lightning_gnn_dist.strategies.correction import Correction, check_lr
 from lightning_gnn_dist.wire import collectives
 
@@ -61,12 +62,16 @@ class CorrectionOptimizer:
             steps: How many steps it will take.
         """
         self._renew(parameters)
-        if self._mode == "averaged":
-            _copy_states(self._optimizers, self._local)
-            if not self._are_averaged:
-                _average_states(self._optimizers)
-        if self._mode != "function":
-            self._follow(round_idx, steps)
+        if self._mode == "averaged" and not self._are_averaged:
+            _average_states(self._optimizers)
+        if self._mode == "function":
+            return
+        lr = check_lr(self._lr(round_idx)) if callable(self._lr) else self._lr
+        share = steps**-0.75 if lr == "shortened" else 1.0
+        for own, leader in zip(self._optimizers, self._local, strict=True):
+            for group, other in zip(own.param_groups, leader.param_groups, strict=True):
+                group.update((name, value) for name, value in other.items() if name != "params")
+                group["lr"] = other["lr"] * share if isinstance(lr, str) else lr
 
     def step(
         self, parameters: list[Tensor], gradient: list[Tensor], clip: Callable[[Optimizer], None] = lambda _: None
@@ -75,15 +80,15 @@ class CorrectionOptimizer:
 
         ``clip`` clips the gradients that an optimizer is about to use.
         """
-        self._drop_gradients()  # also the old ones of parameters that are frozen by now
-        held = {id(parameter) for parameter in _parameters_of(self._optimizers)}
-        for parameter, direction in zip(parameters, gradient, strict=True):
-            if id(parameter) in held:
-                parameter.grad = direction
+        along = dict(zip(map(id, parameters), gradient, strict=True))
+        held = _parameters_of(self._optimizers)
+        for parameter in held:
+            parameter.grad = along.get(id(parameter))  # of one that is frozen by now none, also no old one
         for optimizer in self._optimizers:
             clip(optimizer)
             optimizer.step()
-        self._drop_gradients()
+        for parameter in held:
+            parameter.grad = None
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs: the mode, and copies on the CPU of states that live on."""
@@ -111,72 +116,48 @@ class CorrectionOptimizer:
         """Make the optimizers, unless those of the last round still fit what the local optimizers hold."""
         ids = {id(parameter) for parameter in _parameters_of(self._local)}
         held = [parameter for parameter in parameters if id(parameter) in ids]
-        layout = [id(parameter) for parameter in held] if callable(self._make) else _layout(self._local)
+        if callable(self._make):
+            layout: list[Any] = [id(parameter) for parameter in held]
+        else:
+            layout = [[[id(p) for p in group["params"]] for group in each.param_groups] for each in self._local]
         old = [] if self._mode == "averaged" else self._optimizers
         if old and layout == self._layout:
             return
         if callable(self._make):
             self._optimizers = [_checked(self._make(held))]
         else:
-            self._optimizers = [_another(each) for each in self._local]
+            self._optimizers = [_another(each, with_state=self._mode == "averaged") for each in self._local]
         for optimizer, former in zip(self._optimizers, old, strict=False):
-            _take_over_state(optimizer, former)
+            for parameter in (p for p in _parameters_of([optimizer]) if p in former.state):
+                optimizer.state[parameter] = former.state[parameter]
         self._layout = layout
 
-    def _follow(self, round_idx: int, steps: int) -> None:
-        """Set learning rates, and copy from the local optimizers what schedules have changed."""
-        lr = check_lr(self._lr(round_idx)) if callable(self._lr) else self._lr
-        share = steps**-0.75 if lr == "shortened" else 1.0
-        for own, leader in zip(self._optimizers, self._local, strict=True):
-            for group, other in zip(own.param_groups, leader.param_groups, strict=True):
-                group.update((name, value) for name, value in other.items() if name != "params")
-                group["lr"] = other["lr"] * share if isinstance(lr, str) else lr
 
-    def _drop_gradients(self) -> None:
-        for optimizer in self._optimizers:
-            optimizer.zero_grad(set_to_none=True)
-
-
-def _another(optimizer: Optimizer) -> Optimizer:
-    """Return an optimizer of the same class, groups and options, without state and without hooks.
+def _another(optimizer: Optimizer, *, with_state: bool) -> Optimizer:
+    """Return an optimizer of the same class, groups and options, without hooks, and with a copy of the state or none.
 
     Its constructor is not called, as its arguments are unknown: ``defaults`` may hold more (AdamW) or fewer.
     """
     made = type(optimizer).__new__(type(optimizer))
     plain = {name: value for name, value in vars(optimizer).items() if isinstance(value, bool | int | float | str)}
     vars(made).update(plain)  # not `step`, which a scheduler ties to its own optimizer
-    groups = _copied_groups(optimizer)
+    groups = [group | {"params": list(group["params"])} for group in optimizer.param_groups]
     made.__setstate__({"defaults": dict(optimizer.defaults), "state": defaultdict(dict), "param_groups": groups})
     if isinstance(optimizer, torch.optim.Adagrad):  # makes its state in its constructor; older torch only there
         start = optimizer.defaults["initial_accumulator_value"]
-        made.state.update(torch.optim.Adagrad(_copied_groups(optimizer), initial_accumulator_value=start).state)
+        others = [{**group, "params": [*group["params"]]} for group in groups]
+        made.state.update(torch.optim.Adagrad(others, initial_accumulator_value=start).state)
+    for parameter, state in optimizer.state.items() if with_state else ():
+        made.state[parameter] = {  # a deep copy of a tensor takes several times as long
+            name: value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+            for name, value in state.items()
+        }
     return made
-
-
-def _copied_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    return [group | {"params": list(group["params"])} for group in optimizer.param_groups]
-
-
-def _take_over_state(optimizer: Optimizer, former: Optimizer) -> None:
-    for parameter in _parameters_of([optimizer]):
-        if parameter in former.state:
-            optimizer.state[parameter] = former.state[parameter]
-
-
-def _copy_states(optimizers: Sequence[Optimizer], local: Sequence[Optimizer]) -> None:
-    for own, other in zip(optimizers, local, strict=True):
-        for parameter, state in other.state.items():
-            # A deep copy of a tensor takes several times as long.
-            own.state[parameter] = {name: _copied(value) for name, value in state.items()}
-
-
-def _copied(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
 
 
 def _average_states(optimizers: Sequence[Optimizer]) -> None:
     """Average the optimizers' states over ranks, in place. Collective."""
-    tensors = checkpoints.optimizer_tensors(optimizers)
+    tensors = optimizer_tensors(optimizers)
     device = _parameters_of(optimizers)[0].device
     rows = collectives.gather_numbers([sum(tensor.numel() for tensor in tensors)], device)
     refusals.check_sizes([size for (size,) in rows])
@@ -185,10 +166,6 @@ def _average_states(optimizers: Sequence[Optimizer]) -> None:
 
 def _parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
     return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-
-
-def _layout(optimizers: Iterable[Optimizer]) -> list[list[list[int]]]:
-    return [[[id(p) for p in group["params"]] for group in optimizer.param_groups] for optimizer in optimizers]
 
 
 def _plain(value: Any) -> Any:

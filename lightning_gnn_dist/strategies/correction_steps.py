@@ -31,15 +31,12 @@ from lightning_gnn_dist.rounds.correction_gradients import (
     without_noise,
 )
 from lightning_gnn_dist.rounds.drift import DriftCorrection
-from lightning_gnn_dist.rounds.means.averaging import AveragedBuffers, AveragedMoments
-from lightning_gnn_dist.rounds.means.reducer import length_of
+from lightning_gnn_dist.rounds.means.averaging import AveragedMoments, Parameters
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook, hook_of
 from lightning_gnn_dist.rounds.sparse_gradients import no_rows, take_rows_
 from lightning_gnn_dist.strategies.correction import Correction
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer
 from lightning_gnn_dist.wire import collectives
-
-NEEDS = "A correction on the whole graph"
 
 
 class CorrectionSteps(MeetingHook):
@@ -50,18 +47,17 @@ class CorrectionSteps(MeetingHook):
         means: The hooks of the mean.
     """
 
-    looks_beyond_parts = True
-    follows_mean = True
+    looks_beyond_parts = averages_gradients = follows_mean = True
 
     def __init__(self, correction: Correction, means: Sequence[MeetingHook]) -> None:
         self._correction, self._drift = correction, hook_of(means, DriftCorrection)
         moments = hook_of(means, AveragedMoments)
         self._are_averaged = moments is not None and moments.are_all
-        self._averages_buffers = hook_of(means, AveragedBuffers) is not None
+        self._averages_buffers = any(isinstance(hook, Parameters) and hook.with_buffers for hook in means)
 
     def begin(self, fit: Fit) -> None:
         super().begin(fit)
-        refusals.require_corrections(fit.lightning_module.trainer, NEEDS)
+        self._data = refusals.require_corrections(fit.lightning_module.trainer, "A correction on the whole graph")
         refusals.require_step(fit.lightning_module)
         self._optimizer = CorrectionOptimizer(self._correction, fit.optimizers, are_averaged=self._are_averaged)
         names = fit.names_of_rows()
@@ -76,7 +72,12 @@ class CorrectionSteps(MeetingHook):
                 state.check_optimizers(made)
 
     def apply(self) -> None:
-        steps = self._number()
+        steps = self._correction.steps
+        if isinstance(steps, float):
+            batches = self.fit.round.batches_of_ranks
+            per_step: int = self.fit.lightning_module.trainer.accumulate_grad_batches
+            # The mean over ranks, so that all take as many even where a clock of their own ended their round.
+            steps = math.ceil(steps * (sum(batches) / len(batches)) / per_step)
         with unrecorded(self.fit.lightning_module):
             with self._in_own_form():
                 self._optimizer.prepare(self.fit.trained_parameters(), self.fit.round.round_idx, steps)
@@ -91,9 +92,6 @@ class CorrectionSteps(MeetingHook):
             average_gradient_(self.fit, gradient, seeds)  # that of the whole batch, whatever the slices' sizes
             self._step(gradient)
 
-    def sizes(self) -> list[int]:
-        return [length_of(self.fit.trained_parameters())]
-
     def state(self) -> dict[str, Any]:
         return {"correction": self._optimizer.state()}
 
@@ -102,15 +100,6 @@ class CorrectionSteps(MeetingHook):
         if "correction" in state:
             with self._in_own_form():
                 self._optimizer.restore(state["correction"], self.fit.trained_parameters())
-
-    def _number(self) -> int:
-        """Return how many steps follow the round."""
-        if isinstance(self._correction.steps, int):
-            return self._correction.steps
-        batches = self.fit.round.batches_of_ranks
-        per_step: int = self.fit.lightning_module.trainer.accumulate_grad_batches
-        # The mean over ranks, so that all take as many even where a clock of their own ended their round.
-        return math.ceil(self._correction.steps * (sum(batches) / len(batches)) / per_step)
 
     def _step(self, gradient: list[Tensor]) -> None:
         with self._in_own_form():
@@ -129,9 +118,8 @@ class CorrectionSteps(MeetingHook):
             )
 
     def _batches(self, steps: int, *, sliced: bool) -> Iterator[Any]:
-        data = refusals.require_corrections(self.fit.lightning_module.trainer, NEEDS)
         first = 0 if self._drift is None else self._drift.batches_of_graph  # the anchor's come before
-        return data.correction_batches(self.fit.round.round_idx, sliced=sliced, start=first, stop=first + steps)
+        return self._data.correction_batches(self.fit.round.round_idx, sliced=sliced, start=first, stop=first + steps)
 
     def _with_rows(self) -> list[Tensor]:
         """Return the trained parameters whose gradients have some rows alone."""

@@ -36,12 +36,10 @@ from lightning_gnn_dist.joint import HasParts
 from lightning_gnn_dist.rounds import checkpoints, refusals
 from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.lightning_internals import datamodule_of, hear_skips
-from lightning_gnn_dist.rounds.means import finite
-from lightning_gnn_dist.rounds.means.reducer import SendsMeans
+from lightning_gnn_dist.rounds.means.reducer import SendsMeans, are_finite, is_scaled, refuse_gradients
 from lightning_gnn_dist.rounds.meeting import log_figures
 from lightning_gnn_dist.rounds.own_states import hide_from_ddp
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
-from lightning_gnn_dist.rounds.walking import trained_parameters
 from lightning_gnn_dist.strategies.leaving import Leaving
 from lightning_gnn_dist.strategies.used_parameters import UsedParameters, counting_unfrozen
 from lightning_gnn_dist.wire import collectives
@@ -145,7 +143,8 @@ class GrappaStrategy(PartitionedStrategy):
         looks_itself = bool(self._ddp_kwargs["find_unused_parameters"] or self._ddp_kwargs["static_graph"])
         module = self._module()
         with counting_unfrozen(module):
-            others = trained_parameters(module, self.excluded | self.rows.keys())
+            trained = [each for each in module.parameters() if each.requires_grad]
+            others = [each for each in trained if id(each) not in self.excluded and id(each) not in self.rows]
             name, left = type(self).__name__, {*self.excluded}
             for state in self.states:
                 left |= {id(each) for each in state.left_by_ddp(name, has_others=bool(others))}
@@ -156,7 +155,7 @@ class GrappaStrategy(PartitionedStrategy):
                 self._sums = self.reducer.of_steps(ddp, others, overlaps=not looks_itself)
             elif collectives.sums_by_hosts(self.root_device):
                 self._sums = HostGradients(ddp, collectives.hosts)
-            ignored = {id(each) for each in trained_parameters(module)}.difference(map(id, others))
+            ignored = set(map(id, trained)).difference(map(id, others))
             self._parameters = UsedParameters(module, hands_in_zeros=not looks_itself, ignored=ignored)
             if not looks_itself and self._sums.is_of_ddp:
                 self._parameters.settle_buckets(ddp.reducer.prepare_for_backward)
@@ -193,9 +192,9 @@ class GrappaStrategy(PartitionedStrategy):
         if exchanges:
             self._parameters.hand_in_zeros()
             steps_next = self._module().automatic_optimization  # by hand other backwards may follow before the step
-            are_finite = [state.exchange_gradients(steps_next=steps_next) for state in self.states]
+            own_are_finite = [state.exchange_gradients(steps_next=steps_next) for state in self.states]
             self._sums.finish()
-            self._take_gradients(all(are_finite))
+            self._take_gradients(own_are_finite=all(own_are_finite))
         return loss
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -263,11 +262,11 @@ class GrappaStrategy(PartitionedStrategy):
                 buffer.copy_(state["buffers"][name])
         self._sums.restore(state.get("lost", []))
 
-    def _take_gradients(self, are_finite: bool) -> None:
+    def _take_gradients(self, *, own_are_finite: bool) -> None:
         """Count what DDP has sent; refuse a sum that is not finite. Collective then: it is the same on all ranks.
 
         Args:
-            are_finite: Whether those are that live with one rank each, which the others do not have.
+            own_are_finite: Whether those are that live with one rank each, which the others do not have.
         """
         parameters = [each for each in self._module().parameters() if id(each) not in self.excluded]
         found = [(each.grad, each.requires_grad) for each in parameters if each.grad is not None]
@@ -276,8 +275,8 @@ class GrappaStrategy(PartitionedStrategy):
             is_sent = [is_trained and not gradient.is_sparse for gradient, is_trained in found]
             collectives.count_all_reduce(compress(gradients, is_sent))
         # Mixed precision skips steps that overflow. The votes are read with the check: one wait for the device a step.
-        if not finite.is_scaled(self) and not (are_finite and finite.are_finite(gradients, self._leaving().read_with)):
-            finite.refuse_gradients(finite.are_finite(self._losses), self.root_device, "loss")
+        if not is_scaled(self) and not (own_are_finite and are_finite(gradients, self._leaving().read_with)):
+            refuse_gradients(are_finite(self._losses), self.root_device, "loss")
         self._losses = []
 
     def _watch(self, trainer: Trainer) -> Leaving:

@@ -17,9 +17,8 @@ from lightning_gnn_dist.rounds.clock import RoundClock
 from lightning_gnn_dist.rounds.drift import Drift, Towards
 from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.means.averaging import Moments
-from lightning_gnn_dist.rounds.means.finite import Nonfinite
 from lightning_gnn_dist.rounds.means.outer import Outer
-from lightning_gnn_dist.rounds.means.reducer import SendsMeans
+from lightning_gnn_dist.rounds.means.reducer import Nonfinite, SendsMeans
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy, Weights
 from lightning_gnn_dist.strategies.correction import Correction

@@ -20,9 +20,8 @@ from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds, RoundClock
 from lightning_gnn_dist.rounds.drift import Drift
 from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.means.averaging import Moments
-from lightning_gnn_dist.rounds.means.finite import Nonfinite
 from lightning_gnn_dist.rounds.means.outer import Outer
-from lightning_gnn_dist.rounds.means.reducer import SendsMeans
+from lightning_gnn_dist.rounds.means.reducer import Nonfinite, SendsMeans
 from lightning_gnn_dist.rounds.meeting import GathersPeers
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
+from operator import attrgetter
 from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
@@ -106,12 +107,12 @@ def is_joined() -> bool:
 
 def world_size() -> int:
     """Number of ranks, 1 without a process group."""
-    return dist.get_world_size() if is_joined() else 1
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
     """The number of this process among the ranks, 0 without a process group."""
-    return dist.get_rank() if is_joined() else 0
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def check_group(size: int, device: torch.device | None = None) -> None:
@@ -161,7 +162,7 @@ def average_(tensors: Iterable[Tensor], weight: float = 1.0, group: dist.Process
     flats = flatten(tensors, weight, meeting_place(tensors))
     for flat in flats.values():
         _all_reduce(flat, op_of(flat), group)
-        if flat.is_floating_point():
+        if flat.is_floating_point() and not flat[-1] > 0:
             check_total(float(flat[-1]))
     write_back(flats, tensors)
 
@@ -340,7 +341,7 @@ def write_back(flats: Mapping[torch.dtype, Tensor], tensors: Iterable[Tensor]) -
 def scatter_back(flat: Tensor, tensors: list[Tensor]) -> None:
     """Put the pieces of a vector in the place of tensors, one after the other."""
     runs = _neighbours(tensors)
-    for run, part in zip(runs, flat.split([_length(run) for run in runs]), strict=True):
+    for run, part in zip(runs, flat.split([sum(t.numel() for t in run) for run in runs]), strict=True):
         pieces = part.to(run[0].device).split([t.numel() for t in run])  # one copy for all that are elsewhere
         for tensor, piece in zip(run, pieces, strict=True):
             tensor.detach().copy_(piece.view_as(tensor))  # into the old storage: optimizers and compiled graphs hold it
@@ -348,7 +349,7 @@ def scatter_back(flat: Tensor, tensors: list[Tensor]) -> None:
 
 def _neighbours(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """The tensors, where neighbours on one device are together."""
-    return [list(run) for _, run in groupby(tensors, key=lambda tensor: tensor.device)]
+    return [list(run) for _, run in groupby(tensors, key=attrgetter("device"))]
 
 
 def _moved(tensors: Iterable[Tensor], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
@@ -371,10 +372,7 @@ def _by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:
         floating = torch.float64 if tensor.dtype == torch.float64 else torch.float32
         groups.setdefault(floating if tensor.is_floating_point() else torch.int64, []).append(tensor)
     return {
-        dtype: sorted(group, key=lambda tensor: tensor.device.type)  # each device's together
-        for dtype, group in sorted(groups.items(), key=lambda item: str(item[0]))
+        dtype: sorted(groups[dtype], key=attrgetter("device.type"))  # each device's together
+        for dtype in (torch.float32, torch.float64, torch.int64)
+        if dtype in groups
     }
-
-
-def _length(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() for tensor in tensors)

@@ -51,7 +51,6 @@ def test_a_timer_tells_the_end_of_the_batch_to_come(monkeypatch: pytest.MonkeyPa
     assert timer.expected(1) == 0.0  # nothing is known before the first batch of the first round
     timer.begin()
     now = 106.0
-    timer.begin()  # of the second batch: the round has begun already
     assert timer.expected(4) == 8.0 and timer.expected(3) == 9.0
     assert timer.end(3) == 6.0
     now = 200.0

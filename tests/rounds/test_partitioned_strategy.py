@@ -336,4 +336,4 @@ def test_a_process_without_a_device_of_its_own_is_told_why() -> None:
     strategy = GrappaStrategy()
     strategy.cluster_environment, strategy.parallel_devices = environment, [torch.device("cpu")]
     with pytest.raises(ValueError, match=r"local rank 1, and the trainer has 1 device\(s\): .*GrappaStrategy, RayDDP"):
-        _ = strategy.root_device
+        strategy._configure_launcher()

@@ -21,14 +21,12 @@ from lightning_gnn_dist.extensions.elastic.settings import Patience, check_avail
 from lightning_gnn_dist.joint import KeepsRows
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.lightning_internals import datamodule_of, set_global_step
-from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.outer import OuterStep
-from lightning_gnn_dist.rounds.means.reducer import Groups
+from lightning_gnn_dist.rounds.means.reducer import Groups, check_alone
 from lightning_gnn_dist.rounds.meeting import Meeting, Peers, Votes, contributed
 from lightning_gnn_dist.rounds.meeting_hook import ReplicaState, hook_of
 from lightning_gnn_dist.rounds.premises import Premises, check_same_premises, premises_of
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
-from lightning_gnn_dist.rounds.walking import trained_parameters
 from lightning_gnn_dist.wire.addresses import HERE
 from lightning_gnn_dist.wire.channel import Channel
 
@@ -156,7 +154,7 @@ class LivingPeers(Peers):
         self, meeting: Meeting, batches: int, end_round: Callable[[], None], *, is_told_to_end: bool
     ) -> list[Votes]:
         assert self._member is not None
-        finite.check_alone(self._module().parameters())
+        check_alone(self._module().parameters())
         seat = self._member.seat
         rows = self._hold_meeting(batches)
         _set_epoch(self._module().trainer, self._rounds.state.round_idx, running=True)
@@ -334,7 +332,7 @@ def refuse_states(module: nn.Module, states: Sequence[ReplicaState]) -> None:
     for state in states:
         state.refuse_replicas("TMAStrategy(peers=Elastic())", "TMAStrategy() without peers")
         rows = state.rows()
-        if names := [rows[id(each)] for each in trained_parameters(module) if id(each) in rows]:
+        if names := [rows[id(each)] for each in module.parameters() if each.requires_grad and id(each) in rows]:
             raise ValueError(
                 f"{names[0]} has sparse gradients, and with peers=Elastic() ranks average whole parameters: make it "
                 "with sparse=False, or leave peers out."

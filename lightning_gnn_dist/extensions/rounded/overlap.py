@@ -22,10 +22,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.averaging import AveragedMoments
 from lightning_gnn_dist.rounds.means.outer import OuterStep
-from lightning_gnn_dist.rounds.means.reducer import Groups
+from lightning_gnn_dist.rounds.means.reducer import Groups, leave_out_
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Background
@@ -150,7 +149,7 @@ class Overlap(MeetingHook):
     def _packed(self) -> Load:
         found = self._outer.pseudo_gradients(self._ahead())
         moments = [_copied(each) for each in self._tensors_of_moments()]
-        weight = finite.leave_out_(moments) if self.fit.round.is_left_out else self.fit.weight()
+        weight = leave_out_(moments) if self.fit.round.is_left_out else self.fit.weight()
         number = self._sends.reserve(1 + bool(moments))
         return Load([*found], [_copied(each) for each in found.values()], moments, weight, number)
 

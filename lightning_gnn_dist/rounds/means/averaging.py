@@ -11,15 +11,15 @@ leaves both as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.rounds import refusals
-from lightning_gnn_dist.rounds.checkpoints import forget_moments, optimizer_tensors
 from lightning_gnn_dist.rounds.means.reducer import Groups, is_rounded, length_of
 from lightning_gnn_dist.rounds.meeting_hook import MeetingHook
 from lightning_gnn_dist.wire.octets import checksum
@@ -45,14 +45,15 @@ def check_moments(average_optimizer: object) -> None:
 
 
 class Parameters(MeetingHook):
-    """The mean of the replicas becomes the model.
+    """The mean of the replicas becomes the model, with its buffers, such as the statistics of batch normalisation.
 
     Args:
         trained: Whether trained parameters go as they are. Else their pseudo-gradients go.
+        with_buffers: Whether buffers are averaged, too.
     """
 
-    def __init__(self, *, trained: bool) -> None:
-        self._sends_trained = trained
+    def __init__(self, *, trained: bool, with_buffers: bool) -> None:
+        self._sends_trained, self.with_buffers = trained, with_buffers
         self._unequal: set[int] = set()  # parameters that differed between ranks when they met, by number
 
     def before_step(self, optimizer: Optimizer) -> None:
@@ -68,36 +69,26 @@ class Parameters(MeetingHook):
                 raise ValueError(refusals.OTHER_SPARSE.format(f" of shape {tuple(parameter.shape)}"))
 
     def contribute(self) -> Groups:
-        return {"whole": self.tensors(trained=self._sends_trained)}
-
-    def tensors(self, *, trained: bool) -> list[Tensor]:
-        """Return those that differ though they are frozen, and if asked for those that are trained and go whole."""
-        whole = {id(each) for each in self.fit.dense_parameters()} if trained else set()
-        return [
-            each.data
-            for idx, each in enumerate(self._all())
-            if (id(each) in whole if each.requires_grad else idx in self._unequal)
-        ]
-
-    def sizes(self) -> list[int]:
-        return [sum(each.numel() for each in self._all())]
-
-    def trained(self) -> list[Tensor]:
-        return [each for each in self._all() if each.requires_grad and id(each) not in self.fit.excluded]
+        return {"whole": self._tensors(trained=self._sends_trained)}
 
     def equal(self) -> list[Tensor]:
-        return self.tensors(trained=True)
+        return self._tensors(trained=True)
 
-    def apply(self) -> None:
-        if self.fit.round.is_left_out:
-            forget_moments(self.fit.optimizers)  # those that are its own are NaN, too
+    def sizes(self) -> list[int]:
+        module = self.fit.lightning_module
+        buffers = module.buffers() if self.with_buffers else ()
+        return [sum(each.numel() for each in chain(module.parameters(), buffers))]
+
+    def trained(self) -> list[Tensor]:
+        parameters = self.fit.lightning_module.parameters()
+        return [each for each in parameters if each.requires_grad and id(each) not in self.fit.excluded]
 
     def checksums(self) -> list[int]:
         """Return a checksum of 48 bits for each frozen parameter; -1 where it is trained, or no other has it."""
         excluded = self.fit.excluded
         return [
             _TRAINED if each.requires_grad or id(each) in excluded else checksum([each]) % (1 << 48)
-            for each in self._all()
+            for each in self.fit.lightning_module.parameters()
         ]
 
     def compare(self, rows: Sequence[Sequence[int]]) -> None:
@@ -105,21 +96,15 @@ class Parameters(MeetingHook):
         columns = enumerate(zip(*rows, strict=True))
         self._unequal = {idx for idx, column in columns if len(set(column)) > 1}
 
-    def _all(self) -> list[nn.Parameter]:
-        return list(self.fit.lightning_module.parameters())
-
-
-class AveragedBuffers(MeetingHook):
-    """The module's buffers, such as the statistics of batch normalisation."""
-
-    def contribute(self) -> Groups:
-        return {"whole": self.equal()}
-
-    def sizes(self) -> list[int]:
-        return [sum(each.numel() for each in self.equal())]
-
-    def equal(self) -> list[Tensor]:
-        return list(self.fit.lightning_module.buffers())
+    def _tensors(self, *, trained: bool) -> list[Tensor]:
+        """Return those that differ though they are frozen, if asked for those that are trained, and buffers."""
+        module, whole = self.fit.lightning_module, {id(each) for each in self.fit.dense_parameters()} if trained else ()
+        found = [
+            each.data
+            for idx, each in enumerate(module.parameters())
+            if (id(each) in whole if each.requires_grad else idx in self._unequal)
+        ]
+        return [*found, *module.buffers()] if self.with_buffers else found
 
 
 class AveragedMoments(MeetingHook):
@@ -141,8 +126,8 @@ class AveragedMoments(MeetingHook):
         return {"moments": self.equal()}
 
     def sizes(self) -> list[int]:
-        rounded = [each for each in self.equal() if is_rounded(each)]
-        return [length_of(rounded), sum(each.numel() for each in self.equal())]
+        moments = self.equal()
+        return [length_of(filter(is_rounded, moments)), sum(each.numel() for each in moments)]
 
     def equal(self) -> list[Tensor]:
         rows, excluded = self.fit.rows, self.fit.excluded
@@ -158,3 +143,29 @@ class AveragedMoments(MeetingHook):
     def has(self, name: str) -> bool:
         """Return whether moments of a name are averaged."""
         return self._names is None or name in self._names
+
+
+def forget_moments(optimizers: Iterable[Optimizer]) -> None:
+    """Zero each tensor of the optimizers' states that is not finite."""
+    for tensor in optimizer_tensors(optimizers):
+        if not bool(tensor.isfinite().all()):
+            tensor.zero_()
+
+
+def optimizer_tensors(
+    optimizers: Iterable[Optimizer],
+    is_wanted: Callable[[str], bool] = lambda _: True,
+    of: Iterable[Tensor] | None = None,
+) -> list[Tensor]:
+    """Return the tensors of the optimizers' states, all or those of some names, in the same order on every rank.
+
+    With ``of``, those of these parameters alone.
+    """
+    tensors, asked = [], None if of is None else {id(parameter) for parameter in of}
+    for optimizer in optimizers:
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            if asked is None or id(parameter) in asked:
+                state = optimizer.state.get(parameter, {})
+                names = filter(is_wanted, sorted(state))
+                tensors += [state[name] for name in names if isinstance(state[name], Tensor)]
+    return tensors

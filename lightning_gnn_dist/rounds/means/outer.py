@@ -34,8 +34,7 @@ from lightning_gnn_dist.checks import (
     shown,
     takes,
 )
-from lightning_gnn_dist.rounds.means import finite
-from lightning_gnn_dist.rounds.means.reducer import Groups, length_of
+from lightning_gnn_dist.rounds.means.reducer import Groups, leave_out_, length_of
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
 from lightning_gnn_dist.rules import Fraction, Positive, check_fields
 
@@ -98,14 +97,15 @@ class OuterStep(MeetingHook):
 
     def begin(self, fit: Fit) -> None:
         super().begin(fit)
-        self._before = [torch.empty_like(each.detach()) for each in self._parameters()]
+        self._parameters = fit.dense_parameters(frozen=True)
+        self._before = [torch.empty_like(each.detach()) for each in self._parameters]
         self._optimizer = _optimizer_of(self._before, self._outer)
         self.begin_round()
 
     @torch.no_grad()
     def begin_round(self) -> None:
         """Remember the model that a round begins with."""
-        for before, now in zip(self._before, self._parameters(), strict=True):
+        for before, now in zip(self._before, self._parameters, strict=True):
             before.copy_(now)
 
     def contribute(self) -> Groups:
@@ -123,11 +123,11 @@ class OuterStep(MeetingHook):
         """
         found = {
             place: (before - ahead[place] if place in ahead else before) - now.detach()
-            for place, (before, now) in enumerate(zip(self._before, self._parameters(), strict=True))
+            for place, (before, now) in enumerate(zip(self._before, self._parameters, strict=True))
             if now.requires_grad
         }
         if self.fit.round.is_left_out:
-            finite.leave_out_(found.values())
+            leave_out_(found.values())
         return found
 
     @torch.no_grad()
@@ -143,17 +143,16 @@ class OuterStep(MeetingHook):
     def go_ahead(self, ahead: Mapping[int, Tensor]) -> None:
         """Go from the model of the meetings to where ``ahead`` leads back from."""
         for place, way_back in ahead.items():
-            self._parameters()[place].sub_(way_back)
+            self._parameters[place].sub_(way_back)
 
     @torch.no_grad()
     def go_back(self, places: Iterable[int] | None = None) -> None:
         """Take parameters, all that are trained or those of some numbers, back to the model of the meetings."""
-        parameters = self._parameters()
-        for place in [p for p, each in enumerate(parameters) if each.requires_grad] if places is None else places:
-            parameters[place].copy_(self._before[place])
+        for place in [p for p, each in enumerate(self._parameters) if each.requires_grad] if places is None else places:
+            self._parameters[place].copy_(self._before[place])
 
     def sizes(self) -> list[int]:
-        return [length_of([each for each in self._parameters() if each.requires_grad])]
+        return [length_of(each for each in self._parameters if each.requires_grad)]
 
     def state(self) -> dict[str, Any]:
         return {
@@ -182,9 +181,6 @@ class OuterStep(MeetingHook):
         for before, other in zip(self._before, saved.get("before", self._before), strict=True):
             before.copy_(other)
         self.fit.reducer.restore(saved["lost"])
-
-    def _parameters(self) -> list[Tensor]:
-        return self.fit.dense_parameters(frozen=True)
 
 
 def _optimizer_of(parameters: list[Tensor], outer: Outer) -> Optimizer:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gnn_dist import EverySteps, LLCGStrategy, LocalSGDStrategy
-from lightning_gnn_dist.rounds.means import finite
+from lightning_gnn_dist.rounds.means.reducer import are_finite
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import Net, State, batches, differs, fit, state_of
@@ -44,7 +44,7 @@ def poisoned(rank: int, world_size: int, strategy: str, what: str, options: dict
         else:
             fit(rank, grappa(), module, devices=world_size, **options)
     finally:
-        assert strategy == "local" or finite.are_finite(module.parameters())  # the step was not taken
+        assert strategy == "local" or are_finite(module.parameters())  # the step was not taken
 
 
 CASES: list[tuple[str, str, dict[str, Any], str]] = [
@@ -99,7 +99,7 @@ def test_a_rank_that_is_left_out_gets_the_mean_of_the_others() -> None:
 
 def test_a_rank_that_was_left_out_learns_on() -> None:
     for state, ranks in run_ranks(left_out, 2, 4):
-        assert ranks == [] and finite.are_finite(state.values())
+        assert ranks == [] and are_finite(state.values())
 
 
 def corrected(rank: int, world_size: int, nonfinite: Any) -> bool:
@@ -109,7 +109,7 @@ def corrected(rank: int, world_size: int, nonfinite: Any) -> bool:
         module.training_step = lambda batch: own_step(batch) * float("nan")
     strategy = LLCGStrategy(EverySteps(2), nonfinite=nonfinite, **PATIENCE)  # type: ignore[arg-type]
     fit_on_graph(strategy, module, data_module(), world_size)
-    return finite.are_finite(module.parameters())
+    return are_finite(module.parameters())
 
 
 def test_a_correction_that_is_nan_is_named_or_left_out() -> None:
@@ -122,7 +122,7 @@ def test_a_correction_that_is_nan_is_named_or_left_out() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_is_found_wherever_it_is(value: float) -> None:
     tensors = [torch.zeros(3), torch.ones(2, 2, dtype=torch.float64), torch.arange(3), torch.zeros(0)]
-    assert finite.are_finite(tensors) and finite.are_finite([])
-    assert finite.are_finite([torch.full((2,), 3e38), torch.full((9,), 6e4, dtype=torch.float16)])
+    assert are_finite(tensors) and are_finite([])
+    assert are_finite([torch.full((2,), 3e38), torch.full((9,), 6e4, dtype=torch.float16)])
     tensors[1][1, 0] = value
-    assert not finite.are_finite(tensors)
+    assert not are_finite(tensors)
