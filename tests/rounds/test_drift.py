@@ -19,7 +19,6 @@ from lightning_gnn_dist import (
     Graph,
     Holding,
     Isolated,
-    LazyAdam,
     LLCGStrategy,
     LocalSGDStrategy,
     MetisPartitioner,
@@ -240,87 +239,19 @@ def test_alone_there_is_no_drift_to_correct() -> None:
     assert differs(plain, drift) == 0.0
 
 
-class Table(SAGE):
-    """With rows of its own that it learns, of which a batch touches some."""
-
-    def __init__(self, *args: Any, table: Any = torch.nn.Embedding, sparse: bool = True, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.rows = table(400, 12, sparse=sparse)
-
-    def forward(self, batch: Any) -> Tensor:
-        ids = batch.n_id if isinstance(self.rows, torch.nn.Embedding) else batch.n_id[:, None]
-        batch.x = batch.x + self.rows(ids)
-        return super().forward(batch)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-@pytest.mark.parametrize("table", [torch.nn.Embedding, torch.nn.EmbeddingBag])
-def test_sparse_tables_are_left_out(table: Any) -> None:
-    module = model(Table, table=table)
-    before = module.rows.weight.detach().clone()
-    fit(LLCGStrategy(EverySteps(2), **PATIENCE), module, data_module(), 1, max_epochs=1)
-    moved = (module.rows.weight.detach() != before).any(1)
-    assert 0 < int(moved.sum()) < len(moved)
-
-
-class Functional(Table):
+class Functional(SAGE):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.rows = torch.nn.Linear(12, 400, bias=False)  # type: ignore[assignment]
+        self.rows = torch.nn.Linear(12, 400, bias=False)
 
     def forward(self, batch: Any) -> Tensor:
         batch.x = batch.x + functional.embedding(batch.n_id, self.rows.weight, sparse=True)
-        return SAGE.forward(self, batch)
+        return super().forward(batch)
 
 
 def test_sparse_gradients_of_no_table_are_explained() -> None:
     with pytest.raises(ValueError, match=r"shape \(400, 12\) has a sparse gradient, .*sparse=False"):
         fit(LLCGStrategy(**PATIENCE), model(Functional), data_module(), 1)
-
-
-def test_corrections_of_sparse_gradients_are_those_of_dense_ones() -> None:
-    states = []
-    for sparse in (True, False):
-        module = model(Table, sparse=sparse)
-        fit(LLCGStrategy.as_published(EverySteps(2), **PATIENCE), module, data_module(), 1)
-        states.append(state_of(module))
-    assert differs(*states) < 1e-6
-
-
-# Rows that one rank alone trains.
-
-
-class Rows(pl.LightningModule):
-    """A class for each row."""
-
-    def __init__(self, *, sparse: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.rows, self.head = torch.nn.Embedding(400, 4, sparse=sparse), torch.nn.Linear(4, 4)
-        torch.nn.init.zeros_(self.rows.weight)
-
-    def training_step(self, batch: Any) -> Tensor:
-        seeds = slice(batch.batch_size)
-        return functional.cross_entropy(self.head(self.rows(batch.n_id[seeds])), batch.y[seeds])
-
-    def configure_optimizers(self) -> Any:
-        return LazyAdam(self.parameters(), lr=0.01)
-
-
-def moved(rank: int, world_size: int, sparse: bool) -> float:
-    data, module = data_module(sampler=WholePartSampler(2), batch_size=10**6), Rows(sparse=sparse)
-    strategy: Any = LocalSGDStrategy(EverySteps(1), **PATIENCE)
-    fit(strategy, module, data, world_size, max_epochs=5, limit_val_batches=0)
-    return float(module.rows.weight.detach()[small_graph().split("train")].abs().mean())
-
-
-@pytest.mark.filterwarnings("ignore:.*validation_step", "ignore:rows has a row for each of 400 nodes")
-@pytest.mark.slow
-def test_a_row_of_one_rank_moves_as_far_as_alone_if_gradients_are_sparse() -> None:
-    alone, dense, sparse = moved(0, 1, True), run_ranks(moved, 2, False)[0], run_ranks(moved, 2, True)[0]
-    assert dense == pytest.approx(alone / 2, rel=0.02) and sparse == pytest.approx(alone, rel=0.02)
 
 
 def test_a_drift_that_says_nothing_is_towards_what_the_strategy_knows_best() -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from lightning_gnn_dist import LadiesSampler, NeighborSampler, PartitionedDataModule, WholePartSampler, communities
 from lightning_gnn_dist.batches.source import stream_to
-from lightning_gnn_dist.extensions.larger_than_memory.placement import Place, Placement
 from tests.every_strategy import every_strategy
 from tests.layers.typed_model import some_data
 
@@ -82,9 +81,4 @@ def test_batches_are_moved_whole_and_hold_no_number_that_such_a_device_lacks(sam
 
 
 def test_nothing_of_cuda_is_asked_of_such_a_device() -> None:
-    device = torch.device("mps", 0)
-    assert stream_to(device) is None
-    graph, sampler = communities(50, 2), NeighborSampler([2])
-    assert Placement(device, "auto").of(graph, sampler) == Place(graph, sampler)
-    with pytest.raises(ValueError, match='sample_on="device" draws on CUDA devices, and this trainer computes on mps'):
-        Placement(device, "device").of(graph, sampler)
+    assert stream_to(torch.device("mps", 0)) is None

@@ -34,7 +34,7 @@ from lightning_gnn_dist.data.datamodule import GraphDataModule
 from lightning_gnn_dist.extensions.larger_than_memory import placement, sources
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import DeviceSampler
 from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import MemoryPlan, Sizes
-from lightning_gnn_dist.extensions.larger_than_memory.placement import Placement, release
+from lightning_gnn_dist.extensions.larger_than_memory.placement import Place, Placement, release
 from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs
 from tests.batch_contents import check_same, contents
 from tests.placing import placed
@@ -292,3 +292,10 @@ def test_what_cannot_be_made_there_is_refused():
         module_of("device", global_batching=GlobalBatching(sampler=ShadowSampler([2], num_hops=2)))
     with pytest.raises(ValueError, match=r"draws there .*got WholePartSampler"):
         links_of("device", sampler=WholePartSampler(2))
+
+
+def test_nothing_of_cuda_is_asked_of_another_device() -> None:
+    device, graph, sampler = torch.device("mps", 0), communities(50, 2), NeighborSampler([2])
+    assert Placement(device, "auto").of(graph, sampler) == Place(graph, sampler)
+    with pytest.raises(ValueError, match='sample_on="device" draws on CUDA devices, and this trainer computes on mps'):
+        Placement(device, "device").of(graph, sampler)
