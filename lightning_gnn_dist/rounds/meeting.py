@@ -75,7 +75,7 @@ class Meeting:
         """
         state, counts = self.fit.round, self._compare(batches)
         state.left_out = [rank for rank, count in enumerate(counts) if count < 0]
-        state.is_left_out = collectives.rank() in state.left_out
+        state.is_left_out = bool(state.left_out) and collectives.rank() in state.left_out
         if state.left_out and (self.fit.nonfinite == "refuse" or len(state.left_out) == len(counts)):
             refuse_weights(state.left_out, state.round_idx)
         state.batches_of_ranks = [abs(count) for count in counts]
@@ -143,7 +143,9 @@ class Meeting:
                 refusals.check_sizes(of_ranks)
         all_equal = len({row[-1] for row in rows}) == 1
         fit.reducer.begin_meeting(fit.round.round_idx, sizes if all_equal else [])
-        self.parameters.compare([] if all_equal else collectives.gather_numbers(sums, fit.device))
+        self.parameters.unequal.clear()
+        if not all_equal:
+            self.parameters.compare(collectives.gather_numbers(sums, fit.device))
         return [row[0] for row in rows]
 
     def _vote(self, batches: int, is_told_to_end: bool) -> list[Votes]:

@@ -9,7 +9,16 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import MAX_HOPS, check_at_least, check_ids, check_instance, check_list, is_integer, shown
+from lightning_gnn_dist.checks import (
+    MAX_HOPS,
+    MAX_INTEGER,
+    check_at_least,
+    check_ids,
+    check_instance,
+    check_list,
+    is_integer,
+    shown,
+)
 from lightning_gnn_dist.engine.sample import MAX_ENTRIES, BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
@@ -75,22 +84,27 @@ def check_bulk(
 
     With ``untyped``, the name of a sampler that knows no types, a typed graph is refused.
     """
-    check_instance("graph", graph, Graph, "a Graph, made by Graph.from_pyg(data)")
+    if not isinstance(graph, Graph):
+        check_instance("graph", graph, Graph, "a Graph, made by Graph.from_pyg(data)")
     graph.check_whole()
-    if have_names(graph.types) and untyped is not None:
+    if untyped is not None and have_names(graph.types):
         raise ValueError(
             f"{untyped} draws from graphs without types, and this one has {len(graph.types.node_types)} node types: "
             "use NeighborSampler, ShadowSampler, RandomWalkSampler(num_hops, visits=0) or "
             "WholePartSampler, or a graph made by Graph.from_pyg(data.to_homogeneous())."
         )
-    check_list("seeds", seeds, "[torch.arange(8)], a tensor for each batch")
-    check_list("keys", keys, "[BatchKey(seed=0, epoch=0, batch=0)], one for each batch")
+    if not isinstance(seeds, list) or not isinstance(keys, list):
+        check_list("seeds", seeds, "[torch.arange(8)], a tensor for each batch")
+        check_list("keys", keys, "[BatchKey(seed=0, epoch=0, batch=0)], one for each batch")
     if len(seeds) != len(keys):
         raise ValueError(
             f"Each batch needs a key, got {len(seeds)} lists of seeds and {len(keys)} keys: seeds and keys must be as "
             "long as each other."
         )
-    return [(check_seeds(ids, graph.num_nodes), _checked(key)) for ids, key in zip(seeds, keys, strict=True)]
+    num_nodes = graph.num_nodes
+    if not all(type(key) is BatchKey and all(type(n) is int and 0 <= n <= MAX_INTEGER for n in key) for key in keys):
+        keys = [_checked(key) for key in keys]
+    return [(check_seeds(ids, num_nodes), key) for ids, key in zip(seeds, keys, strict=True)]
 
 
 def _checked(key: BatchKey) -> BatchKey:
@@ -102,7 +116,9 @@ def _checked(key: BatchKey) -> BatchKey:
 
 def check_seeds(seeds: Tensor, num_nodes: int) -> Tensor:
     """Refuse seeds that are not a vector of ids of the graph; return them as contiguous int64."""
-    check_ids("The seeds of a batch", seeds)
+    is_plain = isinstance(seeds, Tensor) and seeds.layout == torch.strided and seeds.is_cpu
+    if not is_plain or seeds.dtype != torch.int64 or seeds.dim() != 1:
+        check_ids("The seeds of a batch", seeds)
     seeds = seeds.to(torch.int64).contiguous()
     low, high = (int(seeds.min()), int(seeds.max())) if seeds.numel() else (0, -1)
     if low < 0 or high >= num_nodes:

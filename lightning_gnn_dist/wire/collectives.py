@@ -161,7 +161,7 @@ def average_(tensors: Iterable[Tensor], weight: float = 1.0, group: dist.Process
     tensors = list(tensors)
     flats = flatten(tensors, weight, meeting_place(tensors))
     for flat in flats.values():
-        _all_reduce(flat, op_of(flat), group)
+        _all_reduce(flat, dist.ReduceOp.SUM if flat.is_floating_point() else dist.ReduceOp.MAX, group)
         if flat.is_floating_point() and not flat[-1] > 0:
             check_total(float(flat[-1]))
     write_back(flats, tensors)
@@ -297,8 +297,9 @@ def meeting_place(tensors: Iterable[Tensor]) -> torch.device:
     elsewhere = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
     if elsewhere is not None:
         return elsewhere
-    reads_ram = not is_joined() or "gloo" in dist.get_backend_config()
-    return torch.device("cpu") if reads_ram else torch.device("cuda", torch.cuda.current_device())
+    if world_size() == 1 or "gloo" in dist.get_backend_config():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 # Many tensors as a few vectors, of which ranks make sums and maxima, and back. Nothing is exchanged.

@@ -54,7 +54,7 @@ class Parameters(MeetingHook):
 
     def __init__(self, *, trained: bool, with_buffers: bool) -> None:
         self._sends_trained, self.with_buffers = trained, with_buffers
-        self._unequal: set[int] = set()  # parameters that differed between ranks when they met, by number
+        self.unequal: set[int] = set()  # parameters that differed between ranks when they met, by number
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Refuse sparse gradients whose rows nobody counts."""
@@ -94,7 +94,7 @@ class Parameters(MeetingHook):
     def compare(self, rows: Sequence[Sequence[int]]) -> None:
         """Average, until the next call, the parameters whose checksums differ; a row holds one rank's checksums."""
         columns = enumerate(zip(*rows, strict=True))
-        self._unequal = {idx for idx, column in columns if len(set(column)) > 1}
+        self.unequal = {idx for idx, column in columns if len(set(column)) > 1}
 
     def _tensors(self, *, trained: bool) -> list[Tensor]:
         """Return those that differ though they are frozen, if asked for those that are trained, and buffers."""
@@ -102,7 +102,7 @@ class Parameters(MeetingHook):
         found = [
             each.data
             for idx, each in enumerate(module.parameters())
-            if (id(each) in whole if each.requires_grad else idx in self._unequal)
+            if (id(each) in whole if each.requires_grad else idx in self.unequal)
         ]
         return [*found, *module.buffers()] if self.with_buffers else found
 
@@ -138,7 +138,8 @@ class AveragedMoments(MeetingHook):
             for moment in optimizer_tensors(self.fit.optimizers, self.has, [each])
             if id(each) not in rows or (each.requires_grad and moment.shape == each.shape)
         }
-        return [each for each in optimizer_tensors(self.fit.optimizers, self.has) if id(each) not in skipped]
+        wanted = None if self._names is None else self.has
+        return [each for each in optimizer_tensors(self.fit.optimizers, wanted) if id(each) not in skipped]
 
     def has(self, name: str) -> bool:
         """Return whether moments of a name are averaged."""
@@ -154,7 +155,7 @@ def forget_moments(optimizers: Iterable[Optimizer]) -> None:
 
 def optimizer_tensors(
     optimizers: Iterable[Optimizer],
-    is_wanted: Callable[[str], bool] = lambda _: True,
+    is_wanted: Callable[[str], bool] | None = None,
     of: Iterable[Tensor] | None = None,
 ) -> list[Tensor]:
     """Return the tensors of the optimizers' states, all or those of some names, in the same order on every rank.
@@ -166,6 +167,6 @@ def optimizer_tensors(
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             if asked is None or id(parameter) in asked:
                 state = optimizer.state.get(parameter, {})
-                names = filter(is_wanted, sorted(state))
+                names = [name for name in sorted(state) if is_wanted is None or is_wanted(name)]
                 tensors += [state[name] for name in names if isinstance(state[name], Tensor)]
     return tensors

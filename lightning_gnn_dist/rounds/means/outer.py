@@ -137,7 +137,8 @@ class OuterStep(MeetingHook):
             self._before[place].grad = mean
         self._optimizer.step()
         self._optimizer.zero_grad()
-        self.go_back(means)
+        for place in means:
+            self._parameters[place].copy_(self._before[place])
 
     @torch.no_grad()
     def go_ahead(self, ahead: Mapping[int, Tensor]) -> None:
@@ -146,10 +147,11 @@ class OuterStep(MeetingHook):
             self._parameters[place].sub_(way_back)
 
     @torch.no_grad()
-    def go_back(self, places: Iterable[int] | None = None) -> None:
-        """Take parameters, all that are trained or those of some numbers, back to the model of the meetings."""
-        for place in [p for p, each in enumerate(self._parameters) if each.requires_grad] if places is None else places:
-            self._parameters[place].copy_(self._before[place])
+    def go_back(self) -> None:
+        """Take all parameters that are trained back to the model of the meetings."""
+        for before, now in zip(self._before, self._parameters, strict=True):
+            if now.requires_grad:
+                now.copy_(before)
 
     def sizes(self) -> list[int]:
         return [length_of(each for each in self._parameters if each.requires_grad)]
