@@ -129,6 +129,11 @@ class DriftCorrection(MeetingHook):
             else:
                 shared = [gradient.clone() for gradient in own]
                 average_gradient_(self.fit, shared, self.fit.weight(), "anchor gradient")
+        self.anchor_at(parameters, shared, own)
+
+    @torch.no_grad()
+    def anchor_at(self, parameters: Sequence[Tensor], shared: list[Tensor], own: list[Tensor]) -> None:
+        """Start a round with known gradients: ``shared`` is the one that all ranks agree on, ``own`` this rank's."""
         before = dict(zip(map(id, self._parameters), self._shift, strict=True))
         self._parameters = parameters
         self._shift = [ours - mine for ours, mine in zip(shared, own, strict=True)]

@@ -132,7 +132,7 @@ class Meeting:
         fit, several = self.fit, collectives.world_size() > 1
         sizes = self.ask("sizes")
         if any(hook.averages_gradients for hook in self.hooks):
-            sizes.append(length_of(fit.trained_parameters()))
+            sizes += [length_of(fit.dense_parameters()), length_of(fit.trained_parameters())]
         sums = self.parameters.checksums() if several else []
         is_finite = are_finite(self.ask("trained"))
         count, summary = batches if is_finite else -batches, zlib.crc32(repr([*sizes, *sums]).encode())

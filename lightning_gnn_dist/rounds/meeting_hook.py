@@ -125,7 +125,7 @@ class MeetingHook:
 
     fit: Fit
     looks_beyond_parts = False  # whether it puts right what averages of unlike parts lose
-    averages_gradients = False  # whether it averages gradients of all that trains, as many numbers on each rank
+    averages_gradients = False  # whether it averages gradients of all that trains, or what goes in their place
     follows_mean = False  # whether it goes on from a mean, and waits where a reducer takes that in later
 
     def begin(self, fit: Fit) -> None:

@@ -43,8 +43,7 @@ from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedS
 from lightning_gnn_dist.strategies.leaving import Leaving
 from lightning_gnn_dist.strategies.used_parameters import UsedParameters, counting_unfrozen
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.gradient_sums import GradientSums
-from lightning_gnn_dist.wire.hosts import HostGradients
+from lightning_gnn_dist.wire.hosts import GradientSums, HostGradients
 
 Weights = Literal["coverage", "nodes", "uniform"]
 # The option not to send buffers at every forward; torch 2.13 has renamed it.

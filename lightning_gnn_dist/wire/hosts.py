@@ -21,7 +21,6 @@ from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.addresses import keeps_on_host, kept_on_host
 from lightning_gnn_dist.wire.channel import CPU, Background, Channel, open_channel, patience
 from lightning_gnn_dist.wire.collectives import Sent, gather_numbers, rank, world_size
-from lightning_gnn_dist.wire.gradient_sums import GradientSums
 
 THREAD_NAME = "lightning_gnn_dist.wire.hosts"
 
@@ -97,6 +96,28 @@ def find_hosts(own: int, num_hosts: int) -> None:
         collectives.use_hosts(None)
     elif collectives.hosts is None or collectives.hosts.world is not dist.group.WORLD:
         collectives.use_hosts(Hosts([host for (host,) in gather_numbers([own], CPU)]))
+
+
+class GradientSums:
+    """Leaves them to DDP. What sends gradients otherwise overrides what it does otherwise."""
+
+    is_of_ddp = True  # whether DDP sends them, in buckets that it makes
+
+    def begin(self, step: int) -> None:
+        """Get ready for a backward pass whose gradients are averaged."""
+
+    def finish(self) -> None:
+        """Replace the gradients by their means over ranks, after the backward pass. Collective."""
+
+    def close(self) -> None:
+        """End what is under way. Not collective."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold of this rank."""
+        return {}
+
+    def restore(self, lost: Sequence[Tensor]) -> None:
+        """Go on with the ``lost`` that :meth:`state` had in the fit of a checkpoint."""
 
 
 class HostGradients(GradientSums):

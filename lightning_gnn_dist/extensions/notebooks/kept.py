@@ -34,19 +34,24 @@ class Keeper(Callback):
 
     def weights(self, trainer: Trainer) -> dict[str, Any]:
         """Return the weights of the last meeting, or for a strategy without meetings those of now."""
-        if self._round == _round_of(trainer):
+        state = getattr(trainer.strategy, "state", None)
+        if state is not None and self._round == state.round_idx:
             return self._weights
         return trainer.lightning_module.state_dict()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        self._end_if_interrupted()
-        is_alone: bool = trainer.strategy.is_alone  # type: ignore[attr-defined]
-        self.is_in_step = not is_alone  # gradients are exchanged: only whole steps leave all ranks alike
-        is_new_round = is_alone and self._round != _round_of(trainer)
+        if self.is_interrupted:
+            raise InterruptedRankError
+        state = getattr(trainer.strategy, "state", None)  # of rounds
+        self.is_in_step = state is None  # gradients are exchanged: only whole steps leave all ranks alike
+        is_new_round = state is not None and self._round != state.round_idx
         # Of what no rank holds whole there is nothing to keep that a rank has the memory for.
         if is_new_round and os.environ["LOCAL_RANK"] == "0" and not _lies_apart(trainer):
-            self._weights = {name: _copied(value) for name, value in pl_module.state_dict().items()}
-            self._round = _round_of(trainer)
+            self._weights = {
+                name: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+                for name, value in pl_module.state_dict().items()
+            }
+            self._round = state.round_idx  # type: ignore[union-attr]
 
     def on_train_batch_end(self, *args: Any) -> None:
         self.is_in_step = False
@@ -62,16 +67,6 @@ class Keeper(Callback):
 def _lies_apart(trainer: Trainer) -> bool:
     """Return whether some of the module lies with one rank each."""
     return any(state.excluded() for state in trainer.strategy.states)  # type: ignore[attr-defined]
-
-
-def _round_of(trainer: Trainer) -> int | None:
-    """Return how many meetings a strategy that holds some has held."""
-    state = getattr(trainer.strategy, "state", None)
-    return None if state is None else int(state.round_idx)
-
-
-def _copied(value: Any) -> Any:
-    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
 
 
 @dataclass

@@ -24,8 +24,7 @@ from lightning_gnn_dist.extensions.rounded.rounded_mean import RoundedMean, mean
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Background
 from lightning_gnn_dist.wire.collectives import scatter_back
-from lightning_gnn_dist.wire.gradient_sums import GradientSums
-from lightning_gnn_dist.wire.hosts import open_channel_of_means
+from lightning_gnn_dist.wire.hosts import GradientSums, open_channel_of_means
 
 THREAD_NAME = "lightning_gnn_dist.extensions.rounded.gradients"
 NUMBERS_OF_A_BUCKET = 1 << 20

@@ -72,6 +72,8 @@ class Overlap(MeetingHook):
         moments: The moments of optimizers that are averaged, if any.
     """
 
+    averages_gradients = True
+
     def __init__(self, means: Sends, outer: OuterStep, moments: AveragedMoments | None) -> None:
         self._sends, self._outer, self._moments = means, outer, moments
         self._thread: Background | None = None

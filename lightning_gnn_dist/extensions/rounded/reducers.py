@@ -13,7 +13,7 @@ from lightning_gnn_dist.extensions.rounded.gradients import RoundedGradients, le
 from lightning_gnn_dist.extensions.rounded.means import Means
 from lightning_gnn_dist.rounds.means.reducer import Reducer
 from lightning_gnn_dist.rules import check_fields
-from lightning_gnn_dist.wire.gradient_sums import GradientSums
+from lightning_gnn_dist.wire.hosts import GradientSums
 
 
 @dataclass(frozen=True)

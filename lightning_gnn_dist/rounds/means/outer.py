@@ -34,7 +34,7 @@ from lightning_gnn_dist.checks import (
     shown,
     takes,
 )
-from lightning_gnn_dist.rounds.means.reducer import Groups, leave_out_, length_of
+from lightning_gnn_dist.rounds.means.reducer import Groups, leave_out_
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
 from lightning_gnn_dist.rules import Fraction, Positive, check_fields
 
@@ -89,6 +89,8 @@ class OuterStep(MeetingHook):
     Args:
         outer: The settings.
     """
+
+    averages_gradients = True
 
     def __init__(self, outer: Outer) -> None:
         self._outer = outer
@@ -152,9 +154,6 @@ class OuterStep(MeetingHook):
         for before, now in zip(self._before, self._parameters, strict=True):
             if now.requires_grad:
                 now.copy_(before)
-
-    def sizes(self) -> list[int]:
-        return [length_of(each for each in self._parameters if each.requires_grad)]
 
     def state(self) -> dict[str, Any]:
         return {

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.gradient_sums import GradientSums
+from lightning_gnn_dist.wire.hosts import GradientSums
 
 Groups = Mapping[str, Sequence[Tensor]]
 Nonfinite = Literal["refuse", "leave_out"]
