@@ -119,7 +119,7 @@ class GrappaStrategy(PartitionedStrategy):
         self._losses: list[Tensor] = []  # of this rank, since the last exchange of gradients
         self._parameters: UsedParameters | None = None
         self.reducer, self._sums = reducer, GradientSums()
-        self._scale = torch.ones(())
+        self._scale = LossScale(weights)
         self._has_stepped = False  # since buffers were averaged
         self._has_types = False  # whether batches have
         self._companion = StepCallback(self)
@@ -168,7 +168,7 @@ class GrappaStrategy(PartitionedStrategy):
         super().on_train_batch_start(batch, batch_idx)
         for state in self.states:
             state.begin_batch()
-        leaving, own = self._leaving(), _weight(batch, self.weights)
+        leaving, own = self._leaving(), self._scale.own(batch)
         votes = leaving.own()
         sums = torch.zeros(1 + len(votes), dtype=torch.float64, device=self.root_device)
         for place, number in enumerate([own, *votes]):  # filled in on the device: a copy from RAM would wait for it
@@ -176,9 +176,7 @@ class GrappaStrategy(PartitionedStrategy):
         collectives.sum_(sums)
         leaving.take(sums[1:])
         self._has_stepped, self._has_types = True, isinstance(batch, HeteroData)
-        total = sums[0]
-        # Without weight on any rank, all batches are fillers.
-        self._scale = torch.where(total > 0, self.world_size * own / total, 0.0)
+        self._scale.take(own, sums[0], self.world_size)
 
     def backward(self, closure_loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         assert self._parameters is not None
@@ -187,7 +185,7 @@ class GrappaStrategy(PartitionedStrategy):
         exchanges = getattr(self.model, "require_backward_grad_sync", False)
         if exchanges:
             self._sums.begin(self._module().trainer.global_step)
-        loss = super().backward(closure_loss * self._scale.to(closure_loss.dtype), *args, **kwargs)
+        loss = super().backward(self._scale.of(closure_loss), *args, **kwargs)
         if exchanges:
             self._parameters.hand_in_zeros()
             steps_next = self._module().automatic_optimization  # by hand other backwards may follow before the step
@@ -305,6 +303,38 @@ class GrappaStrategy(PartitionedStrategy):
         return self.leaving
 
 
+class LossScale:
+    r"""The factor of this rank's loss in a step, :math:`P\,W_r / Z`, in float64.
+
+    Args:
+        weights: What seeds count for.
+    """
+
+    def __init__(self, weights: str) -> None:
+        self._weights, self._factor = weights, torch.ones(())
+
+    def own(self, batch: Any) -> float | Tensor:
+        """Return :math:`W_r`, the weight of a batch; 0 for a filler."""
+        if getattr(batch, "is_filler", False):
+            return 0.0
+        if self._weights == "uniform":
+            return 1.0
+        size = float(getattr(batch, "num_targets", getattr(batch, "batch_size", 1)))
+        coverage = getattr(batch, "coverage", None)
+        if coverage is None or self._weights != "coverage":
+            return size
+        total = coverage[: batch.batch_size].sum(dtype=torch.float64)
+        return torch.where(total > 0, total, _UNCOVERED * size)
+
+    def take(self, own: float | Tensor, total: Tensor, num_ranks: int) -> None:
+        """Take :math:`Z`, the sum of all ranks. Where nobody has any weight, all batches are fillers."""
+        self._factor = torch.where(total > 0, num_ranks * own / total, 0.0)
+
+    def of(self, loss: Tensor) -> Tensor:
+        """Return the loss that this rank steps along."""
+        return loss * self._factor.to(loss.dtype)
+
+
 class StepCallback(Callback):
     """The callback that the strategy brings along: strategies have no hook at the end of a batch or an epoch."""
 
@@ -340,18 +370,6 @@ class StepCallback(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # First of all callbacks. A SIGTERM ends all ranks at one place, whatever else may end this one alone.
         self.strategy.is_cut_off = not isinstance(exception, SIGTERMException)
-
-
-def _weight(batch: Any, weights: str) -> float | Tensor:
-    """Return the weight of a batch; 0 for a filler."""
-    if getattr(batch, "is_filler", False):
-        return 0.0
-    size = 1.0 if weights == "uniform" else float(getattr(batch, "num_targets", getattr(batch, "batch_size", 1)))
-    coverage = getattr(batch, "coverage", None)
-    if coverage is None or weights != "coverage":
-        return size
-    total = coverage[: batch.batch_size].sum(dtype=torch.float64)
-    return torch.where(total > 0, total, _UNCOVERED * size)
 
 
 def _say_what_is_weighed(batch: Any, weights: str) -> None:
