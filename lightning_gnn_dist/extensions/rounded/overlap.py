@@ -64,7 +64,7 @@ class Sends(Protocol):
 
 
 class Overlap(MeetingHook):
-    """The step of the meetings, and the means of moments, a round late. It comes last among the hooks of its stage.
+    """The step of the meetings, and the means of moments, a round late. It comes behind what makes means at once.
 
     Args:
         means: Sends what a rank has packed.
