@@ -13,8 +13,8 @@ from torch import Tensor
 from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import EverySteps, GrappaStrategy, LLCGStrategy, LocalSGDStrategy, Outer, Rounded
-from lightning_gnn_dist.extensions.rounded.rounded_mean import RoundedMean, means_together
 from lightning_gnn_dist.extensions.rounded.codec import Codec
+from lightning_gnn_dist.extensions.rounded.rounded_mean import RoundedMean, means_together
 from lightning_gnn_dist.wire.collectives import traffic
 from lightning_gnn_dist.wire.hosts import find_hosts, open_channel_of_means
 from tests.every_strategy import PATIENCE
