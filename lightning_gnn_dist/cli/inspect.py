@@ -16,8 +16,8 @@ from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.store import holds_split, shard_name
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.user_ids import class_names
+from lightning_gnn_dist.graph.with_arrays import bytes_of_part
 from lightning_gnn_dist.names import extension
-from lightning_gnn_dist.partition.advice import bytes_of_part
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.findings import BATCH_SIZE, FANOUT, advise, bytes_per_part

@@ -39,7 +39,6 @@ from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.graph.user_ids import Columns
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.access import (
     check_labelled,
@@ -57,10 +56,12 @@ from lightning_gnn_dist.homes.running import Running, passes_left
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
 from lightning_gnn_dist.joint import CountsSeeds, ForStrategies, HasDigests, HasParts, KeepsRows, Scope
 from lightning_gnn_dist.layers.exactness import Exactness
-from lightning_gnn_dist.partition.base import Partition, Partitioner
-from lightning_gnn_dist.partition.default import Cut, unless_auto
+from lightning_gnn_dist.partition.base import Cut, Partition, Partitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.sampling.base import Sampler
+
+if TYPE_CHECKING:
+    from lightning_gnn_dist.graph.user_ids import Columns
 
 Held = Literal["val", "test"]
 
@@ -633,7 +634,8 @@ class PartitionedDataModule(GraphDataModule):
         whole = where if kind is None or kind == where.types.seeds else where.with_seeds(kind)
         check_typed(whole.types, settings)
         check_samplers(whole, settings)
-        home = LocalGraph(whole, running, unless_auto(partitioner), holding, asked, coverage)
+        cutter = None if partitioner == "auto" else partitioner
+        home = LocalGraph(whole, running, cutter, holding, asked, coverage)
         learned = NodeTask(home, values)
         learned.check(whole)
         super().__init__(learned, task_elsewhere(running, whole.types))

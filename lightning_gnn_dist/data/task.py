@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.boundary import seeds_around
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.graph.user_ids import Columns, columns_for
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.access import GraphAccess
 from lightning_gnn_dist.homes.local_graph import train_nodes
@@ -26,7 +25,11 @@ from lightning_gnn_dist.homes.running import ForgetsRun
 from lightning_gnn_dist.layers.choice import Evaluated, is_limited
 from lightning_gnn_dist.layers.exactness import Exactness, Outlook
 from lightning_gnn_dist.layers.layered_loader import EvaluationLoader, Targets
+from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
+
+if TYPE_CHECKING:
+    from lightning_gnn_dist.graph.user_ids import Columns
 
 
 class Judged(NamedTuple):
@@ -182,7 +185,8 @@ class Task(ForgetsRun, ABC):
         home = self.home
         path = None if home.whole is None else home.whole.path
         nodes = None if some is None else (some - home.ids.start).numpy()
-        return columns_for(ids_of, path, home.types.seed_type(), len(home.ids), nodes)
+        found: Columns = extension("ids of nodes")(ids_of, path, home.types.seed_type(), len(home.ids), nodes)
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"values": ValueCheck(is_on=self.values.is_on)}

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import (
-    check_arrays,
     check_arrays_if_given,
     check_at_least_if_given,
     check_folder,
@@ -27,13 +26,10 @@ from lightning_gnn_dist.gone import way_out
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.digest import fingerprint_of
 from lightning_gnn_dist.graph.rows import check_csr, check_form, senders_outside
-from lightning_gnn_dist.graph.storage import store
-from lightning_gnn_dist.graph.storage.reading import read_graph
-from lightning_gnn_dist.graph.typed import hetero
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build, induced
 from lightning_gnn_dist.graph.typed.names import OneType, have_names
 from lightning_gnn_dist.graph.typed.types import UNTYPED_ONLY, GraphTypes
-from lightning_gnn_dist.graph.user_ids import all_ids
+from lightning_gnn_dist.names import extension
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
@@ -144,7 +140,8 @@ class Graph:
         """
         check_true_or_false(check_features=check_features, float_labels=float_labels, edge_ids=edge_ids)
         flags = {"check_features": check_features, "float_labels": float_labels, "edge_ids": edge_ids}
-        return typed_graph(*build(*hetero.tables_of(data, time, **flags), time))
+        found: Graph = extension("PyG's graph")(data, time=time, **flags)
+        return found
 
     @classmethod
     def from_edge_index(
@@ -170,9 +167,8 @@ class Graph:
         Edges come in the order of the graph: by receiver, then by time in a typed graph that has one, then by sender.
         """
         self.check_whole()
-        if have_names(self.types):
-            return hetero.to_hetero(self.indptr, self.indices, self.types)
-        return hetero.to_data(self.indptr, self.indices, self.node_arrays | self.edge_arrays)
+        found: Data | HeteroData = extension("graph for PyG")(self)
+        return found
 
     @classmethod
     def open(cls, path: str | Path) -> Graph:
@@ -183,7 +179,8 @@ class Graph:
         Args:
             path: The directory that :meth:`save` wrote. Its files must not change while they are mapped.
         """
-        return open_rows(check_path("path", path))
+        found: Graph = extension("saved graph")(check_path("path", path))
+        return found
 
     def save(
         self, path: str | Path, *, overwrite: bool = False, beside: Mapping[str, Tensor] = MappingProxyType({})
@@ -194,19 +191,7 @@ class Graph:
         """
         path = check_folder("path", path)
         check_true_or_false(overwrite=overwrite)
-        arrays = self.arrays
-        check_arrays(beside=beside, arrays=arrays)  # they may have changed
-        check_form(self.indptr, self.indices)
-        self.types.check_fits(self.num_nodes, self.num_edges)
-        self.types.check_lengths()
-        self.check_edges()
-        if self.path is not None and path.resolve() == self.path:
-            raise ValueError(f"The graph is read from {path} itself: save it to another path.")
-        if twice := sorted(arrays.keys() & beside.keys()):
-            raise ValueError(f"beside holds {twice}, which are arrays of the graph itself: call them links/...")
-        about = self.types.about if have_names(self.types) else None
-        ids = {} if beside else all_ids(self.path, self.types.node_types)
-        store.write(path, arrays | dict(beside), self.fingerprint, overwrite=overwrite, types=about, ids=ids)
+        extension("saving a graph")(self, path, beside, overwrite=overwrite)
 
     @property
     def num_nodes(self) -> int:
@@ -310,7 +295,7 @@ class Graph:
         # A memory map travels between processes as its path, never as its bytes.
         if self.path is not None:
             others = None if self.num_senders == self.num_nodes else self.num_senders
-            return open_rows, (self.path, others, self.types.seeds)
+            return extension("saved graph"), (self.path, others, self.types.seeds)
         return _built, (self.indptr, self.indices, self.types, self.__dict__.get("node_arrays"))
 
 
@@ -340,19 +325,9 @@ def typed_graph(
     return graph
 
 
-def open_rows(path: Path, num_senders: int | None = None, seeds: str | None = None) -> Graph:
-    """Open a saved graph whose ``indices`` lie below ``num_senders``, or below its number of rows if that is None.
-
-    ``seeds`` is the node type that a typed graph is learned from, if one was chosen.
-    """
-    rows = read_graph(path, num_senders)
-    types = rows.types if seeds is None else rows.types.with_seeds(seeds)
-    return typed_graph(rows.indptr, rows.indices, types, path.resolve(), rows.fingerprint)
-
-
 def reopened(graph: Graph) -> Graph:
     """The graph over maps of its own, so that pages that are read go with them; itself where it is in RAM."""
-    return graph if graph.path is None else open_rows(graph.path)
+    return graph if graph.path is None else Graph.open(graph.path)
 
 
 def _built(indptr: Tensor, indices: Tensor, types: GraphTypes, node_arrays: Any) -> Graph:

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.graph.graph import Graph, open_rows
+from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.shard_bounds import LinkBounds, TypedBounds
 from lightning_gnn_dist.graph.storage.files import check_entries, read_json, write_whole
+from lightning_gnn_dist.graph.storage.saved import open_graph
 from lightning_gnn_dist.graph.storage.store import SHARDS, shard_name
 from lightning_gnn_dist.graph.typed.names import have_names
 
@@ -105,7 +106,7 @@ class Shard:
                 f"Shard {index} of {bounds.num_shards} is not on this host: copy {path} from where the graph was "
                 f"divided, or make it here from the graph's files (lightning-gnn-dist prepare ... --shard {index})."
             )
-        shard = cls(open_rows(path, int(bounds.nodes[-1])), index, bounds)
+        shard = cls(open_graph(path, int(bounds.nodes[-1])), index, bounds)
         shard._check(path)
         return shard.with_seeds(bounds.types.seeds) if bounds.types.seeds else shard
 

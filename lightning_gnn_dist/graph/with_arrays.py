@@ -40,6 +40,15 @@ def bytes_per_edge(graph: Graph) -> int:
     return _mean((array.nbytes for array in _all(graph.types.edge_arrays)), graph.num_edges) + number
 
 
+def bytes_of_part(graph: Graph, num_nodes: Tensor, num_edges: Tensor) -> Tensor:
+    """Bytes that parts with so many nodes and edges take in RAM, the same shape."""
+    per_node = bytes_per_node(graph)
+    per_node += 8 if have_names(graph.types) or "n_id" not in graph.node_arrays else 0  # a part knows its nodes' ids,
+    per_node += 4  # and how much of their neighbourhoods it covers
+    per_edge = 4 + bytes_per_edge(graph)
+    return num_nodes * (per_node + 8) + 8 + num_edges * per_edge
+
+
 def numbers_per_node(graph: Graph) -> int:
     """Numbers in a row of all node arrays; of a typed graph the mean over all nodes."""
     return _mean((array.numel() for array in _all(graph.types.node_arrays)), graph.num_nodes)

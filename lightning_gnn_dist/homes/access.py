@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import check_instance, check_path, shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import TypeNames, TypeRanges, have_names
-from lightning_gnn_dist.graph.typed.tables import TIME, Tables
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.parts import Holder
 from lightning_gnn_dist.homes.residency import Holding, Per
@@ -34,6 +33,9 @@ from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.wire.channel import Channel
+
+if TYPE_CHECKING:
+    from lightning_gnn_dist.graph.typed.tables import Tables
 
 HOPS_OF_TASK = [1, 16, 8]  # the row that a question is about, then its neighbours of each type, then theirs
 HOPS_OF_PAIRS = [16, 8, 4]  # the same, and the neighbours of what is recommended
@@ -441,7 +443,7 @@ def sampler_of_task(tables: Tables | None, task: str | None) -> Sampler | None:
     hops = HOPS_OF_TASK if task is None or task in labelled else HOPS_OF_PAIRS
     if not tables.timed:
         return NeighborSampler(hops)
-    timed: Sampler = extension("by time")(hops, TIME, pick="latest")
+    timed: Sampler = extension("by time")(hops, tables.time, pick="latest")
     return timed
 
 

@@ -44,10 +44,7 @@ from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.budget import Host
 from lightning_gnn_dist.layers.through_layers import Layer, has_layers, whole_graph_arrays
 from lightning_gnn_dist.names import extension
-from lightning_gnn_dist.partition.advice import against_averaging
 from lightning_gnn_dist.partition.base import Partition, Partitioner
-from lightning_gnn_dist.partition.cache import cached_partition
-from lightning_gnn_dist.partition.default import default_partitioner
 from lightning_gnn_dist.partition.learned import learned_from
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
@@ -100,7 +97,9 @@ class Plan:
         if isinstance(partitioner, KeepsChunks):  # the graph itself is where they are kept
             return partitioner(self.graph, num_chunks, self.seed)
         if not isinstance(partitioner, Partition):
-            return cached_partition(self.graph, partitioner, num_chunks, self.seed, self.holding.cache_dir)
+            of = self.graph, partitioner, num_chunks, self.seed, self.holding.cache_dir
+            found: Partition = extension("kept partition")(*of)
+            return found
         if partitioner.num_parts != num_chunks or partitioner.assignment.numel() != self.graph.num_nodes:
             raise ValueError(
                 f"The partition has {partitioner.num_parts} parts of {partitioner.assignment.numel()} nodes in all, "
@@ -301,7 +300,8 @@ class LocalGraph(GraphAccess):
         if self._look not in self._suited:
             how = {"look_alike": look_alike, "is_told": is_told}
             found = self.holding.residency.partitioner(self.whole)
-            self._suited[self._look] = found or default_partitioner(self.whole.num_edges, memory_bytes(), **how)
+            find = extension("default partitioner")
+            self._suited[self._look] = found or find(self.whole.num_edges, memory_bytes(), **how)
         return self._suited[self._look]
 
     @property
@@ -515,7 +515,9 @@ class LocalGraph(GraphAccess):
             return None
         self.running_part()  # whose nodes ``uncovered`` counts
         uncovered, seeds = self.uncovered
-        return against_averaging(self.graph, self.plan.by_rank(), uncovered / max(seeds, 1))
+        judge = extension("advice on averaging")
+        reason: str | None = judge(self.graph, self.plan.by_rank(), uncovered / max(seeds, 1))
+        return reason
 
     # Training nodes of the part.
 

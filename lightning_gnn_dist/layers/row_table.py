@@ -20,7 +20,6 @@ from lightning_gnn_dist.batches.pool import gather_rows
 from lightning_gnn_dist.graph.rows import degrees_of, starts_of
 from lightning_gnn_dist.graph.storage.mapped import MappedRows
 from lightning_gnn_dist.graph.storage.row_file import RowFile, make
-from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.layers.way import Way
 from lightning_gnn_dist.wire.channel import Channel
 
@@ -40,7 +39,7 @@ def kept(ids: Tensor, most_bytes: int, folder: Path | None) -> Tensor:
         return ids
     with tempfile.TemporaryDirectory(dir=folder) as draft:
         np.save(Path(draft) / "ids.npy", ids.numpy())
-        return torch.from_numpy(map_npy(Path(draft) / "ids.npy"))
+        return torch.from_numpy(np.load(Path(draft) / "ids.npy", mmap_mode="r+"))
 
 
 def edges_before(indptr: Tensor, rows: Ids) -> Tensor:
@@ -110,7 +109,7 @@ class RowTable:
             path = Path(draft) / "rows.npy"
             make(path, len(ids), _bits(self.like).numpy())
             self._file = RowFile(path, "a layer")
-            self._mapped = MappedRows(torch.from_numpy(map_npy(path)))
+            self._mapped = MappedRows(torch.from_numpy(np.load(path, mmap_mode="r+")))
         weakref.finalize(self, self._file.abandon)
 
     @property

@@ -16,7 +16,6 @@ from torch import Tensor
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.value_check import labels_of
-from lightning_gnn_dist.graph.with_arrays import bytes_per_edge, bytes_per_node
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.learned import label_skew, train_mask_of, train_nodes_of
 
@@ -44,15 +43,6 @@ def against_averaging(graph: Graph, partition: Partition, lost: float) -> str | 
         return None
     reason = about_labels(excess) if parts_differ else f"{lost:.0%} of the training nodes lost all their neighbours."
     return f"{reason} {strategy(graph, parts_differ, edges_lost)}"
-
-
-def bytes_of_part(graph: Graph, num_nodes: Tensor, num_edges: Tensor) -> Tensor:
-    """Bytes that parts with so many nodes and edges take in RAM, the same shape."""
-    per_node = bytes_per_node(graph)
-    per_node += 8 if have_names(graph.types) or "n_id" not in graph.node_arrays else 0  # a part knows its nodes' ids,
-    per_node += 4  # and how much of their neighbourhoods it covers
-    per_edge = 4 + bytes_per_edge(graph)
-    return num_nodes * (per_node + 8) + 8 + num_edges * per_edge
 
 
 def beyond_chance(graph: Graph, skew: Tensor | None, train_nodes: Tensor | None, nodes: Tensor) -> float | None:

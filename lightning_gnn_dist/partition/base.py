@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -90,6 +90,9 @@ class Partitioner(Protocol):
     """
 
     def __call__(self, graph: Graph, num_parts: int, seed: int) -> Partition: ...
+
+
+Cut = Partitioner | Partition | Literal["auto"] | None  # what a data module is told to cut by
 
 
 def check_request(graph: Graph, num_parts: int, seed: int) -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 import os
 from functools import cache
-from typing import Literal
 
 from lightning_gnn_dist.checks import in_bytes
 from lightning_gnn_dist.partition import kaminpar, metis
-from lightning_gnn_dist.partition.base import Partition, Partitioner
+from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.kaminpar import WAY_TO_KAMINPAR, KaMinParPartitioner
 from lightning_gnn_dist.partition.metis import WAY_TO_METIS, MetisPartitioner
 from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 
 MOST_EDGES = 20_000_000  # for METIS, where KaMinPar is installed, which cuts as few in half the time
-Cut = Partitioner | Partition | Literal["auto"] | None
 _log = logging.getLogger(__name__)
 
 
@@ -37,11 +35,6 @@ def default_partitioner(num_edges: int, memory: int, *, look_alike: bool = False
     if is_told and os.environ.get("LOCAL_RANK", "0") == "0":
         _tell(_why_not_metis(of_metis, num_edges), repr(instead), is_streaming=not other_fits)
     return SuperNodePartitioner(clusters=instead) if look_alike else instead
-
-
-def unless_auto(partitioner: Cut) -> Partitioner | Partition | None:
-    """Return the partitioner that was named, None for ``"auto"``."""
-    return None if isinstance(partitioner, str) and partitioner == "auto" else partitioner
 
 
 def _why_not_metis(num_bytes: int, num_edges: int) -> str:

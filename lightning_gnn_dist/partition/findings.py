@@ -9,7 +9,8 @@ from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.partition.advice import DIFFERENT, LOST, about_labels, beyond_chance, bytes_of_part, strategy
+from lightning_gnn_dist.graph.with_arrays import bytes_of_part
+from lightning_gnn_dist.partition.advice import DIFFERENT, LOST, about_labels, beyond_chance, strategy
 from lightning_gnn_dist.partition.partition_report import PartitionReport
 
 UNEVEN = 1.25  # training nodes of the largest part against the mean

@@ -21,7 +21,6 @@ from lightning_gnn_dist.graph.rows import degrees_of, starts_of
 from lightning_gnn_dist.graph.storage import npy, store
 from lightning_gnn_dist.graph.storage.files import folder_beside
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.with_arrays import bytes_per_edge, bytes_per_node
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.saved_chunks import Chunks
@@ -161,6 +160,6 @@ def _describe(graph: Graph, draft: Path) -> None:
     halves = {name.rpartition("/")[2] for name, a in graph.arrays.items() if a.dtype == torch.bfloat16}
     types = None
     if have_names(graph.types):
-        types = GraphTypes.saved(graph.types.about, map_arrays(draft, sorted(draft.rglob("*.npy"))))
+        types = store.types_from(graph.types.about, map_arrays(draft, sorted(draft.rglob("*.npy"))))
     names = [] if types else [*graph.node_arrays, "n_id"]
     describe(draft, list(dict.fromkeys(names)), halves, types, _ROWS_AT_ONCE, lambda share: None)

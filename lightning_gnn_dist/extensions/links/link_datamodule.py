@@ -41,7 +41,7 @@ from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
-from lightning_gnn_dist.partition.default import Cut, unless_auto
+from lightning_gnn_dist.partition.base import Cut
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
@@ -154,7 +154,8 @@ class LinkDataModule(GraphDataModule):
             if partitioner is None and boundary.sees_whole_graph:
                 partitioner = RandomPartitioner()
             how: Any = {"fingerprint": known.fingerprint, "shown": asked.shown}
-            home = LocalGraph(graph, running, unless_auto(partitioner), holding, boundary, None, **how)
+            cutter = None if partitioner == "auto" else partitioner
+            home = LocalGraph(graph, running, cutter, holding, boundary, None, **how)
             _check_parts(home.holding)
             whole = home, values, asked
             learned = AnswerEdges(*whole, known) if isinstance(known, Answers) else WholeEdges(*whole, known)

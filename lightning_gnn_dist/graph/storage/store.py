@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import without_way_out
+from lightning_gnn_dist.checks import shown, without_way_out
 from lightning_gnn_dist.graph.storage import contents
 from lightning_gnn_dist.graph.storage.bus_error import explain_bus_errors
 from lightning_gnn_dist.graph.storage.files import (
@@ -35,8 +35,9 @@ from lightning_gnn_dist.graph.storage.files import (
     unused_name,
 )
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save_for_good
+from lightning_gnn_dist.graph.typed.names import below_edges, below_nodes
 from lightning_gnn_dist.graph.typed.tables import Tables
-from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
 
 SHARDS, SHARD = "shares.json", "share-"  # the file beside shards, and how the name of a shard begins
 FORMAT = "lightning_gnn_dist graph"
@@ -116,10 +117,49 @@ def _types(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Tensor]) ->
     if meta["version"] == UNTYPED:
         return None
     try:
-        return GraphTypes.saved(meta["types"], arrays)
+        return types_from(meta["types"], arrays)
     except (ValueError, TypeError) as error:
         said = without_way_out(error)
         raise ValueError(f"{path / 'meta.json'} does not fit the arrays beside it ({said}). {_WAY_OUT}") from error
+
+
+def types_from(about: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> GraphTypes:
+    """Make the types of a saved graph from what ``meta.json`` says and the arrays by the names of their files."""
+    sizes, of_edges = _sizes(about["nodes"], 1), _sizes(about["edges"], 3)
+    edges = {(source, name, target): count for (source, name, target), count in of_edges}
+    found = arrays.get("edge_type", torch.zeros(1, dtype=torch.uint8).expand(max(sum(edges.values()), 0)))
+    types = GraphTypes(
+        tuple(name for (name,), _ in sizes),
+        offsets_of([count for _, count in sizes]),
+        tuple(edges),
+        tuple(edges.values()),
+        found,
+        {name: arrays_below(below_nodes(name), arrays) for (name,), _ in sizes},
+        {edge_type: arrays_below(below_edges(edge_type), arrays) for edge_type in edges},
+        about["time"],
+        sender_offsets=tuple(about["senders"]) if "senders" in about else None,
+        tables=Tables.saved(about["tables"]) if "tables" in about else None,
+    )
+    known = {"indptr", "indices", *types.arrays}
+    if stray := [name for name in arrays if name not in known and not name.startswith("links/")]:
+        raise ValueError(f"{shown(stray)} belong to no type.")
+    return types
+
+
+def _sizes(rows: Sequence[Sequence[Any]], num_words: int) -> list[tuple[tuple[str, ...], int]]:
+    """The words of types, and how many nodes or edges there are of each, as ``meta.json`` has them."""
+    for row in rows:
+        *words, count = row or [None]
+        if len(words) != num_words or not all(isinstance(word, str) for word in words) or type(count) is not int:
+            raise ValueError(f"of each type it must give the name and how many there are, got {shown(list(row))}.")
+    if len(twice := {tuple(row[:-1]) for row in rows}) < len(rows):
+        raise ValueError(f"it names {len(rows)} types, of which only {len(twice)} differ.")
+    return [(tuple(row[:-1]), row[-1]) for row in rows]
+
+
+def arrays_below(folder: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The arrays whose names begin with a folder, by the rest of their names."""
+    return {name.removeprefix(folder): array for name, array in arrays.items() if name.startswith(folder)}
 
 
 def verify(path: Path, prefix: str = "") -> list[str]:

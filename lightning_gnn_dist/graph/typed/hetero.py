@@ -11,9 +11,9 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_at_least, check_plain, check_tensor, shown
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable
-from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, within
-from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.graph.graph import Graph, typed_graph
+from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build
+from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, have_names, within
 from lightning_gnn_dist.names import extension
 
 if TYPE_CHECKING:
@@ -23,10 +23,8 @@ Content = dict[str, Any]  # arrays by name, num_nodes, edge_index
 _NO_ARRAYS = {"num_nodes", "edge_index", "adj_t"}
 
 
-def tables_of(
-    data: Any, time: str | None, *, check_features: bool, float_labels: bool, edge_ids: bool
-) -> tuple[dict[str, NodeTable], dict[EdgeType, EdgeTable]]:
-    """The nodes and the edges of each type of a ``Data`` or ``HeteroData``; what cannot be trained on is refused."""
+def graph_of(data: Any, *, check_features: bool, float_labels: bool, edge_ids: bool, time: str | None) -> Graph:
+    """The graph of a ``Data`` or ``HeteroData``, or of two stores; what cannot be trained on is refused."""
     from torch_geometric.data import Data, HeteroData  # two seconds, and saved graphs need none of it
 
     is_pair = isinstance(data, tuple)
@@ -50,7 +48,7 @@ def tables_of(
             links[edge_type] = _edges(content, check_features, edge_ids)
     if not any(nodes):
         convert.check_names(*(t.arrays for t in found.values()), *(t.arrays for t in links.values()))
-    return found, links
+    return typed_graph(*build(found, links, time))
 
 
 def contents_of(data: Data | HeteroData) -> tuple[dict[str, Content], dict[EdgeType, Content]]:
@@ -148,19 +146,15 @@ def _is_meant(name: str) -> bool:
     return name in ("x", "y", "edge_attr", "edge_weight") or name.endswith("_mask")
 
 
-def to_data(indptr: Tensor, indices: Tensor, arrays: Mapping[str, Tensor]) -> Data:
-    """The graph as a PyG ``Data`` with these arrays."""
-    from torch_geometric.data import Data
+def to_pyg(graph: Graph) -> Data | HeteroData:
+    """The graph as a ``Data``, or with types as a ``HeteroData``, which shares its arrays."""
+    from torch_geometric.data import Data, HeteroData
 
-    num_nodes = indptr.numel() - 1
-    receiver = torch.arange(num_nodes).repeat_interleave(indptr.diff())
-    return Data(edge_index=torch.stack([indices.to(torch.int64), receiver]), num_nodes=num_nodes, **arrays)
-
-
-def to_hetero(indptr: Tensor, indices: Tensor, types: GraphTypes) -> HeteroData:
-    """The graph as a ``HeteroData``, which shares its arrays."""
-    from torch_geometric.data import HeteroData
-
+    indptr, indices, types = graph.indptr, graph.indices, graph.types
+    if not have_names(types):
+        receiver = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
+        edge_index, arrays = torch.stack([indices.to(torch.int64), receiver]), graph.node_arrays | graph.edge_arrays
+        return Data(edge_index=edge_index, num_nodes=graph.num_nodes, **arrays)
     data = HeteroData()
     for kind, count in types.num_nodes.items():
         data[kind].num_nodes = count

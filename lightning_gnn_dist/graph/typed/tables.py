@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -102,6 +102,7 @@ class Tables:
     span: float = 1.0
     timed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    time: ClassVar[str] = TIME
 
     def task(self, name: str) -> TableTask:
         """The task of this name."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,9 @@ from lightning_gnn_dist.graph.typed.names import (
     have_names,
     within,
 )
-from lightning_gnn_dist.graph.typed.tables import Tables
+
+if TYPE_CHECKING:
+    from lightning_gnn_dist.graph.typed.tables import Tables
 
 UNTYPED_ONLY = (
     "This needs a graph without types: the arrays of a typed one are in graph.types, and "
@@ -241,29 +243,6 @@ class GraphTypes:
         more |= {} if self.tables is None else {"tables": self.tables.about}
         return {"nodes": sizes, "edges": edges, "time": self.time} | more
 
-    @classmethod
-    def saved(cls, about: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> GraphTypes:
-        """Make the types of a saved graph from what ``meta.json`` says and the arrays by the names of their files."""
-        sizes, of_edges = _sizes(about["nodes"], 1), _sizes(about["edges"], 3)
-        edges = {(source, name, target): count for (source, name, target), count in of_edges}
-        found = arrays.get("edge_type", torch.zeros(1, dtype=torch.uint8).expand(max(sum(edges.values()), 0)))
-        types = cls(
-            tuple(name for (name,), _ in sizes),
-            offsets_of([count for _, count in sizes]),
-            tuple(edges),
-            tuple(edges.values()),
-            found,
-            {name: arrays_below(below_nodes(name), arrays) for (name,), _ in sizes},
-            {edge_type: arrays_below(below_edges(edge_type), arrays) for edge_type in edges},
-            about["time"],
-            sender_offsets=tuple(about["senders"]) if "senders" in about else None,
-            tables=Tables.saved(about["tables"]) if "tables" in about else None,
-        )
-        known = {"indptr", "indices", *types.arrays}
-        if stray := [name for name in arrays if name not in known and not name.startswith("links/")]:
-            raise ValueError(f"{shown(stray)} belong to no type.")
-        return types
-
     def check_lengths(self) -> None:
         """Refuse arrays without a row for each node, or edge, of their type, and names that no file can have."""
         kinds = edge_type_dtype(len(self.edge_types))
@@ -348,23 +327,7 @@ def offsets_of(counts: list[int]) -> tuple[int, ...]:
     return (0, *torch.tensor(counts, dtype=torch.int64).cumsum(0).tolist())
 
 
-def _sizes(rows: Sequence[Sequence[Any]], num_words: int) -> list[tuple[tuple[str, ...], int]]:
-    """The words of types, and how many nodes or edges there are of each, as ``meta.json`` has them."""
-    for row in rows:
-        *words, count = row or [None]
-        if len(words) != num_words or not all(isinstance(word, str) for word in words) or type(count) is not int:
-            raise ValueError(f"of each type it must give the name and how many there are, got {shown(list(row))}.")
-    if len(twice := {tuple(row[:-1]) for row in rows}) < len(rows):
-        raise ValueError(f"it names {len(rows)} types, of which only {len(twice)} differ.")
-    return [(tuple(row[:-1]), row[-1]) for row in rows]
-
-
 def _number(kind: Any, kinds: tuple[Any, ...], of: str) -> int:
     if not isinstance(kind, str | tuple) or kind not in kinds:
         raise ValueError(f"{of}_type must be one of {shown(list(kinds))}, got {shown(kind)}.")
     return kinds.index(kind)
-
-
-def arrays_below(folder: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The arrays whose names begin with a folder, by the rest of their names."""
-    return {name.removeprefix(folder): array for name, array in arrays.items() if name.startswith(folder)}

@@ -15,7 +15,7 @@ import torch
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.rows import row_slices
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, append, write_header
-from lightning_gnn_dist.graph.storage.store import map_npy
+from lightning_gnn_dist.graph.storage.store import map_npy, types_from
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
 from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.graph.typed.types import GraphTypes, edge_type_dtype, offsets_of
@@ -102,7 +102,7 @@ def merge_types(
         about["senders"] = list(offsets_of([part.num_all for part in parts.values()]))
     if tables is not None:
         about["tables"] = tables.about
-    return GraphTypes.saved(about, map_arrays(draft, sorted(draft.rglob("*.npy"))))
+    return types_from(about, map_arrays(draft, sorted(draft.rglob("*.npy"))))
 
 
 def merge(

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lightning_gnn_dist import Graph, LinkSplit, RandomPartitioner, save_shards, split_edges
-from lightning_gnn_dist.graph.graph import open_rows
+from lightning_gnn_dist.graph.storage.saved import open_graph
 from lightning_gnn_dist.graph.shard import Shard
 from lightning_gnn_dist.graph.storage import contents, store
 from lightning_gnn_dist.graph.storage.npy import header_of
@@ -197,7 +197,7 @@ def test_a_graph_is_looked_at_once(saved: Path, tmp_path: Path, monkeypatch: pyt
     Graph.open(path)
     assert looks == [1, 1] and (path / contents.MARK).exists()
     with pytest.raises(ValueError, match="ids lie in"):
-        open_rows(path, 3)  # checked for more senders
+        open_graph(path, 3)  # checked for more senders
 
 
 def test_a_mark_of_other_files_counts_for_nothing(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
