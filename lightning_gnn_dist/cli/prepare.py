@@ -172,12 +172,12 @@ def _summary(prepared: Prepared | None, preparation: Preparation) -> None:
     splits = ", ".join(f"{prepared.splits[name]:,} {name}" for name in order)
     size = f"{prepared.num_nodes:,} nodes, {prepared.num_edges:,} edges, {in_bytes(prepared.num_bytes)}"
     if prepared.types is not None and preparation.shard is None:
-        from lightning_gnn_dist.graph.graph_report import TypesReport  # a graph without types needs none of it
+        from lightning_gnn_dist.graph.graph_report import report_of_types  # a graph without types needs none of it
 
         indptr, indices = (
             torch.from_numpy(map_npy(preparation.target / f"{name}.npy")) for name in ("indptr", "indices")
         )
-        print(f"{preparation.target}: {TypesReport.of(indptr, indices, prepared.types)}")
+        print(f"{preparation.target}: {report_of_types(indptr, indices, prepared.types)}")
         for line in () if prepared.types.tables is None else prepared.types.tables.lines:
             print(line)
         return

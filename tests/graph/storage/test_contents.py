@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from lightning_gnn_dist import Graph, LinkSplit, RandomPartitioner, save_shards, split_edges
-from lightning_gnn_dist.graph.storage.saved import open_graph
 from lightning_gnn_dist.graph.shard import Shard
 from lightning_gnn_dist.graph.storage import contents, store
 from lightning_gnn_dist.graph.storage.npy import header_of
+from lightning_gnn_dist.graph.storage.saved import open_graph
 
 NUM_NODES = 60
 Damage = Callable[[Path], None]
