@@ -22,8 +22,8 @@ from lightning_gnn_dist import (
     RandomPartitioner,
 )
 from lightning_gnn_dist.extensions.larger_than_memory.memory import Needs
+from lightning_gnn_dist.graph.with_arrays import bytes_of_part
 from lightning_gnn_dist.homes.parts import PartReader
-from lightning_gnn_dist.partition.findings import bytes_per_part
 from tests.data_fitting import trainer
 from tests.memory import Peak, reads_memory, resident_bytes
 from tests.ranks import run_ranks
@@ -100,7 +100,7 @@ def test_a_rank_takes_no_more_than_is_predicted(tmp_path: Path) -> None:
     middle_graph(tmp_path / "graph")
     graph = Graph.open(tmp_path / "graph")
     report = RandomPartitioner()(graph, 2, 0).report(graph)
-    of_part = bytes_per_part(graph, report)
+    of_part = bytes_of_part(graph, report.nodes, report.inside_edges)
     settings = PartitionedDataModule(graph, sampler=NeighborSampler([10, 5]), batch_size=512)._running.settings
     least, most = int(of_part.min()), Needs.of_part(graph, int(of_part.max()), settings).of_rank
     for peak in run_ranks(measure_peak, 2, str(tmp_path / "graph"), timeout=600):

@@ -18,9 +18,9 @@ from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.user_ids import class_names
 from lightning_gnn_dist.graph.with_arrays import bytes_of_part
 from lightning_gnn_dist.names import extension
+from lightning_gnn_dist.partition.advice import BATCH_SIZE, FANOUT, advise
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
-from lightning_gnn_dist.partition.findings import BATCH_SIZE, FANOUT, advise, bytes_per_part
 from lightning_gnn_dist.wire.memory import free_bytes
 
 
@@ -98,7 +98,7 @@ def _inspect(graph: Graph, partitioner: Partitioner, options: argparse.Namespace
     report = partition.report(graph)
     print(f"\n{partitioner}\n{report}")
     edges = torch.bincount(partition.assignment, graph.degrees().double(), partition.num_parts).long()
-    alone = bytes_per_part(graph, report)
+    alone = bytes_of_part(graph, report.nodes, report.inside_edges)
     with_halo = bytes_of_part(graph, report.nodes + report.halo_nodes, edges)
     print(
         f"RAM for a part: {in_bytes(float(alone.double().mean()))} in the mean, {in_bytes(int(alone.max()))} at most; "
@@ -106,7 +106,7 @@ def _inspect(graph: Graph, partitioner: Partitioner, options: argparse.Namespace
         f"most; the whole graph takes {in_bytes(graph.num_bytes)}"
     )
     print(_of_ranks(graph, int(alone.max()), options.parts))
-    for sentence in advise(graph, report).sentences:
+    for sentence in advise(graph, report):
         print(f"- {sentence}")
 
 

@@ -58,16 +58,6 @@ def tally(
 
 
 @compiled
-def count_cut(indptr: Array, indices: Array, assignment: Array) -> int:
-    """How many edges lead from one part to another."""
-    cut = 0
-    for node in range(indptr.size - 1):
-        for edge in range(indptr[node], indptr[node + 1]):
-            cut += assignment[indices[edge]] != assignment[node]
-    return cut
-
-
-@compiled
 def rows_are_sorted(indptr: Array, indices: Array) -> bool:
     """Whether the senders of every row are in increasing order."""
     for node in range(indptr.size - 1):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.rows import senders_by_row
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition import kernels
 from lightning_gnn_dist.partition.learned import label_skew, train_nodes_of
@@ -125,8 +126,10 @@ def _tally_edges(graph: Graph, assignment: Tensor, num_parts: int) -> tuple[Tens
 def cut_ratio(graph: Graph, assignment: Tensor) -> float:
     """The edges between parts as a share of all edges. Reads the edges twice."""
     graph.check_edges()
-    cut = kernels.count_cut(graph.indptr.numpy(), graph.indices.numpy(), assignment.numpy())
-    return int(cut) / max(1, graph.num_edges)
+    pieces = senders_by_row(graph.indptr, graph.indices)
+    return sum(int((assignment[rows] != assignment[senders]).sum()) for rows, senders in pieces) / max(
+        1, graph.num_edges
+    )
 
 
 def _counts(column: Tensor) -> list[str]:
