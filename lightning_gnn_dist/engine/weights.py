@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.engine.weighted import Array, Weights, fill_table
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
-from lightning_gnn_dist.graph.memo import remembered_of
+from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.storage.mapped import MappedRows
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ def table_of(indptr: Tensor, weights: Tensor) -> Tensor:
 
 def _kept(graph: Graph, name: str, what: str, find: Callable[[], T]) -> T:
     """Return ``find()``, called once per graph and edge array, and again after the array has changed."""
-    return remembered_of(graph, (what, name), [graph.edge_arrays.get(name)], find)
+    return remembered(graph, (what, name), find, [graph.edge_arrays.get(name)])
 
 
 def _checked(graph: Graph, name: str) -> Tensor:

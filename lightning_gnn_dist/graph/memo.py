@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -23,44 +22,29 @@ class _Memory:
         self.known: dict[Hashable, Any] = {}
 
 
-class _Made(NamedTuple):
-    """A result, and the arrays that it was made of, with the numbers of changes that they had seen."""
-
-    arrays: tuple[Tensor | None, ...]
-    versions: tuple[int, ...]
-    result: Any
-
-    def is_of(self, arrays: tuple[Tensor | None, ...], versions: tuple[int, ...]) -> bool:
-        same = len(arrays) == len(self.arrays) and all(map(operator.is_, arrays, self.arrays))
-        return same and versions == self.versions
-
-
 _MEMORIES: weakref.WeakKeyDictionary[object, _Memory] = weakref.WeakKeyDictionary()
 
 
-def remembered(graph: object, key: Hashable, find: Callable[[], T]) -> T:
-    """Return ``find()``, called once per graph and key. If its result referred to the graph, neither would be freed."""
+def remembered(graph: object, key: Hashable, find: Callable[[], T], arrays: Sequence[Tensor | None] = ()) -> T:
+    """Return ``find()``, called once per graph and key. If its result referred to the graph, neither would be freed.
+
+    It is called again once one of ``arrays`` is another one, or torch has written to it.
+    """
     memory = _memory_of(graph)
-    if key not in memory.known:
+    of = [(array, 0 if array is None or array.is_inference() else array._version) for array in arrays]
+    if not _is_of(memory.known.get(key), of):
         with memory.lock:
-            if key not in memory.known:
-                memory.known[key] = find()
-    found: T = memory.known[key]
+            if not _is_of(memory.known.get(key), of):
+                memory.known[key] = of, find()
+    found: T = memory.known[key][1]
     return found
 
 
-def remembered_of(graph: object, key: Hashable, arrays: Sequence[Tensor | None], find: Callable[[], T]) -> T:
-    """As :func:`remembered`, but find again once one of ``arrays`` is another one, or torch has written to it."""
-    memory, of = _memory_of(graph), tuple(arrays)
-    versions = tuple(0 if array is None or array.is_inference() else array._version for array in of)
-    made = memory.known.get(key)
-    if made is None or not made.is_of(of, versions):
-        with memory.lock:
-            made = memory.known.get(key)
-            if made is None or not made.is_of(of, versions):
-                made = memory.known[key] = _Made(of, versions, find())
-    found: T = made.result
-    return found
+def _is_of(made: tuple[list[Any], Any] | None, of: list[Any]) -> bool:
+    """Whether a result is there, and was made of the same arrays, after as many changes of each."""
+    if made is None or len(made[0]) != len(of):
+        return False
+    return all(one is other and seen == now for (one, seen), (other, now) in zip(made[0], of, strict=True))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.graph.convert import check_time, index_dtype, without_time
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
-from lightning_gnn_dist.graph.memo import remembered_of
+from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import row_slices
 from lightning_gnn_dist.graph.typed.names import within
 
@@ -50,7 +50,7 @@ def sources_of(graph: Graph, name: str) -> list[TimeSource | None]:
 
     A name that nobody has is refused, and so are times that are no numbers.
     """
-    return remembered_of(graph, ("times", name), arrays_of(graph, name), lambda: _checked_sources(graph, name))
+    return remembered(graph, ("times", name), lambda: _checked_sources(graph, name), arrays_of(graph, name))
 
 
 def spans_of_types(graph: Graph, name: str) -> list[Span | None]:
@@ -59,7 +59,7 @@ def spans_of_types(graph: Graph, name: str) -> list[Span | None]:
     def find() -> list[Span | None]:
         return [None if source is None else span_of(source.times) for source in sources_of(graph, name)]
 
-    return remembered_of(graph, ("spans of times", name), arrays_of(graph, name), find)
+    return remembered(graph, ("spans of times", name), find, arrays_of(graph, name))
 
 
 def span_of(times: Tensor) -> Span | None:
@@ -125,7 +125,7 @@ def node_times(graph: Graph, name: str, kind: str, argument: str = "seed_time") 
     """The times called ``name`` of all nodes of a type; ``argument`` gave this name."""
     arrays = graph.types.node_arrays[kind]
     key = "times of nodes", name, kind
-    return remembered_of(graph, key, [arrays.get(name)], lambda: _checked_node_times(arrays, name, kind, argument))
+    return remembered(graph, key, lambda: _checked_node_times(arrays, name, kind, argument), [arrays.get(name)])
 
 
 def _checked_node_times(arrays: Mapping[str, Tensor], name: str, kind: str, argument: str) -> Tensor:
@@ -188,7 +188,7 @@ def time_order(graph: Graph, name: str) -> TimeOrder:
         graph.check_edges()  # these loops follow them
         return ordered(graph, _times_of_edges(graph, name), have_times(graph, name))
 
-    return remembered_of(graph, ("time order", name), arrays_of(graph, name), find)
+    return remembered(graph, ("time order", name), find, arrays_of(graph, name))
 
 
 def have_times(graph: Graph, name: str) -> Array:
