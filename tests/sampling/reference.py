@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import frexp, log, sqrt
+from typing import Any
 
 import numpy as np
 import torch
@@ -112,12 +113,15 @@ def minus_log(word: int) -> float:
 def sample(
     graph: Graph,
     seeds: list[int],
-    fanouts: list[int],
+    fanouts: list[Any],
     place: tuple[int, int, int],
     replace: bool = False,
     weight: str | None = None,
 ) -> tuple[list[int], list[list[int]], list[list[int]]]:
-    """Nodes of the batch; for each expanded node the positions of its senders; the same as edge ids."""
+    """Nodes of the batch; for each expanded node the positions of its senders; the same as edge ids.
+
+    The fan-outs of a typed graph are by hop and type: a node draws from each piece of its row as if it were a row.
+    """
     nodes, rows, edges = list(seeds), [], []
     position = {node: i for i, node in enumerate(seeds)}
     begin = 0
@@ -126,8 +130,13 @@ def sample(
         for node in nodes[begin:end]:
             start, stop = graph.indptr[node : node + 2].tolist()
             weights = None if weight is None else graph.edge_arrays[weight][start:stop].float().view(-1).tolist()
-            drawn = places(int(key(*place, hop)), node, weights, stop - start, fanout, replace)
-            ids = [start + i for i in drawn]
+            ids, kinds = [], graph.types.edge_type[start:stop].tolist()
+            for kind in sorted(set(kinds)):
+                piece = [start + i for i, other in enumerate(kinds) if other == kind]
+                count = int(fanout if np.ndim(fanout) == 0 else fanout[kind])
+                if count:
+                    number = int(key(*place, hop + (kind << 32)))
+                    ids += [piece[i] for i in places(number, node, weights, len(piece), count, replace)]
             edges.append(ids)
             rows.append([])
             for sender in graph.indices[ids].tolist():

@@ -11,6 +11,7 @@ import torch
 
 from lightning_gnn_dist import (
     ClusterSampler,
+    FastGCNSampler,
     Graph,
     LadiesSampler,
     NeighborSampler,
@@ -20,6 +21,7 @@ from lightning_gnn_dist import (
     WholePartSampler,
 )
 from lightning_gnn_dist.batches.source import assemble
+from lightning_gnn_dist.engine import sample as sample_module
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import DeviceSampler
 from lightning_gnn_dist.sampling.base import Sampler
@@ -28,6 +30,7 @@ from tests.pages import public
 from tests.sage import SAGE
 from tests.samplers import SAMPLERS, graph_for_all
 from tests.sampling.neighborhoods import CHANGES, assert_same, damaged
+from tests.sampling.reference import random_graph
 
 SEEDS = [torch.randperm(400, generator=torch.Generator().manual_seed(i))[: 9 + i] for i in range(6)]
 KEYS = [BatchKey(1, 2, 3 * i) for i in range(6)]
@@ -134,3 +137,21 @@ def test_a_model_learns_from_its_batches(sampler: Sampler, graph: Graph) -> None
     assert torch.cat(model.trained).sort().values.equal(graph.split("train"))
     assert any(not value.equal(before[name]) for name, value in model.state_dict().items())
     assert model.evaluated[-1][1].isfinite().all()
+
+
+FULL = [NeighborSampler([20, 20]), LadiesSampler([900, 700, 300]), FastGCNSampler([900, 700, 300]), ClusterSampler(2)]
+FULL += [RandomWalkSampler(2, walk_length=3, visits=0), ShadowSampler([12, 5], 2)]
+
+
+@pytest.mark.parametrize("sampler", FULL, ids=repr)
+def test_both_tables_and_any_room_give_the_same_batch(sampler: Sampler, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, samples = random_graph(3000, 90_000, seed=9), []
+    graph.node_arrays["chunk"] = torch.arange(3000) * 7 % 5
+    seeds = torch.randperm(3000, generator=torch.Generator().manual_seed(0))[:1000]
+    for limit in (sample_module.DIRECT_NODES, 0):
+        sample_module._THREAD.__dict__.clear()
+        monkeypatch.setattr(sample_module, "DIRECT_NODES", limit)
+        samples += [sampler.sample_bulk(graph, [seeds], KEYS[:1]) for _ in range(2)]
+    for again in samples[1:]:
+        assert_same(samples[0], again)
+    assert samples[0][0].indices.numel() > 3000

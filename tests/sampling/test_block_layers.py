@@ -77,15 +77,6 @@ def test_a_layer_on_weighted_adj_is_the_layer_with_edge_weight(name):
         assert (layer(pair, block.adj) - weighed).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("aggr", ["mean", "sum", "max"])
-def test_means_and_maxima_too(aggr):
-    batch, sage = batch_of(NeighborSampler([4, 3])), pyg.SAGEConv(8, 8, aggr=aggr)
-    conv, block = pyg.GraphConv(8, 8, aggr=aggr), batch.blocks[0]
-    pair = batch.x, batch.x[: block.num_dst]
-    assert_close(sage(pair, block.adj), sage(batch.x, batch.edge_index)[: block.num_dst])
-    assert_close(conv(pair, block.weighted_adj), conv(batch.x, batch.edge_index, batch.edge_weight)[: block.num_dst])
-
-
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("name", PLAIN)
 def test_where_all_nodes_are_seeds_layers_of_one_input_do_the_same(name):

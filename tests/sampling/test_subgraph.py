@@ -10,16 +10,13 @@ from torch_geometric.utils import k_hop_subgraph
 
 from lightning_gnn_dist import (
     ClusterSampler,
-    FastGCNSampler,
     Graph,
-    LadiesSampler,
     NeighborSampler,
     RandomWalkSampler,
     ShadowSampler,
 )
 from lightning_gnn_dist.batches.batches import Batches
 from lightning_gnn_dist.batches.source import GraphSource, assemble
-from lightning_gnn_dist.engine import sample as sample_module
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
 from tests.sampling.reference import random_graph
@@ -210,25 +207,6 @@ def test_the_loader_deals_seeds_chunk_by_chunk():
         assert all(len(group) == 2 for group in groups[-1])  # chunks of 20, batches of 40
         assert all(batch.num_nodes == 40 for batch in batches)
     assert groups[0] != groups[1] != groups[2]
-
-
-OF_LAYERS = [FastGCNSampler([900, 700, 300]), LadiesSampler([900, 700, 300])]
-
-
-@pytest.mark.parametrize("sampler", [SAMPLERS[0], SAMPLERS[3], ShadowSampler([12, 5], 2), *OF_LAYERS], ids=repr)
-def test_both_tables_and_any_room_give_the_same_batch(sampler, monkeypatch):
-    graph = with_chunks(random_graph(3000, 90_000, seed=9), 5)
-    seeds = torch.randperm(3000, generator=torch.Generator().manual_seed(0))[:500]
-    samples = []
-    for limit in (sample_module.DIRECT_NODES, 0):
-        sample_module._THREAD.__dict__.clear()
-        monkeypatch.setattr(sample_module, "DIRECT_NODES", limit)
-        samples += [one(sampler, graph, seeds) for _ in range(2)]
-    for sample in samples[1:]:
-        assert sample.nodes.equal(samples[0].nodes)
-        assert sample.indices.equal(samples[0].indices)
-        assert sample.indptr.equal(samples[0].indptr)
-    assert samples[0].indices.numel() > (1 << 12 if sampler in OF_LAYERS else 1 << 14)
 
 
 @pytest.mark.parametrize("name", ["group", "x"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -48,28 +49,6 @@ def draw(graph: Graph, seeds: torch.Tensor, numbers: Any, key: BatchKey = PLACE,
     return NeighborSampler(numbers, **more).sample_bulk(graph, [seeds], [key])[0]
 
 
-def by_hand(graph: Graph, seeds: list[int], fanouts: np.ndarray, batch_key: BatchKey, replace: bool) -> Any:
-    """The sampler as it could be written on one page: a node draws from each piece of its row as if it were a row."""
-    kinds, nodes, edges, columns, begin = graph.types.edge_type, list(seeds), [], [], 0
-    place = {node: i for i, node in enumerate(seeds)}
-    for hop in range(len(fanouts)):
-        frontier, begin = nodes[begin:], len(nodes)
-        for node in frontier:
-            start, stop = graph.indptr[node : node + 2].tolist()
-            of_row = kinds[start:stop].tolist()
-            for kind in sorted(set(of_row)):
-                piece = [start + i for i, other in enumerate(of_row) if other == kind]
-                if fanouts[hop][kind] == 0:
-                    continue
-                key = int(reference.key(*batch_key, hop + (kind << 32)))
-                drawn = reference.places(key, node, None, len(piece), fanouts[hop][kind], replace)
-                edges += [piece[i] for i in drawn]
-        for sender in graph.indices[edges[len(columns) :]].tolist():
-            columns.append(place.setdefault(sender, len(place)))
-        nodes = list(place)
-    return nodes, edges, columns
-
-
 ONE_PAGE = [
     *((1, 200, 12, (3, 2)), (5, 200, 12, (1, 2)), (5, 200, 12, (-1, 1))),
     (4, 3000, 3, (45, 9)),  # pieces of 60 edges and of 37
@@ -83,10 +62,10 @@ def test_it_is_the_one_page_sampler(num_types, num_edges, num_seeds, numbers, re
     graph, seeds = many_types(num_types, num_edges=num_edges), torch.arange(80)[:: 80 // num_seeds]
     sample = draw(graph, seeds, numbers, replace=replace)
     fanouts = np.repeat(np.array(numbers)[:, None], num_types, 1)
-    nodes, edges, columns = by_hand(graph, seeds.tolist(), fanouts, PLACE, replace)
+    nodes, rows, edges = reference.sample(graph, seeds.tolist(), list(fanouts), PLACE, replace)
     assert sample.nodes.tolist() == nodes
-    assert sample.edge_ids is not None and sample.edge_ids.tolist() == edges
-    assert sample.indices.tolist() == columns
+    assert sample.edge_ids is not None and sample.edge_ids.tolist() == list(chain(*edges))
+    assert sample.indices.tolist() == list(chain(*rows))
     assert sample.edge_kinds is not None
     assert sample.edge_kinds.equal(graph.types.edge_type[sample.edge_ids])
 
@@ -95,9 +74,9 @@ def test_numbers_of_each_type_are_the_one_page_samplers():
     graph = Graph.from_pyg(small())
     numbers = {kind: [number, 2 - number % 2] for number, kind in enumerate(EDGES)}  # 0 for the first one
     sample = draw(graph, torch.arange(6), numbers)
-    nodes, edges, _ = by_hand(graph, list(range(6)), np.array(list(numbers.values())).T, PLACE, False)
+    nodes, _, edges = reference.sample(graph, list(range(6)), list(np.array(list(numbers.values())).T), PLACE)
     assert sample.nodes.tolist() == nodes
-    assert sample.edge_ids is not None and sample.edge_ids.tolist() == edges
+    assert sample.edge_ids is not None and sample.edge_ids.tolist() == list(chain(*edges))
     by_name = {"__".join(kind): of for kind, of in numbers.items()}
     assert draw(graph, torch.arange(6), by_name).nodes.tolist() == nodes
     assert hash(NeighborSampler(numbers)) == hash(NeighborSampler(by_name))

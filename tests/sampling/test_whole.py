@@ -43,16 +43,6 @@ def test_with_one_layer_only_the_seeds_receive():
     assert sample.num_sampled_nodes == [4, 56]
 
 
-def test_arrays_follow_their_nodes_and_edges():
-    graph = random_graph()
-    batch = assemble(graph, whole(graph))
-    assert batch.x.equal(graph.node_arrays["x"][batch.n_id])
-    positions = whole(graph).edge_ids
-    assert positions is not None
-    assert batch.edge_attr.equal(graph.edge_arrays["edge_attr"][positions])
-    assert graph.indices[positions].long().equal(batch.n_id[batch.edge_index[0]])
-
-
 def test_it_is_built_once_for_a_set_of_seeds():
     graph = random_graph()
     first = whole(graph)
@@ -87,20 +77,3 @@ def test_each_layer_computes_the_rows_that_the_next_one_reads(num_hops):
         needed |= read
     assert batch.blocks[0].num_dst < 60 or num_hops == 4
     assert batch.blocks[0].num_src == 60
-
-
-@pytest.mark.parametrize("num_hops", [2, 3])
-def test_layers_on_blocks_compute_what_they_compute_on_all_edges(num_hops):
-    graph = random_graph()
-    batch = assemble(graph, whole(graph, num_hops=num_hops))
-    weights = [torch.randn(8, 8, dtype=torch.float64) for _ in range(num_hops)]
-    rows = batch.x[:, :1].double().expand(-1, 8)
-    everywhere = rows
-    for weight, block in zip(weights, batch.blocks, strict=True):
-        sums = torch.zeros(block.num_dst, 8, dtype=torch.float64).index_add(
-            0, block.edge_index[1], rows[block.edge_index[0]]
-        )
-        rows = ((sums + rows[: block.num_dst]) @ weight).tanh()
-        sums = torch.zeros_like(everywhere).index_add(0, batch.edge_index[1], everywhere[batch.edge_index[0]])
-        everywhere = ((sums + everywhere) @ weight).tanh()
-    torch.testing.assert_close(rows, everywhere[:4], rtol=0, atol=1e-12)
