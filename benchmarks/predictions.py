@@ -32,7 +32,7 @@ from lightning_gnn_dist import (
     through_layers,
 )
 from lightning_gnn_dist.graph.storage import store
-from lightning_gnn_dist.graph.storage.checksum import checksum_of
+from lightning_gnn_dist.graph.storage.npy import checksum_of
 
 NUM_FEATURES, NEIGHBOURS, ROWS_AT_ONCE = 64, 3, 1 << 20
 

@@ -26,7 +26,7 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.answers import WORDS_OF_PYG
-from lightning_gnn_dist.cli.mistakes.misspelt import hint
+from lightning_gnn_dist.cli.mistakes import hint
 from lightning_gnn_dist.gone import GONE
 from tests.data_fitting import small_graph
 

@@ -25,10 +25,17 @@ from torch import Tensor
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
 from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
 from lightning_gnn_dist.callbacks.run_report import RunReport
-from lightning_gnn_dist.cli.mistakes.config_file import check_files
-from lightning_gnn_dist.cli.mistakes.misspelt import check_strategy, hint
-from lightning_gnn_dist.cli.mistakes.refusals import REFUSALS, own_refusal, reading_checkpoint
-from lightning_gnn_dist.cli.mistakes.value_errors import check_values, in_one_line, with_path
+from lightning_gnn_dist.cli.config_file import check_files
+from lightning_gnn_dist.cli.mistakes import (
+    REFUSALS,
+    check_strategy,
+    check_values,
+    hint,
+    in_one_line,
+    own_refusal,
+    reading_checkpoint,
+    with_path,
+)
 from lightning_gnn_dist.cli.options import PROGRAM, PURPOSE, SERVE
 from lightning_gnn_dist.cli.values import nodes_named, words_in
 from lightning_gnn_dist.data.datamodule import GraphDataModule, PartitionedDataModule, what_is_judged

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_gnn_dist.checks import check_path
-from lightning_gnn_dist.graph.storage.checksum import checksum_of
+from lightning_gnn_dist.graph.storage.npy import checksum_of
 from lightning_gnn_dist.prepare.tables.engine import duckdb_for, literal
 
 

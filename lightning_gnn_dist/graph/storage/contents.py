@@ -21,9 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from lightning_gnn_dist.graph.storage.checksum import BYTES_AT_ONCE, Checksum, checksum_of
 from lightning_gnn_dist.graph.storage.files import open_file, read_json, write_whole
-from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
+from lightning_gnn_dist.graph.storage.npy import BYTES_AT_ONCE, Checksum, Column, NpyFile, checksum_of
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from torch_geometric.data import Data
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.digest import fingerprint_of
 from lightning_gnn_dist.graph.storage import store
-from lightning_gnn_dist.graph.storage.checksum import checksum_of
 from lightning_gnn_dist.graph.storage.files import flush
+from lightning_gnn_dist.graph.storage.npy import checksum_of
 from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.prepare.files.columns import SPLITS

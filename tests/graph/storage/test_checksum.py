@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightning_gnn_dist.graph.storage.checksum import Checksum
+from lightning_gnn_dist.graph.storage.npy import Checksum
 
 CONTENT = bytes(range(256)) * 5
 

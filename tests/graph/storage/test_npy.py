@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from lightning_gnn_dist import Graph, RandomPartitioner
-from lightning_gnn_dist.graph.storage.checksum import checksum_of
-from lightning_gnn_dist.graph.storage.npy import NpyFile, append, save, save_for_good, write_header
+from lightning_gnn_dist.graph.storage.npy import NpyFile, append, checksum_of, save, save_for_good, write_header
 from lightning_gnn_dist.partition.cache import cached_partition
 from tests.ranks import run_ranks
 

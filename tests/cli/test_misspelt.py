@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_gnn_dist.cli.mistakes.misspelt import check_strategy, hint
+from lightning_gnn_dist.cli.mistakes import check_strategy, hint
 
 NAMES = {"seed_everything", "data.graph", "data.batch_size", "data.bulk_size", "trainer.max_epochs", "model"}
 

@@ -10,15 +10,14 @@ import pytest
 import torch
 
 from lightning_gnn_dist import Graph
-from lightning_gnn_dist.graph.storage import mapped_ids
-from lightning_gnn_dist.graph.storage.mapped_ids import IdIndex, places_of
-from lightning_gnn_dist.graph.user_ids import NodeColumns, ids_for, user_ids
+from lightning_gnn_dist.graph import user_ids as ids_module
+from lightning_gnn_dist.graph.user_ids import IdIndex, NodeColumns, ids_for, places_of, user_ids
 from tests.memory import Peak, reads_memory
 
 
 @pytest.mark.parametrize("ids", [["b", "a", "longer", "ü", "c"], [7, -3, 900, 2**40], ["b"]])
 def test_a_node_is_found_by_its_id(ids: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped_ids, "_AT_ONCE", 2)
+    monkeypatch.setattr(ids_module, "_AT_ONCE", 2)
     array = np.array(ids)
     missing = np.array(["zz"]) if array.dtype.kind == "U" else np.array([5])
     asked = np.concatenate([array[::-1], missing, array[:1]])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lightning_gnn_dist.cli.config_file import check_files
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.cli.mistakes.config_file import check_files
 
 CONFIGS = Path(__file__).parents[3] / "examples" / "configs"
 

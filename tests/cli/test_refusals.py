@@ -10,7 +10,7 @@ import pytest
 from lightning_gnn_dist import Graph, communities
 from lightning_gnn_dist.checks import check_seed, check_word, distinct_ids
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.cli.mistakes.refusals import own_refusal, reading_checkpoint
+from lightning_gnn_dist.cli.mistakes import own_refusal, reading_checkpoint
 
 CONFIG = """\
 seed_everything: 0

@@ -1,1 +1,0 @@
-"""What is answered to options that are misspelt, or have wrong values."""
