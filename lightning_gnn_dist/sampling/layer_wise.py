@@ -27,8 +27,7 @@ from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.layer_kernels import LayerDraws, add_column_norms, sample_layers, scale_to
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, csr_of, graph_is_damaged, sample_hops
-from lightning_gnn_dist.engine.weighted import Rule
-from lightning_gnn_dist.engine.weights import NONE, Weight, edge_weights
+from lightning_gnn_dist.engine.weighted import NONE, Rule, Weight, edge_weights
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.rules import check_fields

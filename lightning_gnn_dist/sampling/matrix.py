@@ -32,7 +32,7 @@ from lightning_gnn_dist.engine.tensors import (
     scales,
     unit,
 )
-from lightning_gnn_dist.engine.weights import table_of
+from lightning_gnn_dist.engine.weighted import table_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import starts_of
 from lightning_gnn_dist.sampling.base import check_bulk

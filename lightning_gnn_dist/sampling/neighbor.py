@@ -18,8 +18,7 @@ from torch import Tensor
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, sample_neighbors
-from lightning_gnn_dist.engine.weighted import Rule
-from lightning_gnn_dist.engine.weights import Weight, weights_of
+from lightning_gnn_dist.engine.weighted import Rule, Weight, weights_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, have_names
 from lightning_gnn_dist.rules import check_fields

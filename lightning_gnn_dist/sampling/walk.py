@@ -20,7 +20,7 @@ from torch import Tensor
 from lightning_gnn_dist.engine.rng import key, permutation
 from lightning_gnn_dist.engine.sample import MAX_ENTRIES, BatchKey, Sample, csr_of, graph_is_damaged
 from lightning_gnn_dist.engine.subgraph_kernels import walk
-from lightning_gnn_dist.engine.weights import Weight, edge_weights
+from lightning_gnn_dist.engine.weighted import Weight, edge_weights
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.rules import Hops, Layers, check_fields, whole

@@ -13,7 +13,7 @@ from scipy.stats import chi2, chisquare
 
 from lightning_gnn_dist import Graph, NeighborSampler
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.engine.weights import weights_of
+from lightning_gnn_dist.engine.weighted import weights_of
 from tests.sampling.neighborhoods import PLACE, one, star
 from tests.sampling.reference import random_graph
 

@@ -22,7 +22,7 @@ from lightning_gnn_dist.engine.tensors import (
     keys_of,
     rows_of,
 )
-from lightning_gnn_dist.engine.weights import alias_table, checked_weights
+from lightning_gnn_dist.engine.weighted import alias_table, checked_weights
 from lightning_gnn_dist.extensions.links.link_sampler import LinkSampler
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered

@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_gnn_dist.batches.pool import BufferPool
 from lightning_gnn_dist.engine.layer_kernels import add_column_norms
 from lightning_gnn_dist.engine.sample import csr_of, graph_is_damaged
-from lightning_gnn_dist.engine.weights import NONE, edge_weights
+from lightning_gnn_dist.engine.weighted import NONE, edge_weights
 from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Arrays, RowCache
 from lightning_gnn_dist.extensions.larger_than_memory.tables import Table, Tables
 from lightning_gnn_dist.extensions.shards.owner import (
@@ -40,7 +40,7 @@ from lightning_gnn_dist.extensions.shards.owner import (
 from lightning_gnn_dist.extensions.temporal.times import TimeOrder
 from lightning_gnn_dist.graph.rows import bytes_per_row, starts_of, take_rows
 from lightning_gnn_dist.graph.shard import Shard
-from lightning_gnn_dist.graph.shard_bounds import TypedBounds
+from lightning_gnn_dist.graph.shard import TypedBounds
 from lightning_gnn_dist.sampling.turns import Result, Steps, answered
 from lightning_gnn_dist.wire.asking import Asking
 from lightning_gnn_dist.wire.channel import Channel

@@ -24,7 +24,7 @@ from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.layer_kernels import LayerDraws, sample_layer
 from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.engine.weights import NONE
+from lightning_gnn_dist.engine.weighted import NONE
 from lightning_gnn_dist.extensions.larger_than_memory.ahead import AheadSource
 from lightning_gnn_dist.extensions.links.link_sampler import LinkSampler
 from lightning_gnn_dist.extensions.links.targets import FalseEnds
