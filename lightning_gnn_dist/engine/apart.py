@@ -18,7 +18,7 @@ from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.sample import Sample, edge_types_of, graph_is_damaged
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
-from lightning_gnn_dist.graph.typed.names import TypeOffsets, have_names
+from lightning_gnn_dist.graph.typed.names import TypeOffsets
 
 _U = np.uint64
 _NODES_AT_ONCE = 1024  # whose ids and types stay in the fastest cache
@@ -226,7 +226,7 @@ def of_one_type(sample: Sample) -> Apart:
 
 def take_apart_of_shards(types: TypeOffsets, sample: Sample) -> Apart:
     """Do as :func:`take_apart` for a sample of a graph in shards, whose ``edge_ids`` count in the edges' types."""
-    if not have_names(types):
+    if len(types.node_types) == len(types.edge_types) == 1:
         return of_one_type(sample)
     apart = by_types(types, sample)
     if apart is None:

@@ -6,21 +6,13 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.value_check import labels_of
 
 
 def train_mask_of(graph: Graph) -> Tensor | None:
-    """``train_mask``, if it is one bool per node; of a typed graph, for nodes of all types. ``None`` without one."""
-    if have_names(graph.types):
-        found = graph.types.splits("train").values()
-        return (
-            torch.zeros(graph.num_nodes, dtype=torch.bool).index_fill_(0, torch.cat(list(found)), True)
-            if found
-            else None
-        )
-    mask = graph.node_arrays.get("train_mask")
-    return mask if mask is not None and mask.dim() == 1 and mask.dtype == torch.bool else None
+    """Which nodes are training nodes, of any type: one bool for each. ``None`` where no type has a ``train_mask``."""
+    found = list(graph.types.splits("train").values())
+    return torch.zeros(graph.num_nodes, dtype=torch.bool).index_fill_(0, torch.cat(found), True) if found else None
 
 
 def learned_from(part: Graph, seeds: str | None) -> Tensor:

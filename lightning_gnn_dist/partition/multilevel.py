@@ -8,7 +8,6 @@ from typing import Literal
 import numpy as np
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition import kernels
 from lightning_gnn_dist.partition.base import part_capacity
 from lightning_gnn_dist.partition.kernels import Array
@@ -49,7 +48,7 @@ def groups(graph: Graph, num_parts: int, balance: str) -> list[Array]:
             f"num_parts ({num_parts}) must not exceed the training nodes ({train_nodes.numel()}) with "
             'balance="train": every part needs one. Ask for fewer parts or use balance="nodes".'
         )
-    found = [train_nodes] if not have_names(graph.types) else graph.types.splits("train").values()
+    found = graph.types.splits("train").values()
     masks = [np.zeros(graph.num_nodes, np.bool_) for _ in found]
     for mask, nodes in zip(masks, found, strict=True):
         mask[nodes.numpy()] = True

@@ -67,14 +67,6 @@ def all_maps() -> list[Map]:
     return [_map_of(head, text[head.end() : end]) for head, end in zip(heads, ends, strict=True)]
 
 
-def maps_under(array: Tensor, maps: list[Map] | None = None) -> list[Map]:
-    """The maps that the array lies in, usually one; an empty list if it is not on the CPU or not contiguous."""
-    if not array.is_contiguous() or array.device.type != "cpu" or array.numel() == 0:
-        return []
-    first, last = array.data_ptr(), array.data_ptr() + array.nbytes
-    return [one for one in (all_maps() if maps is None else maps) if one.start < last and first < one.end]
-
-
 def _map_of(head: re.Match[str], details: str) -> Map:
     start, end, offset = (int(number, 16) for number in head.group(1, 2, 3))
     return Map(start, end, offset, int(head.group(4)), head.group(5), details)
@@ -175,7 +167,10 @@ def _let_go(start: int, end: int) -> None:
 
 def file_of(array: Tensor, maps: list[Map] | None) -> Map | None:
     """Return the map of a file under the array; None if there is none, or if some of it was changed in memory."""
-    found = maps_under(array, maps)
+    if not array.is_contiguous() or array.device.type != "cpu" or array.numel() == 0:
+        return None
+    first, last = array.data_ptr(), array.data_ptr() + array.nbytes
+    found = [one for one in (all_maps() if maps is None else maps) if one.start < last and first < one.end]
     if len(found) != 1 or found[0].sizes["Anonymous"] > 0:
         return None
     only, file = found[0], Path(found[0].name)

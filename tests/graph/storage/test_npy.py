@@ -11,7 +11,15 @@ import pytest
 import torch
 
 from lightning_gnn_dist import Graph, RandomPartitioner
-from lightning_gnn_dist.graph.storage.npy import NpyFile, append, checksum_of, save, save_for_good, write_header
+from lightning_gnn_dist.graph.storage.npy import (
+    Checksum,
+    NpyFile,
+    append,
+    checksum_of,
+    save,
+    save_for_good,
+    write_header,
+)
 from lightning_gnn_dist.partition.cache import cached_partition
 from tests.ranks import run_ranks
 
@@ -76,3 +84,27 @@ def test_a_file_that_may_not_grow_is_no_success(tmp_path: Path) -> None:
     ((said, left),) = run_ranks(save_under_a_limit, 1, tmp_path)
     assert len(said) == 2 and all("a file may not grow" in sentence for sentence in said)
     assert left == ["cache"]
+
+
+CONTENT = bytes(range(256)) * 5
+
+
+def checksum(content: bytes, at_once: int) -> str:
+    found, array = Checksum(), np.frombuffer(content, np.uint8)
+    for start in range(0, len(array), at_once):
+        found.update(array[start : start + at_once])
+    return found.hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "ef46db3751d8e999"),
+        (b"abc", "44bc2cf5ad770999"),
+        (b"Nobody inspects the spammish repetition", "fbcea83c8a378bf1"),
+        (CONTENT, "afc184ad7938a354"),
+    ],
+)
+@pytest.mark.parametrize("at_once", [1, 7, 32, 33, 10_000])
+def test_known_numbers(content: bytes, expected: str, at_once: int) -> None:
+    assert checksum(content, at_once) == expected
