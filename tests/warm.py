@@ -33,7 +33,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.graph.storage.mapped import all_maps, libc
 from lightning_gnn_dist.partition.cache import cached_partition
-from lightning_gnn_dist.partition.partition_report import PartitionReport, cut_ratio
+from lightning_gnn_dist.partition.partition_report import PartitionReport
 from tests.ranks import quieten
 from tests.sage import SAGE
 
@@ -62,7 +62,7 @@ def train_on_a_part() -> None:
     graph = communities(60, 2, num_features=4, train_share=0.5)
     with tempfile.TemporaryDirectory() as folder:
         parts = cached_partition(graph, MetisPartitioner(), 2, 0, folder)
-    PartitionReport.of(graph, parts.assignment, 2), cut_ratio(graph, parts.assignment)
+    PartitionReport.of(graph, parts.assignment, 2)
     data = PartitionedDataModule(
         graph, partitioner=parts, sampler=NeighborSampler([2, 2]), loading=Loading(num_threads=0)
     )

@@ -11,7 +11,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightning_gnn_dist.partition.partition_report import cut_ratio
 from lightning_gnn_dist.rounds.lightning_internals import log_numbers
 from lightning_gnn_dist.rounds.partitioned_strategy import PartitionedStrategy
 from lightning_gnn_dist.wire import collectives
@@ -71,7 +70,7 @@ class RunReport(Callback):
         if not hasattr(data, "parts_of_ranks") or data.shards_path is not None or data.num_parts == 1:
             return
         if trainer.is_global_zero:
-            self._cut_ratio = cut_ratio(data.graph, data.parts_of_ranks(data.num_parts).assignment)
+            self._cut_ratio = data.parts_of_ranks(data.num_parts).report(data.graph).cut_ratio
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start, self._stood = time.monotonic(), collectives.traffic.seconds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Collection, Mapping
 from itertools import combinations
 from typing import Any
@@ -20,6 +19,7 @@ from lightning_gnn_dist.checks import (
     holds_integers,
     shown,
 )
+from lightning_gnn_dist.graph.typed.names import MAX_NAME, NAME
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,6 @@ RESERVED = {  # what batches write themselves, and what PyG's Data counts
     "num_edges",
 }
 LARGEST = 127  # -128 is not used, so both signs have the same range
-_NAME = re.compile(r"\w[^/\\\0\n]*")
-_MAX_NAME = 200  # bytes: it becomes the name of a file
 
 
 def check_num_nodes(num_nodes: int) -> None:
@@ -182,10 +180,10 @@ def check_names(nodes: Collection[str], edges: Collection[str], *, allowed: Coll
 def check_each_name(names: Collection[str], *, allowed: Collection[str]) -> None:
     """Refuse names that batches need, and that files cannot have."""
     for name in names:
-        if not _NAME.fullmatch(name) or len(name.encode(errors="surrogatepass")) > _MAX_NAME:
+        if not NAME.fullmatch(name) or len(name.encode(errors="surrogatepass")) > MAX_NAME:
             raise ValueError(
                 f"{shown(name)} cannot be the name of an array, nor of its file: start it with a letter, use neither "
-                f"slashes nor line ends, and at most {_MAX_NAME} bytes."
+                f"slashes nor line ends, and at most {MAX_NAME} bytes."
             )
     if taken := sorted(RESERVED.difference(allowed).intersection(names)):
         raise ValueError(f"{taken} are names that batches use themselves: rename these arrays of the data.")

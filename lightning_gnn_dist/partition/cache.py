@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import hashlib
@@ -10,7 +9,6 @@ import json
 import logging
 import math
 import os
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,9 @@ import torch
 
 from lightning_gnn_dist.checks import check_folder, check_instance
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.storage.files import folder_beside, make_read_only, read_json, unused_name
+from lightning_gnn_dist.graph.storage.files import folder_beside, make_read_only, read_json
 from lightning_gnn_dist.graph.storage.npy import NpyFile, save_for_good
+from lightning_gnn_dist.graph.storage.store import replace
 from lightning_gnn_dist.partition.base import Partition, Partitioner, check_request
 from lightning_gnn_dist.partition.kernels import Array
 
@@ -114,15 +113,8 @@ def _compute(graph: Graph, partitioner: Partitioner, num_parts: int, seed: int) 
     check_instance(f"What {partitioner!r} returns", partition, Partition, "a Partition")
     if partition.num_parts != num_parts:
         raise ValueError(f"{partitioner!r} returned {partition.num_parts} parts, and was asked for {num_parts}.")
-    cut_ratio = partition.report(graph).cut_ratio
-    log.info(
-        "Partitioned %d nodes into %d parts by %r in %.1f seconds: %.1f%% of the edges are cut",
-        graph.num_nodes,
-        num_parts,
-        partitioner,
-        seconds,
-        100 * cut_ratio,
-    )
+    told = graph.num_nodes, num_parts, partitioner, seconds, 100 * partition.report(graph).cut_ratio
+    log.info("Partitioned %d nodes into %d parts by %r in %.1f seconds: %.1f%% of the edges are cut", *told)
     return partition
 
 
@@ -133,34 +125,16 @@ def _store(partition: Partition, entry: Path, key: dict[str, Any]) -> Partition:
         save_for_good(draft / "assignment.npy", assignment)
         (draft / "meta.json").write_text(json.dumps({**key, "digest": _digest(assignment)}, indent=1))
         make_read_only(draft)
-        while not _rename(draft, entry):
+        try:
+            os.rename(draft, entry)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
             # Another process was faster. All ranks must hold the same partition, so take what it stored.
             if (stored := _read(entry, key, assignment.size)) is not None:
                 return stored
-            _discard(entry)
+            replace(draft, entry)
     return partition
-
-
-def _rename(draft: Path, entry: Path) -> bool:
-    """Rename ``draft`` to ``entry``. Returns False if the entry exists already."""
-    try:
-        os.rename(draft, entry)
-    except OSError as error:
-        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-            return False
-        raise
-    return True
-
-
-def _discard(entry: Path) -> None:
-    """Rename a damaged entry before it is deleted, so that nobody reads half of it."""
-    rubbish = unused_name(entry)
-    with contextlib.suppress(FileNotFoundError):  # another process found the damage too
-        os.rename(entry, rubbish)
-        if rubbish.is_dir() and not rubbish.is_symlink():
-            shutil.rmtree(rubbish)
-        else:
-            rubbish.unlink()
 
 
 def _read(entry: Path, key: dict[str, Any], num_nodes: int) -> Partition | None:

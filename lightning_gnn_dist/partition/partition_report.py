@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.rows import senders_by_row
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition import kernels
 from lightning_gnn_dist.partition.learned import label_skew, train_nodes_of
@@ -121,15 +120,6 @@ def _tally_edges(graph: Graph, assignment: Tensor, num_parts: int) -> tuple[Tens
     for first in range(0, num_parts, kernels.PARTS_AT_ONCE):
         kernels.tally(*csr, first, seen, inside, halo, isolated)
     return torch.from_numpy(inside), torch.from_numpy(halo), torch.from_numpy(isolated)
-
-
-def cut_ratio(graph: Graph, assignment: Tensor) -> float:
-    """The edges between parts as a share of all edges. Reads the edges twice."""
-    graph.check_edges()
-    pieces = senders_by_row(graph.indptr, graph.indices)
-    return sum(int((assignment[rows] != assignment[senders]).sum()) for rows, senders in pieces) / max(
-        1, graph.num_edges
-    )
 
 
 def _counts(column: Tensor) -> list[str]:

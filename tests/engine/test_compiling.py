@@ -64,9 +64,6 @@ def plus(number):
 """
 
 
-NUMBERS = {"running": 1, "used": 2, "new": 3}  # what the kernels of a test add, by their folder
-
-
 def installed(folder: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The kernel of a module that is imported from a folder, as another process would have it."""
     folder.mkdir(exist_ok=True)

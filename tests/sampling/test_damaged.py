@@ -25,7 +25,6 @@ from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.links.negatives import draw_receivers, has_edges
 from lightning_gnn_dist.graph.graph_report import report_of
-from lightning_gnn_dist.partition.partition_report import cut_ratio
 from tests.sampling.neighborhoods import CHANGES, damaged
 
 NUM_NODES = 400
@@ -39,7 +38,6 @@ WHOLE: dict[str, Callable[[Graph], Any]] = {
     "METIS": lambda graph: MetisPartitioner()(graph, 2, 0),
     "streaming": lambda graph: StreamingPartitioner()(graph, 2, 0),
     "a report": lambda graph: halves(graph).report(graph),
-    "cut edges": lambda graph: cut_ratio(graph, halves(graph).assignment),
     "a graph's report": report_of,
 }
 

@@ -11,8 +11,8 @@ from lightning_gnn_dist.checks import shown
 
 EdgeType = tuple[str, str, str]
 MAX_EDGE_TYPES = 2**15  # torch can do little with numbers of 16 bits without a sign
-MAX_NAME = 200  # bytes: a type is the name of a folder
-_NAME = re.compile(r"\w[^/\\\0\n]*")
+MAX_NAME = 200  # bytes: a type is the name of a folder, an array that of a file
+NAME = re.compile(r"\w[^/\\\0\n]*")
 _OF_DATA = re.compile(r"(?<![\w/.-])data\.")  # and not the name of a file, such as metadata.json
 
 
@@ -61,7 +61,7 @@ def check_names(node_types: tuple[str, ...], edge_types: tuple[EdgeType, ...]) -
     if not node_types or not edge_types:
         raise ValueError("A typed graph needs a node type and an edge type at least: a type may have no edges.")
     for name in (*node_types, *(word for edge_type in edge_types for word in edge_type)):
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
+        if not isinstance(name, str) or not NAME.fullmatch(name):
             raise ValueError(
                 f"{shown(name)} cannot be the name of a type, nor of its folder: start it with a letter, and use "
                 "neither slashes nor line ends."
