@@ -22,7 +22,7 @@ from lightning_gnn_dist import (
     RandomPartitioner,
 )
 from lightning_gnn_dist.extensions.larger_than_memory.memory import Needs
-from lightning_gnn_dist.graph.with_arrays import bytes_of_part
+from lightning_gnn_dist.graph.graph import bytes_of_part
 from lightning_gnn_dist.homes.parts import PartReader
 from tests.data_fitting import trainer
 from tests.memory import Peak, reads_memory, resident_bytes

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Fetch, Halo, Isolated
 from lightning_gnn_dist.checks import brief, in_megabytes, shown
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph import Graph, bytes_of_part
 from lightning_gnn_dist.graph.rows import degrees_of
-from lightning_gnn_dist.graph.with_arrays import bytes_of_part
 from lightning_gnn_dist.layers.reach import ALL, EDGES_OF_A_NODE, Neighbourhoods
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.partition.learned import learned_from

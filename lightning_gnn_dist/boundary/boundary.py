@@ -16,11 +16,10 @@ from lightning_gnn_dist.batches.one_hop import Run
 from lightning_gnn_dist.checks import brief, check_instance, shown
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.convert import index_dtype
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph import Graph, bytes_per_node
 from lightning_gnn_dist.graph.rows import Lookup, induced_rows, senders_by_row, starts_of
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.graph.with_arrays import bytes_per_node
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.reach import Neighbourhoods
 from lightning_gnn_dist.rules import Count, Hops, Natural, check_fields

@@ -9,14 +9,13 @@ import torch
 
 from lightning_gnn_dist.checks import in_bytes, shown
 from lightning_gnn_dist.cli.partitioners import partitioner_of
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph import Graph, bytes_of_part
 from lightning_gnn_dist.graph.graph_report import report_of
 from lightning_gnn_dist.graph.shard import Bounds, Shard, holds_shards
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.store import holds_split, shard_name
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.user_ids import class_names
-from lightning_gnn_dist.graph.with_arrays import bytes_of_part
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.partition.advice import BATCH_SIZE, FANOUT, advise
 from lightning_gnn_dist.partition.base import Partitioner

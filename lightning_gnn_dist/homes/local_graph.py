@@ -22,12 +22,11 @@ from lightning_gnn_dist.boundary.boundary import Boundary, Isolated, check_seed_
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import brief, check_callable, check_instance
 from lightning_gnn_dist.graph.digest import sampled_digest, sketches
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph import Graph, with_arrays
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.homes.access import Costs, GraphAccess, MakesSources, Owners, Shown
 from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher, SharesParts
 from lightning_gnn_dist.homes.residency import (

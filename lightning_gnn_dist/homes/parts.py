@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_gnn_dist.batches.batches import THREAD_NAME
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated, PartRows, RowReading, around, edges_among
 from lightning_gnn_dist.boundary.coverage import Coverage, weights_of
-from lightning_gnn_dist.graph.graph import Graph, checked_graph, reopened, typed_graph
+from lightning_gnn_dist.graph.graph import Graph, bytes_per_edge, bytes_per_node, checked_graph, reopened, typed_graph
 from lightning_gnn_dist.graph.rows import (
     Lookup,
     bytes_per_row,
@@ -29,7 +29,6 @@ from lightning_gnn_dist.graph.rows import (
 )
 from lightning_gnn_dist.graph.typed.build import induced
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.graph.with_arrays import bytes_per_edge, bytes_per_node
 from lightning_gnn_dist.homes.residency import Holding, ReadChunks
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.learned import learned_from

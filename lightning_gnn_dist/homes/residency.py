@@ -21,8 +21,7 @@ from lightning_gnn_dist.checks import (
     check_seed,
 )
 from lightning_gnn_dist.engine.rng import Purpose, permutation
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.with_arrays import bytes_per_node
+from lightning_gnn_dist.graph.graph import Graph, bytes_per_node
 from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.random import deal

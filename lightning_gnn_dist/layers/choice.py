@@ -21,8 +21,7 @@ from torch.nn.parameter import is_lazy
 from lightning_gnn_dist.batches.batches import batches_of_ranks, slice_of
 from lightning_gnn_dist.checks import is_limit
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.with_arrays import bytes_per_edge, numbers_per_node
+from lightning_gnn_dist.graph.graph import Graph, bytes_per_edge, numbers_per_node
 from lightning_gnn_dist.layers.reach import Neighbourhoods, Reach
 from lightning_gnn_dist.layers.through_layers import BYTES_OF_AN_EDGE, COPIES
 from lightning_gnn_dist.sampling.base import Sampler

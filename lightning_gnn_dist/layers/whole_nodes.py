@@ -16,11 +16,10 @@ from lightning_gnn_dist.batches.pool import Pool, Widen
 from lightning_gnn_dist.batches.source import Content, FileRows, made_of
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.convert import SUFFIX
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph import Graph, with_arrays, with_arrays_of_types
 from lightning_gnn_dist.graph.rows import bytes_per_row, degrees_of
 from lightning_gnn_dist.graph.storage.mapped import MappedRows, all_maps
 from lightning_gnn_dist.graph.typed.names import TypeOffsets, have_names
-from lightning_gnn_dist.graph.with_arrays import with_arrays, with_arrays_of_types
 from lightning_gnn_dist.layers.reach import EDGES_OF_A_NODE, Neighbourhoods
 from lightning_gnn_dist.layers.row_table import Ids, RowTables, edges_before, ids_of
 from lightning_gnn_dist.layers.through_layers import Layer, whole_graph_arrays

@@ -20,8 +20,7 @@ from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.digest import fingerprint_of
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, typed_graph
 from lightning_gnn_dist.graph.rows import edge_positions, starts_of, take_rows
-from lightning_gnn_dist.graph.shard import write_index
-from lightning_gnn_dist.graph.shard_bounds import LinkBounds, TypedBounds, seeds_of
+from lightning_gnn_dist.graph.shard import LinkBounds, TypedBounds, seeds_of, write_index
 from lightning_gnn_dist.graph.storage.files import folder_beside
 from lightning_gnn_dist.graph.storage.store import shard_name
 from lightning_gnn_dist.graph.typed.build import types_of

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lightning_gnn_dist.graph.shard import INDEX, Bounds
+from lightning_gnn_dist.graph.shard import INDEX, Bounds, TypedBounds, seeds_of
 from lightning_gnn_dist.graph.shard import write_index as write_whole_index
-from lightning_gnn_dist.graph.shard_bounds import TypedBounds, seeds_of
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.prepare.one_shard import OneShard, Part

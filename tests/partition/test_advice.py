@@ -19,7 +19,7 @@ from lightning_gnn_dist import (
     SuperNodePartitioner,
     communities,
 )
-from lightning_gnn_dist.graph.with_arrays import bytes_of_part
+from lightning_gnn_dist.graph.graph import bytes_of_part
 from lightning_gnn_dist.partition.advice import advise, beyond_chance
 
 

@@ -16,9 +16,8 @@ from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Halo, Outs
 from lightning_gnn_dist.checks import brief
 from lightning_gnn_dist.extensions.exchange.batch import ExchangeSource, LayerRun, OneBatch, exchange_plan
 from lightning_gnn_dist.extensions.exchange.row_exchange import RowExchange, Thrift
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph import Graph, with_arrays
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.homes.access import GraphAccess
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.joint import TrainsReplicasApart, WeighsRanks

@@ -19,10 +19,9 @@ from torch import Tensor, nn
 
 from lightning_gnn_dist.batches.one_hop import OfPart, RowsOfTypes, Run, seen_by_layers
 from lightning_gnn_dist.boundary.boundary import Outside
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph import Graph, with_arrays
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import edge_positions
-from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.layers.layer_pass import LayerNodes, LayerPass
 from lightning_gnn_dist.layers.row_table import Ids, RowTables, ids_of

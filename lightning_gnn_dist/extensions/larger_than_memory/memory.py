@@ -15,8 +15,7 @@ from torch import Tensor
 from lightning_gnn_dist.checks import in_bytes
 from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import per_hop, wide_arrays
 from lightning_gnn_dist.extensions.larger_than_memory.sweep import CHUNKS
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.with_arrays import bytes_per_node
+from lightning_gnn_dist.graph.graph import Graph, bytes_per_node
 from lightning_gnn_dist.homes.local_graph import Plan
 from lightning_gnn_dist.homes.residency import bytes_held, bytes_of_nodes
 from lightning_gnn_dist.homes.running import Running

@@ -24,13 +24,12 @@ from lightning_gnn_dist.extensions.links.positions import edges_at
 from lightning_gnn_dist.extensions.links.task import WholeEdges
 from lightning_gnn_dist.extensions.links.times import check_event_samplers
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.shard_bounds import LinkBounds
+from lightning_gnn_dist.graph.graph import Graph, with_arrays_of_types
+from lightning_gnn_dist.graph.shard import LinkBounds
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.tables import ANSWERED, ASKED, TIME, TableTask
 from lightning_gnn_dist.graph.user_ids import ids_for
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.graph.with_arrays import with_arrays_of_types
 from lightning_gnn_dist.homes.access import graph_of
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.layers.choice import is_limited

@@ -26,7 +26,7 @@ from lightning_gnn_dist.extensions.temporal.time_split import is_labelled
 from lightning_gnn_dist.extensions.temporal.times import as_integers, times_of_receivers
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
-from lightning_gnn_dist.graph.shard_bounds import LinkBounds, TypedBounds
+from lightning_gnn_dist.graph.shard import LinkBounds, TypedBounds
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.sampling.base import Sampler

@@ -13,7 +13,7 @@ from torch import Tensor
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.extensions.links.positions import TargetType, edges_at
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
-from lightning_gnn_dist.graph.shard_bounds import TypedBounds
+from lightning_gnn_dist.graph.shard import TypedBounds
 from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 

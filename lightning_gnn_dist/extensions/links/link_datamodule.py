@@ -26,7 +26,7 @@ from lightning_gnn_dist.extensions.links.task import EdgeTask, WholeEdges
 from lightning_gnn_dist.extensions.links.times import sampler_of_events
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
-from lightning_gnn_dist.graph.shard_bounds import LinkBounds
+from lightning_gnn_dist.graph.shard import LinkBounds
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.tables import TIME
 from lightning_gnn_dist.graph.value_check import ValueCheck

@@ -28,7 +28,7 @@ from lightning_gnn_dist.extensions.links.ranking import Found, Nodes, Ranking
 from lightning_gnn_dist.extensions.links.scoring import Asked, Score, bytes_of_pair, scorer_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
-from lightning_gnn_dist.graph.shard_bounds import TypedBounds
+from lightning_gnn_dist.graph.shard import TypedBounds
 from lightning_gnn_dist.graph.storage.parquet_rows import TABLES
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes

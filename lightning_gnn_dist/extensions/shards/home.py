@@ -21,8 +21,7 @@ from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
 from lightning_gnn_dist.extensions.shards.source import ShardedSource, check_sampler, sample_bulk
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
-from lightning_gnn_dist.graph.shard import Bounds, Shard, check_ranks, check_same
-from lightning_gnn_dist.graph.shard_bounds import TypedBounds
+from lightning_gnn_dist.graph.shard import Bounds, Shard, TypedBounds, check_ranks, check_same
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.access import Costs, GraphAccess, Owners, Shown, check_typed
 from lightning_gnn_dist.homes.running import Running

@@ -18,8 +18,7 @@ from lightning_gnn_dist.extensions.links.negatives import RANDOM_TRIES, tried_pl
 from lightning_gnn_dist.extensions.links.positions import FALSE_ENDS
 from lightning_gnn_dist.extensions.links.targets import FalseEnds
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
-from lightning_gnn_dist.graph.shard import Shard
-from lightning_gnn_dist.graph.shard_bounds import LinkBounds
+from lightning_gnn_dist.graph.shard import LinkBounds, Shard
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.layers.choice import share_of
 from lightning_gnn_dist.sampling.turns import Steps

@@ -17,12 +17,10 @@ from lightning_gnn_dist.batches.source import Content, Taken, made_of, taken_of_
 from lightning_gnn_dist.engine.apart import take_apart_of_shards
 from lightning_gnn_dist.engine.sample import Sample, has_ids
 from lightning_gnn_dist.graph.convert import SUFFIX
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph import Graph, with_arrays
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, bytes_per_row, edge_positions, row_pieces, take_rows
-from lightning_gnn_dist.graph.shard import Bounds, Shard, check_ranks
-from lightning_gnn_dist.graph.shard_bounds import TypedBounds
+from lightning_gnn_dist.graph.shard import Bounds, Shard, TypedBounds, check_ranks
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.graph.with_arrays import with_arrays
 from lightning_gnn_dist.layers.row_table import (
     Ids,
     Room,

@@ -11,8 +11,7 @@ from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.extensions.links.asked import AskedEdges
 from lightning_gnn_dist.extensions.shards.edges import ShardEdges
 from lightning_gnn_dist.extensions.shards.home import ShardHome
-from lightning_gnn_dist.graph.shard import Bounds
-from lightning_gnn_dist.graph.shard_bounds import LinkBounds, TypedBounds
+from lightning_gnn_dist.graph.shard import Bounds, LinkBounds, TypedBounds
 from lightning_gnn_dist.graph.storage.store import tables_at
 from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.graph.value_check import ValueCheck

@@ -20,8 +20,7 @@ from lightning_gnn_dist.engine.apart import places_of
 from lightning_gnn_dist.engine.rng import first_words
 from lightning_gnn_dist.engine.row_kernels import put_rows
 from lightning_gnn_dist.engine.sample import edge_types_of, graph_is_damaged
-from lightning_gnn_dist.engine.weighted import Rule
-from lightning_gnn_dist.engine.weighted import edge_weights, weights_of
+from lightning_gnn_dist.engine.weighted import Rule, edge_weights, weights_of
 from lightning_gnn_dist.extensions.links.negatives import Moments, has_edges
 from lightning_gnn_dist.extensions.shards.row_draws import NO_ORDER, RowRequest, draw_from_rows
 from lightning_gnn_dist.extensions.temporal.times import TimeOrder

@@ -39,8 +39,7 @@ from lightning_gnn_dist.extensions.shards.owner import (
 )
 from lightning_gnn_dist.extensions.temporal.times import TimeOrder
 from lightning_gnn_dist.graph.rows import bytes_per_row, starts_of, take_rows
-from lightning_gnn_dist.graph.shard import Shard
-from lightning_gnn_dist.graph.shard import TypedBounds
+from lightning_gnn_dist.graph.shard import Shard, TypedBounds
 from lightning_gnn_dist.sampling.turns import Result, Steps, answered
 from lightning_gnn_dist.wire.asking import Asking
 from lightning_gnn_dist.wire.channel import Channel

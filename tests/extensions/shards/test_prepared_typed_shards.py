@@ -12,8 +12,7 @@ from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist import Graph, Partition, communities, save_shards
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.graph.shard import Bounds, Shard
-from lightning_gnn_dist.graph.shard_bounds import TypedBounds
+from lightning_gnn_dist.graph.shard import Bounds, Shard, TypedBounds
 from lightning_gnn_dist.graph.storage.npy import NpyFile
 from tests.graph.parted import in_order_of_shards, typed_graph_of_widths, uneven_partition
 
