@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from lightning_gnn_dist.engine import hop_kernels
+from lightning_gnn_dist.engine import kernels
 from lightning_gnn_dist.engine.compiling import is_kept
 
 _BATCH = 1024  # seeds, so that the loops for large batches are compiled, too
@@ -19,7 +19,7 @@ _BATCH = 1024  # seeds, so that the loops for large batches are compiled, too
 
 def is_compiled() -> bool:
     """Return whether a first batch would find its loops."""
-    return is_kept(hop_kernels.sample)
+    return is_kept(kernels.sample)
 
 
 def compile_for(path: Path) -> None:

@@ -7,15 +7,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_gnn_dist.engine.compiling import compiled, part
-from lightning_gnn_dist.engine.hop_kernels import Draws, expand
 from lightning_gnn_dist.engine.kernels import (
     DAMAGED,
     REPEATED_SEED,
     ZERO,
     Array,
     Csr,
+    Draws,
     Table,
     Work,
+    expand,
     is_no_row,
     place,
     place_seeds,
@@ -54,7 +55,7 @@ def sample_layers(
     num_nodes: Array,
     num_edges: Array,
 ) -> Any:
-    """Sample one batch into ``work``, as :func:`hop_kernels.sample` does; ``draws`` reads all edges of a node.
+    """Sample one batch into ``work``, as :func:`kernels.sample` does; ``draws`` reads all edges of a node.
 
     The table is opened anew for each hop, because it also holds nodes that were met but not drawn.
     """

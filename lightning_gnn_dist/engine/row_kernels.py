@@ -107,7 +107,7 @@ def merge_order(left: Array, right: Array, order: Array) -> None:
 
 @compiled
 def join_hop(known: Array, senders: Array, work: Work, table: Table) -> Any:
-    """Find the nodes that a hop adds to a batch, as :func:`hop_kernels.sample` does; return how many nodes it has then.
+    """Find the nodes that a hop adds to a batch, as :func:`kernels.sample` does; return how many nodes it has then.
 
     Or return ``REPEATED_SEED``.
 

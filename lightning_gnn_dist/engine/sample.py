@@ -12,9 +12,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.hop_kernels import ONE_TYPE, Draws, sample
 from lightning_gnn_dist.engine.intrinsics import RUN
-from lightning_gnn_dist.engine.kernels import AT_ONCE, DAMAGED, REPEATED_SEED, Array, Csr, Table, Work
+from lightning_gnn_dist.engine.kernels import (
+    AT_ONCE,
+    DAMAGED,
+    ONE_TYPE,
+    REPEATED_SEED,
+    Array,
+    Csr,
+    Draws,
+    Table,
+    Work,
+    sample,
+)
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.weighted import Rule
 from lightning_gnn_dist.graph.graph import Graph

@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 
 from lightning_gnn_dist.engine.compiling import compiled, part
-from lightning_gnn_dist.engine.hop_kernels import Draws, expand
 from lightning_gnn_dist.engine.kernels import (
     DAMAGED,
     REPEATED_SEED,
     ZERO,
     Array,
     Csr,
+    Draws,
     Table,
     Work,
+    expand,
     is_no_row,
     place,
     place_seeds,
@@ -47,7 +48,7 @@ def walk(csr: Csr, seeds: Array, key: np.uint64, length: int, out: Array) -> boo
 def sample_induced(
     csr: Csr, seeds: Array, others: Array, work: Work, table: Table, num_nodes: Array, num_edges: Array
 ) -> Any:
-    """Sample the seeds, ``others`` (ids may repeat) and all edges among them; return as :func:`hop_kernels.sample`."""
+    """Sample the seeds, ``others`` (ids may repeat) and all edges among them; return as :func:`kernels.sample`."""
     needed = len(seeds) + len(others)
     if needed > len(work.positions):
         return needed

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from lightning_gnn_dist.engine.hop_kernels import Draws
-from lightning_gnn_dist.engine.kernels import Array
+from lightning_gnn_dist.engine.kernels import Array, Draws
 from lightning_gnn_dist.engine.layer_kernels import LayerDraws, add_column_norms, sample_layers, scale_to
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, csr_of, graph_is_damaged, sample_hops

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.hop_kernels import Draws
-from lightning_gnn_dist.engine.kernels import Array, Csr, Table, Work
+from lightning_gnn_dist.engine.kernels import Array, Csr, Draws, Table, Work
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, sample_hops
 from lightning_gnn_dist.engine.subgraph_kernels import sample_egos

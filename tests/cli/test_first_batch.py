@@ -10,7 +10,7 @@ import pytest
 from lightning_gnn_dist import citations, communities
 from lightning_gnn_dist.cli import first_batch, prepare
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.engine import compiling, hop_kernels
+from lightning_gnn_dist.engine import compiling, kernels
 
 
 def files(folder: Path) -> Path:
@@ -34,7 +34,7 @@ def test_prepare_compiles_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_batch_is_made_of_any_saved_graph(graph: object, tmp_path: Path) -> None:
     graph.save(tmp_path / "graph")  # type: ignore[attr-defined]
     first_batch.make_batch(tmp_path / "graph")
-    assert first_batch.is_compiled() == compiling.is_kept(hop_kernels.sample) is True
+    assert first_batch.is_compiled() == compiling.is_kept(kernels.sample) is True
 
 
 @pytest.mark.slow  # a process of its own, which imports torch

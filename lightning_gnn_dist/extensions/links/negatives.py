@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.compiling import compiled, inlined
-from lightning_gnn_dist.engine.hop_kernels import ONE_TYPE
-from lightning_gnn_dist.engine.kernels import Array
+from lightning_gnn_dist.engine.kernels import ONE_TYPE, Array
 from lightning_gnn_dist.engine.rng import below, draw
 from lightning_gnn_dist.engine.sample import edge_types_of
 from lightning_gnn_dist.extensions.temporal.times import TimeOrder, as_integers

@@ -101,7 +101,7 @@ def sample_trees(
 ) -> Any:
     """Sample one batch into ``work``, by the names of nodes; ``roots`` are those of the seeds.
 
-    Return as :func:`hop_kernels.sample` does.
+    Return as :func:`kernels.sample` does.
     """
     begin, end = ZERO, place_seeds(roots, work, table)
     mask = (_U(1) << _U(trees.bits)) - _U(1)
@@ -125,7 +125,7 @@ def sample_trees(
 
 @part
 def _expand(csr: Csr, begin: int, end: int, hop: int, trees: Trees, draws: TimedDraws, work: Work, table: Table) -> Any:
-    """One hop in five stages, each a block of rows behind the one before; return as :func:`hop_kernels.expand` does.
+    """One hop in five stages, each a block of rows behind the one before; return as :func:`kernels.expand` does.
 
     With too little room for all edges it counts them, and finds no more nodes.
     """
