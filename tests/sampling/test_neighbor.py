@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from collections import Counter
+from itertools import chain, combinations, product
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import chi2, chisquare
 from torch_geometric.utils import k_hop_subgraph
 
 from lightning_gnn_dist import Graph, NeighborSampler
 from lightning_gnn_dist.engine import sample as sample_module
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.engine.weighted import weights_of
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.sampling import reference
-from tests.sampling.neighborhoods import PLACE, edge_index_of, edges_of, one
+from tests.sampling.neighborhoods import PLACE, edge_index_of, edges_of, one, star
 from tests.sampling.reference import random_graph
 
 
@@ -141,3 +145,138 @@ def test_a_key_is_three_numbers():
     graph, seeds = random_graph(), torch.tensor([1, 2])
     sample = NeighborSampler([2]).sample_bulk(graph, [seeds], [(0, 1, 2)])[0]
     assert sample.nodes.equal(one(graph, [1, 2], 2).nodes)
+
+
+def drawn_from_star(weights: list[float], fanout: int, trials: int, *, replace: bool) -> list[list[int]]:
+    """What the centres of a hundred equal stars draw from edges with these weights, in many batches."""
+    degree = len(weights)
+    indptr = torch.cat([torch.arange(101) * degree, torch.full((degree,), 100 * degree)])
+    graph = Graph(indptr, torch.arange(100, 100 + degree).repeat(100), {}, {"edge_weight": torch.tensor(weights * 100)})
+    sampler = NeighborSampler([fanout], replace=replace, weight="edge_weight")
+    places = [BatchKey(3, 0, batch) for batch in range(trials // 100)]
+    samples = sampler.sample_bulk(graph, [torch.arange(100)] * len(places), places)
+    edges = torch.cat([sample.edge_ids for sample in samples if sample.edge_ids is not None])
+    return (edges.view(-1, fanout) % degree).tolist()
+
+
+@pytest.mark.parametrize(("degree", "fanout"), [(20, 5), (6, 5), (12, 1), (40, 35)])
+def test_every_neighbour_is_as_likely_as_any_other(degree, fanout):
+    graph, trials = star(degree), 4000
+    places = [BatchKey(7, 0, batch) for batch in range(trials)]
+    samples = NeighborSampler([fanout]).sample_bulk(graph, [torch.tensor([0])] * trials, places)
+    counts = torch.bincount(torch.cat([sample.nodes[1:] for sample in samples]), minlength=degree + 1)[1:]
+    expected = trials * fanout / degree
+    statistic = ((counts - expected) ** 2).sum() / (expected * (1 - fanout / degree)) * (degree - 1) / degree
+    # About chi-square with degree - 1 degrees of freedom, whose 0.9999 quantile this bounds from above.
+    assert statistic < degree - 1 + 4 * (2 * (degree - 1)) ** 0.5 + 10
+
+
+def test_pairs_of_neighbours_are_equally_likely():
+    graph, trials = star(5), 6000
+    places = [BatchKey(1, epoch, 0) for epoch in range(trials)]
+    samples = NeighborSampler([2]).sample_bulk(graph, [torch.tensor([0])] * trials, places)
+    pairs = [tuple(sorted(sample.nodes[1:].tolist())) for sample in samples]
+    counts = np.array([pairs.count((a, b)) for a in range(1, 6) for b in range(a + 1, 6)])
+    assert ((counts - trials / 10) ** 2 / (trials / 10)).sum() < 27.9  # 0.999 quantile, 9 degrees of freedom
+
+
+WEIGHTS = [1.0, 2.0, 4.0, 0.5, 8.0, 0.0]
+
+
+def test_with_replacement_edges_come_in_proportion_to_their_weights():
+    drawn = drawn_from_star(WEIGHTS, 7, 4000, replace=True)
+    counts = np.bincount(list(chain(*drawn)), minlength=6)
+    expected = 7 * 4000 * np.array(WEIGHTS) / sum(WEIGHTS)
+    assert counts[5] == 0
+    assert ((counts - expected)[:5] ** 2 / expected[:5]).sum() < 18.5  # 0.999 quantile, 4 degrees of freedom
+    pairs = np.bincount([5 * a + b for a, b, *_ in drawn], minlength=25)[:25]  # the draws are independent
+    expected = 4000 * np.outer(WEIGHTS[:5], WEIGHTS[:5]).ravel() / sum(WEIGHTS) ** 2
+    assert ((pairs - expected) ** 2 / expected).sum() < 51.2  # 0.999 quantile, 24 degrees of freedom
+
+
+def test_without_replacement_each_is_drawn_by_weight_among_those_left():
+    drawn = drawn_from_star(WEIGHTS, 2, 8000, replace=False)
+    total, counts, expected = sum(WEIGHTS), [], []
+    for a, b in combinations(range(5), 2):
+        counts.append(sum(sorted(pair) == [a, b] for pair in drawn))
+        p, q = WEIGHTS[a] / total, WEIGHTS[b] / total
+        expected.append(8000 * (p * q / (1 - p) + q * p / (1 - q)))
+    assert sum(counts) == 8000
+    statistic = ((np.array(counts) - expected) ** 2 / expected).sum()
+    assert statistic < 27.9  # 0.999 quantile, 9 degrees of freedom
+
+
+@pytest.mark.parametrize("heaviest", [8.0, 1000.0])  # the tables of long rows give the second one again and again
+def test_long_rows_draw_by_weight_among_those_left_too(heaviest):
+    weights, trials = [heaviest, 4.0, 2.0] + [1 / 32] * 32, 8000
+    drawn = drawn_from_star(weights, 3, trials, replace=False)
+    counts = Counter(tuple(min(edge, 3) for edge in edges) for edges in drawn)  # the light edges count as one
+    statistic, unseen, cells = 0.0, 0.0, 0
+    for kinds in product(range(4), repeat=3):
+        left, chance, of_kind = sum(weights), 1.0, [1, 1, 1, 32]
+        for kind in kinds:
+            chance *= of_kind[kind] * weights[kind] / left
+            left, of_kind[kind] = left - weights[kind], of_kind[kind] - 1
+        if chance * trials >= 5:
+            statistic, cells = statistic + (counts[kinds] - chance * trials) ** 2 / (chance * trials), cells + 1
+        else:
+            unseen += chance
+    assert cells > 6 and unseen < 0.02
+    assert statistic < chi2.ppf(0.999, cells)
+    light = np.bincount([edge - 3 for edges in drawn for edge in edges if edge >= 3], minlength=32)
+    assert chisquare(light).pvalue > 0.001
+
+
+def test_edges_of_weight_0_come_when_no_others_are_left():
+    for drawn in drawn_from_star([0.0, 1.0, 0.0, 2.0, 0.0], 3, 200, replace=False):
+        assert {1, 3} < set(drawn) and len(set(drawn)) == 3
+    counts = np.bincount(list(chain(*drawn_from_star([0.0] * 5, 2, 3000, replace=True))), minlength=5)
+    assert ((counts - 1200) ** 2 / 1200).sum() < 18.5
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_weights_in_a_file_draw_the_same_and_take_no_memory(replace: bool, tmp_path: Path) -> None:
+    graph = random_graph(100, 4000)
+    graph.edge_arrays["weight"] = torch.randn(4000, generator=torch.Generator().manual_seed(0)).mul_(2).exp_()
+    graph.save(tmp_path / "graph")
+    sampler, mapped = NeighborSampler([9, 4], replace=replace, weight="weight"), Graph.open(tmp_path / "graph")
+    samples = [sampler.sample_bulk(one, [torch.arange(20)], [PLACE])[0] for one in (graph, mapped)]
+    assert samples[0].edge_ids is not None and samples[1].edge_ids is not None
+    assert samples[0].edge_ids.equal(samples[1].edge_ids)
+    assert weights_of(graph, "weight", draws=True).table.nbytes == 8 * 4000
+    assert weights_of(mapped, "weight", draws=True).table.nbytes == 0
+
+
+def test_weights_that_have_changed_are_drawn_by() -> None:
+    weights = [torch.randn(4000, generator=torch.Generator().manual_seed(seed)).exp() for seed in (0, 1)]
+    changed, fresh = random_graph(100, 4000), random_graph(100, 4000)
+    changed.edge_arrays["weight"], fresh.edge_arrays["weight"] = weights[0], weights[1].clone()
+    sampler = NeighborSampler([9, 4], weight="weight")
+    before = sampler.sample_bulk(changed, [torch.arange(20)], [PLACE])[0].edge_ids
+    weights[0].copy_(weights[1])
+    after, expected = (sampler.sample_bulk(one, [torch.arange(20)], [PLACE])[0].edge_ids for one in (changed, fresh))
+    assert before is not None and after is not None and expected is not None
+    assert after.equal(expected) and not after.equal(before)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("seeds", [[], [0], [0, 1]])
+def test_all_neighbours_of_no_nodes_are_none_also_by_weight(seeds, replace):
+    graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), 2, {}, {"edge_weight": torch.ones(2)})
+    sampler = NeighborSampler([-1, -1, -1], replace=replace, weight="edge_weight")
+    sample = sampler.sample_bulk(graph, [torch.tensor(seeds, dtype=torch.int64)], [PLACE])[0]
+    assert sorted(sample.nodes.tolist()) == ([0, 1] if seeds else [])
+    assert sample.indices.numel() == sample.nodes.numel()
+
+
+def test_with_replacement_a_short_row_gives_as_many_edges_and_an_empty_one_none():
+    sample = NeighborSampler([9], replace=True).sample_bulk(star(2), [torch.tensor([0, 1])], [PLACE])[0]
+    assert sample.num_sampled_edges == [9]
+    assert sample.indptr.tolist() == [0, 9, 9]
+    assert sample.num_sampled_nodes[1] <= 1  # of nodes 1 and 2 the first is a seed
+
+
+def test_draws_differ_between_seeds_epochs_and_batches():
+    graph = star(1000)
+    drawn = {tuple(one(graph, [0], 10, place=BatchKey(*place)).nodes.tolist()) for place in np.ndindex(3, 3, 3)}
+    assert len(drawn) == 27
