@@ -16,6 +16,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,11 @@ def signature(folder: Path, names: Iterable[str], **about: Any) -> dict[str, Any
 
 def is_marked(folder: Path, sign: dict[str, Any]) -> bool:
     """Whether a mark with this content is there: these very files were checked before."""
-    return any(_read(file) == sign for file in _files(folder))
+    for file in _files(folder):
+        with suppress(OSError, ValueError):  # missing or damaged
+            if read_json(file, "") == sign:
+                return True
+    return False
 
 
 def mark(folder: Path, sign: dict[str, Any]) -> None:
@@ -152,7 +157,9 @@ def mark(folder: Path, sign: dict[str, Any]) -> None:
     if time.time_ns() - newest < YOUNG_SECONDS * 1e9:
         return
     for file in _files(folder):
-        if _write(file, sign):
+        with suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, json.dumps(sign))
             return
     log.info("%s cannot be marked as checked, so all its edges are read whenever it is opened", folder)
 
@@ -162,20 +169,3 @@ def _files(folder: Path) -> list[Path]:
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     name = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=16).hexdigest()
     return [folder / MARK, Path(home) / "lightning_gnn_dist" / "checked" / name]
-
-
-def _read(file: Path) -> dict[str, Any] | None:
-    try:
-        return read_json(file, "")
-    except (OSError, ValueError):  # missing or damaged
-        return None
-
-
-def _write(file: Path, sign: dict[str, Any]) -> bool:
-    """Write a mark. Returns whether that was possible."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, json.dumps(sign))
-    except OSError:
-        return False
-    return True

@@ -157,6 +157,7 @@ def save_for_good(path: Path, array: Column) -> str:
     ``np.save`` would not notice that a limit or a full disk cut the file short.
     """
     header, checksum, wanted = np.frombuffer(header_of(array.dtype, array.shape), np.uint8), Checksum(), 0
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("xb") as stream:
             for piece in [header, *_pieces(np.ascontiguousarray(array).reshape(-1).view(np.uint8))]:

@@ -67,8 +67,8 @@ def write(
     check_names(arrays)
     with folder_beside(path) as draft:
         for name, some in ids.items():
-            _save(draft / IDS / f"{name}.npy", some)
-        checksums = {name: _save(draft / f"{name}.npy", as_numpy(tensor)) for name, tensor in arrays.items()}
+            save_for_good(draft / IDS / f"{name}.npy", some)
+        checksums = {name: save_for_good(draft / f"{name}.npy", as_numpy(tensor)) for name, tensor in arrays.items()}
         forms = {name: (t.dtype, t.shape) for name, t in arrays.items()}
         describe(draft, forms, fingerprint, checksums, types)
         replace(draft, path)
@@ -174,11 +174,6 @@ def _checksums(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, str | None
     return {name: entry.get("xxh64") for name, entry in entries.items()}
 
 
-def _save(file: Path, array: Column) -> str:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    return save_for_good(file, array)
-
-
 def describe(
     directory: Path,
     arrays: Mapping[str, tuple[torch.dtype, Sequence[int]]],
@@ -189,7 +184,7 @@ def describe(
     """Write ``meta.json``, which makes a directory of arrays a saved graph."""
     check_names(arrays)
     entries = {
-        name: {"dtype": _dtype_name(dtype), "shape": list(shape), "xxh64": checksums[name]}
+        name: {"dtype": str(dtype).removeprefix("torch."), "shape": list(shape), "xxh64": checksums[name]}
         for name, (dtype, shape) in arrays.items()
     }
     meta = {"format": FORMAT, "version": UNTYPED, "fingerprint": fingerprint, "arrays": entries}
@@ -352,7 +347,3 @@ def as_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
     """The numbers as they are saved: NumPy has no bfloat16, of which the bits are."""
     tensor = tensor.contiguous().resolve_conj().resolve_neg()
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
