@@ -38,7 +38,6 @@ class Rude:
         (3, "3"),
         ("a\nb", r"'a\nb'"),
         ((1 << 16609,), "a tuple"),  # too long for repr()
-        (1 << 16609, "an integer of 16610 bits"),
         (np.zeros((2, 3)), "a numpy array of float64 and shape (2, 3)"),
         (torch.zeros(2), "a tensor of torch.float32 and shape (2,)"),
         (Rude(), "Rude"),
@@ -52,6 +51,10 @@ def test_a_path_is_shown_whole(tmp_path: Path) -> None:
     path = tmp_path / ("a" * 100) / ("b" * 100) / "none.ckpt"
     with pytest.raises(FileNotFoundError, match=re.escape(f"ckpt_path must be a file, and '{path}' is none.")):
         checks.check_file("ckpt_path", path)
+
+
+def test_an_integer_too_long_for_its_digits_is_shown_by_its_bits() -> None:
+    assert checks.shown(1 << 16609) == "an integer of 16610 bits"
 
 
 @pytest.mark.parametrize(
