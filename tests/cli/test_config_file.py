@@ -10,7 +10,7 @@ import pytest
 from lightning_gnn_dist.cli.config_file import check_files
 from lightning_gnn_dist.cli.main import main
 
-CONFIGS = Path(__file__).parents[3] / "examples" / "configs"
+CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
 
 
 def bomb(opening: str, item: str, close: str) -> str:
