@@ -9,7 +9,7 @@ import dataclasses
 import inspect
 import os
 import reprlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
@@ -298,23 +298,6 @@ def check_ids(name: str, value: Any, what: str = "node ids") -> None:
         )
 
 
-def distinct_ids(name: str, value: object, count: int) -> Tensor:
-    """Return a list or a tensor of ids of ``count`` nodes as a tensor; refuse ids that are none, or there twice."""
-    is_list = isinstance(value, list | tuple | range) and all(map(is_integer, value))
-    given: Any = torch.tensor(value, dtype=torch.int64) if is_list else value
-    check_ids(name, given)
-    assert isinstance(given, Tensor)
-    if given.numel() == 0:
-        raise ValueError(f"{name} is empty: name a node at least, or leave {name} out for all of them.")
-    outside = given[(given < 0) | (given >= count)]
-    if outside.numel():
-        raise ValueError(f"{name} must lie in [0, {count}), got {int(outside[0])}.")
-    distinct, counts = given.unique(return_counts=True)
-    if distinct.numel() != given.numel():
-        raise ValueError(f"{name} must be distinct, got {int(distinct[counts > 1][0])} more than once.")
-    return given.to(torch.int64)
-
-
 def holds_integers(tensor: Tensor) -> bool:
     """Return whether the tensor has an integer type; bool and quantised types are none."""
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized or "bool" in str(tensor.dtype))
@@ -333,12 +316,6 @@ def check_arrays(**arrays: Mapping[str, Tensor]) -> None:
             check_word(f"a name in {name}", key, "x")
             check_tensor(f"{name}[{shown(key)}]", array, "one row for each")
             check_plain(f"{name}[{shown(key)}]", array)
-
-
-def check_each(least: int, name: str, values: Iterable[int]) -> None:
-    """Refuse a list with an entry that is no integer of at least ``least``."""
-    for value in values:
-        check_at_least(least, **{f"{name}: an entry": value})
 
 
 def without_way_out(error: Exception) -> str:

@@ -30,12 +30,12 @@ from lightning_gnn_dist.checks import (
     check_choice,
     check_instance,
     check_true_or_false,
-    distinct_ids,
     shown,
 )
 from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels, explain_tables, guard_plain_ddp
 from lightning_gnn_dist.data.task import Evaluating, NodeTask, Task
 from lightning_gnn_dist.engine.rng import Purpose
+from lightning_gnn_dist.graph.convert import distinct_ids
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes

@@ -17,6 +17,7 @@ from lightning_gnn_dist.checks import (
     check_plain,
     check_tensor,
     holds_integers,
+    is_integer,
     shown,
 )
 from lightning_gnn_dist.graph.typed.names import MAX_NAME, NAME
@@ -57,6 +58,23 @@ def check_pairs(edge_index: Tensor) -> None:
         raise ValueError(
             f"edge_index must be integers of shape (2, E), got {edge_index.dtype} {tuple(edge_index.shape)}."
         )
+
+
+def distinct_ids(name: str, value: object, count: int) -> Tensor:
+    """Return a list or a tensor of ids of ``count`` nodes as a tensor; refuse ids that are none, or there twice."""
+    is_list = isinstance(value, list | tuple | range) and all(map(is_integer, value))
+    given: Any = torch.tensor(value, dtype=torch.int64) if is_list else value
+    check_ids(name, given)
+    assert isinstance(given, Tensor)
+    if given.numel() == 0:
+        raise ValueError(f"{name} is empty: name a node at least, or leave {name} out for all of them.")
+    outside = given[(given < 0) | (given >= count)]
+    if outside.numel():
+        raise ValueError(f"{name} must lie in [0, {count}), got {int(outside[0])}.")
+    distinct, counts = given.unique(return_counts=True)
+    if distinct.numel() != given.numel():
+        raise ValueError(f"{name} must be distinct, got {int(distinct[counts > 1][0])} more than once.")
+    return given.to(torch.int64)
 
 
 def with_masks(tensors: Mapping[str, Tensor], num_nodes: int) -> dict[str, Tensor]:

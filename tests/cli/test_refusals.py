@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from lightning_gnn_dist import Graph, communities
-from lightning_gnn_dist.checks import check_seed, check_word, distinct_ids
+from lightning_gnn_dist.checks import check_seed, check_word
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.cli.mistakes import own_refusal, reading_checkpoint
+from lightning_gnn_dist.graph.convert import distinct_ids
 
 CONFIG = """\
 seed_everything: 0

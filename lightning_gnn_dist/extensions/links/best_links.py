@@ -18,12 +18,12 @@ from lightning_gnn_dist.checks import (
     check_list,
     check_path,
     check_true_or_false,
-    distinct_ids,
 )
 from lightning_gnn_dist.extensions.links.known import LeftOut
 from lightning_gnn_dist.extensions.links.link_split import LinkSplit
 from lightning_gnn_dist.extensions.links.scoring import Score, check_score
 from lightning_gnn_dist.extensions.links.search import BestLinks, Links, LinkSearch
+from lightning_gnn_dist.graph.convert import distinct_ids
 from lightning_gnn_dist.graph.shard import Bounds, holds_shards
 from lightning_gnn_dist.graph.storage.parquet_rows import check_ids_of, check_no_file, check_rows_file
 from lightning_gnn_dist.layers.model_layers import layers_of_model

@@ -16,7 +16,7 @@ from lightning_gnn_dist.batches.batch import ENDS
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.boundary.auto import Auto, boundary_of
 from lightning_gnn_dist.boundary.boundary import Boundary
-from lightning_gnn_dist.checks import check_instance, check_path, distinct_ids, shown
+from lightning_gnn_dist.checks import check_instance, check_path, shown
 from lightning_gnn_dist.data.datamodule import GraphDataModule
 from lightning_gnn_dist.extensions.links.answers import AnswerEdges, Answers
 from lightning_gnn_dist.extensions.links.asked import AskedEdges, check_settings_of_edges
@@ -24,6 +24,7 @@ from lightning_gnn_dist.extensions.links.link_split import LinkSplit
 from lightning_gnn_dist.extensions.links.recommending import Recommended
 from lightning_gnn_dist.extensions.links.task import EdgeTask, WholeEdges
 from lightning_gnn_dist.extensions.links.times import sampler_of_events
+from lightning_gnn_dist.graph.convert import distinct_ids
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.graph.shard import LinkBounds

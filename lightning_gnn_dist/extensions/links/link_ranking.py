@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from lightning_gnn_dist.checks import check_at_least, check_each, check_list, check_tensor, shown
+from lightning_gnn_dist.checks import check_at_least, check_list, check_tensor, shown
 
 DEFAULT = (1, 10, 50)
 
@@ -42,7 +42,8 @@ class LinkRanking(MetricCollection):
         self._open = DEFAULT if hits is None else ()
         hits = DEFAULT if hits is None else hits
         check_list("hits", hits, "[1, 10, 50]")
-        check_each(1, "hits", hits)
+        for number in hits:
+            check_at_least(1, **{"hits: an entry": number})
         if prefix is not None and not isinstance(prefix, str):
             raise TypeError(f'prefix must be a text such as "val/", or None, got {shown(prefix)}.')
         metrics: dict[str, Metric | MetricCollection] = {"mrr": ReciprocalRank()}
