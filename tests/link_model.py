@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import LinkRanking, LinkSplit
-from lightning_gnn_dist.extensions.links.ends import edges_of
+from lightning_gnn_dist.extensions.links.edges import edges_of
 
 Targets = list[tuple[int, int, float]]
 
@@ -70,7 +70,7 @@ def held(split: LinkSplit, name: str) -> Counter[tuple[int, int, float]]:
 def ranks_by_hand(module: LinkSAGE, split: LinkSplit, name: str) -> Tensor:
     """The rank of each held edge among its negatives, from one forward over the whole graph."""
     edges, x = split.edges[name], split.graph.node_arrays["x"]
-    edge_index = torch.stack(edges_of(split.graph))
+    edge_index = edges_of(split.graph)
     receivers = torch.cat([edges[1][:, None], split.negatives[name]], 1)
     with torch.no_grad():
         hidden = module.convs[1](module.convs[0](x, edge_index).relu(), edge_index)

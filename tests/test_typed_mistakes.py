@@ -108,7 +108,7 @@ def check_sentences(said: str) -> None:
 
 def test_seeds_that_see_everything_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr("lightning_gnn_dist.extensions.temporal.time_checks.rank_zero_info", told.append)
+    monkeypatch.setattr("lightning_gnn_dist.extensions.temporal.temporal_sampler.rank_zero_info", told.append)
     by_time(at=torch.full((12,), 90), time=torch.arange(12), cites_time=torch.arange(40))
     assert told[-1] == (
         "All seeds see all events: the earliest seed is at 90 (at), and the last event at 39 (time). If that cannot "
@@ -128,7 +128,7 @@ def test_a_type_of_edges_in_another_unit_is_told(
     monkeypatch: pytest.MonkeyPatch, unit: float, said: str | None
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr("lightning_gnn_dist.extensions.temporal.time_checks.rank_zero_info", told.append)
+    monkeypatch.setattr("lightning_gnn_dist.extensions.temporal.temporal_sampler.rank_zero_info", told.append)
     of_cites = ((1_700_000_000 + torch.arange(40)) * unit).long()
     data = data_with(time=SECONDS, cites_time=of_cites)
     data[WRITES].time = 1_700_000_000 + torch.arange(data[WRITES].num_edges) % 12
@@ -141,7 +141,7 @@ def test_a_type_of_edges_in_another_unit_is_told(
 
 def test_links_of_a_split_are_compared_with_other_edges_by_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr("lightning_gnn_dist.extensions.temporal.time_checks.rank_zero_info", told.append)
+    monkeypatch.setattr("lightning_gnn_dist.extensions.temporal.temporal_sampler.rank_zero_info", told.append)
     data = data_with(cites_time=1_700_000_000_000 + torch.arange(40))
     data[WRITES].time = 1_700_000_000 + torch.arange(data[WRITES].num_edges)
     split = split_edges(Graph.from_pyg(data), edge_type=WRITES, val=0.25, test=0.25, time="time")

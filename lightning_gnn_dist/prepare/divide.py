@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -42,31 +42,15 @@ class SplitOfEdges(Protocol):
     def negatives(self) -> Mapping[str, Tensor]: ...
 
     @property
-    def undirected(self) -> bool | None: ...
-
-    @property
     def edge_type(self) -> EdgeType | None: ...
-
-    @property
-    def reverse(self) -> Any: ...
-
-    @property
-    def labels(self) -> str | None: ...
 
     @property
     def held_arrays(self) -> Mapping[str, Mapping[str, Tensor]]: ...
 
     @property
-    def hide(self) -> bool: ...
-
-    @property
-    def time(self) -> str | None: ...
-
-    @property
-    def first_held(self) -> int | None: ...
-
-    @property
     def fingerprint(self) -> str: ...
+
+    def bounds(self, held: Mapping[str, Tensor]) -> LinkBounds: ...
 
 
 def save_shards(graph: Graph | SplitOfEdges, partition: Partition, folder: str | Path) -> None:
@@ -181,10 +165,7 @@ class HeldEdges:
     @cached_property
     def bounds(self) -> LinkBounds:
         """How many held edges each shard has."""
-        split, reverse = self._split, self._split.reverse
-        turned = reverse if isinstance(reverse, tuple) else None
-        kind = split.undirected is True, split.edge_type, turned
-        return LinkBounds(*kind, split.labels, split.hide, self._starts, split.time, split.first_held)
+        return self._split.bounds(self._starts)
 
     def of_shard(self, index: int) -> dict[str, Tensor]:
         """Return the arrays of a shard's held edges, by the names of their files."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -23,7 +24,6 @@ from lightning_gnn_dist.engine.tensors import (
     rows_of,
 )
 from lightning_gnn_dist.engine.weighted import alias_table, checked_weights
-from lightning_gnn_dist.extensions.links.link_sampler import LinkSampler
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.sampling.base import Sampler, check_bulk
@@ -35,15 +35,27 @@ KINDS = (NeighborSampler, LadiesSampler, FastGCNSampler)
 NODES_AT_ONCE = 1 << 27  # nodes of the graph times batches sampled together: 4 bytes each, 40 in layer-wise sampling
 
 
+@runtime_checkable
+class DrawsAround(Protocol):
+    """A sampler that finds seeds for another, as one of edges does for their ends."""
+
+    @property
+    def sampler(self) -> Sampler:
+        """What draws around them."""
+
+    def drawn_by(self, sampler: Sampler, rows: Graph) -> Sampler:
+        """Return the same around which another draws; what it asks of the graph itself it asks of ``rows`` in RAM."""
+
+
 def draws_anywhere(sampler: Sampler) -> bool:
     """Whether a :class:`DeviceSampler` can draw its batches, or, for links, their neighbourhoods."""
-    nodes = sampler.sampler if isinstance(sampler, LinkSampler) else sampler
+    nodes = sampler.sampler if isinstance(sampler, DrawsAround) else sampler
     return type(nodes) in KINDS  # a subclass may draw otherwise
 
 
 def bytes_of_tables(sampler: Sampler, graph: Graph) -> int:
     """Bytes of what a :class:`DeviceSampler` keeps on the device beside the copy of a graph."""
-    nodes = sampler.sampler if isinstance(sampler, LinkSampler) else sampler
+    nodes = sampler.sampler if isinstance(sampler, DrawsAround) else sampler
     has_tables = isinstance(nodes, NeighborSampler) and nodes.weight is not None
     return 8 * graph.num_edges if has_tables else 0
 
@@ -53,8 +65,8 @@ def drawn_there(sampler: Sampler, home: Graph) -> Sampler:
 
     The targets of links are drawn in RAM, few numbers for each, and only their neighbourhoods on the device.
     """
-    if isinstance(sampler, LinkSampler):
-        return replace(sampler, sampler=drawn_there(sampler.sampler, home), rows=home)
+    if isinstance(sampler, DrawsAround):
+        return sampler.drawn_by(drawn_there(sampler.sampler, home), home)
     return DeviceSampler(sampler)  # type: ignore[arg-type]  # it checks the type itself
 
 

@@ -2,7 +2,8 @@
 
     LinkDataModule(split_edges(graph), boundary=Fetch())   # a ``Task`` whose seeds are positions of edges
 
-link_split.py       held edges and the graph of the others; held_back.py chooses them, leaks.py compares what they carry
+link_split.py       held edges and the graph of the others; held_back.py chooses them, edges.py has those of a type
+leaks.py            what is refused of held edges, and of what edges carry
 link_datamodule.py  the data module; task.py is its ``Task``, answers.py that of what a database recommends
 link_sampler.py     a ``Sampler`` that draws around both ends; targets.py has their table, negatives.py the false ends
 link_ranking.py     metrics of ranks among false edges; recommending.py a head, and its metric, of all receivers

@@ -10,31 +10,55 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.data.task import Judged
-from lightning_gnn_dist.extensions.links.asked import AskedEdges, check_held_back
-from lightning_gnn_dist.extensions.links.best import NONE
-from lightning_gnn_dist.extensions.links.link_file import QuestionColumns
 from lightning_gnn_dist.extensions.links.link_sampler import RootSampler
-from lightning_gnn_dist.extensions.links.positions import edges_at
-from lightning_gnn_dist.extensions.links.task import WholeEdges
-from lightning_gnn_dist.extensions.links.times import check_event_samplers
-from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler
+from lightning_gnn_dist.extensions.links.ranking import NONE
+from lightning_gnn_dist.extensions.links.targets import edges_at
+from lightning_gnn_dist.extensions.links.task import AskedEdges, WholeEdges, check_held_back
+from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler, check_event_samplers
 from lightning_gnn_dist.graph.graph import Graph, with_arrays_of_types
 from lightning_gnn_dist.graph.shard import LinkBounds
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.tables import ANSWERED, ASKED, TIME, TableTask
-from lightning_gnn_dist.graph.user_ids import ids_for
+from lightning_gnn_dist.graph.user_ids import Ids, ids_for, named
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.access import graph_of
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.layers.choice import is_limited
 from lightning_gnn_dist.layers.layered_loader import Targets
 from lightning_gnn_dist.sampling.base import Sampler
+
+
+@dataclass(frozen=True)
+class QuestionColumns:
+    """The columns of a table of what is recommended: a row for each question about a row that is there, and receiver.
+
+    Attributes:
+        questions: The rows of the task's table, in the order of what is recommended.
+        senders: The node that each is about; -1 where its key names none.
+        times: The time of each.
+        of_senders: The users' ids of all nodes that may be asked about; None where nobody knows them.
+        of_receivers: Those of all that may be recommended.
+    """
+
+    questions: Ids
+    senders: Ids
+    times: Ids
+    of_senders: Ids | None = None
+    of_receivers: Ids | None = None
+
+    def __call__(self, first: int, rows: Ids) -> dict[str, Ids]:
+        at, place = np.nonzero((rows["receiver"] >= 0) & (self.senders[first : first + len(rows)] >= 0)[:, None])
+        found, at = rows[at, place], at + first
+        ends = named(self.senders[at], self.of_senders), named(found["receiver"], self.of_receivers)
+        of_questions = {"question": self.questions[at], "sender": ends[0], "time": self.times[at]}
+        return of_questions | {"receiver": ends[1], "score": found["score"]}
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +169,7 @@ class AnswerEdges(WholeEdges):
         self._answers = answers
 
     def check(self, rows: Graph) -> None:
-        check_event_samplers(rows, self.home.running.settings, TIME, None)
+        check_event_samplers(rows, self.home.running.settings.samplers, TIME, None)
 
     def predicted(self, some: Tensor | None) -> Judged:
         """Return questions and all receivers at their times, which a model ranks when it has the rows of all."""
@@ -173,9 +197,7 @@ class AnswerEdges(WholeEdges):
         asked = self._answers
         nodes, times = asked.roots(mask)
         first = asked.graph.types.nodes_of(asked.task.name).start
-        number = self.asked.ends.target_type
-        assert number is not None
-        rest = nodes, times, asked.pairs(mask), first, number.number
+        rest = nodes, times, asked.pairs(mask), first, self.asked.ends.target_type.number
 
         def sampler(more_hops: int) -> Sampler:
             of_trees = self.home.running.sampler_of_evaluation(more_hops)

@@ -19,8 +19,8 @@ from lightning_gnn_dist.checks import (
     check_path,
     check_true_or_false,
 )
-from lightning_gnn_dist.extensions.links.known import LeftOut
 from lightning_gnn_dist.extensions.links.link_split import LinkSplit
+from lightning_gnn_dist.extensions.links.ranking import LeftOut
 from lightning_gnn_dist.extensions.links.scoring import Score, check_score
 from lightning_gnn_dist.extensions.links.search import BestLinks, Links, LinkSearch
 from lightning_gnn_dist.graph.convert import distinct_ids

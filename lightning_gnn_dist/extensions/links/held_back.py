@@ -10,21 +10,12 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.rng import Purpose, draw_bits, key, permutation
-from lightning_gnn_dist.extensions.links.ends import ends_of, links_of, numbers_of, without_edges
-from lightning_gnn_dist.extensions.links.labels import (
-    arrays_of_edges,
-    check_classes,
-    checked_labels,
-    no_label,
-    with_edge_arrays,
-    without_labels,
-)
+from lightning_gnn_dist.extensions.links.edges import Edges, check_classes, no_label, numbers_of, without_edges
 from lightning_gnn_dist.extensions.links.leaks import both_ways, by_time, check_same_times, settled
 from lightning_gnn_dist.extensions.links.negatives import Candidates, Moments, draw_receivers
 from lightning_gnn_dist.extensions.temporal.time_split import is_labelled
 from lightning_gnn_dist.extensions.temporal.times import as_integers, time_order, times_of_receivers
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import EdgeType
 
 SPLIT, FALSE_ENDS = range(2)  # what is drawn
 
@@ -126,36 +117,18 @@ class HeldBack(NamedTuple):
     arrays: dict[str, Arrays]
 
 
-class _Chosen(NamedTuple):
-    """Which edges are held under each name.
-
-    Attributes:
-        graph: The graph without them, or without their labels.
-        rows: Their places among the edges of their type.
-        ids: A number for each, by which false receivers are drawn.
-    """
-
-    graph: Graph
-    rows: dict[str, Tensor]
-    ids: dict[str, Tensor]
-
-
 @dataclass(frozen=True, eq=False)
 class EdgesToSplit:
     """The edges of a type, some of which are to be held back.
 
     Args:
-        graph: The graph that has them.
-        edge_type: Their type, if the graph has types.
-        reverse: The edge type that has them turned round, if there is one.
+        all: The edges.
         labels: The name of the array of their labels, if they are held back with these.
         time: The name of the array of their times, if the last of them are held back.
         undirected: Whether both directions of each are there, and carry the same. None: find out.
     """
 
-    graph: Graph
-    edge_type: EdgeType | None
-    reverse: EdgeType | None
+    all: Edges
     labels: str | None
     time: str | None
     undirected: bool | None
@@ -166,97 +139,94 @@ class EdgesToSplit:
         At random, both directions of a pair of nodes, and with labels all edges between them, are held together, and
         of an undirected graph one direction is asked for. By time those of one time stay together, in the later split.
         """
-        arrays, (at, links) = arrays_of_edges(self.graph, self.edge_type), links_of(self.graph, self.edge_type)
-        can_be_held = links[0] != links[1] if self.labels is None else self._labelled()
-        if self.time is not None and self.reverse is not None:
-            check_same_times(self.graph, self.edge_type, self.reverse, self.time)
-        undirected = self._is_undirected()
-        pairs = Pairs.of(links, self.graph.num_nodes, undirected or self.labels is not None)
+        arrays, links = self.all.arrays, self.all.links
+        can_be_held = links[0] != links[1] if self.labels is None else self._labelled(self.labels)
+        if self.time is not None:
+            check_same_times(self.all, self.time)
+        find_out = settled if self.labels is None and self.time is None else both_ways
+        undirected = find_out(self.all, self.undirected)
+        pairs = Pairs.of(links, self.all.graph.num_nodes, undirected or self.labels is not None)
         is_asked = can_be_held & pairs.one_direction(links, seed) if undirected else can_be_held
         if self.time is None:
-            chosen = self._at_random(shares, at, pairs, can_be_held, is_asked, seed, hide=hide)
+            graph, rows, ids = self._at_random(shares, pairs, can_be_held, is_asked, seed, hide=hide)
         else:
+            graph = without_edges(self.all.graph)
             rows = by_time(as_integers(arrays[self.time]), is_asked, {name: float(of) for name, of in shares.items()})
-            chosen = _Chosen(without_edges(self.graph, torch.ones(self.graph.num_edges, dtype=torch.bool)), rows, rows)
+            ids = rows
         carried = arrays if self.labels is not None else {} if self.time is None else {self.time: arrays[self.time]}
         edges, false, held = dict[str, Tensor](), dict[str, Tensor](), dict[str, Arrays]()
-        for name, rows_of in chosen.rows.items():
-            edges[name] = ends_of(self.graph.types, self.edge_type).in_types(links[:, rows_of])
+        for name, rows_of in rows.items():
+            edges[name] = self.all.ends.in_types(links[:, rows_of])
             if carried:
                 held[name] = {array: of[rows_of] for array, of in carried.items()}
             if self.labels is None:
                 times = None if self.time is None else arrays[self.time][rows_of]
-                false[name] = self._false_ends(links[:, rows_of], chosen.ids[name], times, negatives, seed)
-        return HeldBack(chosen.graph, edges, false, undirected, held)
+                false[name] = self._false_ends(links[:, rows_of], ids[name], times, negatives, seed)
+        return HeldBack(graph, edges, false, undirected, held)
 
-    def _labelled(self) -> Tensor:
-        assert self.labels is not None
-        labels = checked_labels(self.graph, self.edge_type, self.labels)
-        check_classes(self.labels, labels)
+    def _labelled(self, name: str) -> Tensor:
+        labels = self.all.labels(name)
+        check_classes(name, labels)
         return is_labelled(labels)
-
-    def _is_undirected(self) -> bool:
-        if self.labels is None and self.time is None:
-            return settled(self.graph, self.edge_type, self.undirected)
-        return both_ways(self.graph, self.edge_type, self.undirected)
 
     def _at_random(
         self,
         shares: Mapping[str, float | Tensor],
-        at: Tensor,
         pairs: Pairs,
         can_be_held: Tensor,
         is_asked: Tensor,
         seed: int,
         *,
         hide: bool,
-    ) -> _Chosen:
-        """Choose pairs of nodes: with labels all edges between them that are asked for, otherwise one of each."""
+    ) -> tuple[Graph, dict[str, Tensor], dict[str, Tensor]]:
+        """Choose pairs of nodes: with labels all edges between them that are asked for, otherwise one of each.
+
+        Return the graph without them, or without their labels, for each name their places among the edges of their
+        type, and a number for each, by which false receivers are drawn.
+        """
         choice = pairs.of_edge[can_be_held].unique()
         held = held_pairs(shares, choice, pairs.of_edge, seed)
         is_held, rows = torch.zeros_like(pairs.numbers, dtype=torch.bool), dict[str, Tensor]()
         asked = is_asked.nonzero().view(-1)
-        first = torch.full_like(pairs.numbers, at.numel()).scatter_reduce(0, pairs.of_edge[asked], asked, "amin")
+        first = torch.full_like(pairs.numbers, len(is_asked)).scatter_reduce(0, pairs.of_edge[asked], asked, "amin")
         for name, which in held.items():
             of_name = torch.zeros_like(is_held)
             of_name[which] = True
             is_held |= of_name
             rows[name] = first[which] if self.labels is None else asked[of_name[pairs.of_edge[asked]]]
-        graph = (self._left if hide else self._unlabelled)(at, pairs, is_held)
-        if self.reverse is not None and self.labels is not None:
-            graph = without_labels(graph, self.reverse, self.labels)
-        return _Chosen(graph, rows, {name: torch.searchsorted(choice, which) for name, which in held.items()})
+        graph = (self._left if hide else self._unlabelled)(pairs, is_held)
+        if self.all.reverse is not None and self.labels is not None:
+            graph = Edges(graph, self.all.reverse).without_array(self.labels)
+        return graph, rows, {name: torch.searchsorted(choice, which) for name, which in held.items()}
 
-    def _left(self, at: Tensor, pairs: Pairs, is_held: Tensor) -> Graph:
+    def _left(self, pairs: Pairs, is_held: Tensor) -> Graph:
         """The graph without the held edges."""
-        kept = torch.ones(self.graph.num_edges, dtype=torch.bool)
-        kept[at] = ~is_held[pairs.of_edge]
-        if self.reverse is not None:
-            back, turned = links_of(self.graph, self.reverse)
-            numbers = numbers_of(turned.flip(0), self.graph.num_nodes, undirected=pairs.undirected)
-            kept[back] = ~torch.isin(numbers, pairs.numbers[is_held])
-        return without_edges(self.graph, kept)
+        kept = torch.ones(self.all.graph.num_edges, dtype=torch.bool)
+        kept[self.all.at] = ~is_held[pairs.of_edge]
+        if (back := self.all.back) is not None:
+            numbers = numbers_of(back.links.flip(0), self.all.graph.num_nodes, undirected=pairs.undirected)
+            kept[back.at] = ~torch.isin(numbers, pairs.numbers[is_held])
+        return without_edges(self.all.graph, kept)
 
-    def _unlabelled(self, at: Tensor, pairs: Pairs, is_held: Tensor) -> Graph:
+    def _unlabelled(self, pairs: Pairs, is_held: Tensor) -> Graph:
         """The whole graph, in which held edges have no label."""
         assert self.labels is not None
-        whole = without_edges(self.graph, torch.ones(self.graph.num_edges, dtype=torch.bool))
-        arrays = dict(arrays_of_edges(whole, self.edge_type))
-        labels = arrays.pop(self.labels)
+        whole = Edges(without_edges(self.all.graph), self.all.kind)
+        labels = whole.arrays[self.labels]
         mask = is_held[pairs.of_edge].view(-1, *[1] * (labels.dim() - 1))
-        arrays[self.labels] = labels.masked_fill(mask, no_label(labels))
-        return with_edge_arrays(whole, self.edge_type, arrays)
+        others = {name: rows for name, rows in whole.arrays.items() if name != self.labels}
+        return whole.with_arrays(others | {self.labels: labels.masked_fill(mask, no_label(labels))})
 
     def _false_ends(self, edges: Tensor, ids: Tensor, times: Tensor | None, count: int, seed: int) -> Tensor:
         """False receivers for each edge, by their ids in their type."""
-        ends, kind = ends_of(self.graph.types, self.edge_type), "" if self.edge_type is None else self.edge_type[2]
-        number, false_key = ends.target_type and ends.target_type.number, key(seed + Purpose.LINKS, 0, 0, FALSE_ENDS)
+        graph, ends = self.all.graph, self.all.ends
         avoided, candidates, at = edges[:1], Candidates(ends.receivers), None
         if self.time is not None and times is not None:
-            there = times_of_receivers(self.graph, self.time, kind)
+            there = times_of_receivers(graph, self.time, self.all.kind[2])
             avoided, candidates = edges, Candidates.of(ends.receivers, there, ends.receivers.start)
-            at = Moments(time_order(self.graph, self.time), as_integers(times))
-        drawn, without = draw_receivers(self.graph, avoided, ids, count, false_key, candidates, number, at)
+            at = Moments(time_order(graph, self.time), as_integers(times))
+        drawn_by = key(seed + Purpose.LINKS, 0, 0, FALSE_ENDS), candidates, ends.target_type.number, at
+        drawn, without = draw_receivers(graph, avoided, ids, count, *drawn_by)
         if without.numel():
             sender = int(edges[0][without[0]]) - ends.senders.start
             if times is None:

@@ -19,11 +19,15 @@ from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.checks import check_instance, check_path, shown
 from lightning_gnn_dist.data.datamodule import GraphDataModule
 from lightning_gnn_dist.extensions.links.answers import AnswerEdges, Answers
-from lightning_gnn_dist.extensions.links.asked import AskedEdges, check_settings_of_edges
 from lightning_gnn_dist.extensions.links.link_split import LinkSplit
 from lightning_gnn_dist.extensions.links.recommending import Recommended
-from lightning_gnn_dist.extensions.links.task import EdgeTask, WholeEdges
-from lightning_gnn_dist.extensions.links.times import sampler_of_events
+from lightning_gnn_dist.extensions.links.task import (
+    AskedEdges,
+    EdgeTask,
+    WholeEdges,
+    check_settings_of_edges,
+    sampler_of_events,
+)
 from lightning_gnn_dist.graph.convert import distinct_ids
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
@@ -245,10 +249,7 @@ def _links_of(split: LinkSplit | Answers) -> LinkBounds:
     """Return what shards of the split would say of its edges, if one shard had all."""
     if isinstance(split, Answers):
         return split.links
-    reverse = split.reverse if isinstance(split.reverse, tuple) else None
-    held = {name: torch.tensor([0, edges.shape[1]]) for name, edges in split.edges.items()}
-    of_type = split.undirected is True, split.edge_type, reverse
-    return LinkBounds(*of_type, split.labels, split.hide, held, split.time, split.first_held)
+    return split.bounds({name: torch.tensor([0, edges.shape[1]]) for name, edges in split.edges.items()})
 
 
 def _with_seeds(graph: Graph, kind: EdgeType | None) -> Graph:

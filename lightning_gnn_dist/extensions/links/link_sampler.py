@@ -9,18 +9,30 @@ root, however many targets it is an end of.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.sample import SEED_TIME, BatchKey, Sample
-from lightning_gnn_dist.extensions.links.positions import TargetType, kinds_of, without, without_targets
-from lightning_gnn_dist.extensions.links.targets import HeldLinks, Home, OwnLinks, Targets, WholeGraph, name_of_targets
+from lightning_gnn_dist.extensions.links.targets import (
+    ONE_TYPE,
+    HeldLinks,
+    Home,
+    OwnLinks,
+    Targets,
+    TargetType,
+    WholeGraph,
+    kinds_of,
+    name_of_targets,
+    without,
+    without_targets,
+)
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler, sample_at
 from lightning_gnn_dist.extensions.temporal.times import as_integers
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.turns import Steps, answered
 
@@ -53,7 +65,7 @@ def trees_around(
     sampler: TemporalSampler,
     targets: Sequence[Targets],
     keys: Sequence[BatchKey],
-    target_type: TargetType | None,
+    target_type: TargetType,
 ) -> Steps[list[tuple[Sample, Tensor]]]:
     """The trees of the ends of each batch's targets, and the places of these roots.
 
@@ -71,7 +83,7 @@ def trees_around(
 
 
 def _between_ends(
-    home: Home, sample: Sample, ends: Tensor, pairs: Tensor, target_type: TargetType | None
+    home: Home, sample: Sample, ends: Tensor, pairs: Tensor, target_type: TargetType
 ) -> tuple[Tensor, Tensor]:
     """The edges of a sample between the ends of a target, in a tree of that target, and the times of these trees."""
     row = torch.arange(sample.indptr.numel() - 1).repeat_interleave(sample.indptr.diff().to(torch.int64))
@@ -81,9 +93,7 @@ def _between_ends(
     known, place = torch.cat([number, asked]).unique(return_inverse=True)
     of_edges, of_targets = place.split([number.numel(), asked.numel()])
     is_between = torch.isin(tree * known.numel() + of_edges, ends.view(-1) * known.numel() + of_targets)
-    if target_type is not None:
-        is_between &= target_type.shows(home.rows, sample)
-    at = is_between.nonzero().view(-1)
+    at = (is_between & target_type.shows(home.rows, sample)).nonzero().view(-1)
     return at, sample.extra[SEED_TIME][tree[at]]
 
 
@@ -92,17 +102,14 @@ def _without_now(
     time: str,
     samples: Sequence[Sample],
     between: Sequence[tuple[Tensor, Tensor]],
-    target_type: TargetType | None,
+    target_type: TargetType,
 ) -> Steps[list[Sample]]:
     """The samples without those of some edges of each whose times are those of their trees."""
     places = [at for at, _ in between]
     ids = torch.cat([_ids_of(sample)[at] for sample, at in zip(samples, places, strict=True)])
-    kinds, numbers = torch.zeros_like(ids), [0]
-    if target_type is not None:
-        numbers = target_type.numbers
-        kinds = torch.cat([kinds_of(home.rows, sample)[at] for sample, at in zip(samples, places, strict=True)])
+    kinds = torch.cat([kinds_of(home.rows, sample)[at] for sample, at in zip(samples, places, strict=True)])
     times = torch.empty_like(ids)
-    for number in numbers:
+    for number in target_type.numbers:
         is_of = kinds == number
         of_kind = yield from home.times_of_edges(number, time, ids[is_of])
         times[is_of] = as_integers(of_kind)
@@ -133,13 +140,13 @@ class LinkSampler:
     Args:
         sampler: Draws the neighbourhoods of the ends.
         links: The edges: those of the graph, or held ones.
-        target_type: The edge type of the targets, if the graph has types.
+        target_type: The edge type of the targets.
         rows: The graph in RAM to look up edges and draw negatives in, if the sampled graph is a copy on a device.
     """
 
     sampler: Sampler
     links: OwnLinks | HeldLinks
-    target_type: TargetType | None = None
+    target_type: TargetType = ONE_TYPE
     rows: Graph | None = None
 
     @property
@@ -149,6 +156,10 @@ class LinkSampler:
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         home = WholeGraph(graph, graph if self.rows is None else self.rows)
         return answered(self.sample_across(home, seeds, keys), list)
+
+    def drawn_by(self, sampler: Sampler, rows: Graph) -> LinkSampler:
+        """The same, around which another sampler draws, on a copy of ``rows``."""
+        return replace(self, sampler=sampler, rows=rows)
 
     def sample_across(self, home: Home, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[list[Sample]]:
         """A sample for each batch, wherever the graph lives.
@@ -161,7 +172,7 @@ class LinkSampler:
             found = yield from trees_around(home, drawn, targets, keys, kind)
         else:
             found = yield from self._around(home, targets, keys)
-        number = None if kind is None else kind.number
+        number = kind.number if have_names(home.rows.types) else None
         return [
             sample._replace(extra={**sample.extra, **of.in_batch(ends)}, is_constant=False, target_type=number)
             for (sample, ends), of in zip(found, targets, strict=True)

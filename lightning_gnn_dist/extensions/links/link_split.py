@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -21,42 +20,25 @@ from lightning_gnn_dist.checks import (
     is_number,
     shown,
 )
-from lightning_gnn_dist.extensions.links.ends import (
-    LinkEnds,
+from lightning_gnn_dist.extensions.links import leaks
+from lightning_gnn_dist.extensions.links.edges import (
+    Edges,
     Reverse,
     check_directions,
+    check_no_negatives,
     checked_edge_type,
-    checked_reverse,
-    ends_of,
     masks_of_nodes,
-    some_links_of,
+    named_labels,
+    taken_masks,
     types_at,
 )
-from lightning_gnn_dist.extensions.links.held import (
-    check_apart,
-    check_each_mapping,
-    check_held,
-    check_held_arrays,
-    check_rivals,
-    labelled_in_graph,
-    names_to_save,
-    saved_names,
-)
 from lightning_gnn_dist.extensions.links.held_back import EdgesToSplit
-from lightning_gnn_dist.extensions.links.labels import check_no_negatives, named_labels, taken_masks
-from lightning_gnn_dist.extensions.links.leaks import (
-    both_ways,
-    check_no_copies,
-    check_other_types,
-    check_reverse_times,
-    check_times_of_edges,
-    is_undirected,
-)
 from lightning_gnn_dist.extensions.links.negatives import has_edges
 from lightning_gnn_dist.extensions.temporal.times import as_integers
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.shard import LinkBounds
 from lightning_gnn_dist.graph.storage import store
-from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
 
 _EDGES_TO_CHECK = 1000  # evenly spread over the graph
 
@@ -112,68 +94,61 @@ class LinkSplit:
                 "split_edges(graph), which does."
             )
         check_true_or_false(hide=self.hide)
-        check_each_mapping(held_arrays=self.held_arrays)
+        leaks.check_each_mapping(held_arrays=self.held_arrays)
         if self.labels is not None:
             check_no_negatives(given=bool(self.negatives))
         elif self.edges.keys() != self.negatives.keys():
             raise ValueError(f"There are edges for {list(self.edges)} and negatives for {list(self.negatives)}.")
         if unknown := sorted(self.edges.keys() - {"val", "test"}):
             raise ValueError(f'Edges are held back for "val" or "test", not for {unknown}.')
-        edge_type = checked_edge_type(self.graph, self.edge_type)
-        ends = ends_of(self.graph.types, edge_type)
+        edges = Edges.of(self.graph, checked_edge_type(self.graph, self.edge_type))
         for name in self.edges:
-            ends.check(name, self.edges[name], self.negatives.get(name))
-        self._check_arrays(edge_type)
-        held = [ends.in_graph(edges) for edges in self.edges.values()] if edge_type is not None else []
-        said = self.reverse
-        self._settle(edge_type, checked_reverse(self.graph, edge_type, said, held))
+            edges.ends.check(name, self.edges[name], self.negatives.get(name))
+        self._check_arrays(edges)
+        said, is_plain = self.reverse, self.labels is None and self.time is None
+        held = [edges.ends.in_graph(of) for of in self.edges.values()] if self.edge_type is not None else []
+        self._settle(edges, edges.reverse_of(said, held))
+        edges = self._edges
         if self.time is not None:
-            check_reverse_times(self.graph, edge_type, self._reverse_type, self.time, is_sure=said != "auto")
+            leaks.check_reverse_times(edges, self.time, is_sure=said != "auto")
         if self.undirected:
             self._check_reverses()
         if self.labels is not None:
-            check_other_types(self.graph, edge_type, self._reverse_type, self.labels)
+            leaks.check_other_types(edges, self.labels)
             if not self.hide:
-                check_no_copies(self.graph, edge_type, self._reverse_type, self.labels)
+                leaks.check_no_copies(edges, self.labels)
         for name in self.edges:
             self._check(name)
         both = self.undirected is True
-        if self.labels is None and self.time is None:
-            check_held(self.graph, self._ends, self.edges, self.negatives, undirected=both)
+        if is_plain:
+            leaks.check_held(edges, self.edges, self.negatives, undirected=both)
         else:
-            check_apart(self.graph, self._ends, self.edges, self.held_arrays, self._names, undirected=both)
+            leaks.check_apart(edges, self.edges, self.held_arrays, self.labels, self.time, undirected=both)
 
-    def _check_arrays(self, edge_type: EdgeType | None) -> None:
+    def _check_arrays(self, edges: Edges) -> None:
         if self.time is not None:
-            check_times_of_edges(self.graph, edge_type, self.time, self.labels, hide=self.hide)
+            leaks.check_times_of_edges(edges, self.time, self.labels, hide=self.hide)
         if self.labels is not None or self.time is not None:
-            check_held_arrays(self.graph, edge_type, self.labels, self.time, self.edges, self.held_arrays)
+            leaks.check_held_arrays(edges, self.labels, self.time, self.edges, self.held_arrays)
         elif self.held_arrays or not self.hide:
             name = "held_arrays" if self.held_arrays else "hide=False"
             raise ValueError(f'{name} is for edges with labels: name the array that has them, labels="edge_rating".')
 
-    def _settle(self, edge_type: EdgeType | None, reverse: EdgeType | None) -> None:
+    def _settle(self, edges: Edges, reverse: EdgeType | None) -> None:
         """Put what was found out in the place of what was said."""
-        undirected = self.undirected
+        edge_type, undirected = edges.kind if have_names(self.graph.types) else None, self.undirected
         if undirected is None and (self.labels is not None or self.time is not None):
-            undirected = both_ways(self.graph, edge_type, None)
+            undirected = leaks.both_ways(edges, None)
         elif undirected is None:
-            undirected = edge_type is None or is_undirected(self.graph, edge_type)
+            undirected = edge_type is None or leaks.is_undirected(edges)
         check_directions(edge_type, undirected)
         for name, value in (("edge_type", edge_type), ("reverse", reverse), ("undirected", undirected)):
             object.__setattr__(self, name, value)
 
     @property
-    def _names(self) -> dict[str, str | None]:
-        return {"labels": self.labels, "time": self.time}
-
-    @property
-    def _reverse_type(self) -> EdgeType | None:
-        return self.reverse if isinstance(self.reverse, tuple) else None
-
-    @cached_property
-    def _ends(self) -> LinkEnds:
-        return ends_of(self.graph.types, self.edge_type, self.reverse)
+    def _edges(self) -> Edges:
+        """The edges of the graph that are learned."""
+        return Edges.of(self.graph, self.edge_type, self.reverse if isinstance(self.reverse, tuple) else None)
 
     @classmethod
     def open(cls, path: str | Path) -> LinkSplit:
@@ -187,7 +162,7 @@ class LinkSplit:
         kinds = links.pop("edge_types", None)
         ours = {name: array for name, array in links.items() if "/" not in name}  # others are what held edges carry
         edges = {name.removesuffix("_edges"): array for name, array in ours.items() if name.endswith("_edges")}
-        named = saved_names(links, edges, Path(path))
+        named = leaks.saved_names(links, edges, Path(path))
         has_labels = "labels" in named
         wanted = {f"{name}_{kind}" for name in edges for kind in ("edges", "negatives")[: 1 if has_labels else 2]}
         if odd := sorted(wanted ^ links.keys()):
@@ -204,18 +179,20 @@ class LinkSplit:
         """Write a folder that :meth:`open` reads; :meth:`Graph.open` reads the training edges of it."""
         links = {f"links/{name}_edges": edges for name, edges in self.edges.items()}
         links |= {f"links/{name}_negatives": negatives for name, negatives in self.negatives.items()}
-        links |= names_to_save(self._names, self.held_arrays, hide=self.hide)
+        links |= leaks.names_to_save({"labels": self.labels, "time": self.time}, self.held_arrays, hide=self.hide)
         links["links/undirected"] = torch.tensor([self.undirected])
-        if (kind := self._ends.target_type) is not None:
+        if self.edge_type is not None:
+            kind = self._edges.ends.target_type
             links["links/edge_types"] = torch.tensor([kind.number, -1 if kind.reverse is None else kind.reverse])
         self.graph.save(path, overwrite=overwrite, beside=links)
 
-    @property
-    def first_held(self) -> int | None:
-        """The time of the first held edge, as an integer that compares as times do; None where there is none."""
-        if self.time is None:
-            return None
-        return min((int(as_integers(arrays[self.time]).min()) for arrays in self.held_arrays.values()), default=None)
+    def bounds(self, held: Mapping[str, Tensor]) -> LinkBounds:
+        """What is said of the edges of shards, given how many held ones the shards before each one have."""
+        until, reverse = None, self.reverse if isinstance(self.reverse, tuple) else None
+        if self.time is not None:
+            until = min((int(as_integers(of[self.time]).min()) for of in self.held_arrays.values()), default=None)
+        said = self.undirected is True, self.edge_type, reverse, self.labels, self.hide
+        return LinkBounds(*said, held, self.time, until)
 
     @property
     def fingerprint(self) -> str:
@@ -235,7 +212,7 @@ class LinkSplit:
     def __repr__(self) -> str:
         counts = ", ".join(f"{name}={edges.shape[1]}" for name, edges in self.edges.items())
         kind = "" if self.edge_type is None else f", {self.edge_type}"
-        of = "".join(f", {n}={v!r}" for n, v in self._names.items() if v is not None)
+        of = "".join(f", {n}={v!r}" for n, v in (("labels", self.labels), ("time", self.time)) if v is not None)
         return f"LinkSplit({self.graph}{kind}{of}, {counts})"
 
     def _leaked(self, edges: Tensor) -> Tensor:
@@ -244,23 +221,23 @@ class LinkSplit:
             return torch.zeros(edges.shape[1], dtype=torch.bool)
         if self.labels is None or self.hide:
             return self._has(edges)
-        return labelled_in_graph(self.graph, self.edge_type, self.labels, edges)
+        return leaks.labelled_in_graph(self._edges, self.labels, edges)
 
     def _has(self, edges: Tensor) -> Tensor:
         """Whether the graph has each edge, by its ids, among those of the type, in any direction that shows it."""
-        kind, found = self._ends.target_type, torch.zeros(edges.shape[1], dtype=torch.bool)
+        kind, found = self._edges.ends.target_type, torch.zeros(edges.shape[1], dtype=torch.bool)
         for ends in (edges, edges.flip(0)) if self.undirected else (edges,):
-            found |= has_edges(self.graph, ends, kind and kind.number)
-            if kind is not None and kind.reverse is not None:
+            found |= has_edges(self.graph, ends, kind.number)
+            if kind.reverse is not None:
                 found |= has_edges(self.graph, ends.flip(0), kind.reverse)
         return found
 
     def _check_reverses(self) -> None:
         """Refuse edges without a reverse. Only some are checked: all would read the whole graph at every opening."""
-        kind, edges = self._ends.target_type, some_links_of(self.graph, self.edge_type, _EDGES_TO_CHECK)
-        alone = ~has_edges(self.graph, edges.flip(0), kind and kind.number)
+        ends, edges = self._edges.ends, self._edges.some_links(_EDGES_TO_CHECK)
+        alone = ~has_edges(self.graph, edges.flip(0), ends.target_type.number)
         if bool(alone.any()):
-            sender, receiver = self._ends.in_types(edges)[:, alone][:, 0].tolist()
+            sender, receiver = ends.in_types(edges)[:, alone][:, 0].tolist()
             raise ValueError(
                 f"undirected=True, but the graph has {sender} -> {receiver} and not its reverse: give "
                 "LinkSplit(..., undirected=False), or add the reverses."
@@ -268,7 +245,7 @@ class LinkSplit:
 
     def _check(self, name: str) -> None:
         edges = self.edges[name]
-        leaked = self._leaked(self._ends.in_graph(edges))
+        leaked = self._leaked(self._edges.ends.in_graph(edges))
         if bool(leaked.any()):
             sender, receiver = edges[:, leaked][:, 0].tolist()
             raise ValueError(
@@ -278,7 +255,7 @@ class LinkSplit:
                 + (", or use split_edges(graph)." if self.hide else ", or their labels: put -1 or NaN in their place.")
             )
         if self.labels is None:
-            check_rivals(name, edges, self.negatives[name])
+            leaks.check_rivals(name, edges, self.negatives[name])
 
 
 def _flag(array: Tensor, path: Path) -> bool:
@@ -331,27 +308,21 @@ def split_edges(
     """
     check_instance("graph", graph, Graph, "a Graph, as Graph.from_pyg(data) makes it")
     graph.check_whole()
-    edge_type = checked_edge_type(graph, edge_type)
+    edges = Edges.of(graph, edge_type := checked_edge_type(graph, edge_type))
     _check_numbers(val, test, seed, negatives, time, has_labels=labels is not None)
-    _check_flags(edge_type, undirected, hide)
+    check_true_or_false(hide=hide)
+    check_directions(edge_type, undirected)
     seed, count = int(seed), 100 if negatives is None else int(negatives)
-    graph, name = named_labels(graph, edge_type, labels)
-    graph, shares = taken_masks(graph, edge_type, {"val": val, "test": test})
-    back = checked_reverse(graph, edge_type, reverse)
+    edges, name = named_labels(edges, labels)
+    edges, shares = taken_masks(edges, {"val": val, "test": test})
+    edges = replace(edges, reverse=edges.reverse_of(reverse))
     if time is not None:
-        check_times_of_edges(graph, edge_type, time, name, hide=hide)
-        check_reverse_times(graph, edge_type, back, time, is_sure=reverse != "auto")
+        leaks.check_times_of_edges(edges, time, name, hide=hide)
+        leaks.check_reverse_times(edges, time, is_sure=reverse != "auto")
     elif name is None and not hide:
         raise ValueError("hide=False is for edges with labels: what is asked of other edges is whether they are there.")
-    found = EdgesToSplit(graph, edge_type, back, name, time, undirected).held_back(shares, seed, count, hide=hide)
-    return LinkSplit(*found[:4], edge_type, back, name, found.arrays, hide, time)
-
-
-def _check_flags(edge_type: EdgeType | None, undirected: bool | None, hide: bool) -> None:
-    check_true_or_false(hide=hide)
-    if undirected is not None:
-        check_true_or_false(undirected=undirected)
-    check_directions(edge_type, undirected)
+    found = EdgesToSplit(edges, name, time, undirected).held_back(shares, seed, count, hide=hide)
+    return LinkSplit(*found[:4], edge_type, edges.reverse, name, found.arrays, hide, time)
 
 
 def _check_numbers(

@@ -25,7 +25,7 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities import dim_zero_cat
 
 from lightning_gnn_dist.checks import check_at_least
-from lightning_gnn_dist.extensions.links.best import Best
+from lightning_gnn_dist.extensions.links.ranking import Best
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.layers.choice import share_of

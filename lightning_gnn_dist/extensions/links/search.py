@@ -14,17 +14,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_gnn_dist.checks import in_megabytes
-from lightning_gnn_dist.extensions.links.ends import LinkEnds, ends_of
-from lightning_gnn_dist.extensions.links.known import Known, LeftOut, held_links
-from lightning_gnn_dist.extensions.links.link_file import LinkColumns, LinkFile
+from lightning_gnn_dist.extensions.links.edges import LinkEnds, ends_of
 from lightning_gnn_dist.extensions.links.link_split import LinkSplit
-from lightning_gnn_dist.extensions.links.ranking import Found, Nodes, Ranking
+from lightning_gnn_dist.extensions.links.ranking import Found, Known, LeftOut, Nodes, Ranking, held_links
 from lightning_gnn_dist.extensions.links.scoring import Asked, Score, bytes_of_pair, scorer_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
@@ -32,12 +31,13 @@ from lightning_gnn_dist.graph.shard import TypedBounds
 from lightning_gnn_dist.graph.storage.parquet_rows import TABLES
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.graph.user_ids import ids_for
+from lightning_gnn_dist.graph.user_ids import Ids, ids_for, named
 from lightning_gnn_dist.layers.budget import bytes_there
 from lightning_gnn_dist.layers.layer_pass import LayerNodes
 from lightning_gnn_dist.layers.model_layers import ModelLayers, layers_of_model
 from lightning_gnn_dist.layers.prediction import AllNodes, OwnNodes, all_nodes, pass_over
 from lightning_gnn_dist.layers.row_table import RowTable, by_type, ids_of
+from lightning_gnn_dist.layers.shared_rows import SharedRows
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 
@@ -184,7 +184,7 @@ class LinkSearch:
     def _known(self, nodes: OwnNodes) -> Known:
         ends, split, names = self.links.ends, self.links.split, self.links.leave_out
         held = torch.empty((2, 0), dtype=torch.int64) if split is None else held_links(split, ends, names)
-        number = None if ends.target_type is None else ends.target_type.number
+        number = None if self.links.edge_type is None else ends.target_type.number
         has_self = "self" in names and len(set(self.links.kinds)) == 1
         return Known(nodes.rows, nodes.rows_at, number, held, "edges" in names, has_self)
 
@@ -206,7 +206,7 @@ class LinkSearch:
         return at_once, chunk
 
     def _keep(self, ranking: Ranking, blocks: Iterator[Found]) -> None:
-        """Write what is found, or keep it. Collective."""
+        """Write what is found, ``k`` rows for each sender, of -1 where it has fewer, or keep it. Collective."""
         if self.path is None:
             parts = [Found(self.asked[:0], ranking.none(0)), *blocks]
             places, order = torch.cat([part.places for part in parts]).sort()
@@ -215,10 +215,18 @@ class LinkSearch:
             )
             self.found = BestLinks(self.asked[places], ids, scores)
             return
-        file = LinkFile(self.path, self.asked, ranking.none(0), self.module.device, self._columns(self.path))
+        score = ranking.none(0).scores.cpu().numpy().dtype
+        row = np.dtype([("sender", np.int64), ("receiver", np.int64), ("score", score)])
+        how = len(self.asked) * ranking.k, self.module.device, "best_links", self._columns(self.path)
+        file = SharedRows(self.path, *how)
         try:
-            for found in blocks:
-                file.write(found.places, found.best)
+            file.open(np.empty(0, row))
+            for places, best in blocks:
+                rows = np.empty((len(places), ranking.k), row)
+                rows["sender"] = self.asked[places].numpy()[:, None]
+                rows["receiver"], rows["score"] = best.ids.cpu().numpy(), best.scores.cpu().numpy()
+                at = places.numpy()[:, None] * ranking.k + np.arange(ranking.k)
+                file.write(at.reshape(-1), rows.reshape(-1))
             file.publish()
         finally:
             file.discard()
@@ -248,3 +256,21 @@ def layers_that_rank(module: LightningModule, types: TypeNames) -> ModelLayers:
 def _in_order(ids: Tensor, nodes: Tensor) -> Nodes:
     order = ids.argsort()
     return Nodes(nodes[order], ids[order])
+
+
+@dataclass(frozen=True)
+class LinkColumns:
+    """The columns of a table of links, which has no receivers that are not there.
+
+    Attributes:
+        of_senders: The users' ids of all nodes that may send; None where nobody knows them.
+        of_receivers: Those of all that may receive.
+    """
+
+    of_senders: Ids | None = None
+    of_receivers: Ids | None = None
+
+    def __call__(self, first: int, rows: Ids) -> dict[str, Ids]:
+        rows = rows[rows["receiver"] >= 0]
+        ends = named(rows["sender"], self.of_senders), named(rows["receiver"], self.of_receivers)
+        return {"sender": ends[0], "receiver": ends[1], "score": rows["score"]}

@@ -11,8 +11,8 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 from lightning_gnn_dist.batches.source import device_of
 from lightning_gnn_dist.checks import check_file, check_path
-from lightning_gnn_dist.extensions.links.known import LeftOut
 from lightning_gnn_dist.extensions.links.link_datamodule import LinkDataModule
+from lightning_gnn_dist.extensions.links.ranking import LeftOut
 from lightning_gnn_dist.extensions.serving.answering import Answerer
 from lightning_gnn_dist.extensions.serving.links import LinkAnswerer, Ranked
 from lightning_gnn_dist.extensions.serving.question import Limits

@@ -17,11 +17,9 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.loading import type_of_model
 from lightning_gnn_dist.data.datamodule import shards_are_not_served
-from lightning_gnn_dist.extensions.links.best import Best
 from lightning_gnn_dist.extensions.links.best_links import check_ranks, links_of
-from lightning_gnn_dist.extensions.links.known import KnownBySender, LeftOut
 from lightning_gnn_dist.extensions.links.link_datamodule import LinkDataModule
-from lightning_gnn_dist.extensions.links.ranking import Nodes
+from lightning_gnn_dist.extensions.links.ranking import Best, KnownBySender, LeftOut, Nodes
 from lightning_gnn_dist.extensions.links.scoring import Score
 from lightning_gnn_dist.extensions.links.search import Links, LinkSearch, layers_that_rank
 from lightning_gnn_dist.extensions.serving.answering import NODES_AT_ONCE, NodeRows, check_norms, computing, limited
@@ -188,7 +186,7 @@ class Senders(NamedTuple):
             graph: The graph.
             asked: The requests.
         """
-        sending, number = links.kinds[0], 0 if links.ends.target_type is None else links.ends.target_type.number
+        sending, number = links.kinds[0], links.ends.target_type.number
         first_new, nodes, ids, pairs = graph.num_nodes, list[Tensor](), list[Tensor](), list[Tensor]()
         for question in asked:
             is_new, shift = question.nodes >= graph.num_nodes, first_new - graph.num_nodes

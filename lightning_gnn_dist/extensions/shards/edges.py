@@ -9,11 +9,9 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.global_batches import OwnSeeds
 from lightning_gnn_dist.batches.source import BatchSource
-from lightning_gnn_dist.extensions.links.asked import AskedEdges
 from lightning_gnn_dist.extensions.links.negatives import Candidates
-from lightning_gnn_dist.extensions.links.positions import are_links, positions_where
-from lightning_gnn_dist.extensions.links.targets import HeldLinks
-from lightning_gnn_dist.extensions.links.task import EdgeTask
+from lightning_gnn_dist.extensions.links.targets import HeldLinks, are_links, positions_where
+from lightning_gnn_dist.extensions.links.task import AskedEdges, EdgeTask
 from lightning_gnn_dist.extensions.shards.home import ShardHome
 from lightning_gnn_dist.extensions.shards.links import held_of_shard, own_share
 from lightning_gnn_dist.extensions.shards.temporal import prepare_times, times_of_all_nodes

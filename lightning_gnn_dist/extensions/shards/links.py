@@ -15,8 +15,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.extensions.links.negatives import RANDOM_TRIES, tried_places
-from lightning_gnn_dist.extensions.links.positions import FALSE_ENDS
-from lightning_gnn_dist.extensions.links.targets import FalseEnds
+from lightning_gnn_dist.extensions.links.targets import FALSE_ENDS, FalseEnds
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
 from lightning_gnn_dist.graph.shard import LinkBounds, Shard
 from lightning_gnn_dist.graph.storage import store

@@ -8,7 +8,7 @@ from pathlib import Path
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.extensions.links.asked import AskedEdges
+from lightning_gnn_dist.extensions.links.task import AskedEdges
 from lightning_gnn_dist.extensions.shards.edges import ShardEdges
 from lightning_gnn_dist.extensions.shards.home import ShardHome
 from lightning_gnn_dist.graph.shard import Bounds, LinkBounds, TypedBounds

@@ -2,10 +2,10 @@
 
     PartitionedDataModule(split_by_time(graph), sampler=TemporalSampler([15, 10]))
 
-temporal_sampler.py  the ``Sampler``, one that ``SeesByTime``: the core finds it as ``names.EXTENSIONS["by time"]``
+temporal_sampler.py  the ``Sampler``, one that ``SeesByTime``: the core finds it as ``names.EXTENSIONS["by time"]``;
+                     what is refused of times, and told of them
 trees.py             the kernel: a tree for each seed
 times.py             times by their names, as integers, and the order of a graph's edges by them
-time_checks.py       what is refused of times, and told of them
 time_split.py        masks of nodes by time
 
 It needs no other extension.

@@ -9,6 +9,7 @@ time are seen.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
@@ -23,21 +24,24 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
-from lightning_gnn_dist.extensions.temporal.time_checks import (
-    are_dates,
-    check_units,
-    check_units_of_shards,
-    spans_of,
-    tell,
+from lightning_gnn_dist.extensions.temporal.times import (
+    Span,
+    node_times,
+    sources_of,
+    span_of,
+    spans_of_types,
 )
-from lightning_gnn_dist.extensions.temporal.times import sources_of
 from lightning_gnn_dist.extensions.temporal.trees import View, check_span, checked_times, sample_by_time
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import TypeNames
+from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, folder_of
+from lightning_gnn_dist.graph.typed.tables import ASKED, NEVER, as_told
 from lightning_gnn_dist.rules import check_fields
-from lightning_gnn_dist.sampling.base import check_bulk
+from lightning_gnn_dist.sampling.base import Sampler, check_bulk
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.wire.collectives import all_gather_rows
 
+log = logging.getLogger(__name__)
+_DIFFER = " If that cannot be, their units differ"
 Pick = Literal["uniform", "latest"]
 
 
@@ -150,9 +154,123 @@ def sample_at(sampler: TemporalSampler, graph: Graph, seeds: Tensor, times: Tens
     return sample_by_time(graph, seeds, times, sampler.of_types(graph.types), batch_key, sampler.view)
 
 
-def check_event_graph(sampler: TemporalSampler, graph: Graph) -> None:
-    """Do as :meth:`TemporalSampler.check_graph`, where edges are asked for, and nodes need no times."""
-    sampler.of_types(graph.types)
-    for source in sources_of(graph, sampler.time):
-        if source is not None:
-            check_span(source.times, sampler.view)
+def check_event_samplers(
+    graph: Graph, samplers: Sequence[Sampler], time: str | None, edge_type: EdgeType | None
+) -> None:
+    """Refuse samplers, that of parts and others, that do not suit a graph of events; say what is always seen."""
+    if time is None:
+        return
+    for sampler in samplers:
+        if not isinstance(sampler, TemporalSampler):
+            continue
+        if sampler.seed_time is not None:
+            raise ValueError(
+                f"seed_time={shown(sampler.seed_time)} names times of nodes, and edges that are asked for bring their "
+                "own: leave seed_time out of TemporalSampler."
+            )
+        sampler.of_types(graph.types)  # as check_graph() does, but nodes need no times
+        for source in sources_of(graph, sampler.time):
+            if source is not None:
+                check_span(source.times, sampler.view)
+    tell(graph, time)
+    ours, whole = samplers[0], graph.num_senders == graph.num_nodes
+    if isinstance(ours, TemporalSampler) and whole and edge_type is not None:
+        events = events_by_type(graph, time)
+        tell_of_units(ours.view, events["__".join(edge_type)], events, are_dates(graph))
+
+
+def spans_of(graph: Graph, view: View) -> tuple[Span | None, dict[str, Span | None]]:
+    """Return the first and the last time of seeds, and of the events of each edge type; None where there are none."""
+    seeds = node_times(graph, view.seed_time, graph.types.seed_type())
+    return span_of(seeds), events_by_type(graph, view.time)
+
+
+def are_dates(graph: Graph) -> bool:
+    """Whether times are those of a database whose tables have dates, which are kept as seconds since 1970."""
+    return graph.types.tables is not None and any(task.are_dates for task in graph.types.tables.tasks.values())
+
+
+def check_units(view: View, seeds: Span | None, events: Mapping[str, Span | None], dates: bool = False) -> None:
+    """Refuse times of which no seed is later than any event; say if all seeds are later than all events, or types."""
+    spans = [span for span in events.values() if span is not None]
+    if seeds is None or not spans:
+        return
+    earliest, latest = seeds
+    first, last = min(span[0] for span in spans), max(span[1] for span in spans)
+    told = {time: as_told(time, dates) for time in (earliest, latest, first, last)}
+    units = "Give both in one unit, such as seconds since 1970."
+    if latest < first or (latest == first and not view.equal):
+        raise ValueError(
+            f"No seed sees an event: the latest seed is at {told[latest]} ({view.seed_time}), and "
+            f"the earliest event at {told[first]} ({view.time}). {'Ask later questions.' if dates else units}"
+        )
+    if earliest > last:
+        rank_zero_info(
+            f"All seeds see all events: the earliest seed is at {told[earliest]} ({view.seed_time}"
+            f"), and the last event at {told[last]} ({view.time}).{'' if dates else _DIFFER + '.'}"
+        )
+    else:
+        tell_of_units(view, seeds, events, dates)
+
+
+def check_units_of_shards(rows: Graph, view: View) -> None:
+    """Refuse times of which no seed of any shard is later than any event. Collective."""
+    of_seeds, of_types = spans_of(rows, view)
+    row = [(*(span or (0, 0)), span is not None) for span in (of_seeds, *of_types.values())]
+    sources = [source for source in sources_of(rows, view.time) if source is not None]
+    floating = any(source.times.is_floating_point() for source in sources)
+    of_ranks = all_gather_rows(torch.tensor(row, dtype=torch.float64 if floating else torch.int64))
+    seeds, *events = (_span(ranks[ranks[:, 2] > 0]) for ranks in of_ranks.unbind(1))
+    check_units(view, seeds, dict(zip(of_types, events, strict=True)), are_dates(rows))
+
+
+def _span(ranks: Tensor) -> tuple[float, float] | None:
+    return (ranks[:, 0].min().item(), ranks[:, 1].max().item()) if len(ranks) else None
+
+
+def tell_of_units(view: View, seeds: Span | None, events: Mapping[str, Span | None], dates: bool) -> None:
+    """Say of which edge types seeds see nothing, or all, beside others of which they see a part."""
+    if seeds is None:
+        return
+    (earliest, latest) = seeds
+    known = {kind: span for kind, span in events.items() if span is not None and span[0] < NEVER}
+    never = {kind for kind, (first, _) in known.items() if latest < first or (latest == first and not view.equal)}
+    always = {kind for kind, (_, last) in known.items() if earliest > last and f"__{ASKED}__" not in kind}
+    for kinds, what in ((never, "No seed sees"), (always, "Every seed sees all")):
+        if kinds:
+            spans = ", ".join(f"{kind} ({_in_words(known[kind], dates)})" for kind in sorted(kinds))
+            unit = "" if dates else f"{_DIFFER}: give all times in one unit, such as seconds since 1970."
+            at = _in_words(seeds, dates)
+            rank_zero_info(f"{what} edges of these types, by their {view.time}: {spans}. Seeds are at {at}.{unit}")
+
+
+def _in_words(span: Span, dates: bool) -> str:
+    return " to ".join(as_told(time, dates) for time in span)
+
+
+def tell(graph: Graph, name: str) -> None:
+    """Say which edges are always seen; log which are seen by the time of their sender."""
+    sources = dict(zip(_kinds(graph), sources_of(graph, name), strict=True))
+    by_sender = [kind for kind, source in sources.items() if source and source.first_sender is not None]
+    always = [kind for kind, source in sources.items() if source is None]
+    if by_sender:
+        log.info("Edges of these types have no %s, and are seen by that of their sender: %s.", name, shown(by_sender))
+    if always:
+        rank_zero_info(
+            f"Edges of these types are always seen, as neither they nor their senders have a {name}: {shown(always)}."
+        )
+
+
+def events_by_type(graph: Graph, name: str) -> dict[str, Span | None]:
+    return dict(zip(_kinds(graph), spans_of_types(graph, name), strict=True))
+
+
+def _kinds(graph: Graph) -> list[str]:
+    return [folder_of(kind) or "all edges" for kind in graph.types.edge_types]
+
+
+def rank_zero_info(text: str) -> None:
+    """Tell it on rank 0."""
+    from lightning.pytorch import utilities  # takes seconds, and whoever looks at a graph needs none
+
+    utilities.rank_zero_info(text)

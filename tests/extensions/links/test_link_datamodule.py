@@ -32,7 +32,7 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.boundary.boundary import Boundary
-from lightning_gnn_dist.extensions.links.ends import edges_of
+from lightning_gnn_dist.extensions.links.edges import edges_of
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from tests.data_fitting import trainer

@@ -10,8 +10,13 @@ from lightning_gnn_dist.engine.rng import draw_bits, key
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.extensions.links.link_sampler import LinkSampler
 from lightning_gnn_dist.extensions.links.negatives import Candidates, draw_receivers, has_edges
-from lightning_gnn_dist.extensions.links.positions import edges_at, positions_of_links, without_targets
-from lightning_gnn_dist.extensions.links.targets import HeldLinks, OwnLinks
+from lightning_gnn_dist.extensions.links.targets import (
+    HeldLinks,
+    OwnLinks,
+    edges_at,
+    positions_of_links,
+    without_targets,
+)
 
 KEY = BatchKey(0, 0, 0)
 OWN = OwnLinks(2, Candidates(range(80)), undirected=True)

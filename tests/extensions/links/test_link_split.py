@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from lightning_gnn_dist import Graph, LinkSplit, communities, split_edges
-from lightning_gnn_dist.extensions.links.ends import edges_of
+from lightning_gnn_dist.extensions.links.edges import edges_of
 
 Pairs = set[tuple[int, int]]
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gnn_dist import Graph, LinkDataModule, LinkSplit, through_layers
-from lightning_gnn_dist.extensions.links import known as known_module
+from lightning_gnn_dist.extensions.links import ranking as known_module
 from lightning_gnn_dist.extensions.links.best_links import links_of
-from lightning_gnn_dist.extensions.links.known import Known, KnownBySender, held_links
+from lightning_gnn_dist.extensions.links.ranking import Known, KnownBySender, held_links
 from lightning_gnn_dist.extensions.serving.links import LinkAnswerer, Ranked
 from lightning_gnn_dist.extensions.serving.question import Limits
 from lightning_gnn_dist.graph import rows

@@ -39,7 +39,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import DeviceSampler
-from lightning_gnn_dist.extensions.temporal import time_checks
+from lightning_gnn_dist.extensions.temporal import temporal_sampler
 from lightning_gnn_dist.layers.choice import Counter, Evaluated, seeds_at_once
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from tests.data_fitting import SOME_STRATEGIES, trainer
@@ -210,7 +210,7 @@ def test_it_tells_once_which_edges_have_no_time_of_their_own(
 ) -> None:
     """Of those that are always seen at a level that Lightning shows."""
     told: list[str] = []
-    monkeypatch.setattr(time_checks, "rank_zero_info", told.append)
+    monkeypatch.setattr(temporal_sampler, "rank_zero_info", told.append)
     data = small()
     del data["paper", "cites", "paper"].time
     PartitionedDataModule(Graph.from_pyg(data).with_seeds("paper"), sampler=TemporalSampler([2], "time"))

@@ -320,7 +320,7 @@ def test_a_row_without_a_time_is_never_seen(tmp_path: Path) -> None:
 
 def test_times_are_told_as_dates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr("lightning_gnn_dist.extensions.temporal.time_checks.rank_zero_info", told.append)
+    monkeypatch.setattr("lightning_gnn_dist.extensions.temporal.temporal_sampler.rank_zero_info", told.append)
     early = "who,at,stays\na3,2020-02-01,1\nb7,2020-02-01,0\n"
     PartitionedDataModule(prepared(tmp_path, FILES | {"tasks/stays/labels.csv": early}), task="stays")
     of_orders = [f"order__{name}__{end} (2024-01-05 10:00:00 to 2024-04-20 10:00:00)" for name, end in _OF_ORDERS]

@@ -12,8 +12,7 @@ from lightning_gnn_dist import Graph, Loading, NeighborSampler, save_shards
 from lightning_gnn_dist.engine.rng import below, draw, key
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.links.negatives import Candidates, draw_receivers
-from lightning_gnn_dist.extensions.links.positions import FALSE_ENDS
-from lightning_gnn_dist.extensions.links.targets import FalseEnds
+from lightning_gnn_dist.extensions.links.targets import FALSE_ENDS, FalseEnds
 from lightning_gnn_dist.extensions.shards.links import Held, draw_false_ends, held_of_shard, own_share
 from lightning_gnn_dist.extensions.shards.source import ShardedSource
 from lightning_gnn_dist.graph.shard import Bounds, Shard
