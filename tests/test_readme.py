@@ -28,7 +28,7 @@ def after(diff: Block) -> str:
 
 
 def names(**more: Any) -> dict[str, Any]:
-    public = {name: getattr(lightning_gnn_dist, name) for name in lightning_gnn_dist.__all__}
+    public = {name: getattr(lightning_gnn_dist, name) for name in vars(lightning_gnn_dist)["__all__"]}
     return public | {"pl": pl, "torch": torch, "numpy": numpy, "data": as_pyg(), "model": SAGE(8, 4)} | more
 
 

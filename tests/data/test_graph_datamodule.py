@@ -106,7 +106,7 @@ def in_rounds(rank: int, world_size: int) -> list[list[int]]:
     """The seeds of each pass, where every pass has parts of its own and a round ends in the middle of one."""
     module = model()
     data = PartitionedDataModule(small_graph(), batch_size=10, holding=Holding(Redeal(24), every=1))
-    length = -(-data._home.plan_for(world_size).most_seeds() // 10)
+    length = -(-data._home.plan_for(world_size).most_seeds() // 10)  # type: ignore[attr-defined]
     trainer(world_size, LocalSGDStrategy(EverySteps(3), **PATIENCE), max_epochs=length).fit(module, data)
     passes = [torch.cat(module.trained[at : at + length]).tolist() for at in range(0, 3 * length, length)]
     return passes

@@ -77,7 +77,7 @@ def batches(share: float, bulks: int = 2 * 4) -> float:
 
 
 def needs(data: PartitionedDataModule, ranks: int, *, is_cut: bool = True) -> Needs:
-    return Needs.of_plan(data._home.plan_for(ranks), data._running.settings, is_cut=is_cut)  # type: ignore[union-attr]
+    return Needs.of_plan(data._home.plan_for(ranks), data._running.settings, is_cut=is_cut)  # type: ignore[attr-defined]
 
 
 def test_what_parts_and_chunks_take(path: Path) -> None:
@@ -140,7 +140,7 @@ def test_rows_of_all_types_may_be_read_from_files(tmp_path: Path, logged: list[s
     whole, some, run = needs(plain, 1, is_cut=False), needs(cached, 1, is_cut=False), plain._running
     assert (some.held, some.mapped) == (1000, whole.mapped - rows)
     run.hosts = [budget.Host(whole.of_host(1) - 1, 1)]
-    Needs.check(plain._home.plan_for(1), run, is_cut=False, sweeps=True)  # type: ignore[union-attr]
+    Needs.check(plain._home.plan_for(1), run, is_cut=False, sweeps=True)  # type: ignore[attr-defined]
     room = whole.of_host(1) - 1 - whole.mapped + rows - whole.batches // 4 - BESIDE
     (said,) = logged
     assert f"read features from files, Loading(cache_bytes={room}, bulk_size=1)" in said
@@ -151,6 +151,6 @@ def test_the_host_that_has_least_counts(path: Path, logged: list[str]) -> None:
     run, home = data._running, data._home
     whole = needs(data, 1, is_cut=False)
     run.hosts = [budget.Host(whole.of_host(1), 1), budget.Host(whole.of_host(2) - 1, 2), budget.Host(1 << 40, 9)]
-    Needs.check(home.plan_for(1), run, is_cut=False, sweeps=False)  # type: ignore[union-attr]
+    Needs.check(home.plan_for(1), run, is_cut=False, sweeps=False)  # type: ignore[attr-defined]
     assert "each of its 2 ranks takes" in "".join(logged) and "start fewer ranks" in "".join(logged)
     assert "Sweep" not in "".join(logged)

@@ -101,7 +101,7 @@ def lists_kept(rank: int, world_size: int, folder: str) -> tuple[list[str], floa
 
     class Look(pl.Callback):
         def on_train_end(self, *_: Any) -> None:
-            found.extend(data._home.graph()._splits)
+            found.extend(data._home.graph()._splits)  # type: ignore[attr-defined]
 
     strategy = LLCGStrategy(EverySteps(2), correction=Correction(2), drift=Drift("global"), **PATIENCE)
     model = SAGE(12, 4)

@@ -104,7 +104,7 @@ def turns_of_bulks(rank: int, world_size: int, folder: str, fanouts: list[int]) 
     data, turns = of_shards(folder, rank, world_size, sampler=NeighborSampler(fanouts)), []
     with joined(rank, world_size) as channel:
         data.setup("fit")
-        graph, seeds = CountingGraph(data._home.shard, channel), data._task._own()
+        graph, seeds = CountingGraph(data._home.shard, channel), data._task._own()  # type: ignore[attr-defined]
         for count in (1, 6):
             source = ShardedSource(graph, data._task.across(data.sampler), Loading(), num_ids=10**6)
             of_bulk = [([seeds[10 * i : 10 * i + 10]], [BatchKey(0, 0, i)], None) for i in range(count)]
