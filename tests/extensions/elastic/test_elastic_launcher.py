@@ -20,9 +20,13 @@ LAUNCH = [sys.executable, "-m", "lightning_gnn_dist", "elastic"]
 
 
 def launch(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a launcher, whose ranks may read in the file ``said`` what it has told so far."""
     environment = {name: value for name, value in os.environ.items() if name != "RUST_LOG"}  # as users have it
-    options = {"capture_output": True, "text": True, "timeout": 600, "check": False}
-    return subprocess.run([*LAUNCH, *arguments], cwd=cwd, env=environment, **options)
+    command, errors = [*LAUNCH, *arguments], subprocess.PIPE
+    with (cwd / "said").open("w") as said:
+        done = subprocess.run(command, cwd=cwd, env=environment, stdout=said, stderr=errors, text=True, timeout=600)
+    done.stdout = (cwd / "said").read_text()
+    return done
 
 
 def python(code: str) -> list[str]:
@@ -92,8 +96,7 @@ if os.environ["LIGHTNING_GNN_DIST_RANK"] == "1":
 signs = lambda: len(list(sign.parent.glob("rank-*")))
 while signs() < 2: time.sleep(0.05)
 while signs() == 2: sign.touch(); time.sleep(0.2)
-while pathlib.Path("/proc", pid.read_text()).exists(): time.sleep(0.05)
-time.sleep(3)  # the launcher tells of it now
+while "1 of 2 are alive" not in pathlib.Path("said").read_text(): time.sleep(0.05)
 raise SystemExit(3)
 """
 
