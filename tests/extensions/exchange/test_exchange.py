@@ -37,6 +37,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.boundary.models import Model, Normed, Ready, learned_by_hand, model, weighted_data, weights_of
+from tests.boundary.test_whole_graph import odd
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.layers.models import NUM_CLASSES, NUM_FEATURES, graph_of
@@ -117,6 +118,21 @@ def test_a_step_sends_rows_and_gradients_that_edges_ask_for() -> None:
 def check(found: dict[str, Tensor], name: str, steps: int) -> None:
     for key, value in learned_by_hand(name, 2, weighted_data(), steps).items():
         assert torch.allclose(found[key], value, rtol=0, atol=1e-12), key
+
+
+def resumed(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
+    module, data = model("GAT", 2), weighted_data()
+    half = quick(world_size, max_epochs=2)
+    half.fit(module, data_of(graph_of(data), partitioner=odd(data, world_size)))
+    half.save_checkpoint(folder / "half.ckpt")
+    module, parts = model("GAT", 2), data_of(graph_of(data), partitioner=odd(data, world_size))
+    quick(world_size, max_epochs=4).fit(module, parts, ckpt_path=folder / "half.ckpt")
+    return weights_of(module)
+
+
+def test_a_resumed_fit_is_one_that_never_stopped(tmp_path: Path) -> None:
+    for found in run_ranks(resumed, 4, tmp_path):
+        check(found, "GAT", 4)
 
 
 def validated(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
