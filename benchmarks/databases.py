@@ -44,8 +44,8 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     prepare_graph,
 )
+from lightning_gnn_dist.extensions.databases.shop import write_shop
 from lightning_gnn_dist.graph.typed.tables import Feature, Tables, TableTask
-from lightning_gnn_dist.prepare.databases.shop import write_shop
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from relational import RelationalSAGE

@@ -56,8 +56,8 @@ from lightning_gnn_dist import (
     prepare_graph,
     through_layers,
 )
+from lightning_gnn_dist.extensions.larger_than_memory.reorder import reorder_graph
 from lightning_gnn_dist.partition.cache import cached_partition
-from lightning_gnn_dist.prepare.reorder import reorder_graph
 
 FIRST = 10  # steps that are not counted
 RATE = 0.01  # of learning, at first

@@ -17,9 +17,9 @@ from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import GrappaStrategy, Launch, PartitionedDataModule, prepare_graph
 from lightning_gnn_dist.extensions.databases.column_encoder import ColumnEncoder, read_tables
+from lightning_gnn_dist.extensions.databases.shop import write_shop
 from lightning_gnn_dist.extensions.databases.task_head import head_of
 from lightning_gnn_dist.graph.typed.tables import Tables
-from lightning_gnn_dist.prepare.databases.shop import write_shop
 
 
 class RelationalSAGE(pl.LightningModule):

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.extensions.ready_made.layers import layers_of as layers_of
     from lightning_gnn_dist.extensions.rounded.reducers import Overlapped as Overlapped
     from lightning_gnn_dist.extensions.rounded.reducers import Rounded as Rounded
+    from lightning_gnn_dist.extensions.shards.divide import save_shards as save_shards
     from lightning_gnn_dist.extensions.tables.lazy_adam import LazyAdam as LazyAdam
     from lightning_gnn_dist.extensions.tables.owned_embedding import OwnedEmbedding as OwnedEmbedding
     from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler as TemporalSampler
@@ -85,7 +86,6 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.partition.random import RandomPartitioner as RandomPartitioner
     from lightning_gnn_dist.partition.streaming import StreamingPartitioner as StreamingPartitioner
     from lightning_gnn_dist.partition.supernode import SuperNodePartitioner as SuperNodePartitioner
-    from lightning_gnn_dist.prepare.divide import save_shards as save_shards
     from lightning_gnn_dist.prepare.prepare_graph import prepare_graph as prepare_graph
     from lightning_gnn_dist.rounds.clock import EveryPass as EveryPass
     from lightning_gnn_dist.rounds.clock import EverySeconds as EverySeconds

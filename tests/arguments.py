@@ -32,9 +32,9 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.extensions.databases.shop import write_shop
 from lightning_gnn_dist.extensions.links.recommending import Recommended
 from lightning_gnn_dist.partition.partition_report import PartitionReport
-from lightning_gnn_dist.prepare.databases.shop import write_shop
 from lightning_gnn_dist.rounds.clock import RoundProgress
 from lightning_gnn_dist.rules import Rule
 from tests.pages import public

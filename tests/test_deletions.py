@@ -79,7 +79,7 @@ def without(names: list[str], folder: Path) -> set[str]:
             if len(kept) == len(lines):
                 continue
             where = path.relative_to(package).with_suffix("").parts
-            assert where[0] in ("__init__", "names", "cli", "extensions"), f"{path} names {module}"
+            assert where[0] in ("__init__", "names", "cli", "extensions", "prepare"), f"{path} names {module}"
             gone |= {line.split()[-1] for line in lines if line not in kept and " as " in line}
             if where[0] == "extensions" and any(line.startswith("from") and module in line for line in lines):
                 path.unlink()

@@ -35,7 +35,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.cli import main as command_line
 from lightning_gnn_dist.extensions.elastic.settings import LIGHTHOUSE, RANK, RANKS
-from lightning_gnn_dist.prepare.reorder import reorder_graph
+from lightning_gnn_dist.extensions.larger_than_memory.reorder import reorder_graph
 from tests.link_model import LinkSAGE
 from tests.pages import PAGES, ROOT, TUTORIALS, anchors, blocks, links, run_commands, write_files
 from tests.python_server import fast_python

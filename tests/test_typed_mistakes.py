@@ -21,7 +21,7 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.prepare.one_shard import OneShard
+from lightning_gnn_dist.extensions.shards.one_shard import OneShard
 from tests.graph.typed.graphs import small
 
 CITES, WRITES, BY = ("paper", "cites", "paper"), ("author", "writes", "paper"), ("paper", "by", "author")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from importlib import import_module
 
 from lightning_gnn_dist.cli.inspect import tell_of
 from lightning_gnn_dist.cli.partitioners import partition_of, sizes_of
@@ -10,7 +11,8 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.shard import Bounds
 from lightning_gnn_dist.graph.storage.store import holds_split
 from lightning_gnn_dist.names import extension
-from lightning_gnn_dist.prepare.divide import save_shards
+
+SHARDS = "lightning_gnn_dist.extensions.shards.divide"
 
 
 def run(options: argparse.Namespace) -> None:
@@ -19,7 +21,7 @@ def run(options: argparse.Namespace) -> None:
         split = extension("split of edges").open(options.graph) if holds_split(options.graph) else None
         graph = Graph.open(options.graph) if split is None else split.graph
         partition = partition_of(options, graph, options.parts)
-        save_shards(graph if split is None else split, partition, options.output)
+        import_module(SHARDS).save_shards(graph if split is None else split, partition, options.output)
     except (ValueError, OSError) as error:
         raise SystemExit(f"lightning-gnn-dist divide: {error}") from error
     print(f"{options.output}: {options.parts} shards of {sizes_of(partition)}.")

@@ -25,7 +25,10 @@ OF_LIGHTNING = {  # the commands that are listed here and parsed by Lightning
     "predict": "write what a model says of every node",
     SERVE: "answer requests by HTTP with what a model says of nodes, also of new ones",
 }
-OF_EXTENSIONS = ("lightning_gnn_dist.extensions.elastic.command",)  # each has add_to(commands) and run(options)
+OF_EXTENSIONS = (  # each has add_to(commands) and run(options)
+    "lightning_gnn_dist.extensions.databases.command",
+    "lightning_gnn_dist.extensions.elastic.command",
+)
 HOW = "how (default: auto, metis or, for graphs too large for it, or without it, kaminpar, or streaming)"
 OF_CLUSTERS = ("supernodes", "kaminpar-supernodes", "streaming-supernodes")
 PARTITIONERS = ("auto", "metis", "kaminpar", "random", "streaming", *OF_CLUSTERS)
@@ -53,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     whole: argparse.ArgumentParser = Parser(prog=PROGRAM, description=PURPOSE)
     whole.add_argument("--version", action="version", version=f"{PROGRAM} {version}")
     commands = whole.add_subparsers(required=True, metavar="command")
-    for add in (_add_demo, _add_shop, _add_prepare, _add_inspect, _add_divide, _add_reorder):
+    for add in (_add_demo, _add_prepare, _add_inspect, _add_divide, _add_reorder):
         add(commands)
     for module in OF_EXTENSIONS:
         import_module(module).add_to(commands)
@@ -77,14 +80,6 @@ def _add_demo(commands: Commands) -> None:
     demo.add_argument("--steps", type=positive, default=16, help="local steps in a round (default: 16)")
     demo.add_argument("--nodes", type=positive, default=20_000, help="nodes of the graph (default: 20000)")
     demo.set_defaults(module=f"{_HERE}.demo")
-
-
-def _add_shop(commands: Commands) -> None:
-    shop = commands.add_parser("shop", help="write the tables of a made-up shop, and a task, to try databases on")
-    shop.add_argument("out", type=Path, help="the folder to write, which must not exist")
-    shop.add_argument("--customers", type=positive, default=3_000, help="how many (default: 3000)")
-    shop.add_argument("--seed", type=int, default=0, help="decides everything random (default: 0)")
-    shop.set_defaults(module=f"{_HERE}.shop")
 
 
 def _add_prepare(commands: Commands) -> None:

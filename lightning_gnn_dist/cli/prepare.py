@@ -7,7 +7,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from importlib import import_module
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -16,27 +18,24 @@ from lightning_gnn_dist.checks import aligned, in_bytes
 from lightning_gnn_dist.cli.first_batch import compile_for, is_compiled
 from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.graph.storage.store import map_npy
-from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.prepare.files.columns import SPLITS, Choice
-from lightning_gnn_dist.prepare.one_shard import OneShard
+from lightning_gnn_dist.prepare.portion import Portion
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation
 from lightning_gnn_dist.prepare.steps.describe import Prepared
 from lightning_gnn_dist.wire.channel import explain, is_of_lost_rank
-from lightning_gnn_dist.wire.collectives import rank, world_size
+from lightning_gnn_dist.wire.collectives import rank
 from lightning_gnn_dist.wire.launching.joining import join_torchrun
 
+ONE_SHARD = "lightning_gnn_dist.extensions.shards.one_shard"
 SENDERS_AT_ONCE = 1 << 22
-_PARTITIONERS = {"random": RandomPartitioner, "streaming": StreamingPartitioner, "metis": MetisPartitioner}
 
 
 def run(options: argparse.Namespace) -> None:
     """Do what the options say."""
     try:
-        shard = _shard(options)
-        preparation = _preparation(options, shard)
-        if shard is not None and shard.together:
+        is_rank = join_torchrun()
+        preparation = _preparation(options, _shard_of_rank(options) if is_rank else _shard(options))
+        if is_rank:
             _with_others(preparation, options)
             return
         if preparation.target.exists() and not options.overwrite:
@@ -52,7 +51,7 @@ def run(options: argparse.Namespace) -> None:
 
 def _with_others(preparation: Preparation, options: argparse.Namespace) -> None:
     """Make the shard of this rank, while other ranks make theirs. The first one says how far it has come."""
-    is_first = preparation.reading.index == 0
+    is_first = rank() == 0
     if is_first:
         _estimate(preparation)
     try:
@@ -68,7 +67,7 @@ def _with_others(preparation: Preparation, options: argparse.Namespace) -> None:
     _summary(prepared, preparation)
 
 
-def _preparation(options: argparse.Namespace, shard: OneShard | None) -> Preparation:
+def _preparation(options: argparse.Namespace, shard: Portion | None) -> Preparation:
     return Preparation(
         options.source,
         options.out,
@@ -92,26 +91,29 @@ def _compile(options: argparse.Namespace) -> None:
             compile_for(options.out)
 
 
-def _shard(options: argparse.Namespace) -> OneShard | None:
-    """Which shard to make: under torchrun each rank makes the one of its number."""
-    is_told = options.shard is not None
-    if is_told != (options.num_shards is not None):
+def _shard(options: argparse.Namespace) -> Portion | None:
+    """Which shard to make, if any."""
+    if (options.shard is not None) != (options.num_shards is not None):
         raise ValueError("--shard and --num-shards belong together: which shard, and of how many.")
-    if join_torchrun():
-        if is_told:
-            raise ValueError("Ranks of torchrun make the shards of their numbers: leave --shard and --num-shards out.")
-        if options.partitioner and options.assignment:
-            raise ValueError("--partitioner and --assignment both say whose nodes a shard has: leave one out.")
-        assignment = options.assignment if options.partitioner is None else _PARTITIONERS[options.partitioner]()
-        return OneShard(rank(), world_size(), assignment, together=True)
     if options.partitioner:
         raise ValueError(
             "--partitioner cuts what ranks of torchrun read: leave it out, or cut the saved graph "
             "(lightning-gnn-dist divide)."
         )
-    if options.assignment and not is_told:
+    if options.shard is not None:
+        return cast(Portion, import_module(ONE_SHARD).OneShard(options.shard, options.num_shards, options.assignment))
+    if options.assignment:
         raise ValueError("--assignment says whose nodes a shard has: add --shard and --num-shards.")
-    return OneShard(options.shard, options.num_shards, options.assignment) if is_told else None
+    return None
+
+
+def _shard_of_rank(options: argparse.Namespace) -> Portion:
+    """Under torchrun each rank makes the shard of its number."""
+    if options.shard is not None or options.num_shards is not None:
+        raise ValueError("Ranks of torchrun make the shards of their numbers: leave --shard and --num-shards out.")
+    if options.partitioner and options.assignment:
+        raise ValueError("--partitioner and --assignment both say whose nodes a shard has: leave one out.")
+    return cast(Portion, import_module(ONE_SHARD).shard_of_rank(options.assignment, options.partitioner))
 
 
 def _estimate(preparation: Preparation) -> None:

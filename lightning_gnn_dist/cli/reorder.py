@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from importlib import import_module
 
 from lightning_gnn_dist.cli.partitioners import partition_of, sizes_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.store import check_target, holds_split
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY
-from lightning_gnn_dist.prepare.reorder import reorder_graph
+
+REORDER = "lightning_gnn_dist.extensions.larger_than_memory.reorder"
 
 
 def run(options: argparse.Namespace) -> None:
@@ -20,7 +22,9 @@ def run(options: argparse.Namespace) -> None:
         graph = Graph.open(options.graph)
         partition = partition_of(options, graph, options.chunks)
         memory = options.memory or DEFAULT_MEMORY
-        reorder_graph(graph, partition, options.output, memory_bytes=memory, overwrite=options.overwrite)
+        import_module(REORDER).reorder_graph(
+            graph, partition, options.output, memory_bytes=memory, overwrite=options.overwrite
+        )
     except (ValueError, OSError) as error:
         raise SystemExit(f"lightning-gnn-dist reorder: {error}") from error
     print(f"{options.output}: {options.chunks} chunks of {sizes_of(partition)}.")

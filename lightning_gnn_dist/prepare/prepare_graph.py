@@ -3,15 +3,16 @@
 Tables are turned into arrays. The edges of each type are sorted on disk, one type after the other, and the rows of all
 types are put together, node after node. A graph without types is one of one type: its sorted edges are its rows.
 
-files, read by every host -> own nodes, and edges into them -> sorted on disk -> a graph, or one shard of it
+files -> nodes, and edges -> sorted on disk -> a graph, or a portion of it
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -19,26 +20,14 @@ from lightning_gnn_dist.checks import check_callable, check_folder, check_true_o
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import FULL
-from lightning_gnn_dist.graph.typed.names import EdgeType, within
+from lightning_gnn_dist.graph.typed.names import within
 from lightning_gnn_dist.graph.typed.tables import Tables
-from lightning_gnn_dist.partition.streaming import StreamingPartitioner
-from lightning_gnn_dist.prepare.databases.manifest import is_database
-from lightning_gnn_dist.prepare.databases.unpack import inputs_of_database
 from lightning_gnn_dist.prepare.files.columns import Choice, named_kinds
-from lightning_gnn_dist.prepare.files.inputs import EDGE, Inputs, check_carried, with_reverse
+from lightning_gnn_dist.prepare.files.inputs import Inputs, Unpacked, with_reverse
 from lightning_gnn_dist.prepare.frames import as_files
 from lightning_gnn_dist.prepare.kept import keep_ids
-from lightning_gnn_dist.prepare.one_shard import OneShard, Part, check_assignment, inputs_of, part_of, reading_of
-from lightning_gnn_dist.prepare.reading import Reading
-from lightning_gnn_dist.prepare.refusals import (
-    RENAMED,
-    WRITTEN,
-    check_alike,
-    check_kinds,
-    check_tables,
-    check_types,
-    needs_no_rank,
-)
+from lightning_gnn_dist.prepare.portion import RENAMED, WRITTEN, Portion
+from lightning_gnn_dist.prepare.refusals import check_kinds, check_types
 from lightning_gnn_dist.prepare.steps.describe import Prepared, describe
 from lightning_gnn_dist.prepare.steps.edges import EdgeSorting, OnProgress, check_times
 from lightning_gnn_dist.prepare.steps.estimate import Estimate, estimate_of
@@ -53,7 +42,11 @@ from lightning_gnn_dist.prepare.steps.nodes import (
 )
 from lightning_gnn_dist.rules import Count, Seed, check_fields
 
-VERSION = 5  # of unfinished work: raise it when a new release cannot go on with it
+DATABASES = {  # who reads a folder with such a file
+    "manifest.yaml": "lightning_gnn_dist.extensions.databases.unpack",
+    "database.yaml": "lightning_gnn_dist.extensions.databases.unpack",
+}
+VERSION = 6  # of unfinished work: raise it when a new release cannot go on with it
 OnColumns: TypeAlias = Callable[[list[tuple[str, str, str]]], None]  # a table, a column, and what it becomes
 Nodes: TypeAlias = Mapping[str, NodesOfType]
 DEFAULT_MEMORY = 2_000_000_000
@@ -63,7 +56,7 @@ def prepare_graph(
     source: Any,
     out: str | Path,
     *,
-    shard: OneShard | None = None,
+    shard: Portion | None = None,
     nodes: Any | None = None,
     undirected: bool = False,
     time: str | None = None,
@@ -94,8 +87,8 @@ def prepare_graph(
             arrays, their ids count from 0. Tables with keys: RelBench's folder, or one with a ``database.yaml``.
         out: The directory to write. Of a shard the directory of the shards, of which this host gets ``shares.json`` and
             its own shard.
-        shard: Which shard to write, instead of the whole graph. Each host reads all files and keeps its own nodes and
-            the edges into them. Without types, arrays of edges must be dropped.
+        shard: Which shard to write, a :class:`OneShard`, instead of the whole graph. Each host reads all files and
+            keeps its own nodes and the edges into them. Without types, arrays of edges must be dropped.
         nodes: A table or frame of nodes with their ids, or a folder or ``.npz`` of arrays, for a graph without types.
         undirected: Add the reverse of every edge, and keep every edge once, of a graph without types.
         time: Of several types, the array by which edges of one type into a node are ordered (:class:`GraphTypes`).
@@ -126,7 +119,7 @@ class Preparation:
 
     source: Path
     out: Path
-    shard: Annotated[OneShard, "a OneShard, as OneShard(0, num_shards=4) makes it"] | None = None
+    shard: Annotated[Portion, "a OneShard, as OneShard(0, num_shards=4) makes it"] | None = None
     nodes: Path | None = None
     undirected: bool = False
     time: Annotated[str, "time"] | None = None
@@ -145,16 +138,17 @@ class Preparation:
         of_types = {"time": self.time is not None, "reverse": self.reverse, "split": self.split is not None}
         check_types(self.inputs, self.source, self.nodes, undirected=self.undirected, **of_types)
         check_kinds(self.choice.kinds, self.inputs, self.source)
-        if self.shard is not None:
-            check_assignment(self.shard, self.inputs.nodes)
-            check_tables(self.shard, self.inputs)
-            if not self.inputs.have_names:
-                check_carried(self.inputs.edges[EDGE])
+        self.portion.check_inputs(self.inputs)
+
+    @property
+    def portion(self) -> Portion:
+        """What of the graph is prepared."""
+        return self.shard or Portion()
 
     @property
     def target(self) -> Path:
         """The directory of the graph, or of the shard."""
-        return self.out if self.shard is None else self.out / store.shard_name(self.shard.index)
+        return self.portion.target(self.out)
 
     @property
     def folder(self) -> Path:
@@ -164,37 +158,30 @@ class Preparation:
     @cached_property
     def inputs(self) -> Inputs:
         """The files of the source."""
-        if is_database(self.source):
-            return inputs_of_database(self.source, frozenset(self.choice.drop))
-        return Inputs.of(self.source, self.nodes, frozenset(self.choice.drop), self.time)
-
-    @cached_property
-    def reading(self) -> Reading:
-        """Who reads the files."""
-        return reading_of(self.shard)
+        drop = frozenset(self.choice.drop)
+        for reader in (reader for name, reader in DATABASES.items() if (self.source / name).is_file()):
+            found: Inputs = import_module(reader).inputs_of_database(self.source, drop)
+            return found
+        return Inputs.of(self.source, self.nodes, drop, self.time)
 
     def estimate(self) -> Estimate:
         """Estimate disk space and time, from the headers of the files."""
         directions = 1 + (self.undirected or self.reverse)
-        num_shards = None if self.shard is None else self.shard.num_shards
-        return estimate_of(self.inputs, directions, num_shards, self.reading.num_readers)
+        return estimate_of(self.inputs, directions, *self.portion.shares)
 
     def run(
         self, on_progress: OnProgress, *, overwrite: bool = False, on_columns: OnColumns = lambda told: None
     ) -> Prepared | None:
         """Do the work that is left, and rename the result to the target; return None if the renaming alone was left."""
-        if self.shard is not None:
-            from lightning_gnn_dist.prepare.shard_index import check_division  # a whole graph needs none of it
-
-            check_division(self.shard, self.out)
-        check_alike(self.reading, self._inputs(), self.source)
-        is_written = needs_no_rank(self.reading, self._stage(), overwrite=overwrite)
+        facts = self._facts()
+        stage = partial(self._stage, facts)
+        is_written = self.portion.begin(self.out, self.source, facts, stage, overwrite=overwrite)
         if is_written and self.target.exists():
             return None  # other ranks were stopped before they renamed theirs
         store.check_target(self.target, overwrite=overwrite)
         self.estimate().check_room(self.folder)
         try:
-            with journal_of(self.folder, self._inputs()) as journal:
+            with journal_of(self.folder, facts) as journal:
                 try:
                     prepared = None if is_written else self._write(journal, on_progress, on_columns)
                 except (ValueError, TypeError) as error:
@@ -221,27 +208,95 @@ class Preparation:
 
     def _write(self, journal: Journal, on_progress: OnProgress, on_columns: OnColumns) -> Prepared:
         """Write all files of the saved graph into the draft, once tables have become arrays."""
-        inputs, ids, tables = self.inputs, dict[str, Path](), None
-        folder = self.folder / "tables"
-        if inputs.database is not None:
-            from lightning_gnn_dist.prepare.databases.unpack import unpack_database  # arrays need no DuckDB
+        unpacked = Unpacked(self.inputs, {}, [])
+        if self.inputs.tables:
+            from lightning_gnn_dist.prepare.tables.unpack import unpack  # arrays need no DuckDB
 
-            inputs, ids, tables = unpack_database(inputs, folder, self.choice.drop, self.memory_bytes, on_progress)
-        elif inputs.tables:
-            from lightning_gnn_dist.prepare.tables.unpack import unpack
+            given = self.inputs, self.folder / "tables", self.choice, self.memory_bytes, on_progress
+            unpacked = (self.inputs.unpack or unpack)(*given)
+            on_columns(unpacked.told)
+        if not self.portion.agree(self.draft.exists()):  # what one rank has lost, all have sent it
+            journal.clear()
+            for name in ("nodes", "edges", "ranges", "cut", self.draft.name):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+            self.draft.mkdir()
+        prepared = self._write_arrays(unpacked.inputs, unpacked.tables, on_progress)
+        for kind, file in unpacked.ids.items() if self.portion.is_whole else ():
+            keep_ids(file, self.draft, kind)
+        journal.record(is_written=True)
+        self.portion.agree(True)  # what has been renamed serves no other rank any more
+        return prepared
 
-            inputs, ids, told = unpack(inputs, folder, self.choice, self.memory_bytes, on_progress)
-            on_columns(told)
-        return Writing(self, inputs, ids, tables, on_progress).write(journal)
+    def _write_arrays(self, inputs: Inputs, tables: Tables | None, on_progress: OnProgress) -> Prepared:
+        """Write the arrays of nodes and edges, and what is to be known of them."""
+        edges = self.portion.edges(inputs, self.folder, self.draft, self.undirected, self.memory_bytes)
+        nodes = {}
+        for kind in inputs.nodes:
+            with within(kind):
+                nodes[kind] = self._read_nodes(kind, inputs, edges, on_progress)
+        self._check_nodes(nodes)
+        for kind, of_kind in nodes.items():
+            target = self.draft / "nodes" / kind
+            if not self.portion.agree(target.exists()):
+                with within(kind):
+                    check_times(of_kind.files.arrays, inputs.time, "node")
+                    of_kind.times(inputs.time)
+                    of_kind.copy(self._of_nodes(kind), target, partial(on_progress, f"copying {kind or 'arrays'}"))
+        edge_types = {edge_type: edge_type for edge_type in inputs.edges}  # each, and the one whose files are read
+        edge_types |= with_reverse(edge_types) if self.reverse else {}
+        parts = {kind: of_kind.part for kind, of_kind in nodes.items()}
+        for edge_type, as_read in edge_types.items():
+            with within(edge_type):
+                edges.sort(edge_type, as_read, parts, on_progress)
+        types = None
+        if inputs.have_names:
+            from lightning_gnn_dist.prepare.steps.merge import merge_types  # a graph without types needs none of it
 
-    def _stage(self) -> int:
-        """How far this rank has come."""
+            folders = {edge_type: edges.out(edge_type) for edge_type in edge_types}
+            progress = partial(on_progress, "putting rows together")
+            types = merge_types(self.draft, nodes, folders, inputs.time, not self.portion.is_whole, tables, progress)
+        self.portion.finish(self.out, nodes, types, edges, edge_types)
+        names = next(iter(nodes.values())).names
+        at_once = max(1, min(self.memory_bytes // 16, MAX_BYTES_AT_ONCE // 8))
+        return describe(
+            self.draft, names, inputs.halves, types, at_once, partial(on_progress, "taking the fingerprint")
+        )
+
+    def _read_nodes(self, kind: str, inputs: Inputs, edges: EdgeSorting, on_progress: OnProgress) -> NodesOfType:
+        """Find out which nodes of a type are prepared."""
+        self._of_nodes(kind).mkdir(parents=True, exist_ok=True)
+        files, named = inputs.nodes[kind], inputs.have_names
+        if not files.num_nodes and named:
+            raise ValueError(f"{files.source} does not say how many nodes there are: add x, y or num_nodes.")
+        num_nodes = files.num_nodes or self.portion.count(self.source, edges, on_progress)
+        return self.portion.nodes(
+            files=files,
+            part=self.portion.part(kind, num_nodes, edges, self.seed, self.folder, on_progress),
+            split=self.split if "y" in files.arrays or not named else None,
+            seed=self.seed,
+            float_labels=files.float_labels or (self.float_labels and (has_fractions(files) or not named)),
+            memory_bytes=self.memory_bytes,
+        )
+
+    def _check_nodes(self, nodes: Nodes) -> None:
+        """Refuse settings that fit no type, and a shard without nodes."""
+        self.portion.check_nodes(self.out, [of_kind.part for of_kind in nodes.values()])
+        if self.split and not any(of_kind.split for of_kind in nodes.values()):
+            raise ValueError(NO_LABELS)
+        if self.float_labels and not any(of_kind.float_labels for of_kind in nodes.values()):
+            raise ValueError("float_labels says that a y is a target of regression, but no type has a y of fractions.")
+
+    def _of_nodes(self, kind: str) -> Path:
+        """The folder in which the nodes of a type are worked on."""
+        return self.folder / "nodes" / kind
+
+    def _stage(self, facts: dict[str, Any]) -> int:
+        """How far this process has come."""
         if self.target.exists():
             return RENAMED
-        is_written = self.draft.exists() and Journal(self.folder, self._inputs()).get("is_written")
-        return WRITTEN if is_written else 0
+        return WRITTEN if self.draft.exists() and Journal(self.folder, facts).get("is_written") else 0
 
-    def _inputs(self) -> dict[str, Any]:
+    def _facts(self) -> dict[str, Any]:
         """What the result depends on: the files, by size and time, and the settings."""
         paths = [self.source, *sorted(self.source.rglob("*"))] if self.source.is_dir() else [self.source]
         paths += [self.nodes, *sorted(self.nodes.rglob("*"))] if self.nodes else []
@@ -257,184 +312,10 @@ class Preparation:
             "float_labels": self.float_labels,
             "time": self.time,
             "reverse": self.reverse,
-            "shard": self.shard and inputs_of(self.shard),
+            "shard": self.portion.facts,
         }
 
     @property
     def draft(self) -> Path:
         """The folder of what is written, until it is complete."""
         return self.folder / "graph"
-
-
-@dataclass(frozen=True)
-class Writing:
-    """The work of a preparation.
-
-    Args:
-        settings: What was asked.
-        inputs: The files, of which no table is left.
-        ids: The files of the ids of nodes, by types, where tables tell them.
-        tables: What became of the tables of a database.
-        on_progress: Called with the name of a stage and the share of it that is done.
-    """
-
-    settings: Preparation
-    inputs: Inputs
-    ids: Mapping[str, Path]
-    tables: Tables | None
-    on_progress: OnProgress
-
-    @cached_property
-    def _edges(self) -> EdgeSorting:
-        sorting = self._sorting(self.settings.folder, self.settings.draft)
-        return replace(sorting, ranges=self._ranges) if self._is_streamed else sorting
-
-    @cached_property
-    def _ranges(self) -> EdgeSorting:
-        """Sorts the edges into ranges of nodes, which are cut then."""
-        folder = self.settings.folder / "ranges"
-        return self._sorting(folder, folder / "graph")
-
-    def _sorting(self, folder: Path, draft: Path) -> EdgeSorting:
-        more = (
-            self.settings.shard is not None,
-            self.settings.undirected,
-            self.inputs.time,
-            self.settings.memory_bytes,
-            self.settings.reading,
-        )
-        return EdgeSorting(self.inputs, folder, draft, *more)
-
-    @property
-    def _is_streamed(self) -> bool:
-        return self.settings.shard is not None and isinstance(self.settings.shard.assignment, StreamingPartitioner)
-
-    def write(self, journal: Journal) -> Prepared:
-        """Write all files of the saved graph into the draft."""
-        if not all(
-            self.settings.reading.each(self.settings.draft.exists())
-        ):  # what one rank has lost, all have sent it
-            journal.clear()
-            for name in ("nodes", "edges", "ranges", "cut", self.settings.draft.name):
-                shutil.rmtree(self.settings.folder / name, ignore_errors=True)
-            self.settings.draft.mkdir()
-        nodes = {}
-        for kind in self.inputs.nodes:
-            with within(kind):
-                nodes[kind] = self._read_nodes(kind)
-        self._check_nodes(nodes)
-        for kind, of_kind in nodes.items():
-            target = self.settings.draft / "nodes" / kind
-            if not all(self.settings.reading.each(target.exists())):
-                with within(kind):
-                    folder, progress = self._of_nodes(kind), partial(self.on_progress, f"copying {kind or 'arrays'}")
-                    check_times(of_kind.files.arrays, self.inputs.time, "node")
-                    of_kind.times(self.inputs.time)
-                    of_kind.copy(folder, target, progress)
-        edge_types = self._edge_types()
-        parts = {kind: of_kind.part for kind, of_kind in nodes.items()}
-        for edge_type, as_read in edge_types.items():
-            with within(edge_type):
-                self._edges.sort(edge_type, as_read, parts, self.on_progress)
-        types = None
-        if self.inputs.have_names:
-            from lightning_gnn_dist.prepare.steps.merge import merge_types  # a graph without types needs none of it
-
-            folders = {edge_type: self._edges.out(edge_type) for edge_type in edge_types}
-            progress = partial(self.on_progress, "putting rows together")
-            types = merge_types(
-                self.settings.draft,
-                nodes,
-                folders,
-                self.inputs.time,
-                self.settings.shard is not None,
-                self.tables,
-                progress,
-            )
-        if self.settings.shard is not None:
-            from lightning_gnn_dist.prepare.shard_index import write_index
-
-            journals = {edge_type: self._edges.journal(edge_type) for edge_type in edge_types}
-            write_index(self.settings.out, nodes, types, journals, self.settings.undirected, self.inputs.time)
-        names = next(iter(nodes.values())).names
-        at_once = max(1, min(self.settings.memory_bytes // 16, MAX_BYTES_AT_ONCE // 8))
-        progress = partial(self.on_progress, "taking the fingerprint")
-        prepared = describe(self.settings.draft, names, self.inputs.halves, types, at_once, progress)
-        for kind, file in self.ids.items() if self.settings.shard is None else ():
-            keep_ids(file, self.settings.draft, kind)
-        journal.record(is_written=True)
-        self.settings.reading.each(0)  # what has been renamed serves no other rank any more
-        return prepared
-
-    def _read_nodes(self, kind: str) -> NodesOfType:
-        """Find out which nodes of a type are prepared."""
-        self._of_nodes(kind).mkdir(parents=True, exist_ok=True)
-        files, named = self.inputs.nodes[kind], self.inputs.have_names
-        return NodesOfType(
-            files=files,
-            part=self._part(kind, files.num_nodes or self._count(kind)),
-            reading=self.settings.reading,
-            is_shard=self.settings.shard is not None,
-            split=self.settings.split if "y" in files.arrays or not named else None,
-            seed=self.settings.seed,
-            float_labels=files.float_labels or (self.settings.float_labels and (has_fractions(files) or not named)),
-            memory_bytes=self.settings.memory_bytes,
-        )
-
-    def _part(self, kind: str, num_nodes: int) -> Part:
-        """Which nodes of a type are prepared."""
-        if kind not in self._parts:
-            part = part_of(self.settings.shard, kind, num_nodes)
-            if self.settings.shard is not None and callable(partitioner := self.settings.shard.assignment):
-                from lightning_gnn_dist.prepare.steps.cutting import cut  # other shards need none of it
-
-                part = cut(
-                    partitioner,
-                    part,
-                    self._ranges,
-                    self.settings.seed,
-                    self.settings.reading,
-                    self.settings.folder,
-                    self.on_progress,
-                )
-            self._parts[kind] = part
-        return self._parts[kind]
-
-    @cached_property
-    def _parts(self) -> dict[str, Part]:
-        return {}
-
-    def _count(self, kind: str) -> int:
-        """The number of nodes where only the edges of a graph without types tell."""
-        if self.inputs.have_names:
-            raise ValueError(
-                f"{self.inputs.nodes[kind].source} does not say how many nodes there are: add x, y or num_nodes."
-            )
-        if self.settings.shard is not None:
-            raise ValueError(
-                f"{self.settings.source} does not say how many nodes there are, and the host of a shard must know "
-                "before it reads: add num_nodes.npy, x or y."
-            )
-        if num_nodes := self._edges.count(self.on_progress):
-            return num_nodes
-        raise ValueError(f"{self.settings.source} has no edges, and does not say how many nodes there are.")
-
-    def _check_nodes(self, nodes: Nodes) -> None:
-        """Refuse settings that fit no type, and a shard without nodes."""
-        if self.settings.shard is not None:
-            from lightning_gnn_dist.prepare.shard_index import check_nodes
-
-            check_nodes(self.settings.shard, self.settings.out, [of_kind.part for of_kind in nodes.values()])
-        if self.settings.split and not any(of_kind.split for of_kind in nodes.values()):
-            raise ValueError(NO_LABELS)
-        if self.settings.float_labels and not any(of_kind.float_labels for of_kind in nodes.values()):
-            raise ValueError("float_labels says that a y is a target of regression, but no type has a y of fractions.")
-
-    def _of_nodes(self, kind: str) -> Path:
-        """The folder in which the nodes of a type are worked on."""
-        return self.settings.folder / "nodes" / kind
-
-    def _edge_types(self) -> dict[EdgeType, EdgeType]:
-        """For each edge type the one whose files are read: itself, or the one that it is the reverse of."""
-        found = {edge_type: edge_type for edge_type in self.inputs.edges}
-        return found | (with_reverse(found) if self.settings.reverse else {})

@@ -184,7 +184,7 @@ def test_words_of_labels_are_there_in_predictions(tmp_path: Path, capsys: pytest
 
 
 def test_questions_carry_the_columns_of_their_table(tmp_path: Path) -> None:
-    from tests.prepare.databases.folders import FILES, write
+    from tests.extensions.databases.folders import FILES, write
 
     labels = FILES["tasks/stays/labels.csv"].replace(",1\n", ",yes\n").replace(",0\n", ",no\n")
     prepare_graph(write(tmp_path / "source", FILES | {"tasks/stays/labels.csv": labels}), tmp_path / "graph")

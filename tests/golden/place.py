@@ -21,7 +21,7 @@ from lightning_gnn_dist import (
     prepare_graph,
     save_shards,
 )
-from lightning_gnn_dist.prepare.one_shard import OneShard
+from lightning_gnn_dist.extensions.shards.one_shard import OneShard
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.golden.device import chosen
 from tests.golden.graphs import SPLITS, plain, simple, typed, typed_in_time

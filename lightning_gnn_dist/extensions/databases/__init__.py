@@ -1,5 +1,11 @@
-"""What a model knows of the tables of a database: encoders of columns, and heads of tasks.
+"""Databases: folders of tables with keys become graphs with tasks; encoders of their columns, and heads of the tasks.
 
+    prepare_graph("shop", "shop_graph")   # a folder with database.yaml, or RelBench's
+
+manifest.py         what a folder says of its tables; found by the name of its file
+unpack.py           rows become nodes, keys edges, and questions nodes with answers: questions.py
+keyed.py            tables with keys and times; encodings.py says what their columns become
+relbench.py         RelBench's objects as a folder; shop.py makes one up, ``lightning-gnn-dist shop``
 column_encoder.py   the rows of each type of nodes, from the columns of its table
 task_head.py        what a model says about the questions of a task, with its loss and its metrics
 

@@ -11,6 +11,7 @@ row_cache.py       rows that are kept, in serving, too
 placement.py       what of a graph lies on a device: memory_plan.py counts bytes and expected reads
 rows_on_device.py  batches whose rows lie on a device where they are held there
 device_sampler.py  draws batches on a device
+reorder.py         writes a graph chunk by chunk
 sweep.py           which chunks are held, and when; chunk_reading.py reads them where a graph is saved chunk by chunk
 shared_parts.py    parts that the ranks of a host have in memory once, Holding(per="host")
 memory.py          whether hosts have the memory of a fit, and the ways out where they have not

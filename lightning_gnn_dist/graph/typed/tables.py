@@ -16,10 +16,8 @@ TIME = "time"  # the array of the time of each row, in whose order edges come
 NEVER = 2**62  # the time of a row without one: later than all seeds
 NO_MOMENT = -(2**62)  # stands for a missing moment
 ASKED = "asked"  # edges from what is asked about to questions
-ANSWER, ANSWERED = (
-    "answer",
-    "edge_time",
-)  # edges from questions to what is recommended, and the times of these questions
+ANSWER = "answer"  # edges from questions to what is recommended
+ANSWERED = "edge_time"  # the times of these questions
 MISSING, UNSEEN = 0, 1  # rows of a category's table; those of known words follow
 
 

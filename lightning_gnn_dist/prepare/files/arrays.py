@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,8 @@ from lightning_gnn_dist.graph.storage.files import open_file
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, append, write_header
 from lightning_gnn_dist.graph.storage.store import as_numpy
 from lightning_gnn_dist.prepare.files.columns import check_num_nodes
+
+Progress: TypeAlias = Callable[[float], None]  # told the share that is done
 
 
 @dataclass(frozen=True, eq=False)

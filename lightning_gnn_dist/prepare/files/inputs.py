@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
 from lightning_gnn_dist.graph.storage.store import check_unchanged
 from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, within
-from lightning_gnn_dist.prepare.databases.manifest import Manifest
+from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.prepare.files.arrays import (
     Carried,
     Entry,
@@ -36,6 +36,8 @@ from lightning_gnn_dist.prepare.tables.reading import (
     is_table,
     is_text,
 )
+
+ALL = range(1 << 62)  # edges, however many there are
 
 
 class Piece(NamedTuple):
@@ -58,7 +60,6 @@ class EdgeFiles:
         num_senders: The number of nodes of the source type; None if that is not known.
         num_receivers: The number of nodes of the destination type; likewise.
         flip: Whether each edge is read the other way round. The numbers are those of the flipped edges.
-        run: Which edges of an array to read, if not all.
     """
 
     files: tuple[NpyFile | Path, ...]
@@ -68,7 +69,6 @@ class EdgeFiles:
     num_senders: int | None = None
     num_receivers: int | None = None
     flip: bool = False
-    run: range | None = None
 
     @classmethod
     def of(cls, place: Entry, drop: Collection[str] = ()) -> EdgeFiles:
@@ -101,29 +101,18 @@ class EdgeFiles:
         """Whether there are tables of text, which take long to read and whose lengths are estimates."""
         return any(map(is_text, self.tables))
 
-    def shared(self, index: int, num_readers: int) -> Iterator[tuple[int, EdgeFiles]]:
-        """Yield what one of several readers reads, file by file, and the number of its first edge among all.
-
-        Readers have runs of equally many edges.
-        """
-        counts, begin = [_count(file) for file in self.files], 0
-        total = sum(counts)
-        of_reader = range(total * index // num_readers, total * (index + 1) // num_readers)
-        for file, count in zip(self.files, counts, strict=True):
-            run = range(max(of_reader.start - begin, 0), min(of_reader.stop - begin, count))
-            if run:
-                yield begin + run.start, replace(self, files=(file,), run=run)
-            begin += count
-
-    def pieces(self, edges_at_once: int) -> Iterator[Piece]:
-        """Yield the edges of arrays, in the same pieces every time."""
+    def pieces(self, edges_at_once: int, within: range = ALL) -> Iterator[Piece]:
+        """Yield the edges of arrays, or those in a range of all, in the same pieces every time."""
+        begin = 0
         for array in self.files:
             assert isinstance(array, NpyFile)
-            run = range(_count(array)) if self.run is None else self.run
+            count = _count(array)
+            run = range(max(within.start - begin, 0), min(within.stop - begin, count))
             for first in run[::edges_at_once]:
-                yield self.checked(Piece(*_read(array, first, min(edges_at_once, run.stop - first)), array.path))
+                yield self._checked(Piece(*_read(array, first, min(edges_at_once, run.stop - first)), array.path))
+            begin += count
 
-    def checked(self, piece: Piece) -> Piece:
+    def _checked(self, piece: Piece) -> Piece:
         """Refuse ends that are no nodes, and turn the edges round if so said."""
         sender, receiver = piece[1::-1] if self.flip else piece[:2]
         for end, ids, count in (("sender", sender, self.num_senders), ("receiver", receiver, self.num_receivers)):
@@ -222,6 +211,18 @@ class NodeFiles:
         return replace(self, arrays=self.arrays | dict(arrays))
 
 
+Told = list[tuple[str, str, str]]  # a table, a column, and what it becomes
+
+
+class Unpacked(NamedTuple):
+    """The files without tables, the files of ids, by the types of nodes, and what columns and tables became."""
+
+    inputs: Inputs
+    ids: dict[str, Path]
+    told: Told
+    tables: Tables | None = None
+
+
 @dataclass(frozen=True)
 class Inputs:
     """The files of a graph.
@@ -231,14 +232,15 @@ class Inputs:
         edges: Those of each edge type.
         layout: What they were taken for, in words.
         time: The array of times, if there is one.
-        database: What a database says of itself: keys, times, questions and splits, if the tables are one.
+        unpack: Turns tables into arrays where they say themselves what is in them, given the files, a folder, columns
+            to drop, bytes of memory, and who is told of stages.
     """
 
     nodes: dict[str, NodeFiles]
     edges: dict[EdgeType, EdgeFiles]
     layout: str
     time: str | None = None
-    database: Manifest | None = None
+    unpack: Callable[..., Unpacked] | None = None
 
     def __post_init__(self) -> None:
         """Refuse names of arrays that a graph cannot have."""
@@ -275,7 +277,7 @@ class Inputs:
     @property
     def headings(self) -> tuple[str, ...]:
         """What is taken for the headings of tables, in words."""
-        return about_headings(self.tables if self.database is None else [])
+        return about_headings(self.tables if self.unpack is None else [])
 
     @property
     def tables(self) -> list[Path]:
@@ -316,15 +318,6 @@ def edge_files(source: Path, found: dict[str, Entry], drop: Collection[str] = ()
                 "(--drop)."
             )
     return replace(edges, carried=Carried(carried))
-
-
-def check_carried(edges: EdgeFiles) -> None:
-    """Refuse what edges without types carry: nobody who makes a shard would know their numbers among all edges."""
-    if found := [*edges.carried.arrays, *edges.columns]:
-        raise ValueError(
-            f"{found[0]} belongs to edges, which shards made on their own hosts cannot carry: leave it out (--drop "
-            f"{found[0]}), or prepare the whole graph and divide it."
-        )
 
 
 def _rows(source: Path, found: Mapping[str, Entry]) -> dict[str, RowFiles]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ from lightning_gnn_dist.graph.storage.store import map_npy, types_from
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
 from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.graph.typed.types import GraphTypes, edge_type_dtype, offsets_of
-from lightning_gnn_dist.prepare.one_shard import Part
-from lightning_gnn_dist.prepare.reading import Progress
+from lightning_gnn_dist.prepare.files.arrays import Progress
 from lightning_gnn_dist.prepare.steps.describe import map_arrays
 from lightning_gnn_dist.prepare.steps.nodes import NodesOfType
 
@@ -44,11 +42,11 @@ class SortedEdges:
     times_of_senders: Column | None
 
     @classmethod
-    def of(cls, folder: Path, time: str | None, times_of_senders: Callable[[], Column | None]) -> SortedEdges:
+    def of(cls, folder: Path, time: str | None, senders: NodesOfType) -> SortedEdges:
         """Map what was sorted into a folder, and load where rows start, and the times of senders that are needed."""
         arrays = {file.stem: map_npy(file) for file in sorted((folder / "edges").glob("*.npy"))}
         times = None if time is None else arrays.get(time)
-        own = None if times is not None else times_of_senders()
+        own = None if times is not None else senders.times(time)
         return cls(np.load(folder / "indptr.npy"), map_npy(folder / "indices.npy"), arrays, times, own)
 
     def begin(self, target: Path) -> None:
@@ -82,8 +80,11 @@ def merge_types(
 ) -> GraphTypes:
     """Write the rows of all nodes, after a kill from the beginning; return the types, which look at all lengths.
 
+    That is ``indptr``, ``indices``, ``edge_type`` and what edges carry. It takes the memory of one node type: where its
+    rows start, and the times of those that send to it.
+
     Args:
-        draft: The directory of the graph.
+        draft: The directory of the graph. What was there of rows is removed.
         nodes: The nodes of each type.
         folders: Where the sorted edges of each type are.
         time: The array of times, if there is one.
@@ -91,38 +92,8 @@ def merge_types(
         tables: What became of the tables of a database.
         progress: Called with the share of the edges that is written.
     """
-    opened, counts, parts = {}, {}, {kind: of_kind.part for kind, of_kind in nodes.items()}
-    for edge_type, folder in folders.items():
-        opened[edge_type] = partial(SortedEdges.of, folder, time, partial(nodes[edge_type[0]].times, time))
-        (counts[edge_type],) = NpyFile.of(folder / "indices.npy").shape
-    merge(draft, opened, counts, parts, progress)
-    about: dict[str, Any] = {"nodes": [[kind, part.size] for kind, part in parts.items()], "time": time}
-    about["edges"] = [[*edge_type, count] for edge_type, count in counts.items()]
-    if is_shard:
-        about["senders"] = list(offsets_of([part.num_all for part in parts.values()]))
-    if tables is not None:
-        about["tables"] = tables.about
-    return types_from(about, map_arrays(draft, sorted(draft.rglob("*.npy"))))
-
-
-def merge(
-    draft: Path,
-    opened: Mapping[EdgeType, Callable[[], SortedEdges]],
-    counts: Mapping[EdgeType, int],
-    parts: Mapping[str, Part],
-    progress: Progress,
-) -> None:
-    """Write ``indptr``, ``indices``, ``edge_type`` and what edges carry. What was there of it is removed.
-
-    It takes the memory of one node type: where its rows start, and the times of those that send to it.
-
-    Args:
-        draft: The directory of the graph.
-        opened: Return the edges of each type.
-        counts: How many they are.
-        parts: The nodes of each type that are written.
-        progress: Called with the share of the edges that is written.
-    """
+    parts = {kind: of_kind.part for kind, of_kind in nodes.items()}
+    counts = {edge_type: NpyFile.of(folder / "indices.npy").shape[0] for edge_type, folder in folders.items()}
     shutil.rmtree(draft / "edges", ignore_errors=True)
     offsets, total = offsets_of([part.num_all for part in parts.values()]), sum(counts.values())
     numbers, first = dict(zip(counts, range(len(counts)), strict=True)), dict(zip(parts, offsets, strict=False))
@@ -135,7 +106,7 @@ def merge(
     append(draft / "indptr.npy", np.zeros(1, np.int64))
     done = 0
     for kind, part in parts.items():
-        into = {edge_type: open_it() for edge_type, open_it in opened.items() if edge_type[2] == kind}
+        into = {each: SortedEdges.of(folders[each], time, nodes[each[0]]) for each in folders if each[2] == kind}
         for edge_type, edges in into.items():
             edges.begin(draft / "edges" / folder_of(edge_type))
         indptr = sum((edges.indptr for edges in into.values()), np.zeros(part.size + 1, np.int64))
@@ -153,6 +124,11 @@ def merge(
             progress(done / max(total, 1))
     if len(counts) == 1:
         (draft / "edge_type.npy").unlink()
+    of_nodes, of_edges = [[kind, part.size] for kind, part in parts.items()], [[*each, n] for each, n in counts.items()]
+    about: dict[str, Any] = {"nodes": of_nodes, "time": time, "edges": of_edges}
+    about |= {"senders": list(offsets)} if is_shard else {}
+    about |= {} if tables is None else {"tables": tables.about}
+    return types_from(about, map_arrays(draft, sorted(draft.rglob("*.npy"))))
 
 
 def _joined(columns: Sequence[Column], dtype: np.dtype[np.generic]) -> Column:

@@ -1,4 +1,4 @@
-"""The nodes of one type: out of a table into arrays, dealt to splits if so asked, and the own ones copied."""
+"""The nodes of one type: dealt to splits if so asked, and those that are prepared copied."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import isclose
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,11 +19,9 @@ from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import Column, save, write_at, write_header
 from lightning_gnn_dist.graph.storage.store import as_numpy
-from lightning_gnn_dist.prepare.files.arrays import RowFiles
+from lightning_gnn_dist.prepare.files.arrays import Progress, RowFiles
 from lightning_gnn_dist.prepare.files.columns import SPLITS
 from lightning_gnn_dist.prepare.files.inputs import PYG, NodeFiles
-from lightning_gnn_dist.prepare.one_shard import Part
-from lightning_gnn_dist.prepare.reading import Progress, Read, Reading
 
 MAX_BYTES_AT_ONCE = 1 << 26
 NO_LABELS = "--split deals labelled nodes, and no node type has a label (a column or array y, or label)."
@@ -64,6 +62,40 @@ def _labelled(y: Tensor | None, num_nodes: int) -> np.ndarray[tuple[int], np.dty
     return (y >= 0).nonzero().view(-1).numpy()
 
 
+class Part(Protocol):
+    """The nodes of a type that are prepared."""
+
+    @property
+    def num_all(self) -> int:
+        """How many nodes the type has."""
+
+    @property
+    def size(self) -> int:
+        """How many are prepared."""
+
+    @property
+    def number(self) -> Column | None:
+        """The new number of each node, or None if it is the old one."""
+
+    def renumbered(self, nodes: Column) -> Column:
+        """The new numbers of some nodes."""
+
+
+@dataclass(frozen=True)
+class AllNodes:
+    """A :class:`Part`: all nodes, with their own numbers."""
+
+    num_all: int
+    number: None = None
+
+    @property
+    def size(self) -> int:
+        return self.num_all
+
+    def renumbered(self, nodes: Column) -> Column:
+        return nodes
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodesOfType:
     """The nodes of one type that are prepared, and their arrays.
@@ -71,18 +103,14 @@ class NodesOfType:
     Args:
         files: The arrays of all nodes of the type.
         part: Which of the nodes are prepared.
-        is_shard: Whether they are of one shard, and so carry their ids in ``n_id``.
         split: Shares of the labelled nodes to train on, validate and test.
         seed: Decides the split.
         float_labels: Accept a floating point ``y`` with one value per node.
         memory_bytes: Bytes that copying may take, beside arrays of one number per node.
-        reading: Who reads the files.
     """
 
     files: NodeFiles
     part: Part
-    reading: Reading
-    is_shard: bool
     split: Sequence[float] | None
     seed: int
     float_labels: bool
@@ -93,45 +121,38 @@ class NodesOfType:
         """The arrays that are written, in the order of their files."""
         names = [convert.SPLITS.get(name, name) for name in self.files.arrays]
         names += [f"{split}_mask" for split in SPLITS] if self.split else []
-        return [*dict.fromkeys([*names, "n_id"] if self.is_shard else names)]
+        return [*dict.fromkeys(names)]
 
     def copy(self, folder: Path, target: Path, progress: Progress) -> None:
         """Copy all arrays to ``target``, which is there when all are."""
         draft = folder / "graph"
-        if target.exists():  # another rank, which was stopped, has not copied all of its own
-            os.rename(target, draft)
         draft.mkdir(exist_ok=True)
-        for name, tensor in self._small_of_own().items():
+        self.write(draft, progress)
+        target.parent.mkdir(exist_ok=True)
+        os.rename(draft, target)
+
+    def write(self, draft: Path, progress: Progress) -> None:
+        """Write all arrays into a folder."""
+        for name, tensor in self.own(self.small).items():
             save(draft / f"{name}.npy", as_numpy(tensor))
         for name, rows in self.files.arrays.items():
             if not _is_small(name, rows):
                 if rows.shape[0] != self.part.num_all:
                     raise ValueError(f"{name} has shape {rows.shape}, but the graph has {self.part.num_all} nodes.")
-                self._copy(name, rows, draft, progress)
-        target.parent.mkdir(exist_ok=True)
-        self.reading.each(0)  # all have copied theirs, for which they asked the others
-        os.rename(draft, target)
+                self._copy(name, rows, draft / f"{name}.npy", progress)
 
     def times(self, time: str | None) -> Column | None:
         """The times of all nodes of the type, checked; None if they have none."""
         if time is None or time not in self.files.arrays:
             return None
-        convert.check_time({time: self._small[time]}, time, "node")
-        return as_numpy(self._small[time])
-
-    def tell(self, digest: Any) -> None:
-        """Update a hash with the content of small arrays of all nodes, and with types and shapes of others."""
-        for name, array in sorted(self._small.items()):
-            digest.update(f"{name} {array.dtype}".encode())
-            digest.update(array.contiguous().numpy().data)
-        for name, rows in sorted(self.files.arrays.items()):
-            digest.update(f"{name} {rows.files[0].dtype} {rows.shape}".encode())
+        convert.check_time({time: self.small[time]}, time, "node")
+        return as_numpy(self.small[time])
 
     @cached_property
-    def _small(self) -> dict[str, Tensor]:
+    def small(self) -> dict[str, Tensor]:
         """All arrays with one number per node, such as labels and masks, checked, of all nodes of the type."""
         small = {name: rows for name, rows in self.files.arrays.items() if _is_small(name, rows)}
-        found = {name: rows.as_tensor(self._all_of(rows)) for name, rows in small.items()}
+        found = {name: self._loaded(rows) for name, rows in small.items()}
         if "y" in found and found["y"].dim() == 2:  # OGB's labels have shape (N, 1)
             found["y"] = convert.as_classes(found["y"]) if self.files.source.suffix in PYG else found["y"][:, 0]
         arrays = convert.with_masks(found, self.part.num_all)
@@ -143,11 +164,21 @@ class NodesOfType:
         convert.warn_of_overlaps(arrays)
         return arrays
 
-    def _small_of_own(self) -> dict[str, Tensor]:
-        if not self.is_shard:
-            return self._small
-        own = torch.from_numpy(self._own)
-        return {"n_id": own} | {name: array[own] for name, array in self._small.items()}
+    def _loaded(self, rows: RowFiles) -> Tensor:
+        share = self.share(rows)
+        return rows.as_tensor(self.whole(rows.read(share.start, len(share))))
+
+    def own(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The rows of the nodes that are prepared, of arrays of all nodes."""
+        return arrays
+
+    def share(self, rows: RowFiles) -> range:
+        """Which rows of an array are read here."""
+        return range(rows.shape[0])
+
+    def whole(self, own: Column) -> Column:
+        """All rows of an array, given those that were read here."""
+        return own
 
     def _without_unlabelled(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         """The arrays with masks that leave out nodes whose label is NaN, also if ``y`` is not in memory."""
@@ -156,63 +187,37 @@ class NodesOfType:
         if "y" in arrays:
             return convert.without_unlabelled(arrays, str(self.files.source))
         y = self.files.arrays["y"]
-        own = [convert.is_unlabelled(y.as_tensor(piece)).numpy() for piece in self._pieces(y)]
-        without = torch.from_numpy(self.reading.whole(np.concatenate([np.empty(0, np.bool_), *own])))
+        own = [convert.is_unlabelled(y.as_tensor(piece)).numpy() for _, piece in self.pieces("y", y)]
+        without = torch.from_numpy(self.whole(np.concatenate([np.empty(0, np.bool_), *own])))
         return convert.without_nodes(arrays, without, str(self.files.source))
 
-    def _all_of(self, rows: RowFiles) -> Column:
-        share = self.reading.share(rows.shape[0])
-        return self.reading.whole(rows.read(share.start, len(share)))
+    def pieces(self, name: str, rows: RowFiles) -> Iterator[tuple[int, Column]]:
+        """Yield the rows of an array that are read here, checked, and the node of the first of each piece."""
+        share = self.share(rows)
+        first = share.start
+        for piece in rows.pieces(first, self.bytes_at_once, share.stop):
+            if name == "x":
+                convert.check_finite(rows.as_tensor(piece), first)
+            yield first, piece
+            first += len(piece)
 
-    def _pieces(self, rows: RowFiles) -> Iterator[Column]:
-        """Yield the rows of this reader's share in pieces."""
-        share = self.reading.share(rows.shape[0])
-        return rows.pieces(share.start, self._bytes_at_once, share.stop)
+    def own_rows(self, name: str, rows: RowFiles, progress: Progress) -> Iterator[tuple[int, Column]]:
+        """Yield the rows of an array that are prepared, and the number of the first node of each piece."""
+        for first, piece in self.pieces(name, rows):
+            yield first, piece
+            progress((first + len(piece)) / max(rows.shape[0], 1))
 
-    def _copy(self, name: str, rows: RowFiles, draft: Path, progress: Progress) -> None:
-        """Read the rows of an array, and write the own ones to their places."""
-        target, share = draft / f"{name}.npy", self.reading.share(rows.shape[0])
+    def _copy(self, name: str, rows: RowFiles, target: Path, progress: Progress) -> None:
+        """Write the own rows of an array to their places."""
         start = write_header(target, rows.files[0].dtype, (self.part.size, *rows.shape[1:]))
-        read = Span(name, rows, share.start, self._pieces(rows))
-        for received in self.reading.dealt(read, self.part if self.is_shard else None):
-            for _, found, places in received:
-                if places.size:
-                    write_at(target, start + int(places[0]) * rows.bytes_per_row, found[name])
-            progress((read.end - share.start) / max(len(share), 1))
+        for first, own in self.own_rows(name, rows, progress):
+            write_at(target, start + first * rows.bytes_per_row, own)
         flush(target)
 
-    @cached_property
-    def _own(self) -> Column:
-        return self.part.nodes
-
     @property
-    def _bytes_at_once(self) -> int:
-        return min(self.memory_bytes // 4, MAX_BYTES_AT_ONCE) // self.reading.num_readers
-
-
-@dataclass
-class Span:
-    """Rows of consecutive nodes, read in pieces, and how far.
-
-    Args:
-        name: The name of the array.
-        rows: The array.
-        end: The node behind those that were read.
-        pieces: What is left to read.
-    """
-
-    name: str
-    rows: RowFiles
-    end: int
-    pieces: Iterator[Column]
-
-    def __iter__(self) -> Iterator[Read]:
-        for piece in self.pieces:
-            if self.name == "x":
-                convert.check_finite(self.rows.as_tensor(piece), self.end)
-            nodes = np.arange(self.end, self.end + len(piece))
-            self.end += len(piece)
-            yield Read({self.name: piece}, nodes)
+    def bytes_at_once(self) -> int:
+        """Bytes of a piece that is read."""
+        return min(self.memory_bytes // 4, MAX_BYTES_AT_ONCE)
 
 
 def _is_small(name: str, rows: RowFiles) -> bool:

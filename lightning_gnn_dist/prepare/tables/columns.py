@@ -30,15 +30,13 @@ class Look(NamedTuple):
 
 def look_at(work: Work, table: Table, names: Collection[str]) -> dict[str, Look]:
     """Find out what columns hold in all of their cells: ``whole`` numbers, any ``number``, a ``word``, a ``list``."""
-    cells, made = {name: Cells(quoted(name), table.types[name]) for name in names}, {}
-    if not cells:
-        return {}
-    found = [*work.look(table, ", ".join(", ".join(each.look) for each in cells.values()))]
-    for name, each in cells.items():
-        count, one, other = (found.pop(0) for _ in range(3))
-        kind = "list" if each.is_list else "whole" if one == count else "number" if other == count else "word"
-        made[name] = Look(each, kind, other or 0)
-        if each.is_list and one != other:
+    cells = {name: Cells(quoted(name), table.types[name]) for name in names}
+    found = work.looks(table, [each.counts for each in cells.values()]) if cells else []
+    made = {}
+    for (name, each), look in zip(cells.items(), found, strict=True):
+        kind = "whole" if look.whole == look.there else "number" if look.numbers == look.there else "word"
+        made[name] = Look(each, "list" if each.is_list else kind, look.longest or 0)
+        if look.shortest != look.longest:
             told = "holds lists of unequal length: leave it out"
             work.problems.append(f"{table.source}: column {name!r} {told} (--drop {name}).")
     return made
@@ -124,14 +122,14 @@ class Columns:
         return [*(made.array for made in self.made), *self._arrays_of([])]
 
     @property
-    def select(self) -> list[str]:
-        """The SQL of all columns of all arrays."""
-        return [f"{made.sql} AS c{at}" for at, made in enumerate(self.made)] + [
-            f"{each.sql} AS f{at}" for at, each in enumerate(self.features)
-        ]
+    def cells(self) -> dict[str, str]:
+        """The SQL of the cells of all columns of all arrays."""
+        return {f"c{at}": made.sql for at, made in enumerate(self.made)} | {
+            f"f{at}": each.sql for at, each in enumerate(self.features)
+        }
 
     def of(self, piece: Mapping[str, Any]) -> dict[str, Column]:
-        """The arrays of a piece of ``select``."""
+        """The arrays of a piece of ``cells``."""
         found = {made.array: made.of(piece[f"c{at}"]) for at, made in enumerate(self.made)}
         rows = [each.of(piece[f"f{at}"]) for at, each in enumerate(self.features)]
         if not self._suspects:

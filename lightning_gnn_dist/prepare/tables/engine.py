@@ -10,12 +10,13 @@ import atexit
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -127,11 +128,12 @@ class Cells:
         return f"CAST(TRY_CAST({self.name} AS BIGINT) AS VARCHAR) = {self.name}"
 
     @property
-    def look(self) -> tuple[str, str, str]:
-        """What is asked of all cells of the column: how many there are, and how many of each kind; of lists lengths."""
-        if self.is_list:
-            return f"count({self.name})", f"min(len({self.name}))", f"max(len({self.name}))"
-        return f"count({self.name})", f"count({self.whole})", f"count({self.number})"
+    def counts(self) -> dict[str, str]:
+        """The SQL of how many cells there are, and how many of each kind; of lists the shortest and the longest."""
+        lengths = [f"{of}(len({self.name}))" if self.is_list else "0" for of in ("min", "max")]
+        cells = {"there": self.name, "whole": self.whole, "numbers": self.number}
+        counts = {what: f"count({sql})" for what, sql in cells.items()}
+        return counts | {"shortest": lengths[0], "longest": lengths[1]}
 
 
 LEAST_ROWS, ROWS_AT_ONCE = 1 << 11, 122_880  # DuckDB's vector, and its row group
@@ -254,6 +256,12 @@ class Work:
         (found,) = self.run(f"SELECT {what} FROM {table.name}")
         self.problems += table.check(self.run)
         return found
+
+    def looks(self, table: Table, asked: Iterable[Mapping[str, str]]) -> list[Any]:
+        """What one look at all rows tells: for each mapping of names to SQL an object with these names."""
+        asked = list(asked)
+        found = iter(self.look(table, ", ".join(sql for each in asked for sql in each.values())))
+        return [SimpleNamespace(**dict(zip(each, found, strict=False))) for each in asked]
 
     @contextmanager
     def one_thread(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ list      as many numbers as it is long
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -99,16 +99,15 @@ def features_of(work: Work, table: Table, names: Sequence[str], asked: Mapping[s
         asked: The kinds of some, as told.
     """
     cells = [Cells(quoted(name), table.types[name]) for name in names]
-    lists = [f"min(len({each.name})), max(len({each.name}))" if each.is_list else "0, 0" for each in cells]
-    counts = [
-        f"count({each.name}), count({each.whole}), count({each.number}), count({each.seconds}), "
-        f"approx_count_distinct({each.word}), avg({each.number}) FILTER (isfinite({each.number})), "
-        f"avg({each.seconds}), {of_list}"
-        for each, of_list in zip(cells, lists, strict=True)
+    asked_of = [
+        each.counts
+        | {"dates": f"count({each.seconds})", "words": f"approx_count_distinct({each.word})"}
+        | {"mean": f"avg({each.number}) FILTER (isfinite({each.number}))", "seconds": f"avg({each.seconds})"}
+        for each in cells
     ]
     with work.one_thread():
-        rows, *found = work.look(table, ", ".join(["count(*)", *counts]))
-    looks = [_Look(rows, *found[at : at + 9]) for at in range(0, len(found), 9)]
+        of_all, *looks = work.looks(table, [{"rows": "count(*)"}, *asked_of])
+    rows = of_all.rows
     features = []
     for name, each, look in zip(names, cells, looks, strict=True):
         kind = _kind(work, table, name, each, look, asked.get(name))
@@ -116,31 +115,47 @@ def features_of(work: Work, table: Table, names: Sequence[str], asked: Mapping[s
         is_marked = look.there < rows and kind in ("number", "time")
         width = look.longest if kind == "list" else WIDTH if kind == "text" else 1
         features.append(Feature(name, each, kind, width, is_marked, mean))
-    of_words = {each.name: each for each in features if each.kind == "category"}
-    if not of_words:
-        return features
-    histograms = work.look(table, ", ".join(f"histogram({each.cells.value})" for each in of_words.values()))
-    words = {name: sorted(found or {}) for name, found in zip(of_words, histograms, strict=True)}
-    return [replace(each, words=words.get(each.name, ())) for each in features]
+    of_words = {each.name: each.cells for each in features if each.kind == "category"}
+    about, way_out = (
+        {n: look.words for n, look in zip(names, looks, strict=True)},
+        ": say that it is text (--as text {}).",
+    )
+    words = words_of(work, table, of_words, about, asked.keys() & of_words, way_out)
+    return [replace(each, words=sorted(words.get(each.name, ()))) for each in features]
 
 
-@dataclass(frozen=True)
-class _Look:
-    """What one look at a column has told."""
+def words_of(
+    work: Work,
+    table: Table,
+    cells: Mapping[str, Cells],
+    about: Mapping[str, int],
+    told: Collection[str],
+    way_out: str,
+    seen: str = "true",
+) -> dict[str, dict[str, int]]:
+    """How often each word occurs, in columns that are categories or may be; of too many words nothing is known.
 
-    rows: int
-    there: int
-    whole: int
-    numbers: int
-    dates: int
-    words: int
-    mean: float | None
-    seconds: float | None
-    shortest: int | None
-    longest: int
+    Args:
+        work: Reads the table.
+        table: The table.
+        cells: The columns.
+        about: About how many words each column has.
+        told: Those that are said to be categories, which are refused if they have too many words.
+        way_out: What to do then.
+        seen: The SQL of which rows count.
+    """
+    few = {name: each for name, each in cells.items() if about[name] <= 2 * (MOST if name in told else MOST_WORDS)}
+    histograms = [f"histogram({each.value}) FILTER ({seen})" for each in few.values()]
+    counts = work.look(table, ", ".join(histograms)) if few else ()
+    found = {name: each or {} for name, each in zip(few, counts, strict=True)}
+    for name in told:
+        if len(found.get(name, range(MOST + 1))) > MOST:
+            what = f"has more than {MOST:,} different words{way_out.format(name)}"
+            work.problems.append(f"{table.source}: column {name!r} {what}")
+    return found
 
 
-def _kind(work: Work, table: Table, name: str, cells: Cells, look: _Look, asked: str | None) -> str:
+def _kind(work: Work, table: Table, name: str, cells: Cells, look: Any, asked: str | None) -> str:
     """The kind that was told, or else the first that fits."""
     note, way_out = (
         partial(work.refuse_cells, table, name),
@@ -166,8 +181,6 @@ def _kind(work: Work, table: Table, name: str, cells: Cells, look: _Look, asked:
     kind = asked or ("number" if are_numbers else "time" if is_time else "category")
     if kind == "category" and asked is None and look.words > MOST_WORDS:
         kind = "text"
-    if kind == "category" and look.words > 2 * MOST:
-        work.problems.append(f"{told} has more than {MOST:,} different words: say that it is text (--as text {name}).")
     if kind == "number" and look.numbers < look.there:
         bad = f"{cells.name} IS NOT NULL AND {cells.number} IS NULL"
         note(bad, f"which is no number, as nearly all others are. Correct it, empty it, or say: --as category {name}.")

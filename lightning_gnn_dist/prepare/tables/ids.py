@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from lightning_gnn_dist.prepare.files.arrays import GrowingArrays
 from lightning_gnn_dist.prepare.tables.engine import ROW, WHOLE, Cells, Table, Work, numpy_of, quoted
 
 LONG = np.dtype(np.int64)
+UNKNOWN = -2  # the node that a key names that names none; -1 if there is no key
 
 
 @dataclass(frozen=True)
@@ -108,26 +110,46 @@ def no_ids(source: Path, column: str, kind: str) -> str:
     )
 
 
+def query_of(
+    table: Table, cells: Mapping[str, str], keys: Sequence[tuple[str, Ids]] = (), *, digits: bool = False
+) -> str:
+    """The query of cells by name, and of the nodes that columns of keys name: ``n0``, ``n1``, ...
+
+    Args:
+        table: The table.
+        cells: The SQL of each cell.
+        keys: The columns, and the ids that they are of. An empty cell is -1, and one that names no node ``UNKNOWN``.
+        digits: Whether a word of digits, such as 007, names the whole number.
+    """
+    inner, outer, joins = [f"{ROW} AS row", *(f"{sql} AS {name}" for name, sql in cells.items())], ["e.*"], ""
+    for at, (column, ids) in enumerate(keys):
+        inner.append(f"{quoted(column)} AS key{at}")
+        found, join = ids.join(Cells(f"e.key{at}", table.types[column]), f"k{at}", digits=digits)
+        outer.append(f"coalesce({found}, CASE WHEN e.key{at} IS NULL THEN -1 ELSE {UNKNOWN} END) AS n{at}")
+        joins += join
+    outer[0] += f" EXCLUDE ({', '.join(f'key{at}' for at in range(len(keys)))})" if keys else ""
+    return f"SELECT {', '.join(outer)} FROM (SELECT {', '.join(inner)} FROM {table.name}) AS e{joins}"
+
+
 def write_rows(
     work: Work, query: str, table: Table, folder: Path, of: Callable[[Mapping[str, Any]], dict[str, Column]]
 ) -> None:
     """Write what becomes of the rows of a query as arrays, in the order of the numbers in its column ``row``.
 
-    Rows come in another order where a join went to the disk. Without such a column they are written as they come.
+    Rows come in another order where a join went to the disk.
     """
     shutil.rmtree(folder, ignore_errors=True)
     arrays, order, last, in_order = GrowingArrays(folder, table.source), GrowingArrays(folder, table.source), -1, True
     for piece in work.stream(query, table):
-        if "row" in piece:
-            rows = numpy_of(piece["row"])
-            in_order &= bool((np.diff(rows, prepend=last) > 0).all())
-            order.add({"row": rows})
-            last = int(rows[-1])
+        rows = numpy_of(piece["row"])
+        in_order &= bool((np.diff(rows, prepend=last) > 0).all())
+        order.add({"row": rows})
+        last = int(rows[-1])
         arrays.add(of(piece))
     files = arrays.finish()
     for rows_file in order.finish():
-        if not in_order:
-            _put_in_order(files, np.argsort(np.load(rows_file)))
+        for file in () if in_order else files:
+            _put_in_order(file, np.load(rows_file, mmap_mode="r"), work.rows_at_once)
         rows_file.unlink()
     for file in files:
         flush(file)
@@ -143,6 +165,12 @@ def write_ends(
         save(folder / "carried" / f"{name}.npy", array)
 
 
-def _put_in_order(files: Collection[Path], order: Column) -> None:
-    for file in files:
-        save(file, np.load(file, mmap_mode="r")[order])
+def _put_in_order(file: Path, places: Column, rows_at_once: int) -> None:
+    """Write the rows of a file to their places, some at a time."""
+    found, draft = np.load(file, mmap_mode="r"), file.with_suffix(".draft")
+    placed = np.lib.format.open_memmap(draft, "w+", found.dtype, found.shape)
+    for first in range(0, len(places), rows_at_once):
+        some = slice(first, first + rows_at_once)
+        placed[places[some]] = found[some]
+    placed.flush()
+    os.replace(draft, file)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,26 +16,19 @@ from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of, within
 from lightning_gnn_dist.prepare.files.arrays import Carried, RowFiles, entries
 from lightning_gnn_dist.prepare.files.columns import Choice, check_num_nodes, id_of
-from lightning_gnn_dist.prepare.files.inputs import EdgeFiles, Inputs, NodeFiles
+from lightning_gnn_dist.prepare.files.inputs import EdgeFiles, Inputs, NodeFiles, Told, Unpacked
 from lightning_gnn_dist.prepare.tables.columns import Columns
 from lightning_gnn_dist.prepare.tables.engine import ROW, Cells, Table, Work, numpy_of, quoted, told
-from lightning_gnn_dist.prepare.tables.ids import Ids, dtype_of, ids_of, no_ids, write_rows
+from lightning_gnn_dist.prepare.tables.ids import Ids, dtype_of, ids_of, no_ids, query_of, write_rows
 from lightning_gnn_dist.prepare.tables.reading import ENDS, ends_first, is_parquet, load
 
 NUM_NODES = "num_nodes"
 
 
-Told = list[tuple[str, str, str]]  # a table, a column, and what it becomes
-
-
 def unpack(
-    inputs: Inputs, folder: Path, choice: Choice, memory_bytes: int, on_progress: Any
-) -> tuple[Inputs, dict[str, Path], Told]:
-    """Turn all tables into arrays in a folder; what a kill has left done stays.
-
-    Returns:
-        The files without tables, the files of the ids of nodes, by their types, and what columns become.
-    """
+    inputs: Inputs, folder: Path, choice: Choice, memory_bytes: int, on_progress: Callable[[str, float], None]
+) -> Unpacked:
+    """Turn all tables into arrays in a folder; what a kill has left done stays."""
     nodes, edges, ids, lines = dict(inputs.nodes), dict(inputs.edges), {}, Told()
     with Work(folder, memory_bytes) as work:
         for kind, files in inputs.nodes.items():
@@ -51,7 +44,7 @@ def unpack(
                 edges[edge_type] = _unpack_edges(work, edge_type, of_type, ends, (choice, inputs.time), lines)
         work.check()
     files_of_ids = {kind: _folder(folder, kind) / "ids.npy" for kind, each in ids.items() if each.table is not None}
-    return replace(inputs, nodes=nodes, edges=edges), files_of_ids, lines
+    return Unpacked(replace(inputs, nodes=nodes, edges=edges), files_of_ids, lines)
 
 
 def _folder(folder: Path, kind: str) -> Path:
@@ -77,8 +70,7 @@ def _unpack_nodes(
 
         is_open = not work.problems
         while is_open:
-            query = f"SELECT {', '.join([f'{ids.key} AS id', *columns.select])} FROM {table.name}"
-            write_rows(work, query, table, folder, rows_of)
+            write_rows(work, query_of(table, {"id": ids.key, **columns.cells}), table, folder, rows_of)
             is_open = columns.must_be_read_again()
         if work.problems:
             return {}
@@ -176,8 +168,8 @@ class _EdgeTable:
         """Write ends and what edges carry, in the order of the rows; return what columns become."""
         self._check_heading()
         columns, counts = self.columns, [ids.count for ids in self.ids]
-        keys = [self._key(at) for at in (0, 1)]
-        dtype, joins = dtype_of(*counts), "".join(join for _, join in keys)
+        self._check_keys()
+        keys, dtype = [*zip(self.ends, self.ids, strict=True)], dtype_of(*counts)
         lowest, highest, is_open = [0, 0], [-1, -1], not self.work.problems
 
         def edges_of(piece: Mapping[str, Any]) -> dict[str, Column]:
@@ -191,9 +183,7 @@ class _EdgeTable:
             columns.look()
             lowest = [-1, -1]
         while is_open:
-            selected = [f"e.{ROW} AS row", *(f"coalesce({key}, -1) AS n{at}" for at, (key, _) in enumerate(keys))]
-            query = f"SELECT {', '.join(selected + columns.select)} FROM {self.table.name} AS e{joins}"
-            write_rows(self.work, query, self.table, folder, edges_of)
+            write_rows(self.work, query_of(self.table, columns.cells, keys), self.table, folder, edges_of)
             is_open = columns.must_be_read_again()
         if highest[0] < 0 and not self.work.problems:
             self.work.problems.append(f"{self.table.source} has no rows: leave the table out, or fill it.")
@@ -207,16 +197,11 @@ class _EdgeTable:
         _as_two_rows(folder / "edge_index.npy")
         return {"told": columns.told}
 
-    @property
-    def _cells(self) -> list[Cells]:
-        return [Cells(f"e.{quoted(end)}", self.table.types[end]) for end in self.ends]
-
-    def _key(self, at: int) -> tuple[str, str]:
-        """The SQL of the node that an end names, and the join that finds it."""
-        cells, ids, end = self._cells[at], self.ids[at], self.ends[at]
-        if cells.is_real or cells.is_list:
-            self.work.problems.append(no_ids(self.table.source, end, cells.type))
-        return ids.join(cells, f"k{at}")
+    def _check_keys(self) -> None:
+        for end in self.ends:
+            cells = Cells(quoted(end), self.table.types[end])
+            if cells.is_real or cells.is_list:
+                self.work.problems.append(no_ids(self.table.source, end, cells.type))
 
     def _refuse(self, at: int) -> None:
         """Say which nodes are named that are none, if it is known which there are."""

@@ -22,7 +22,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.extensions.databases.column_encoder import ColumnEncoder, read_tables
 from lightning_gnn_dist.extensions.databases.task_head import TaskHead, head_of
 from lightning_gnn_dist.graph.typed.tables import TIME, UNSEEN, Tables, TableTask
-from tests.prepare.databases.folders import FILES, TASK, write
+from tests.extensions.databases.folders import FILES, TASK, write
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from lightning_gnn_dist import (
     prepare_graph,
 )
 from lightning_gnn_dist.extensions.databases.column_encoder import read_tables
+from lightning_gnn_dist.extensions.databases.shop import write_shop
 from lightning_gnn_dist.extensions.links.recommending import (
     MeanAveragePrecision,
     Recommended,
@@ -32,8 +33,7 @@ from lightning_gnn_dist.extensions.links.recommending import (
 )
 from lightning_gnn_dist.extensions.serving.links import LinkAnswerer, Ranked
 from lightning_gnn_dist.extensions.serving.question import Limits
-from lightning_gnn_dist.prepare.databases.shop import write_shop
-from lightning_gnn_dist.prepare.one_shard import OneShard
+from lightning_gnn_dist.extensions.shards.one_shard import OneShard
 from tests.ranks import run_ranks
 
 K, HOPS, ANSWERS = 3, 3, ("buys", "answer", "product")

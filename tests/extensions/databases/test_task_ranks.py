@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 import pytest
 
 from lightning_gnn_dist import EverySteps, GrappaStrategy, LLCGStrategy, PartitionedDataModule, prepare_graph
-from lightning_gnn_dist.prepare.databases.shop import write_shop
+from lightning_gnn_dist.extensions.databases.shop import write_shop
 from tests.pages import ROOT
 from tests.ranks import run_ranks
 

@@ -12,9 +12,9 @@ import torch
 from lightning_gnn_dist import Graph
 from lightning_gnn_dist.extensions.larger_than_memory import chunk_reading
 from lightning_gnn_dist.extensions.larger_than_memory.chunk_reading import ChunkReader
+from lightning_gnn_dist.extensions.larger_than_memory.reorder import reorder_graph
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, row_slices
 from lightning_gnn_dist.partition.saved_chunks import Chunks
-from lightning_gnn_dist.prepare.reorder import reorder_graph
 from tests.graph.equal import check_equal
 from tests.graph.parted import small_graph, some_partition, typed_graph_of_widths, uneven_partition
 

@@ -27,7 +27,7 @@ from lightning_gnn_dist import (
     Sweep,
     split_edges,
 )
-from lightning_gnn_dist.prepare.reorder import reorder_graph
+from lightning_gnn_dist.extensions.larger_than_memory.reorder import reorder_graph
 from tests import data_fitting
 from tests.graph.parted import small_graph, typed_graph_of_widths, uneven_partition
 from tests.ranks import run_ranks

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from lightning_gnn_dist.prepare.steps import external_sort
-from lightning_gnn_dist.prepare.steps.external_sort import BYTES_PER_KEY, cut_nodes, deal, edges_at_once, unpack
+from lightning_gnn_dist.prepare.steps.external_sort import (
+    BYTES_PER_KEY,
+    cut_nodes,
+    deal,
+    edges_at_once,
+    order_of,
+    unpack,
+)
 from lightning_gnn_dist.prepare.steps.journal import Journal
 
 DEGREES = np.random.default_rng(0).integers(0, 30, 1000)
@@ -68,3 +75,10 @@ def test_a_damaged_journal_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "state.json").write_text(text)
     with pytest.raises(ValueError, match=r"state.json is damaged .*Delete .* to begin anew"):
         Journal(tmp_path, {})
+
+
+@pytest.mark.parametrize("bits", [3, 40, 60])
+def test_keys_are_put_in_order_and_equal_ones_stay_in_theirs(bits: int) -> None:
+    keys = np.random.default_rng(0).integers(0, 1 << bits, 500).astype(np.uint64)
+    assert (order_of(keys, bits) == np.argsort(keys, kind="stable")).all()
+    assert order_of(keys[:0], bits).size == 0 and order_of(keys[:1], bits).tolist() == [0]

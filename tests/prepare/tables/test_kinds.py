@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph.user_ids import class_names, user_ids
 from lightning_gnn_dist.prepare.kept import category_names
+from lightning_gnn_dist.prepare.tables import features
 from lightning_gnn_dist.prepare.tables.engine import Problems
 
 NODES = """\
@@ -74,6 +76,15 @@ def test_many_different_words_are_text(tmp_path: Path) -> None:
     assert graph.node_arrays["x"].shape == (1_500, 65) and "categories" not in graph.node_arrays
     prepare_graph(**tables(tmp_path, nodes, "source,target\n0,1\n"), out=tmp_path / "g", kinds={"name": "category"})
     assert sorted(Graph.open(tmp_path / "g").node_arrays["categories"][:, 0].tolist()) == [*range(1, 1_501)]
+
+
+@pytest.mark.parametrize("most", [1_499, 1_500])
+def test_words_of_a_category_are_counted_one_by_one(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "MOST", most)
+    nodes = "id,name\n" + "".join(f"{at},name {at}\n" for at in range(1_500))
+    refusal = pytest.raises(ValueError, match=r"'name' has more than 1,499 different words: say that it is text \(--as")
+    with refusal if most < 1_500 else nullcontext():
+        prepared(tmp_path, nodes=nodes, edges="source,target\n0,1\n", kinds={"name": "category"})
 
 
 def test_times_may_be_dates(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ Ranks send each other one piece of their shares after the other, so that none ho
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -20,7 +20,6 @@ from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.wire.channel import Channel, all_gather_pieces
 from lightning_gnn_dist.wire.collectives import gather_numbers, gather_objects, rank, sum_, world_size
 
-Progress: TypeAlias = Callable[[float], None]  # told the share that is done
 Rows: TypeAlias = dict[str, Column]  # arrays with equally many rows
 CPU = torch.device("cpu")
 
@@ -33,7 +32,7 @@ class Read(NamedTuple):
 
 
 class Parts(Protocol):
-    """Who owns which node: :class:`~lightning_gnn_dist.prepare.one_shard.Part`."""
+    """Who owns which node: :class:`~lightning_gnn_dist.extensions.shards.prepared_part.ShardPart`."""
 
     def rows(self, nodes: Column) -> tuple[Column, Column]:
         """The positions of the own nodes in ``nodes``, and their numbers within the own part."""
@@ -79,8 +78,8 @@ class Reading(Protocol):
     def each(self, number: int) -> list[int]:
         """The number of every reader."""
 
-    def dealt(self, read: Iterable[Read], parts: Parts | None) -> Iterator[list[Received]]:
-        """Yield what is of the own part, of a piece that each reader has read; with no parts that is all of it."""
+    def dealt(self, read: Iterable[Read], parts: Parts) -> Iterator[list[Received]]:
+        """Yield what is of the own part, of a piece that each reader has read."""
 
 
 class ReadsAll:
@@ -100,9 +99,9 @@ class ReadsAll:
     def each(self, number: int) -> list[int]:
         return [number]
 
-    def dealt(self, read: Iterable[Read], parts: Parts | None) -> Iterator[list[Received]]:
+    def dealt(self, read: Iterable[Read], parts: Parts) -> Iterator[list[Received]]:
         for rows, nodes in read:
-            at, places = (slice(None), nodes) if parts is None else parts.rows(nodes)
+            at, places = parts.rows(nodes)
             yield [Received(0, {name: array[at] for name, array in rows.items()}, places)]
 
 
@@ -133,8 +132,7 @@ class ReadsShare:
     def each(self, number: int) -> list[int]:
         return [found for (found,) in gather_numbers([number], CPU)]
 
-    def dealt(self, read: Iterable[Read], parts: Parts | None) -> Iterator[list[Received]]:
-        assert parts is not None, "ranks share a graph of which each has a part"
+    def dealt(self, read: Iterable[Read], parts: Parts) -> Iterator[list[Received]]:
         pieces = iter(read)
         while (found := self._exchanged(*_apart(pieces, parts))) is not None:
             yield [Received(reader, rows, rows.pop(_PLACES)) for reader, rows in enumerate(found) if rows is not None]

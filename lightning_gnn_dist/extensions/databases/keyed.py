@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.tables import NEVER
@@ -42,24 +44,26 @@ class Keyed:
         """The same of a table that is loaded."""
         cells = {column: Cells(quoted(column), table.types[column]) for column in [*keys, *([time] if time else [])]}
 
-        def look() -> list[int]:
-            asked = ["count(*)"]
-            for each in cells.values():
-                written = f"count(*) FILTER ({each.written_whole})" if each.is_text else "0"
-                asked += [*(f"count({sql})" for sql in (each.name, each.whole, each.number, each.seconds)), written]
-            return [*work.look(table, ", ".join(asked))]
+        def look() -> list[Any]:
+            asked = [
+                each.counts
+                | {"dates": f"count({each.seconds})"}
+                | {"written": f"count(*) FILTER ({each.written_whole})" if each.is_text else "0"}
+                for each in cells.values()
+            ]
+            return [vars(each) for each in work.looks(table, [{"rows": "count(*)"}, *asked])]
 
-        count, *found = work.stage(f"look at {name}", look)
-        if not count:
+        of_all, *found = (SimpleNamespace(**each) for each in work.stage(f"look at {name}", look))
+        if not of_all.rows:
             work.problems.append(f"{table.source} has no rows: leave the table out, or fill it.")
-        looks = {column: _Look(*found[at * 5 : at * 5 + 5]) for at, column in enumerate(cells)}
+        looks = dict(zip(cells, found, strict=True))
         changed = {column: sql for column in keys if (sql := _key(work, table, column, cells[column], looks[column]))}
         moment, are_dates = _time(work, table, time, cells[time], looks[time]) if time else (None, False)
         if changed:
             columns = ", ".join(f"{sql} AS {quoted(column)}" for column, sql in changed.items())
             work.run(f"CREATE OR REPLACE VIEW {quoted(name)} AS SELECT * REPLACE ({columns}) FROM {table.name}")
             table = replace(table, name=quoted(name), types={**table.types, **dict.fromkeys(changed, "BIGINT")})
-        return cls(table, count, moment, are_dates)
+        return cls(table, of_all.rows, moment, are_dates)
 
     def refuse_unknown(self, work: Work, column: str, ids: Ids, table: str, key: str) -> None:
         """Note the cells that name no row of a table, which has such a key."""
@@ -70,54 +74,29 @@ class Keyed:
         work.refuse_cells(replace(self.table, name=rows), column, bad, what)
 
 
-@dataclass
-class Span:
-    """The first and the last of times that come piece by piece, and how many are missing."""
-
-    first: int = NEVER
-    last: int = -NEVER
-    num_missing: int = 0
-
-    def add(self, times: Column) -> Column:
-        """Look at the times of some rows, and return them."""
-        known = times[times != NEVER]
-        self.num_missing += times.size - known.size
-        self.first, self.last = int(known.min(initial=self.first)), int(known.max(initial=self.last))
-        return times
-
-    def fact(self, are_dates: bool) -> tuple[int, int, bool] | None:
-        """What is to be known of them, if there are any."""
-        return None if self.first == NEVER else (self.first, self.last, are_dates)
+def span_of(times: Column, are_dates: bool) -> tuple[int, int, bool] | None:
+    """The first and the last of some times, and whether they are dates, if there are any."""
+    known = times[times != NEVER]
+    return (int(known.min()), int(known.max()), are_dates) if known.size else None
 
 
-@dataclass(frozen=True)
-class _Look:
-    """How many cells there are of each kind."""
-
-    there: int
-    whole: int
-    number: int
-    dates: int
-    written: int
-
-
-def _key(work: Work, table: Table, column: str, cells: Cells, look: _Look) -> str | None:
+def _key(work: Work, table: Table, column: str, cells: Cells, look: Any) -> str | None:
     """The SQL of keys as whole numbers, if they are such and have another type."""
     if cells.is_list or cells.is_date:
         held = "dates" if cells.is_date else "lists"
         work.problems.append(f"{table.source}: column {column!r} holds {held}, {NO_KEYS}")
     elif cells.is_text and not table.is_typed and look.written == look.there:
         return f"CAST({cells.name} AS BIGINT)"
-    elif cells.is_real or (cells.is_text and not table.is_typed and look.number == look.there > look.whole):
+    elif cells.is_real or (cells.is_text and not table.is_typed and look.numbers == look.there > look.whole):
         number = f"nullif({cells.number}, 'nan'::DOUBLE)"
         work.refuse_cells(table, column, f"abs({number}) >= {1 << 53} OR {number} % 1.0::DOUBLE <> 0", NO_KEYS)
         return f"TRY_CAST({number} AS BIGINT)"
     return None
 
 
-def _time(work: Work, table: Table, column: str, cells: Cells, look: _Look) -> tuple[str, bool]:
+def _time(work: Work, table: Table, column: str, cells: Cells, look: Any) -> tuple[str, bool]:
     """The SQL of times, and whether they are dates."""
-    is_number = look.number == look.there if cells.is_text else not cells.is_date
+    is_number = look.numbers == look.there if cells.is_text else not cells.is_date
     if cells.is_date or (cells.is_text and not is_number):
         what = "and times are dates, such as 2024-07-01 12:00:00, or whole numbers."
         if look.dates < look.there:

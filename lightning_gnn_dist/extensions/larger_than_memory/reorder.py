@@ -23,7 +23,7 @@ from lightning_gnn_dist.graph.storage.files import folder_beside
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.saved_chunks import Chunks
-from lightning_gnn_dist.prepare.divide import order_of_types, whole_rows
+from lightning_gnn_dist.partition.whole_rows import order_of_types, whole_rows
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY
 from lightning_gnn_dist.prepare.steps.describe import describe, map_arrays
 

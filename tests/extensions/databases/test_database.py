@@ -13,12 +13,12 @@ import torch
 
 from lightning_gnn_dist import Graph, Partition, PartitionedDataModule, prepare_graph, save_shards
 from lightning_gnn_dist.extensions.databases.column_encoder import ColumnEncoder
+from lightning_gnn_dist.extensions.shards.one_shard import OneShard
 from lightning_gnn_dist.graph.typed.tables import NEVER, NO_MOMENT, Feature, Tables
-from lightning_gnn_dist.prepare.one_shard import OneShard
 from lightning_gnn_dist.prepare.tables import text as text_module
 from lightning_gnn_dist.prepare.tables.text import hash_words
-from tests.prepare.databases.folders import FILES, MANIFEST, TASK, as_relbench, seconds, write
-from tests.prepare.test_prepare_typed_shard import check_equal
+from tests.extensions.databases.folders import FILES, MANIFEST, TASK, as_relbench, seconds, write
+from tests.extensions.shards.test_prepare_typed_shard import check_equal
 
 _OF_ORDERS = [("before", "order"), ("customer", "customer"), ("rev_before", "order")]
 

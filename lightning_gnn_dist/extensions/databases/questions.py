@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lightning_gnn_dist.extensions.databases.keyed import Keyed, span_of
+from lightning_gnn_dist.extensions.databases.manifest import LABELS, Manifest, TaskSpec
 from lightning_gnn_dist.graph.storage.npy import Column, save
 from lightning_gnn_dist.graph.typed.tables import ANSWERED, NEVER, TIME, TableTask, as_told
-from lightning_gnn_dist.prepare.databases.keyed import Keyed, Span
-from lightning_gnn_dist.prepare.databases.manifest import LABELS, Manifest, TaskSpec
 from lightning_gnn_dist.prepare.files.columns import SPLIT_WORDS, SPLITS, check_classes
 from lightning_gnn_dist.prepare.tables.engine import ROW, Cells, Work, literal, numpy_of, quoted, told
-from lightning_gnn_dist.prepare.tables.ids import Ids, dtype_of, write_ends
+from lightning_gnn_dist.prepare.tables.ids import Ids, dtype_of, query_of, write_ends
 
 KINDS = ("key", "time", "split")
 
@@ -72,18 +72,13 @@ class Questions:
         starts = np.cumsum([0, *(len(each["split"]) for each in pieces)])
         entities, times, splits = (np.concatenate([each[name] for each in pieces]) for name in ("key", "time", "split"))
         count, of_time = len(splits), spec.time_col is not None
-        edges = (
-            []
-            if spec.receiver is None
-            else [
-                self._answer_edges(tables[split], split, int(first))
-                for split, first in zip(tables, starts, strict=False)
-            ]
-        )
+        if spec.receiver is not None:
+            of_splits = zip(tables.items(), starts, strict=False)
+            edges = [self._answer_edges(table, split, int(first)) for (split, table), first in of_splits]
         self.work.check()
         task = TableTask(spec.name, spec.task_type, spec.entity_table, 0, hidden=spec.hidden)
         if spec.receiver is None:
-            arrays, task = self._labels(_joined([each["answers"] for each in pieces]), splits)
+            arrays, task = self._labels(self._answers(pieces), splits)
         else:
             rows, found = (np.concatenate(each) for each in zip(*edges, strict=True))
             task = replace(task, receiver=spec.receiver, k=spec.k)
@@ -92,9 +87,9 @@ class Questions:
         if not arrays["train_mask"].any():
             told_way = "fill some, or give a later val_timestamp"
             raise ValueError(f"{self._where} are those of no question to train on: {told_way}.")
-        span, are_dates = Span(), any(table.are_dates for table in tables.values())
+        are_dates = any(table.are_dates for table in tables.values())
         if of_time:
-            arrays[TIME] = span.add(times)
+            arrays[TIME] = times
             self._check_order(times, splits, are_dates)
             task = replace(task, are_dates=are_dates)
         (self.folder / "arrays").mkdir(parents=True, exist_ok=True)
@@ -110,7 +105,7 @@ class Questions:
             known, dtype = found >= 0, dtype_of(self.ids[spec.receiver].count, count)
             never = {TIME: np.full(int(known.sum()), NEVER), ANSWERED: times[rows[known]]} if of_time else {}
             write_ends(self.folder / "answers", rows[known], found[known], dtype, never)
-        return {"task": asdict(task), "notes": [], "times": span.fact(are_dates)}
+        return {"task": asdict(task), "notes": [], "times": span_of(times, are_dates) if of_time else None}
 
     def _keep_own(self, entities: list[Column], times: Column | None, are_dates: bool) -> None:
         """Keep whom questions are about, and when, as their tables tell it; files are numbered in order."""
@@ -156,21 +151,25 @@ class Questions:
         spec, targets = self.spec, self._targets(table, split)
         ids, types = self.ids[spec.entity_table], table.table.types
         of_split = str(SPLITS.index(split)) if split in SPLITS else self._split(table)
-        inner = [f"{ROW} AS row, {quoted(spec.entity_col)} AS f, {table.time or 0} AS t, {of_split} AS s"]
+        asked = {"f": quoted(spec.entity_col), "t": str(table.time or 0), "s": of_split}
         cells = [] if spec.receiver is not None else [Cells(quoted(name), types[name]) for name in targets]
         for at, each in enumerate(cells):
-            inner.append(f"{each.name if each.is_list else each.value} AS w{at}, {each.number} AS n{at}")
-        found, join = ids.join(Cells("e.f", types[spec.entity_col]), "k", digits=True)
-        rows = f"(SELECT {', '.join(inner)} FROM {table.table.name})"
-        query = f"SELECT e.*, coalesce({found}, -1) AS k FROM {rows} AS e{join} ORDER BY e.row"
-        pieces = [*self.work.stream(query, table.table)]
-        columns = {name: np.concatenate([numpy_of(piece[name]) for piece in pieces]) for name in ("f", "k", "t", "s")}
-        if (columns["k"] < 0).any() and not self.manifest.may_dangle:
+            asked |= {f"w{at}": each.name if each.is_list else each.value, f"v{at}": each.number}
+        query = query_of(table.table, asked, [(spec.entity_col, ids)], digits=True)
+        pieces = [*self.work.stream(f"{query} ORDER BY row", table.table)]
+        columns = {name: np.concatenate([numpy_of(piece[name]) for piece in pieces]) for name in ("f", "n0", "t", "s")}
+        if (columns["n0"] < 0).any() and not self.manifest.may_dangle:
             key = self.manifest.tables[spec.entity_table].pkey or ""
             table.refuse_unknown(self.work, spec.entity_col, ids, spec.entity_table, key)
-        answers = None if spec.receiver is not None else self._answers(cells, pieces, len(columns["k"]), table)
-        of_columns = {"entity": columns["f"], "key": columns["k"], "time": columns["t"], "split": columns["s"]}
-        return {**of_columns, "answers": answers}
+        of_columns = {"entity": columns["f"], "key": columns["n0"], "time": columns["t"], "split": columns["s"]}
+        words: list[Any] = [[None] * len(columns["f"])] * len(spec.targets)
+        numbers = [np.full(len(columns["f"]), np.nan)] * len(spec.targets)
+        for at in range(len(cells)):
+            words[at] = [cell for piece in pieces for cell in piece[f"w{at}"].to_pylist()]
+            of_pieces = [piece[f"v{at}"].to_numpy(zero_copy_only=False) for piece in pieces]
+            numbers[at] = np.concatenate(of_pieces).astype(np.float64)
+        are_lists = any(each.is_list for each in cells)
+        return {**of_columns, "words": words, "numbers": numbers, "are_lists": are_lists}
 
     def _split(self, table: Keyed) -> str:
         """The SQL of the place of a question's split in ``SPLITS``, in one table for all of them."""
@@ -180,24 +179,24 @@ class Questions:
         of_test = f"CAST({table.time} >= {self.manifest.test_time} AS BIGINT)"
         return f"CAST({table.time} >= {self.manifest.val_time} AS BIGINT) + {of_test}"
 
-    def _answers(self, cells: list[Cells], pieces: list[dict[str, Any]], count: int, table: Keyed) -> Answers:
-        """The answers in some columns; none are known where there is no column."""
-        if not cells:
-            return Answers(np.full(count, None, np.object_), np.full(count, np.nan), np.ones(count, np.bool_), False)
-        words = [[cell for piece in pieces for cell in piece[f"w{at}"].to_pylist()] for at in range(len(cells))]
-        if cells[0].is_list:
+    def _answers(self, pieces: list[dict[str, Any]]) -> Answers:
+        """The answers of all questions; none are known where there is no column."""
+        words = [[cell for piece in pieces for cell in piece["words"][at]] for at in range(len(self.spec.targets))]
+        if any(piece["are_lists"] for piece in pieces):
             return self._of_lists(words[0])
         of_columns = []
         for at, each in enumerate(words):
             column = np.array([*each, None], np.object_)[:-1]
-            numbers = np.concatenate([piece[f"n{at}"].to_numpy(zero_copy_only=False) for piece in pieces])
-            of_columns.append(_column(column, numbers.astype(np.float64)))
+            numbers = np.concatenate([piece["numbers"][at] for piece in pieces])
+            is_none = np.array([word is None for word in each], np.bool_)
+            are_words = bool((np.isnan(numbers) & ~is_none & (np.char.lower(column.astype(np.str_)) != "nan")).any())
+            of_columns.append(Answers(column, numbers, is_none if are_words else np.isnan(numbers), are_words))
         if self.spec.task_type != "multilabel_classification":
             return of_columns[0]
-        if len(cells) == 1 or any(column.are_words for column in of_columns):
+        if len(words) == 1 or any(column.are_words for column in of_columns):
             raise ValueError(
-                f"{table.table.source}: the answers {self.spec.targets[0]!r} must be lists of 0 and 1 (in Parquet), or "
-                "a column for each label, target_col: [first, second]."
+                f"{self._path}: the answers {self.spec.targets[0]!r} must be lists of 0 and 1 (in Parquet), or a "
+                "column for each label, target_col: [first, second]."
             )
         numbers = np.column_stack([column.numbers for column in of_columns])
         return Answers(of_columns[0].words, numbers, np.any([column.missing for column in of_columns], 0), False)
@@ -208,7 +207,7 @@ class Questions:
             raise ValueError(f"{self._where} are lists, and those of a {self.spec.task_type} are none.")
         missing = np.array([each is None for each in lists])
         there = [np.array(each) for each in lists if each is not None]
-        if len({len(each) for each in there}) > 1 or any(each.dtype.kind not in "biuf" for each in there):
+        if len({each.shape for each in there}) > 1 or any(each.dtype.kind not in "biuf" for each in there):
             raise ValueError(f"{self._where} holds lists of unequal length, or of words: a number per label is needed.")
         rows = np.zeros((len(lists), *there[0].shape) if there else len(lists))
         if there:
@@ -233,10 +232,9 @@ class Questions:
         if not keyed.num_rows or len(self.work.problems) > before:
             return none
         ids, receiver = self.ids[self.spec.receiver or ""], self.spec.receiver or ""
-        found, join = ids.join(Cells(f"e.{cell}", keyed.table.types[target]), "k", digits=True)
-        rows = f"SELECT e.{ROW} AS row, coalesce({found}, -1) AS n FROM {keyed.table.name} AS e{join}"
-        pieces = [*self.work.stream(rows, keyed.table)]
-        question, n = (np.concatenate([numpy_of(piece[name]) for piece in pieces]) for name in ("row", "n"))
+        query = query_of(keyed.table, {}, [(target, ids)], digits=True)
+        pieces = [*self.work.stream(query, keyed.table)]
+        question, n = (np.concatenate([numpy_of(piece[name]) for piece in pieces]) for name in ("row", "n0"))
         if (n < 0).any() and not self.manifest.may_dangle:
             keyed.refuse_unknown(self.work, target, ids, receiver, self.manifest.tables[receiver].pkey or "")
         order = np.argsort(question, kind="stable")
@@ -290,27 +288,9 @@ class Questions:
             )
 
     @property
+    def _path(self) -> Path:
+        return next(iter(self.spec.files.values()))
+
+    @property
     def _where(self) -> str:
-        path = next(iter(self.spec.files.values()))
-        return f"{path}: the answers {', '.join(map(repr, self.spec.targets))}"
-
-
-def _column(words: Column, numbers: Column) -> Answers:
-    """The answers in one column, as words and as numbers."""
-    is_none = np.array([word is None for word in words], np.bool_)
-    are_words = bool((np.isnan(numbers) & ~is_none & (np.char.lower(words.astype(np.str_)) != "nan")).any())
-    return Answers(words, numbers, is_none if are_words else np.isnan(numbers), are_words)
-
-
-def _joined(found: list[Answers]) -> Answers:
-    """Answers one after the other; those of a split without any become as wide as the others."""
-    wide = next((each.numbers.shape[1:] for each in found if each.numbers.ndim == 2), ())
-    numbers = [each.numbers for each in found]
-    for at, each in enumerate(numbers):
-        if each.shape[1:] != wide:
-            numbers[at] = np.zeros((len(each), *wide))
-    words, missing = (np.concatenate([each[at] for each in found]) for at in (0, 2))
-    are_words = any(each.are_words for each in found)
-    if are_words:
-        missing = np.array([word is None for word in words], np.bool_)
-    return Answers(words, np.concatenate(numbers), missing, are_words)
+        return f"{self._path}: the answers {', '.join(map(repr, self.spec.targets))}"

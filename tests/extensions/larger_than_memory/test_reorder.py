@@ -12,9 +12,9 @@ import torch
 
 from lightning_gnn_dist import Graph, Partition
 from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.extensions.larger_than_memory.reorder import reorder_graph
 from lightning_gnn_dist.graph.storage import npy
 from lightning_gnn_dist.partition.saved_chunks import FILE, Chunks
-from lightning_gnn_dist.prepare.reorder import reorder_graph
 from tests.graph.equal import check_equal
 from tests.graph.parted import as_shards_number_it, small_graph, some_partition, typed_graph_of_widths, uneven_partition
 

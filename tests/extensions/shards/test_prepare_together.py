@@ -17,9 +17,9 @@ import torch.distributed as dist
 
 from lightning_gnn_dist import Graph, MetisPartitioner, RandomPartitioner, StreamingPartitioner, prepare_graph
 from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.extensions.shards.one_shard import OneShard
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.npy import NpyFile
-from lightning_gnn_dist.prepare.one_shard import OneShard
 from tests.graph.typed.graphs import save_arrays, small
 from tests.ranks import join, run_ranks, start_ranks
 

@@ -158,11 +158,6 @@ class Manifest:
         return frozenset(column for task in self.tasks.values() for of, column in task.hidden if of == table)
 
 
-def is_database(folder: Path) -> bool:
-    """Whether a folder says what its tables are."""
-    return folder.is_dir() and any((folder / name).is_file() for name in (RELBENCH, PLAIN))
-
-
 def _path(folder: Path) -> Path:
     found = [folder / name for name in (RELBENCH, PLAIN) if (folder / name).is_file()]
     others = [name for name in ("nodes", "edges") if (folder / name).is_dir()]

@@ -6,26 +6,27 @@ from pathlib import Path
 
 import numpy as np
 
+from lightning_gnn_dist.extensions.shards.prepared_edges import ShardEdges
+from lightning_gnn_dist.extensions.shards.prepared_part import ShardPart
+from lightning_gnn_dist.extensions.shards.shared_reading import Reading
 from lightning_gnn_dist.graph.storage.npy import Column, save
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.random import deal
 from lightning_gnn_dist.partition.streaming import Stream, StreamingPartitioner
 from lightning_gnn_dist.prepare.files.inputs import EDGE, NODE
-from lightning_gnn_dist.prepare.one_shard import Part
-from lightning_gnn_dist.prepare.reading import Reading
-from lightning_gnn_dist.prepare.steps.edges import EdgeSorting, OnProgress
+from lightning_gnn_dist.prepare.steps.edges import OnProgress
 from lightning_gnn_dist.prepare.steps.journal import Journal
 
 
 def cut(
     partitioner: Partitioner,
-    ranges: Part,
-    sorting: EdgeSorting,
+    ranges: ShardPart,
+    sorting: ShardEdges | None,
     seed: int,
     reading: Reading,
     folder: Path,
     on_progress: OnProgress,
-) -> Part:
+) -> ShardPart:
     """The part that a partitioner makes for this rank, as it does of the whole graph. Collective.
 
     Args:
@@ -39,7 +40,8 @@ def cut(
     """
     if not isinstance(partitioner, StreamingPartitioner):
         found = deal(ranges.num_all, reading.num_readers, seed).numpy()
-        return Part.of(found, reading.num_readers, reading.index)
+        return ShardPart.of(found, reading.num_readers, reading.index)
+    assert sorting is not None
     place = folder / "cut"
     place.mkdir(exist_ok=True)
     file, journal = place / "parts.npy", Journal(place, {})
@@ -48,11 +50,11 @@ def cut(
         save(file, _streamed(partitioner, sorting.out(EDGE), ranges, reading, on_progress))
         journal.record([file], is_cut=True)
         reading.each(0)  # all have it before the first reads the rows of ranges, and then removes them
-    return Part.of(np.load(file), reading.num_readers, reading.index)
+    return ShardPart.of(np.load(file), reading.num_readers, reading.index)
 
 
 def _streamed(
-    partitioner: StreamingPartitioner, rows: Path, ranges: Part, reading: Reading, on_progress: OnProgress
+    partitioner: StreamingPartitioner, rows: Path, ranges: ShardPart, reading: Reading, on_progress: OnProgress
 ) -> Column:
     """The part of each node. One rank after the other places the nodes of its range, and tells the others where."""
     indptr, indices = np.load(rows / "indptr.npy"), np.load(rows / "indices.npy", mmap_mode="r")

@@ -11,22 +11,21 @@ from typing import Any
 import numpy as np
 
 from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.extensions.databases.encodings import Encoding, Scan
+from lightning_gnn_dist.extensions.databases.keyed import Keyed, span_of
+from lightning_gnn_dist.extensions.databases.manifest import PLAIN, RELBENCH, Manifest, TableSpec
+from lightning_gnn_dist.extensions.databases.questions import Questions
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save
 from lightning_gnn_dist.graph.typed.names import EdgeType, check_names
 from lightning_gnn_dist.graph.typed.tables import ANSWER, ASKED, NEVER, TIME, Feature, Tables, TableTask, as_told
-from lightning_gnn_dist.prepare.databases.columns import Encoding, Scan
-from lightning_gnn_dist.prepare.databases.keyed import Keyed, Span
-from lightning_gnn_dist.prepare.databases.manifest import PLAIN, RELBENCH, Manifest, TableSpec
-from lightning_gnn_dist.prepare.databases.questions import Questions
 from lightning_gnn_dist.prepare.files.arrays import Carried, RowFiles, entries
-from lightning_gnn_dist.prepare.files.columns import check_drop
-from lightning_gnn_dist.prepare.files.inputs import EdgeFiles, Inputs, NodeFiles
-from lightning_gnn_dist.prepare.tables.engine import ROW, WHOLE, Cells, Work, numpy_of, quoted, told
-from lightning_gnn_dist.prepare.tables.ids import Ids, dtype_of, ids_of, write_ends, write_rows
+from lightning_gnn_dist.prepare.files.columns import Choice, check_drop
+from lightning_gnn_dist.prepare.files.inputs import EdgeFiles, Inputs, NodeFiles, Unpacked
+from lightning_gnn_dist.prepare.tables.engine import WHOLE, Cells, Work, numpy_of, told
+from lightning_gnn_dist.prepare.tables.ids import UNKNOWN, Ids, dtype_of, ids_of, query_of, write_ends, write_rows
 from lightning_gnn_dist.prepare.tables.reading import columns_of, count_rows
 from lightning_gnn_dist.prepare.tables.text import embedding
 
-UNKNOWN = -2  # the row that a key names that names none; -1 if there is no key
 UNITS = (
     (10**8, "small numbers, such as days"),
     (10**11, "seconds"),
@@ -36,20 +35,20 @@ UNITS = (
 
 
 def unpack_database(
-    inputs: Inputs, folder: Path, drop: Collection[str], memory_bytes: int, on_progress: Callable[[str, float], None]
-) -> tuple[Inputs, dict[str, Path], Tables]:
-    """Turn all tables into arrays in a folder; what a kill has left done stays.
-
-    Returns:
-        The files without tables, the files of the ids of nodes, by their types, and what became of the tables.
-    """
-    assert inputs.database is not None
+    manifest: Manifest,
+    inputs: Inputs,
+    folder: Path,
+    choice: Choice,
+    memory_bytes: int,
+    on_progress: Callable[[str, float], None],
+) -> Unpacked:
+    """Turn all tables into arrays in a folder; what a kill has left done stays."""
     with Work(folder, memory_bytes) as work:
-        unpacking = Unpacking(inputs.database, work, frozenset(drop), on_progress)
+        unpacking = Unpacking(manifest, work, frozenset(choice.drop), on_progress)
         facts = unpacking.facts()
     made = replace(inputs, nodes=unpacking.nodes(inputs), edges=unpacking.edges)
-    tables = _tables_of(inputs.database, facts, unpacking.cut, made.edges)
-    return made, {kind: folder / "nodes" / kind / "ids.npy" for kind in inputs.nodes}, tables
+    tables = _tables_of(manifest, facts, unpacking.cut, made.edges)
+    return Unpacked(made, {kind: folder / "nodes" / kind / "ids.npy" for kind in inputs.nodes}, [], tables)
 
 
 @dataclass(frozen=True)
@@ -172,14 +171,12 @@ class Unpacking:
         ids = self.ids[spec.name]
         cells = {f"v{at}": each.sql for at, each in enumerate(encodings)}
         cells |= ({} if keyed.time is None else {"t": keyed.time}) | ({"id": ids.key} if ids.table else {})
-        span, unknown = Span(), set[str]()
 
         def of(piece: Mapping[str, Any]) -> dict[str, Column]:
             made = _encoded(encodings, places, piece)
             made |= {f"keys/{name}": numpy_of(piece[f"n{at}"]) for at, name in enumerate(spec.fkeys)}
-            unknown.update(name for name in spec.fkeys if (made[f"keys/{name}"] == UNKNOWN).any())
             if keyed.time is not None:
-                made[f"arrays/{TIME}"] = span.add(numpy_of(piece["t"]))
+                made[f"arrays/{TIME}"] = numpy_of(piece["t"])
             return made if ids.table is None else made | {"ids": numpy_of(piece["id"]).astype(ids.dtype)}
 
         write_rows(self.work, self._query(spec, cells), keyed.table, folder, of)
@@ -187,16 +184,19 @@ class Unpacking:
         save(folder / "arrays" / "num_nodes.npy", np.array(keyed.num_rows))
         if ids.table is None:
             save(folder / "ids.npy", np.arange(keyed.num_rows))
-        self._refuse_unknown(spec, unknown)
-        notes = [f"{spec.name}.{name} {why}: it is left out." for name, why in left_out.items()]
-        if span.num_missing:
-            notes.append(f"{span.num_missing:,} rows of {spec.name} have no time, and no question sees them.")
+        notes, times = [f"{spec.name}.{name} {why}: it is left out." for name, why in left_out.items()], None
+        if keyed.time is not None:
+            of_rows = np.load(folder / "arrays" / f"{TIME}.npy", mmap_mode="r")
+            times = span_of(of_rows, keyed.are_dates)
+            if num_missing := int((of_rows == NEVER).sum()):
+                notes.append(f"{num_missing:,} rows of {spec.name} have no time, and no question sees them.")
         for name, target in spec.fkeys.items():
             found = np.load(folder / "keys" / f"{name}.npy", mmap_mode="r")
+            self._refuse_unknown(spec, [name] if UNKNOWN in found else [])
             rows = np.flatnonzero(found >= 0)
             write_ends(folder / "edges" / name, rows, found[rows], dtype_of(keyed.num_rows, self.ids[target].count))
         of_features = [asdict(feature) for feature in features]
-        return {"features": of_features, "notes": notes, "times": span.fact(keyed.are_dates)}
+        return {"features": of_features, "notes": notes, "times": times}
 
     def _scan(self, spec: TableSpec) -> tuple[list[Encoding], dict[str, str]]:
         """How the columns of a table are encoded, and why others are left out."""
@@ -216,17 +216,10 @@ class Unpacking:
         encodings, others = Scan(self.work, table, asked, seen, spec.time_col, embedding(self.manifest.text))()
         return encodings, left_out | others
 
-    def _query(self, spec: TableSpec, cells: Mapping[str, str], where: str = "") -> str:
+    def _query(self, spec: TableSpec, cells: Mapping[str, str]) -> str:
         """The query of some cells by name, and of the rows that foreign keys name: ``n0``, ``n1``, ..."""
-        table, joins = self.tables[spec.name].table, ""
-        inner = [f"{ROW} AS row", *(f"{sql} AS {name}" for name, sql in cells.items())]
-        outer = ["e.row", *(f"e.{name}" for name in cells)]
-        for at, (name, target) in enumerate(spec.fkeys.items()):
-            inner.append(f"{quoted(name)} AS f{at}")
-            found, join = self.ids[target].join(Cells(f"e.f{at}", table.types[name]), f"k{at}", digits=True)
-            outer.append(f"coalesce({found}, CASE WHEN e.f{at} IS NULL THEN -1 ELSE {UNKNOWN} END) AS n{at}")
-            joins += join
-        return f"SELECT {', '.join(outer)} FROM (SELECT {', '.join(inner)} FROM {table.name}) AS e{joins} {where}"
+        keys = [(name, self.ids[target]) for name, target in spec.fkeys.items()]
+        return query_of(self.tables[spec.name].table, cells, keys, digits=True)
 
     def _refuse_unknown(self, spec: TableSpec, columns: Collection[str]) -> None:
         """Note the keys that name no row. RelBench leaves them out."""
@@ -239,26 +232,15 @@ class Unpacking:
 
     def _write_links(self, spec: TableSpec) -> dict[str, Any]:
         """Write the edges that the rows of a table are, with their times."""
-        keyed, unknown = self.tables[spec.name], set[str]()
+        keyed, folder = self.tables[spec.name], self.folder(spec.name)
+        cells = {} if keyed.time is None else {TIME: keyed.time}
+        write_rows(self.work, self._query(spec, cells), keyed.table, folder / "rows", _as_they_are)
+        rows = {file.stem: np.load(file, mmap_mode="r") for file in (folder / "rows").glob("*.npy")}
+        first, second = rows.pop("n0"), rows.pop("n1")
+        self._refuse_unknown(spec, [n for n, ends in zip(spec.fkeys, (first, second), strict=True) if UNKNOWN in ends])
+        known = np.flatnonzero((first >= 0) & (second >= 0))
         dtype = dtype_of(*(self.ids[target].count for target in spec.fkeys.values()))
-
-        def of(piece: Mapping[str, Any]) -> dict[str, Column]:
-            ends = np.stack([numpy_of(piece[f"n{at}"]) for at in (0, 1)], 1)
-            unknown.update(name for at, name in enumerate(spec.fkeys) if (ends[:, at] == UNKNOWN).any())
-            times = {} if keyed.time is None else {f"carried/{TIME}": numpy_of(piece["t"])}
-            return {"edge_index": ends.astype(dtype), **times}
-
-        where = "WHERE e.f0 IS NOT NULL AND e.f1 IS NOT NULL"
-        if self.manifest.may_dangle:
-            where += " AND k0.n IS NOT NULL AND k1.n IS NOT NULL"
-        query = self._query(spec, {} if keyed.time is None else {"t": keyed.time}, where)
-        folder = self.folder(spec.name)
-        write_rows(self.work, query, keyed.table, folder, of)
-        self._refuse_unknown(spec, unknown)
-        if (file := folder / "edge_index.npy").exists():
-            save(file, np.ascontiguousarray(np.load(file).T))
-        else:
-            write_ends(folder, np.empty(0), np.empty(0), dtype)
+        write_ends(folder, first[known], second[known], dtype, {name: times[known] for name, times in rows.items()})
         return {}
 
     def add_edges(self, edge_type: EdgeType, folder: Path, *, flip: bool = False) -> None:
@@ -268,6 +250,10 @@ class Unpacking:
             carried = {file.stem: RowFiles.of(file) for file in sorted((folder / "carried").glob("*.npy"))}
             files = EdgeFiles(files=(ends,), num_edges=ends.shape[1], carried=Carried(carried), flip=flip)
             self.edges[edge_type] = files
+
+
+def _as_they_are(piece: Mapping[str, Any]) -> dict[str, Column]:
+    return {name: numpy_of(column) for name, column in piece.items() if name != "row"}
 
 
 def _places(
@@ -374,4 +360,10 @@ def inputs_of_database(folder: Path, drop: frozenset[str]) -> Inputs:
             f"{manifest.path} names no foreign keys and there is no task, so no row has to do with another."
         )
     check_names(tuple(nodes), tuple(edges))
-    return Inputs(nodes, edges, LAYOUTS[manifest.path.name], TIME if manifest.has_times else None, manifest)
+    return Inputs(
+        nodes,
+        edges,
+        LAYOUTS[manifest.path.name],
+        TIME if manifest.has_times else None,
+        partial(unpack_database, manifest),
+    )

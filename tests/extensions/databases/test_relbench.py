@@ -11,9 +11,9 @@ import torch
 import yaml
 
 from lightning_gnn_dist import Graph, prepare_graph
-from lightning_gnn_dist.prepare.databases.relbench import write_relbench
-from tests.prepare.databases.folders import FILES, MANIFEST, as_relbench, write
-from tests.prepare.databases.test_database import BUYS
+from lightning_gnn_dist.extensions.databases.relbench import write_relbench
+from tests.extensions.databases.folders import FILES, MANIFEST, as_relbench, write
+from tests.extensions.databases.test_database import BUYS
 
 parquet = pytest.importorskip("pyarrow.parquet")
 

@@ -9,7 +9,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]  # its stubs are another package
 
 from lightning_gnn_dist.checks import check_folder, shown
-from lightning_gnn_dist.prepare.databases.manifest import RECOMMENDATION, RELBENCH, TASK_TYPES
+from lightning_gnn_dist.extensions.databases.manifest import RECOMMENDATION, RELBENCH, TASK_TYPES
 from lightning_gnn_dist.prepare.files.columns import SPLITS
 from lightning_gnn_dist.prepare.tables.engine import duckdb_for
 

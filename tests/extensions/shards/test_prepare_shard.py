@@ -13,8 +13,8 @@ from torch_geometric.data import Data
 
 from lightning_gnn_dist import Fetch, Graph, Partition, PartitionedDataModule, prepare_graph, save_shards
 from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.extensions.shards.one_shard import OneShard
 from lightning_gnn_dist.graph.shard import Shard
-from lightning_gnn_dist.prepare.one_shard import OneShard
 from tests.every_strategy import plain_ddp
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE

@@ -11,17 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.tables import CATEGORIES, MISSING, MOMENTS, NO_MOMENT, NUMBERS, UNSEEN
 from lightning_gnn_dist.prepare.tables.engine import WHOLE, Cells, Table, Work, places_of, quoted
-from lightning_gnn_dist.prepare.tables.features import MOST, MOST_WORDS
+from lightning_gnn_dist.prepare.tables.features import MOST_WORDS, words_of
 from lightning_gnn_dist.prepare.tables.text import Embed
 
 MOST_DEVIATIONS = 10.0
+_OF_WORDS = (None, "category")
 PERIODS = (86_400, 7 * 86_400, 31_556_952)  # a day, a week, a year, in seconds
 
 
@@ -110,44 +111,16 @@ def _missing(column: Any) -> Column:
     return found
 
 
-class Look(NamedTuple):
-    """What one look at a column has told: of the rows before the cut, and of all."""
-
-    there: int  # cells
-    numbers: int
-    nans: int
-    mean: float | None
-    deviation: float | None
-    dates: int
-    in_days: bool | None  # whether dates vary so
-    in_weeks: bool | None
-    in_years: bool | None
-    words: int  # about how many different ones
-    all_there: int
-    all_numbers: int
-    all_infinite: int
-    all_dates: int
-
-    @staticmethod
-    def sql(word: str, number: str, date: str) -> list[str]:
-        """What is asked, given what a cell is called as each."""
-        seen, finite = "FILTER (seen)", f"FILTER (seen AND isfinite({number}))"
-        asked = [f"count({word}) {seen}", f"count({number}) {seen}", f"count(*) FILTER (seen AND isnan({number}))"]
-        asked += [f"avg({number}) {finite}", f"stddev_pop({number}) {finite}", f"count({date}) {seen}"]
-        asked += [f"max({date} % {period}) {seen} > min({date} % {period}) {seen}" for period in PERIODS]
-        asked += [f"approx_count_distinct({word}) {seen}", f"count({word})", f"count({number})"]
-        return [*asked, f"count(*) FILTER (isinf({number}))", f"count({date})"]
-
-    @property
-    def spread(self) -> float:
-        """The deviation; 0 if it is one of rounding."""
-        found = self.deviation or 0.0
-        return found if found > 1e-12 * max(1.0, abs(self.mean or 0.0)) else 0.0
-
-    @property
-    def periods(self) -> list[int]:
-        varied = (self.in_days, self.in_weeks, self.in_years)
-        return [period for period, is_varied in zip(PERIODS, varied, strict=True) if is_varied]
+def _asked(word: str, number: str, date: str) -> dict[str, str]:
+    """What one look at a column tells, given what a cell is called as each: of the rows before the cut, and of all."""
+    seen, finite = "FILTER (seen)", f"FILTER (seen AND isfinite({number}))"
+    asked = {"there": f"count({word}) {seen}", "numbers": f"count({number}) {seen}"}
+    asked |= {"nans": f"count(*) FILTER (seen AND isnan({number}))", "mean": f"avg({number}) {finite}"}
+    asked |= {"deviation": f"stddev_pop({number}) {finite}", "dates": f"count({date}) {seen}"}
+    asked |= {f"in_{at}": f"max({date} % {at}) {seen} > min({date} % {at}) {seen}" for at in PERIODS}
+    asked |= {"words": f"approx_count_distinct({word}) {seen}", "all_there": f"count({word})"}
+    asked |= {"all_numbers": f"count({number})", "all_infinite": f"count(*) FILTER (isinf({number}))"}
+    return asked | {"all_dates": f"count({date})"}
 
 
 @dataclass(frozen=True)
@@ -177,7 +150,10 @@ class Scan:
             return [], {}
         rows, looks = self._looks(cells)
         kinds = dict(zip(self.asked, map(self._kind, self.asked, cells, looks), strict=True))
-        words = self._words({n: c for n, c in zip(kinds, cells, strict=True) if kinds[n] in (None, "category")}, looks)
+        of_words = {name: each for (name, kind), each in zip(kinds.items(), cells, strict=True) if kind in _OF_WORDS}
+        about = {name: look.words for name, look in zip(kinds, looks, strict=True)}
+        told, way_out = [name for name in of_words if self.asked[name]], ", too many for a category: make it text."
+        words = words_of(self.work, self.table, of_words, about, told, way_out, self.seen)
         made, left_out = [], dict[str, str]()
         for (name, kind), each, look in zip(kinds.items(), cells, looks, strict=True):
             counts = words.get(name, {})
@@ -195,7 +171,7 @@ class Scan:
                 left_out[name] = "has no value before the training cut"
         return made, left_out
 
-    def _looks(self, cells: Sequence[Cells]) -> tuple[int, list[Look]]:
+    def _looks(self, cells: Sequence[Cells]) -> tuple[int, list[Any]]:
         """How many rows are before the cut, and what one look at all columns tells."""
         each_as = [
             f"{sql} AS {what}{at}"
@@ -203,15 +179,15 @@ class Scan:
             for what, sql in (("w", each.value), ("n", each.number), ("d", each.seconds))
         ]
         rows = f"(SELECT {', '.join(each_as)}, {self.seen} AS seen FROM {self.table.name})"
-        asked = [sql for at in range(len(cells)) for sql in Look.sql(f"w{at}", f"n{at}", f"d{at}")]
+        asked = [
+            {"rows": "count(*) FILTER (seen)"},
+            *(_asked(f"w{at}", f"n{at}", f"d{at}") for at in range(len(cells))),
+        ]
         with self.work.one_thread():
-            count, *found = self.work.look(
-                replace(self.table, name=rows), ", ".join(["count(*) FILTER (seen)", *asked])
-            )
-        width = len(Look._fields)
-        return count, [Look(*found[at : at + width]) for at in range(0, len(found), width)]
+            of_all, *looks = self.work.looks(replace(self.table, name=rows), asked)
+        return of_all.rows, looks
 
-    def _kind(self, name: str, cells: Cells, look: Look) -> str | None:
+    def _kind(self, name: str, cells: Cells, look: Any) -> str | None:
         """The kind that was told, or else the first that fits; None of a category, or a text."""
         is_number = cells.type in WHOLE or cells.is_real or (cells.is_text and look.there == look.numbers)
         is_time = cells.is_date or (cells.is_text and look.there == look.dates)
@@ -234,26 +210,17 @@ class Scan:
             note(bad, "and is a column of dates, such as 2024-07-01.")
         return kind
 
-    def _words(self, cells: Mapping[str, Cells], looks: Sequence[Look]) -> dict[str, dict[str, int]]:
-        """How often each word occurs before the cut, in columns that are categories or may be."""
-        num_words = {name: look.words for name, look in zip(self.asked, looks, strict=True)}
-        few = {n: c for n, c in cells.items() if num_words[n] <= 2 * (MOST if self.asked[n] else MOST_WORDS)}
-        histograms = [f"histogram({each.value}) FILTER ({self.seen})" for each in few.values()]
-        counts = self.work.look(self.table, ", ".join(histograms)) if few else ()
-        found = {name: each or {} for name, each in zip(few, counts, strict=True)}
-        for name in cells:
-            if self.asked[name] and len(found.get(name, range(MOST + 1))) > MOST:
-                self.work.problems.append(
-                    f"{self.table.source}: column {name!r} has more than {MOST:,} different words, too many for a "
-                    "category: make it text."
-                )
-        return found
-
-    def _encoding(self, made: Encoding, look: Look, counts: Mapping[str, int]) -> Encoding:
+    def _encoding(self, made: Encoding, look: Any, counts: Mapping[str, int]) -> Encoding:
         if made.kind == "number":
-            return replace(made, mean=look.mean or 0.0, deviation=look.spread)
+            mean, deviation = look.mean or 0.0, look.deviation or 0.0
+            is_rounding = deviation <= 1e-12 * max(1.0, abs(mean))
+            return replace(made, mean=mean, deviation=0.0 if is_rounding else deviation)
         if made.kind == "time":
-            return replace(made, periods=look.periods, has_moments=made.name != self.row_time)
+            return replace(
+                made,
+                periods=[at for at in PERIODS if getattr(look, f"in_{at}")],
+                has_moments=made.name != self.row_time,
+            )
         if made.kind == "category":
             return replace(made, words=sorted(word for word, times in counts.items() if times > 1))
         return replace(made, embed=self.embed, width=self.embed([""]).shape[1])

@@ -11,7 +11,7 @@ from torchmetrics.functional.classification import binary_auroc
 
 from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.prepare.databases.shop import BAD_MAKERS, PRAISE, write_shop
+from lightning_gnn_dist.extensions.databases.shop import BAD_MAKERS, PRAISE, write_shop
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
