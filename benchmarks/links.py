@@ -21,6 +21,7 @@ import logging
 import statistics
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,6 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.batches.source import assemble
-from lightning_gnn_dist.homes.running import Running
 from lightning_gnn_dist.partition.base import Partitioner
 
 PAIRS_AT_ONCE = 1 << 18
@@ -180,9 +180,9 @@ def run(split: LinkSplit, method: str, options: argparse.Namespace, seed: int) -
     )
     ranks = 1 if partitioner is None else options.parts
     meets = partitioner is not None and not method.startswith("grappa")
-    data._running.__class__ = type("Placed", (Running,), {"num_ranks": ranks})  # as if they had started
+    data._enter(replace(data._running, num_ranks=ranks))  # as if they had started
     per_epoch = options.steps if meets else -(-data._task.most() // options.batch_size)
-    data._running.__class__ = Running
+    data._enter(replace(data._running, num_ranks=1))
     epochs = -(-options.rounds * options.steps // per_epoch)
     every = max(1, round(options.every * options.steps / per_epoch))
     pl.seed_everything(seed, verbose=False)

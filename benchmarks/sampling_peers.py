@@ -38,7 +38,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
 from torch_geometric.sampler import NodeSamplerInput
 
-from lightning_gnn_dist.batches.batches import Batches
+from lightning_gnn_dist.batches.batches import Batches, Deal
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey
@@ -64,9 +64,8 @@ class Way:
 def our_ways(graph: Graph, seeds: Tensor) -> list[Way]:
     """As a step on blocks takes it, and with the ``edge_index`` that is made when somebody asks for it."""
     sampler, chunks = NeighborSampler(NUM_NEIGHBORS), seeds.chunk(NUM_BATCHES)
-    loader = Batches.over(
-        GraphSource(graph, sampler), seeds, NUM_BATCHES, seed=0, shuffle=False, bulk_size=1, num_threads=0
-    )
+    deal = Deal(seeds, NUM_BATCHES, 0, shuffle=False)
+    loader = Batches.of(GraphSource(graph, sampler), deal, bulk_size=1, num_threads=0)
 
     def samples() -> Iterator[Any]:
         return (sampler.sample_bulk(graph, [chunk], [BatchKey(0, 0, i)])[0] for i, chunk in enumerate(chunks))

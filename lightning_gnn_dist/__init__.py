@@ -51,10 +51,10 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.callbacks.predictions import PredictionWriter as PredictionWriter
     from lightning_gnn_dist.callbacks.run_report import RunReport as RunReport
     from lightning_gnn_dist.data.datamodule import PartitionedDataModule as PartitionedDataModule
-    from lightning_gnn_dist.data.datamodule import inductive_graph as inductive_graph
     from lightning_gnn_dist.extensions.elastic.living_peers import Elastic as Elastic
     from lightning_gnn_dist.extensions.exchange.boundary import Exchange as Exchange
     from lightning_gnn_dist.extensions.history.boundary import History as History
+    from lightning_gnn_dist.extensions.inductive.seen import inductive_graph as inductive_graph
     from lightning_gnn_dist.extensions.larger_than_memory.sweep import Sweep as Sweep
     from lightning_gnn_dist.extensions.links.best_links import best_links as best_links
     from lightning_gnn_dist.extensions.links.link_datamodule import LinkDataModule as LinkDataModule

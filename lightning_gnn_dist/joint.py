@@ -86,15 +86,10 @@ class HasParts(Protocol):
 
 @runtime_checkable
 class JudgesParts(Protocol):
-    """A data module that knows whether models that learn from its parts can be averaged."""
+    """A data module that knows its graph, and whether models that learn from its parts can be averaged."""
 
     def against_averaging(self) -> str | None:
         """Return why averaging alone loses accuracy on these parts, and what to do; None where it loses little."""
-
-
-@runtime_checkable
-class CountsNodes(Protocol):
-    """A data module that knows its graph."""
 
     def counts_of_nodes(self) -> Collection[int]:
         """Return how many nodes the graph has, and how many there are of each type."""
@@ -136,7 +131,3 @@ class CountsSeeds(Protocol):
     @property
     def num_ranks(self) -> int:
         """The number of ranks that it was made for."""
-
-
-class ForStrategies(GivesCorrections, GivesAnchors, HasFigures, Protocol):
-    """What every data module of this package offers."""

@@ -10,6 +10,9 @@ EXTENSIONS = {  # what a user asks for by something else than its class, such as
     "best links": "lightning_gnn_dist.extensions.links.best_links:best_links",
     "layers of PyG": "lightning_gnn_dist.extensions.ready_made.found:FoundLayers",
     "exchange": "lightning_gnn_dist.extensions.exchange.boundary:Exchange",
+    "task of a database": "lightning_gnn_dist.extensions.databases.tasks:sampler_of_task",
+    "explained errors": "lightning_gnn_dist.extensions.explaining.models:explain",
+    "another graph": "lightning_gnn_dist.extensions.inductive.elsewhere:AnotherGraph",
     "serve": "lightning_gnn_dist.extensions.serving.command:ServingTrainer",
     "shares.json": "lightning_gnn_dist.extensions.shards.opening:Shards",  # what opens a folder with such a file
     "sparse rows": "lightning_gnn_dist.extensions.tables.learned_tables:LearnedTables",

@@ -6,14 +6,15 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist import Graph, NeighborSampler
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.batches.batches import THREAD_NAME, Batches
-from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.batches.batches import THREAD_NAME, Batches, Deal
+from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from tests.sampling.reference import random_graph
 
@@ -23,11 +24,25 @@ GRAPH = random_graph(300, 3000, seed=1)
 SEEDS = torch.arange(10, 67)
 
 
+def over(
+    source: BatchSource,
+    seeds: Tensor,
+    num_batches: int,
+    *,
+    seed: int = 0,
+    shuffle: bool = True,
+    inputs: Tensor | None = None,
+    **options: Any,
+) -> Batches:
+    """The batches of one set of seeds."""
+    return Batches.of(source, Deal(seeds, num_batches, seed, shuffle, inputs), **options)
+
+
 def loader(num_batches: int = 5, *, seeds: Tensor = SEEDS, sampler: object = None, **options: object) -> Batches:
     sampler = NeighborSampler([3, 2]) if sampler is None else sampler
     of_source = {name: options.pop(name) for name in ("widen", "num_ids", "stream") if name in options}
     source = GraphSource(options.pop("graph", GRAPH), sampler, **of_source)
-    return Batches.over(source, seeds, num_batches, **{"seed": 0} | options)
+    return over(source, seeds, num_batches, **options)
 
 
 def threads() -> list[threading.Thread]:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from lightning_gnn_dist.batches.batches import Batches
-from lightning_gnn_dist.homes.running import Running
 
 
 def placed(data: Any, rank: int, num_ranks: int) -> Any:
     """The data module, which thinks from now on that it is this rank's."""
-    data._running.__class__ = type("Placed", (Running,), {"rank": rank, "num_ranks": num_ranks})
+    data._enter(replace(data._running, rank=rank, num_ranks=num_ranks))
     return data
 
 
 @contextmanager
 def placing(data: Any, rank: int, num_ranks: int) -> Iterator[Any]:
     yield placed(data, rank, num_ranks)
-    data._running.__class__ = Running
+    placed(data, 0, 1)
 
 
 def batches_of(data: Any, part: Any, num_batches: int, seed: int, rank: int, num_ranks: int) -> Any:

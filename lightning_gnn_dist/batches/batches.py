@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain, count, islice, repeat
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,9 +22,6 @@ from lightning_gnn_dist.checks import check_at_least, check_ids
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey, refuse_repeated
 from lightning_gnn_dist.sampling.base import check_seeds
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 THREAD_NAME = "lightning_gnn_dist.batches.batches"
 CLOSED = "The loader was closed while it was iterated over. Iterate over it anew."
@@ -167,8 +164,8 @@ class Batches:
     ``position``, and has nothing else to restore.
 
     Iterating starts nothing before the first batch is asked for, and no thread outlives its iterator. Beside the
-    batches that the user keeps, at most ``(prefetch + 1) * bulk_size + 1`` exist at a time, and as many buffers for
-    each large array. If a source sends batches to a device, at most ``prefetch + 3`` of those made on the CPU are on
+    batches that the user keeps, at most ``(num_threads + 2) * bulk_size + 1`` exist at a time, and as many buffers for
+    each large array. If a source sends batches to a device, at most ``num_threads + 4`` of those made on the CPU are on
     it, and all of those made there. A source may decide otherwise on how many bulks are made ahead. Where it asks other
     ranks or reads files, and the next passes are known, their first bulks are made during the last batches of a pass:
     then a thread stays until the next pass, or until this is closed.
@@ -179,9 +176,8 @@ class Batches:
         every: Passes over a part in a phase. None: the part never changes.
         turns: Phases in a pass over all parts, one after the other.
         bulk_size: Batches that are made together.
-        num_threads: Threads that make batches in the background, at most one where other ranks are asked. With 0 a
-            bulk is made when it is due.
-        prefetch: Bulks made ahead of the one being consumed. Default: one for each thread and one more.
+        num_threads: Threads that make batches in the background, at most one where other ranks are asked: a bulk for
+            each of them and one more, ahead of the one that is consumed. With 0 a bulk is made when it is due.
         num_ranks: The number of ranks that they are made for; strategies refuse to run on another number.
         dtype: The type of all floating point numbers. Default: as the source makes them.
         weigh: Give weight 0 to batches that repeat seeds, as a part has fewer than a pass has batches; with ``"batch"``
@@ -203,7 +199,6 @@ class Batches:
         turns: int = 1,
         bulk_size: int = 2,
         num_threads: int = 1,
-        prefetch: int | None = None,
         num_ranks: int = 1,
         dtype: torch.dtype | None = None,
         weigh: Literal["node", "batch"] | None = None,
@@ -211,13 +206,11 @@ class Batches:
     ) -> None:
         check_at_least(1, bulk_size=bulk_size)
         check_at_least(0, num_threads=num_threads)
-        prefetch = num_threads + 1 if prefetch is None else prefetch
-        check_at_least(max(1, num_threads), prefetch=prefetch)
         self._learning_of, self._num_batches, self._every, self._turns = learning_of, num_batches, every, turns
-        self._bulk_size, self._num_threads, self._prefetch = bulk_size, num_threads, prefetch
+        self._bulk_size, self._num_threads, self._prefetch = bulk_size, num_threads, num_threads + 1
         self._dtype, self._weigh, self._passes = dtype, weigh, passes
         self._learning: tuple[int, Learning] | None = None
-        self._runs, self._kept = list[_Run](), list[_Run]()  # that make batches; what makes those of the next pass
+        self._runs, self._kept = list[Ahead](), list[Ahead]()  # that make batches; what makes those of the next pass
         self._done = 0  # batches of the running pass
         self._began: float | None = None
         self.num_ranks, self.position = num_ranks, 0
@@ -229,21 +222,6 @@ class Batches:
         made = cls(lambda _: Learning(source, deal), deal.num_batches, **options)
         made.learning(0)
         return made
-
-    @classmethod
-    def over(
-        cls,
-        source: BatchSource,
-        seeds: Tensor,
-        num_batches: int,
-        *,
-        seed: int,
-        shuffle: bool = True,
-        inputs: Tensor | None = None,
-        **options: Any,
-    ) -> Batches:
-        """Return those of one set of seeds."""
-        return cls.of(source, Deal(seeds, num_batches, seed, shuffle, inputs), **options)
 
     def __len__(self) -> int:
         return self._num_batches * self._turns
@@ -323,7 +301,7 @@ class Batches:
             while run.at != stop:
                 yield self._next_of(run, stop)  # the batch is not held here
                 if run.at != stop:
-                    run.ahead.check()
+                    run.check()
         finally:
             if run.at != stop:
                 self._end(run)
@@ -374,19 +352,20 @@ class Batches:
         """Return the number of the first batch of the phase after that of batch ``number``, None if it stays."""
         return None if self._every is None else (self.phase_of(number) + 1) * self._every * self._num_batches
 
-    def _run_of(self, start: int, stop: int | None, until: int) -> _Run:
+    def _run_of(self, start: int, stop: int | None, until: int) -> Ahead:
         """Return what makes some batches in the background: what made those before, if it knew of these."""
         learning, kept = self.learning(self.phase_of(start)), self._kept
         self._kept = []
         for run in kept:
-            if run.at == start and stop is not None and stop in run.stops and run.ahead.is_open:
+            if run.at == start and stop is not None and stop in run.stops and run.is_open:
                 return run
             self._end(run)
         run = self._begun(learning, start, stop, until)
+        run.deal, run.at = learning.deal, start
         self._runs.append(run)
         return run
 
-    def _begun(self, learning: Learning, start: int, stop: int | None, until: int) -> _Run:
+    def _begun(self, learning: Learning, start: int, stop: int | None, until: int) -> Ahead:
         source, prefetch = learning.source, self._prefetch
         num_threads = min(self._num_threads, source.depth(prefetch), *([1] if source.is_remote else []))
         numbers = count(start) if stop is None else range(start, stop)
@@ -396,27 +375,23 @@ class Batches:
             def make(bulk: list[int]) -> MadeBulk:  # runs in several threads at once
                 return len(bulk), source.make(*asked_of(learning, bulk))
 
-            return _Run(learning.deal, Ahead(make, bulks, num_threads, lambda: source.depth(prefetch)), start)
+            return Ahead(make, bulks, num_threads, lambda: source.depth(prefetch))
         stops = range(0) if stop is None or not num_threads else range(stop, until + 1, len(self))
         later = (chunks_of(range(end - len(self), end), self._bulk_size) for end in stops[1:])
         asked = (asked_of(learning, bulk) for bulk in chain(bulks, *later))
-        made = made_in_turn(source, asked, num_threads, lambda: source.depth(prefetch))
-        return _Run(learning.deal, made, start, stops)
+        run = made_in_turn(source, asked, num_threads, lambda: source.depth(prefetch))
+        run.stops = stops
+        return run
 
-    def _next_of(self, run: _Run, stop: int | None) -> SampledData:
+    def _next_of(self, run: Ahead, stop: int | None) -> SampledData:
         """Return the next batch as it is handed out, and let go of what makes them before the last one is."""
-        if not run.num_here:
-            start = time.perf_counter()
-            try:
-                made = run.ahead.next()
-            finally:
-                self.waited_seconds += time.perf_counter() - start
-            if made is None:  # it was closed from another thread, as there is one more
-                raise RuntimeError(CLOSED)
-            run.num_here, run.here = made
-        batch, number = next(run.here), run.at
-        run.at, run.num_here = run.at + 1, run.num_here - 1
-        batch = self._finished(batch, run.deal, number)
+        try:
+            batch = run.next()
+        finally:
+            self.waited_seconds, run.waited_seconds = self.waited_seconds + run.waited_seconds, 0.0
+        if batch is None:  # it was closed from another thread, as there is one more
+            raise RuntimeError(CLOSED)
+        batch, run.at = self._finished(batch, run.deal, run.at), run.at + 1
         if run.at == stop:  # already: move_to() may change the phase before more is asked for
             if stop in run.stops[:-1]:
                 self._keep(run)
@@ -424,14 +399,13 @@ class Batches:
                 self._end(run)
         return batch
 
-    def _keep(self, run: _Run) -> None:
+    def _keep(self, run: Ahead) -> None:
         for other in self._kept:  # of another iterator
             self._end(other)
         self._kept = [run]
 
-    def _end(self, run: _Run) -> None:
-        run.ahead.close()
-        run.here = iter(())  # an open iterator does not hold the part
+    def _end(self, run: Ahead) -> None:
+        run.close()
         self._runs, self._kept = ([each for each in runs if each is not run] for runs in (self._runs, self._kept))
 
     def _finished(self, batch: SampledData, deal: Deal, number: int) -> SampledData:
@@ -455,37 +429,27 @@ def asked_of(learning: Learning, numbers: list[int]) -> BulkSeeds:
     return [deal.seeds[at] for at in places], keys, inputs
 
 
-@dataclass(eq=False)
-class _Run:
-    """What makes the batches of a pass, and maybe of those after it.
+class Ahead:
+    """Makes bulks ahead of the consumer of their batches, in order, on threads that end with it.
 
     Attributes:
-        deal: Deals their seeds.
-        ahead: Makes them in the background.
+        deal: Deals their seeds, of batches of a part.
         at: The number of the batch that comes next.
         stops: Where the passes end that it makes, if it makes several.
-        here: The rest of the bulk that was made last.
-        num_here: How many batches that has.
+        waited_seconds: How long the consumer has waited.
     """
 
     deal: Deal
-    ahead: Ahead[Any, MadeBulk]
-    at: int
-    stops: range = range(0)
-    here: Iterator[SampledData] = field(default_factory=lambda: iter(()))
-    num_here: int = 0
-
-
-class Ahead(Generic[Item, Result]):
-    """Applies ``work`` to items ahead of their consumer, in order, on threads that end with it."""
 
     def __init__(
-        self, work: Callable[[Item], Result | None], items: Iterator[Item], num_threads: int, depth: Callable[[], int]
+        self, work: Callable[[Any], MadeBulk | None], items: Iterator[Any], num_threads: int, depth: Callable[[], int]
     ) -> None:
         self._work, self._items, self._depth = work, items, depth
         self._threads = ThreadPoolExecutor(num_threads, THREAD_NAME) if num_threads else None
-        self._pending: deque[Future[Result | None]] = deque()
+        self._pending: deque[Future[MadeBulk | None]] = deque()
         self._closed, self._process = False, os.getpid()
+        self._num_here, self._here = 0, iter(list[SampledData]())  # the rest of the bulk that was made last
+        self.at, self.stops, self.waited_seconds = 0, range(0), 0.0
 
     @property
     def is_open(self) -> bool:
@@ -499,8 +463,21 @@ class Ahead(Generic[Item, Result]):
         if self._threads is not None and self._process != os.getpid():  # the threads stayed there
             raise RuntimeError(FORKED)
 
-    def next(self) -> Result | None:
-        """The next result, or None after the last."""
+    def next(self) -> SampledData | None:
+        """The next batch, or None after the last."""
+        if not self._num_here:
+            start = time.perf_counter()
+            try:
+                made = self._next_bulk()
+            finally:
+                self.waited_seconds += time.perf_counter() - start
+            if made is None:
+                return None
+            self._num_here, self._here = made
+        self._num_here -= 1
+        return next(self._here)
+
+    def _next_bulk(self) -> MadeBulk | None:
         self.check()
         if self._threads is None:
             return next(map(self._work, self._items), None)
@@ -520,6 +497,7 @@ class Ahead(Generic[Item, Result]):
         """Cancel work that has not begun, and wait for the rest. Raises nothing, as an exception may be under way."""
         self._closed = True
         self._work, self._items, self._depth = (lambda _: None), iter(()), (lambda: 0)  # nor what they need
+        self._here = iter(())  # an open iterator does not hold the part
         self._pending.clear()
         if self._threads is not None:
             # A worker cannot wait for itself: its garbage collection may find an abandoned iterator.
@@ -527,9 +505,7 @@ class Ahead(Generic[Item, Result]):
             self._threads.shutdown(wait=not is_worker, cancel_futures=True)
 
 
-def made_in_turn(
-    source: BatchSource, bulks: Iterator[BulkSeeds], num_threads: int, depth: Callable[[], int]
-) -> Ahead[Any, MadeBulk]:
+def made_in_turn(source: BatchSource, bulks: Iterator[BulkSeeds], num_threads: int, depth: Callable[[], int]) -> Ahead:
     """What a source makes of one bulk after the other, ahead of the consumer."""
     made = source.make_in_turn(bulks)
     return Ahead(lambda _: next(made, None), repeat(None), num_threads, depth)

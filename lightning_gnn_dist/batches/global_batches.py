@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, in_type
 from lightning_gnn_dist.batches.batches import Ahead, chunks_of, made_in_turn, slice_of
-from lightning_gnn_dist.batches.source import BatchSource, BulkSeeds, MadeBulk
+from lightning_gnn_dist.batches.source import BatchSource, BulkSeeds
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.engine.sample import BatchKey
 
@@ -79,7 +79,7 @@ class GlobalBatches:
     has_inputs: bool = False
     in_background: bool = False
     follows: Callable[[], bool] = lambda: False
-    _begun: dict[tuple[int, int, int, int], Ahead[Any, MadeBulk]] = field(default_factory=dict, init=False)
+    _begun: dict[tuple[int, int, int, int], Ahead] = field(default_factory=dict, init=False)
 
     @property
     def num_batches(self) -> int:
@@ -93,7 +93,7 @@ class GlobalBatches:
         """Yield the slices of ``rank`` of the round's batches ``start`` to ``stop``, or without end."""
         if stop is not None and start >= stop:
             return
-        place, runs = (rank, num_slices, start), list[Ahead[Any, MadeBulk]]()
+        place, runs = (rank, num_slices, start), list[Ahead]()
         if (first := self._begun.pop((round_idx, *place), None)) is not None:
             runs, start = [first], start + 1
         if self._begun:
@@ -104,9 +104,7 @@ class GlobalBatches:
         try:
             runs[-1].begin()
             for run in runs:
-                while made := run.next():
-                    for _ in range(made[0]):
-                        yield in_type(next(made[1]), self.dtype)  # the batch is not held here
+                yield from map(partial(in_type, dtype=self.dtype), iter(run.next, None))  # no batch is held here
         finally:
             for run in runs:
                 run.close()
@@ -120,9 +118,7 @@ class GlobalBatches:
         while self._begun:
             self._begun.popitem()[1].close()
 
-    def _made(
-        self, round_idx: int, rank: int, num_slices: int, numbers: Iterable[int], *, is_ahead: bool
-    ) -> Ahead[Any, MadeBulk]:
+    def _made(self, round_idx: int, rank: int, num_slices: int, numbers: Iterable[int], *, is_ahead: bool) -> Ahead:
         chunks = chunks_of(numbers, self.bulk_size, grows=is_ahead)
         asked = map(partial(self._asked, round_idx, rank, num_slices), chunks)
         return made_in_turn(self.source, asked, int(is_ahead), lambda: self.source.depth(1))

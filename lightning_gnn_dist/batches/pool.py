@@ -58,35 +58,6 @@ def _copy_rows(source: Array, rows: Array, out: Array, width: int) -> Any:
 
 
 @compiled
-def gather_of_three(first: Array, second: Array, third: Array, rows: Array, out: Array, width: int) -> None:
-    """Copy ``rows`` of three arrays that stand below each other to ``out``, all uint8; a row has ``width`` bytes."""
-    last, ahead = len(rows) - 1, min(width, 8 * LINE)
-    split, end = len(first), len(first) + len(second)
-    for i in range(len(rows)):
-        coming, row = rows[_U(min(i + ROWS_AHEAD, last))] * width, rows[_U(i)] * width
-        for offset in range(0, ahead, LINE):
-            if coming < split:
-                prefetch(first, coming + offset)
-            elif coming < end:
-                prefetch(second, coming - split + offset)
-            else:
-                prefetch(third, coming - end + offset)
-        if row < split:
-            copy_bytes(out, i * width, first, row, width)
-        elif row < end:
-            copy_bytes(out, i * width, second, row - split, width)
-        else:
-            copy_bytes(out, i * width, third, row - end, width)
-
-
-@compiled
-def move(source: Array, rows: Array, out: Array, places: Array, width: int) -> None:
-    """Copy ``rows`` of ``source`` to ``places`` of ``out``, both uint8; a row has ``width`` bytes."""
-    for i in range(len(rows)):
-        copy_bytes(out, places[_U(i)] * width, source, rows[_U(i)] * width, width)
-
-
-@compiled
 def gather_bfloat16(source: Array, rows: Array, out: Array, width: int) -> Any:
     """Copy as :func:`gather` does from ``source``, the bits of bfloat16, to ``out`` as the bits of float32."""
     count = len(source) // width
@@ -227,44 +198,25 @@ def gather_rows(
     num_bytes = prod(shape) * dtype.itemsize
     if num_bytes < SMALL_BYTES or array.device.type != "cpu" or not array.is_contiguous():
         return _widened(array.index_select(0, rows), None if scale is None else scale.view(-1)[rows], dtype)
-    out, row_bytes = _room(num_bytes, pool), num_bytes // rows.numel()
+    out, row_bytes = room_for(num_bytes, pool), num_bytes // rows.numel()
     if is_wider:
         are_rows = _widen(array, rows, scale, out.numpy())
     else:
-        are_rows = gather(_bits(array, torch.uint8), rows.numpy(), out.numpy(), row_bytes)
+        are_rows = gather(bits_of(array, torch.uint8), rows.numpy(), out.numpy(), row_bytes)
     if not are_rows:
-        _check_rows(rows, len(array))
+        check_rows(rows, len(array))
     return out.view(dtype).view(shape)
 
 
-def gather_joined(array: Tensor, held: Tensor, others: Tensor, rows: Tensor, pool: Pool | None = None) -> Tensor:
-    """Rows of three arrays as if they stood below each other, copied as :func:`gather_rows` does."""
-    shape = (rows.numel(), *array.shape[1:])
-    num_bytes = prod(shape) * array.dtype.itemsize
-    if not num_bytes:
-        return array.new_empty(shape)
-    _check_rows(rows, len(array) + len(held) + len(others))
-    first, second, third = (_bits(source, torch.uint8) for source in (array, held, others))
-    out = _room(num_bytes, pool)
-    gather_of_three(first, second, third, rows.numpy(), out.numpy(), num_bytes // rows.numel())
-    return out.view(array.dtype).view(shape)
-
-
-def move_rows(array: Tensor, rows: Tensor, out: Tensor, places: Tensor) -> None:
-    """``out[places] = array[rows]``, copied once."""
-    if rows.numel() and array[:1].nbytes:
-        _check_rows(rows, len(array))
-        _check_rows(places, len(out))
-        move(_bits(array, torch.uint8), rows.numpy(), _bits(out, torch.uint8), places.numpy(), array[:1].nbytes)
-
-
-def _check_rows(rows: Tensor, count: int) -> None:
+def check_rows(rows: Tensor, count: int) -> None:
+    """Refuse rows of an array that has fewer."""
     low, high = (int(end) for end in rows.aminmax())
     if low < 0 or high >= count:
         raise IndexError(f"Rows {low} to {high} are asked for of an array that has {count}.")
 
 
-def _room(num_bytes: int, pool: Pool | None) -> Tensor:
+def room_for(num_bytes: int, pool: Pool | None) -> Tensor:
+    """Return memory, which is lent where it is large."""
     is_pooled = pool is not None and num_bytes >= POOLED_BYTES
     return pool.take(num_bytes) if pool is not None and is_pooled else torch.from_numpy(np.empty(num_bytes, np.uint8))
 
@@ -279,12 +231,13 @@ def _widen(array: Tensor, rows: Tensor, scale: Tensor | None, out: Bytes) -> Any
     to = out.view(wide)
     if scale is not None:
         scales = scale.detach().view(-1).to(torch.float32).numpy()
-        return gather_scaled(_bits(array, torch.int8), rows.numpy(), scales, to, width)
+        return gather_scaled(bits_of(array, torch.int8), rows.numpy(), scales, to, width)
     widen = gather_bfloat16 if array.dtype == torch.bfloat16 else gather_float16
-    return widen(_bits(array, torch.uint16), rows.numpy(), to, width)
+    return widen(bits_of(array, torch.uint16), rows.numpy(), to, width)
 
 
-def _bits(array: Tensor, dtype: torch.dtype) -> npt.NDArray[Any]:
+def bits_of(array: Tensor, dtype: torch.dtype) -> npt.NDArray[Any]:
+    """Return what an array holds in memory, as numbers of another type."""
     flat = array.detach().contiguous().view(-1)
     if not flat.numel():  # whose stride may be 0, and torch then views it as no other type
         flat = flat.new_empty(0)

@@ -111,31 +111,31 @@ class Pass(NamedTuple):
         return batches * sum(of_ranks) / (alone * of_one) if of_one else 1.0
 
 
-def allowed_by(asked: Auto, num_ranks: int) -> int:
-    """Return how many bytes a rank's part may take, by what is free on its host."""
-    return free_bytes() // ranks_here(num_ranks) // 2 if asked.bytes is None else asked.bytes
-
-
 def chosen(
-    allowed: int, graph: Graph, parts: Parts, steps: Pass, device: torch.device, *, offered: Boundary | None
+    asked: Auto,
+    graph: Graph,
+    parts: Sequence[Parts],
+    steps: Pass,
+    *,
+    on_host: int,
+    device: torch.device | None = None,
+    offered: Boundary | None = None,
 ) -> tuple[Boundary, str]:
-    """Return the most exact boundary that all ranks can afford, and a line for the log. Collective, as a fit begins.
+    """Return the most exact boundary that all ranks can afford, and a line for the log.
 
     Args:
-        allowed: The bytes that this rank's part may take.
+        asked: What the user asks for.
         graph: The whole graph.
-        parts: What this rank holds, at some times of the fit.
+        parts: What each rank holds, at some times of the fit.
         steps: A pass over the training nodes.
-        device: Where the ranks exchange numbers.
+        on_host: How many parts may lie on one host.
+        device: Where ranks exchange numbers: ``parts`` are then those of this rank alone. Collective, as a fit begins.
         offered: What is taken before a halo where there is memory for one hop.
     """
-    of_ranks = gather_numbers([allowed, *_counted(graph, parts, steps)], device)
+    allowed = free_bytes() // ranks_here(on_host) // 2 if asked.bytes is None else asked.bytes
+    of_ranks = [[allowed, *_counted(graph, each, steps)] for each in parts]
+    of_ranks = of_ranks if device is None else gather_numbers(of_ranks[0], device)
     return choose(graph, [rest for _, *rest in of_ranks], steps, min(row[0] for row in of_ranks), offered=offered)
-
-
-def chosen_here(allowed: int, graph: Graph, parts: Sequence[Parts], steps: Pass) -> Boundary:
-    """Return what :func:`chosen` would, without other ranks, of the ``parts`` of each rank."""
-    return choose(graph, [_counted(graph, each, steps) for each in parts], steps, allowed, offered=None)[0]
 
 
 def _counted(graph: Graph, parts: Parts, steps: Pass) -> list[int]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
@@ -21,7 +22,7 @@ from lightning_gnn_dist.batches.batches import Batches, Deal, Learning, Passes
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loading import Loading, warn_of_slow_bfloat16
 from lightning_gnn_dist.boundary.auto import Auto, boundary_of
-from lightning_gnn_dist.boundary.boundary import Boundary, Isolated, check_boundary
+from lightning_gnn_dist.boundary.boundary import Boundary, check_boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import (
     check_at_least,
@@ -30,132 +31,42 @@ from lightning_gnn_dist.checks import (
     check_choice,
     check_instance,
     check_true_or_false,
-    shown,
 )
-from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels, explain_tables, guard_plain_ddp
-from lightning_gnn_dist.data.task import Evaluating, NodeTask, Task
+from lightning_gnn_dist.data.plain_ddp import guard_plain_ddp
+from lightning_gnn_dist.data.task import Judged, NodeTask, Task, evaluation_of
 from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.graph.convert import distinct_ids
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
-from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.graph.typed.names import TypeNames
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.access import (
-    check_labelled,
-    check_samplers,
     check_typed,
     chosen_seed_type,
     folder_of,
     graph_of,
-    sampler_of_task,
 )
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.parts import Holder
 from lightning_gnn_dist.homes.residency import Holding
-from lightning_gnn_dist.homes.running import Running, passes_left
+from lightning_gnn_dist.homes.run import RunContext, passes_left
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
-from lightning_gnn_dist.joint import CountsSeeds, ForStrategies, HasDigests, HasParts, KeepsRows, Scope
+from lightning_gnn_dist.joint import (
+    CountsSeeds,
+    GivesAnchors,
+    GivesCorrections,
+    HasDigests,
+    HasFigures,
+    HasParts,
+    KeepsRows,
+    Scope,
+)
 from lightning_gnn_dist.layers.exactness import Exactness
+from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.partition.base import Cut, Partition, Partitioner
-from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.sampling.base import Sampler
 
 if TYPE_CHECKING:
     from lightning_gnn_dist.graph.user_ids import Columns
-
-Held = Literal["val", "test"]
-
-
-def inductive_graph(graph: Graph, leave_out: Sequence[Held] = get_args(Held)) -> Graph:
-    """Return the graph to train on where held nodes must not be seen: without them, and without their edges.
-
-        data = PartitionedDataModule(inductive_graph(graph), evaluation=Evaluation(on=graph))
-
-    ``n_id`` holds each node's id in the whole graph, of a graph with types its id in its type. Nodes that no mask marks
-    stay. In a graph with types the held nodes are those of the type that is learned from.
-
-    Args:
-        graph: The whole graph, with ``train_mask`` and masks of what is held.
-        leave_out: The splits whose nodes are left out, ``"val"`` for ``val_mask`` and ``"test"`` for ``test_mask``.
-    """
-    check_instance("graph", graph, Graph, "a Graph, such as Graph.open(path)")
-    if not isinstance(leave_out, list | tuple) or not leave_out:
-        raise ValueError(f'leave_out must be a list such as ["val", "test"], got {shown(leave_out)}.')
-    stays = torch.ones(graph.num_nodes, dtype=torch.bool)
-    for name in leave_out:
-        check_choice("leave_out", name, Held)
-        held = graph.split(name)
-        if not held.numel():
-            raise ValueError(f"{name}_mask marks no node: leave {name!r} out of leave_out, or mark what is held.")
-        stays[held] = False
-    return graph.induced(stays.nonzero().view(-1))
-
-
-def task_elsewhere(running: Running, types: TypeNames) -> Task | None:
-    """Return what is judged on another graph; None where it is the one that is trained on.
-
-    Args:
-        running: The run, whose evaluation may be on another graph.
-        types: The types of the graph that is trained on, or of its shards.
-    """
-    settings = running.settings
-    if settings.evaluation.on is None:
-        return None
-    if folder_of(settings.evaluation.on, "on") is not None:
-        raise ValueError(
-            f"Evaluation(on={shown(settings.evaluation.on)}) must be a graph that every host has, and this folder "
-            "holds shards: give the data module these shards as its graph, and trainer.test(model, that) or predict."
-        )
-    graph = graph_of(settings.evaluation.on)
-    check_alike("Evaluation(on=...)", types, graph.types)
-    kind = chosen_seed_type(types, None, "this one")
-    graph = graph if kind is None or kind == graph.types.seeds else graph.with_seeds(kind)
-    check_typed(graph.types, settings)
-    home = LocalGraph(graph, running, RandomPartitioner(), Holding(), Isolated(), None)
-    task = NodeTask(home, ValueCheck(is_on=settings.loading.check_values))
-    task.check(graph)
-    return task
-
-
-def check_alike(says: str, trained: TypeNames, judged: TypeNames) -> None:
-    """Refuse a graph that a model has no weights for, as it has other types, or features of other widths.
-
-    Args:
-        says: Who gives the graph that is judged.
-        trained: The types of the graph that is trained on, or of its shards.
-        judged: Those of the other.
-    """
-    known, found = (_names(types) for types in (trained, judged))
-    for names, others, has_not in ((found, known, "is trained on"), (known, found, "is judged")):
-        if more := [name for name in names if name not in others]:
-            raise ValueError(
-                f"{says}: the graph that {has_not} has not the types {shown(more)} of the other, and a model has "
-                "weights for those that it was trained on: give a graph with the same types, or train on one that has "
-                "all of them."
-            )
-    if found != known:
-        raise ValueError(f"{says} has the types {shown(found)}, and the other graph {shown(known)}: order them alike.")
-    if isinstance(trained, GraphTypes) and isinstance(judged, GraphTypes):
-        _check_widths(says, trained, judged)
-
-
-def _names(types: TypeNames) -> list[object]:
-    return [*types.node_types, *types.edge_types] if have_names(types) else []
-
-
-def _check_widths(says: str, trained: GraphTypes, judged: GraphTypes) -> None:
-    for kind, arrays in trained.node_arrays.items():
-        of_type = f" of {kind}" if kind else ""
-        if (x := arrays.get("x")) is None:
-            continue
-        other = judged.node_arrays[kind].get("x")
-        if other is None:
-            raise ValueError(f"{says} has no x{of_type}, which the graph that is trained on has: add it.")
-        if other.shape[1:] != x.shape[1:]:
-            raise ValueError(
-                f"x{of_type} has the shape {tuple(other.shape)} in {says} and {tuple(x.shape)} in the "
-                "graph that is trained on: make both features in the same way."
-            )
 
 
 def joined(fingerprints: Sequence[str]) -> str:
@@ -176,10 +87,10 @@ class GraphDataModule(LightningDataModule):
     """
 
     def __init__(self, task: Task, judging: Task | None = None) -> None:
-        self._task, self._home, self._running = task, task.home, task.home.running
+        self._task, self._home = task, task.home
         self._judging = task if judging is None else judging
         self._tasks = [task] if judging is None else [task, judging]
-        self._evaluating = Evaluating(self._judging.home, probes=self._judging.probes)
+        self.exactness = self._new_exactness()
         super().__init__()
         settings = self._running.settings
         self.sampler, self.batch_size, self.loading = settings.of_parts(), settings.batch_size, settings.loading
@@ -199,7 +110,16 @@ class GraphDataModule(LightningDataModule):
 
     @trainer.setter
     def trainer(self, trainer: Trainer | None) -> None:
-        self._running.trainer = trainer
+        self._enter(self._running.within(trainer))
+
+    @property
+    def _running(self) -> RunContext:
+        return self._home.running
+
+    def _enter(self, run: RunContext) -> None:
+        """Let all that is made from here on be of this run."""
+        for task in self._tasks:
+            task.home.running = run
 
     @property
     def seed(self) -> int:
@@ -216,10 +136,11 @@ class GraphDataModule(LightningDataModule):
         """What gives batches weights for the loss; None where there are none, or where nothing is lost."""
         return self._home.coverage
 
-    @property
-    def exactness(self) -> Exactness:
-        """Whether figures of evaluations are those of the whole graph."""
-        return self._evaluating.exactness
+    def _new_exactness(self) -> Exactness:
+        """Return what says whether figures of evaluations are those of the whole graph."""
+        settings = self._running.settings
+        probes = self._judging.probes and settings.probes
+        return Exactness(settings.of_parts(), settings.evaluation.sampler, probes=probes)
 
     def __str__(self) -> str:
         # Lightning's own would take every loader apart.
@@ -313,6 +234,7 @@ class GraphDataModule(LightningDataModule):
 
     def prepare_data(self) -> None:
         """One process of every host computes the partition; the others find it in the cache."""
+        self._enter(self._running.within(self.trainer))  # whose ranks are there now
         self._home.prepare()
 
     def setup(self, stage: str) -> None:
@@ -323,10 +245,11 @@ class GraphDataModule(LightningDataModule):
         of them learns.
         """
         is_fit, trainer = stage == "fit", self.trainer
+        self._enter(self._running.within(trainer))
         if is_fit:
             self._home.begin_fit()  # first: of a fit before it may be another
         warn_of_slow_bfloat16(trainer)
-        self._running.agree(is_fit=is_fit)
+        self._enter(self._running.agreed(is_fit=is_fit))
         if is_fit and trainer is not None:
             if self._running.num_ranks > 1:
                 self.boundary.check_in_fit(trainer)
@@ -365,14 +288,14 @@ class GraphDataModule(LightningDataModule):
         return self._kept(self._train_batches)
 
     def val_dataloader(self) -> Batches:
-        return self._kept(self._evaluating.loader(self._judging.judged("val")))
+        return self._evaluates(self._judging.judged("val"))
 
     def test_dataloader(self) -> Batches:
-        return self._kept(self._evaluating.loader(self._judging.judged("test")))
+        return self._evaluates(self._judging.judged("test"))
 
     def predict_dataloader(self) -> Batches:
         """Return a loader of this rank's share of the nodes in order; of shards, of all nodes nearly all its own."""
-        loader = self._kept(self._evaluating.loader(self._judging.predicted(self.predicted)))
+        loader = self._evaluates(self._judging.predicted(self.predicted))
         loader.spare_memory()
         return loader
 
@@ -385,8 +308,8 @@ class GraphDataModule(LightningDataModule):
         return {"seed": self.seed} | self._home.state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if (kept := state_dict.get("seed")) is not None and self._running.fits:
-            self._running.keep_seed(kept)
+        if (kept := state_dict.get("seed")) is not None and self._running.stage in (None, TrainerFn.FITTING):
+            self._enter(self._running.with_seed(kept))
         self._home.restore(state_dict)
 
     def teardown(self, stage: str) -> None:
@@ -405,9 +328,8 @@ class GraphDataModule(LightningDataModule):
     def on_exception(self, exception: BaseException) -> None:
         """Explain the error and end what runs in the background: after an exception Lightning tears nothing down."""
         self._home.abort()  # first, as a thread may wait for a rank that will never answer
-        explain_features(exception, self._home.rows)
-        explain_labels(exception)
-        explain_tables(exception)
+        with suppress(ImportError):  # of a copy without it
+            extension("explained errors")(exception, self._home.rows)
         self.teardown("fit")
 
     def _at_rest(self) -> dict[str, Any]:
@@ -416,7 +338,7 @@ class GraphDataModule(LightningDataModule):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is one at rest, as for a process that Lightning spawns: of a run there are threads and connections.
-        return vars(self) | self._at_rest() | {"_train_batches": None}
+        return vars(self) | self._at_rest() | {"_train_batches": None, "exactness": self._new_exactness()}
 
     # What strategies ask for.
     def correction_batches(
@@ -495,6 +417,9 @@ class GraphDataModule(LightningDataModule):
         self._home.outside.refresh(self._train_batches.phase_of(start))
 
     # What it is made of.
+
+    def _evaluates(self, judged: Judged) -> Batches:
+        return self._kept(evaluation_of(judged, self._judging.home, self.exactness, self))
 
     def _kept(self, loader: Batches) -> Batches:
         self._loaders.append(loader)
@@ -613,32 +538,32 @@ class PartitionedDataModule(GraphDataModule):
     ) -> None:
         where, given = folder_of(graph, "graph") or graph_of(graph), sampler
         tables = where.types.tables if isinstance(where, Graph) else where.tables
-        check_labelled(tables, task)
-        sampler = sampler_of_task(tables, task) if sampler is None else sampler
+        if tables is not None:
+            drawn = extension("task of a database")(tables, task, has_labels=True)
+            sampler = drawn if sampler is None else sampler
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
         if coverage is not None:
             check_instance("coverage", coverage, Coverage, 'an object such as Coverage() or Coverage("batch"), or None')
         asked = boundary_of(boundary, of_edges=False, is_in_shards=not isinstance(where, Graph), is_for_parts=False)
         check_boundary(asked)
         asked.check_settings(settings)
-        running, values = Running(settings, self), ValueCheck(is_on=settings.loading.check_values)
+        running, values = RunContext(settings), ValueCheck(is_on=settings.loading.check_values)
         self._given: dict[str, Any] = {"sampler": given, "batch_size": batch_size, "seed": seed, "loading": loading}
         self._given |= {"holding": holding, "boundary": boundary, "global_batching": global_batching}
         self._given |= {"evaluation": evaluation, "coverage": coverage, "task": task}
         if not isinstance(where, Graph):
             cut: Any = {"task": task, "partitioner": partitioner, "holding": holding}
             home = where.home(running, asked, coverage, **cut)
-            super().__init__(NodeTask(home, values), task_elsewhere(running, home.types))
+            super().__init__(NodeTask(home, values), _task_elsewhere(running, home.types))
             return
         kind = chosen_seed_type(where.types, task, "this one")
         whole = where if kind is None or kind == where.types.seeds else where.with_seeds(kind)
-        check_typed(whole.types, settings)
-        check_samplers(whole, settings)
+        check_typed(whole.types, settings, whole)
         cutter = None if partitioner == "auto" else partitioner
         home = LocalGraph(whole, running, cutter, holding, asked, coverage)
         learned = NodeTask(home, values)
         learned.check(whole)
-        super().__init__(learned, task_elsewhere(running, whole.types))
+        super().__init__(learned, _task_elsewhere(running, whole.types))
 
     def on(self, graph: Graph | Data | HeteroData | str | Path) -> PartitionedDataModule:
         """Return a data module of another graph, with the settings of this one.
@@ -654,7 +579,7 @@ class PartitionedDataModule(GraphDataModule):
         given = self._given | {"evaluation": replace(self.evaluation, on=None)}
         found = copy(self)  # of a class derived from this one, too
         PartitionedDataModule.__init__(found, graph, **given)
-        check_alike("on(...)", self._home.types, found._home.types)
+        extension("another graph").check_alike("on(...)", self._home.types, found._home.types)
         return found if self.predicted is None else found.only(self.predicted - self._judging.home.ids.start)
 
     def only(self, nodes: Sequence[int] | Tensor) -> PartitionedDataModule:
@@ -673,6 +598,13 @@ class PartitionedDataModule(GraphDataModule):
         return found
 
 
+def _task_elsewhere(running: RunContext, types: TypeNames) -> Task | None:
+    """Return what is judged on another graph; None where it is the one that is trained on."""
+    on = running.settings.evaluation.on
+    found: Task | None = None if on is None else extension("another graph").task(on, running, types)
+    return found
+
+
 def what_is_judged(data: GraphDataModule) -> Graph | Path:
     """Return what is validated, tested and predicted: a graph, or the folder of this host's shards of one."""
     home = data._judging.home
@@ -682,35 +614,10 @@ def what_is_judged(data: GraphDataModule) -> Graph | Path:
     return home.graph
 
 
-def what_is_predicted(
-    data: PartitionedDataModule, module: LightningModule, more_hops: int = 0
-) -> tuple[Graph, Sampler]:
-    """Return the graph that is predicted, which this host must have, and the sampler of what a model reads of it.
-
-    Args:
-        data: The data module.
-        module: The model.
-        more_hops: How many hops more are drawn than the model has layers, where all neighbours are taken.
-    """
-    graph = what_is_judged(data)
-    if isinstance(graph, Path):
-        raise shards_are_not_served(graph, "graph")
-    return graph, data._running.sampler_of_evaluation(more_hops, module)
-
-
-def shards_are_not_served(shards: Path | None, argument: str) -> ValueError:
-    """Return the refusal of shards by a server, which reads rows of all nodes on its host."""
-    return ValueError(
-        f"A server reads the whole graph, and {shards} holds shards: name what they were divided from, "
-        f"--data.{argument}=my_{argument}, of which it maps the files; or write all rows once with predict --output, "
-        "which takes shards."
-    )
-
-
 if TYPE_CHECKING:
 
     def _offers(
         data: GraphDataModule, loader: Batches
-    ) -> tuple[ForStrategies, HasDigests, HasParts, KeepsRows, CountsSeeds]:
+    ) -> tuple[GivesCorrections, GivesAnchors, HasFigures, HasDigests, HasParts, KeepsRows, CountsSeeds]:
         """Let mypy check that these have what the Protocols of ``joint`` ask for."""
-        return data, data, data, data, loader
+        return data, data, data, data, data, data, loader

@@ -21,7 +21,7 @@ from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.access import GraphAccess
 from lightning_gnn_dist.homes.local_graph import train_nodes
-from lightning_gnn_dist.homes.running import ForgetsRun
+from lightning_gnn_dist.homes.run import ForgetsRun
 from lightning_gnn_dist.layers.choice import Evaluated, is_limited
 from lightning_gnn_dist.layers.exactness import Exactness, Outlook
 from lightning_gnn_dist.layers.layered_loader import EvaluationLoader, Targets
@@ -60,52 +60,40 @@ class Judged(NamedTuple):
             )
 
 
-class Evaluating:
-    """Makes the loaders of evaluations.
+def evaluation_of(judged: Judged, home: GraphAccess, exactness: Exactness, data: object) -> Batches:
+    """Return the loader of this rank's share of an evaluation. Collective.
 
     Args:
+        judged: What is judged.
         home: Where the graph lives.
-        probes: Whether a few seeds are looked at before an evaluation.
+        exactness: Says whether figures are those of the whole graph.
+        data: The data module, whose hooks may change batches.
     """
-
-    def __init__(self, home: GraphAccess, *, probes: bool) -> None:
-        self._home, self._probes = home, probes and home.running.settings.probes
-        self.exactness = self._new_exactness()
-
-    def _new_exactness(self) -> Exactness:
-        settings = self._home.running.settings
-        return Exactness(settings.of_parts(), settings.evaluation.sampler, probes=self._probes)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"exactness": self._new_exactness()}
-
-    def loader(self, judged: Judged) -> Batches:
-        """Return the loader of this rank's share. Collective."""
-        run, costs = self._home.running, self._home.costs
-        self.exactness.check(run.trainer)
-        num_ranks, count = run.num_ranks, len(judged.ids)
-        judged.check_shared(num_ranks)
-        evaluated = Evaluated(judged.ids, lambda ids: judged.targets(ids).nodes.unique(), num_ranks)
-        sampler, model = judged.sampler(0), run.layers_of_model(is_typed=have_names(self._home.types))
-        size = run.settings.evaluation.batch_size or run.settings.batch_size
-        if run.settings.evaluation.batch_size is None and not is_limited(run.trainer):
-            size = costs.batch_size(evaluated, sampler, model)
-        rows, num_batches = costs.ready_rows(evaluated, size, model), evaluated.num_batches(size)
-        sampler = judged.dealt(sampler, num_batches)
-        source = self._home.evaluation_source(sampler, judged.num_ids)
-        outlook = Outlook(
-            evaluated,
-            lambda more_hops: self._home.evaluation_source(judged.sampler(more_hops), judged.num_ids),
-            costs.bytes_around,
-            lambda: num_batches == 1 and num_ranks == 1 and costs.is_whole_graph(evaluated.nodes),
-        )
-        look, num_hops = partial(self.exactness.look, run.trainer, outlook), run.settings.of_parts().num_hops
-        make = partial(EvaluationLoader, num_hops, look, rows, judged.targets)
-        share, places = (replace(evaluated, ids=ids).share(costs.place) for ids in (judged.ids, range(count)))
-        how = run.options_of_batches
-        if source.is_short:
-            how["bulk_size"] = 1
-        return make(source, Deal(share, num_batches, run.seed, shuffle=False, inputs=places), **how)
+    run, costs = home.running, home.costs
+    exactness.check(run.trainer)
+    num_ranks, count = run.num_ranks, len(judged.ids)
+    judged.check_shared(num_ranks)
+    evaluated = Evaluated(judged.ids, lambda ids: judged.targets(ids).nodes.unique(), num_ranks)
+    sampler, model = judged.sampler(0), run.layers_of_model(data, is_typed=have_names(home.types))
+    size = run.settings.evaluation.batch_size or run.settings.batch_size
+    if run.settings.evaluation.batch_size is None and not is_limited(run.trainer):
+        size = costs.batch_size(evaluated, sampler, model)
+    rows, num_batches = costs.ready_rows(evaluated, size, model), evaluated.num_batches(size)
+    sampler = judged.dealt(sampler, num_batches)
+    source = home.evaluation_source(sampler, judged.num_ids)
+    outlook = Outlook(
+        evaluated,
+        lambda more_hops: home.evaluation_source(judged.sampler(more_hops), judged.num_ids),
+        costs.bytes_around,
+        lambda: num_batches == 1 and num_ranks == 1 and costs.is_whole_graph(evaluated.nodes),
+    )
+    look, num_hops = partial(exactness.look, run.trainer, outlook), run.settings.of_parts().num_hops
+    make = partial(EvaluationLoader, num_hops, look, rows, judged.targets)
+    share, places = (replace(evaluated, ids=ids).share(costs.place) for ids in (judged.ids, range(count)))
+    how = run.options_of_batches
+    if source.is_short:
+        how["bulk_size"] = 1
+    return make(source, Deal(share, num_batches, run.seed, shuffle=False, inputs=places), **how)
 
 
 class Task(ForgetsRun, ABC):

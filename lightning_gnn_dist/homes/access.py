@@ -5,23 +5,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist.batches.one_hop import Run
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource, stream_to
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated, Outside
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import check_instance, check_path, shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import TypeNames, TypeRanges, have_names
-from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.parts import Holder
-from lightning_gnn_dist.homes.residency import Holding, Per
-from lightning_gnn_dist.homes.running import ForgetsRun, Running
+from lightning_gnn_dist.homes.residency import Per
+from lightning_gnn_dist.homes.run import ForgetsRun, RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.layers.choice import Counter, Evaluated, seeds_at_once
 from lightning_gnn_dist.layers.layered_loader import ReadyRows
@@ -33,12 +31,6 @@ from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.wire.channel import Channel
-
-if TYPE_CHECKING:
-    from lightning_gnn_dist.graph.typed.tables import Tables
-
-HOPS_OF_TASK = [1, 16, 8]  # the row that a question is about, then its neighbours of each type, then theirs
-HOPS_OF_PAIRS = [16, 8, 4]  # the same, and the neighbours of what is recommended
 
 Shown = Callable[[Graph], Graph]
 _ALONE = Isolated()  # of a rank that has the whole graph
@@ -56,40 +48,22 @@ class Owners(NamedTuple):
     ranks: Tensor
 
 
-class MakesSources(Protocol):
-    """Makes the batches of a graph that every host has, where its rows do not lie in RAM.
-
-    A process that Lightning spawns gets a copy at rest.
-    """
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """Numbers to log."""
-        ...
-
-    def source(
-        self, home: Any, graph: Graph, sampler: Sampler, num_ids: int | None, run: Run | None
-    ) -> BatchSource | None:
-        """Return the source of batches of a part or of the whole graph; None where these are made in RAM."""
-        ...
-
-    def close(self, graph: Graph) -> None:
-        """Free what it has taken for the whole graph."""
-        ...
-
-
 class Costs:
     """Counts what an evaluation costs, so that it is done at the least cost.
 
     All ranks have the graph, so they find the same without a word.
 
     Args:
-        graph: The graph.
-        running: The run, and how its batches are made.
+        home: Where the graph lives, whose ``graph`` is the whole one as batches show it.
     """
 
-    def __init__(self, graph: Graph, running: Running) -> None:
-        self._graph, self._running = graph, running
+    def __init__(self, home: Any) -> None:
+        self._home = home
+
+    @property
+    def _running(self) -> RunContext:
+        run: RunContext = self._home.running
+        return run
 
     @property
     def place(self) -> int:
@@ -102,7 +76,7 @@ class Costs:
         if self._running.settings.evaluation.sampler is not None:
             return size
         if isinstance(self._running.sampler_of_evaluation(), SeesByTime):
-            return seeds_at_once(self._graph, sampler, evaluated, self._counter(), size, budget)
+            return seeds_at_once(self._home.graph, sampler, evaluated, self._counter(), size, budget)
         return self._counter().batch_size(evaluated, size, budget)
 
     def ready_rows(self, evaluated: Evaluated, batch_size: int, model: ModelLayers | None) -> ReadyRows | None:
@@ -111,15 +85,15 @@ class Costs:
             return None
         run, (seeds, num_ranks) = self._running, (evaluated.nodes, evaluated.num_ranks)
         if model.norm is not None:  # such a layer takes all rows at once, so every rank computes them
-            seeds, num_ranks = torch.arange(self._graph.num_nodes), 1
+            seeds, num_ranks = torch.arange(self._home.graph.num_nodes), 1
 
         def nodes_of_rank(model: ModelLayers, channel: Channel) -> WholeNodes:
             limits = channel.size, run.bytes_of_evaluation
-            return WholeNodes(self._graph, seeds, model.layers, *limits, widen=run.widen)
+            return WholeNodes(self._home.graph, seeds, model.layers, *limits, widen=run.widen)
 
         assert run.trainer is not None
         budget = run.bytes_of_evaluation, run.settings.evaluation.bytes
-        return ReadyRows(run.trainer, nodes_of_rank, num_ranks, *budget, folder_beside(self._graph), run.dtype)
+        return ReadyRows(run.trainer, nodes_of_rank, num_ranks, *budget, folder_beside(self._home.graph), run.dtype)
 
     def bytes_around(self, some: Sequence[Tensor], most: int) -> list[int | None]:
         """Return the bytes of a batch around each of some lists of nodes, with one hop more than an evaluation has.
@@ -135,7 +109,7 @@ class Costs:
 
     def _counter(self, more_hops: int = 0) -> Counter:
         num_hops = self._running.sampler_of_evaluation(more_hops).num_hops
-        return Counter(self._graph, num_hops, self._running.module)
+        return Counter(self._home.graph, num_hops, self._running.module)
 
 
 class GraphAccess(ForgetsRun, ABC):
@@ -152,7 +126,7 @@ class GraphAccess(ForgetsRun, ABC):
     _per: Per = "rank"  # who holds a part
     whole: Graph | None = None  # the graph, where every host has it
 
-    def __init__(self, running: Running, boundary: Boundary, coverage: Coverage | None) -> None:
+    def __init__(self, running: RunContext, boundary: Boundary, coverage: Coverage | None) -> None:
         self.running, self.boundary, self.coverage = running, boundary, coverage
         self._outside: tuple[Boundary, Outside] | None = None
 
@@ -224,6 +198,9 @@ class GraphAccess(ForgetsRun, ABC):
 
     def at_rest(self) -> dict[str, Any]:
         return {"_outside": None}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"running": self.running.at_rest()}
 
     def abort(self) -> None:  # optional
         """End connections at once, so that no thread waits for a rank that will never answer."""
@@ -370,45 +347,13 @@ class GraphAccess(ForgetsRun, ABC):
         """Return what layers read of the whole graph, with a row for each of the nodes of a part. Collective."""
 
 
-class Folder(Protocol):
-    """A folder that is no saved graph, and says by a file what it is: each rank has some of a graph there."""
-
-    path: Path
-
-    @property
-    def tables(self) -> Tables | None:
-        """What became of the tables of a database."""
-
-    def home(
-        self,
-        running: Running,
-        boundary: Boundary,
-        coverage: Coverage | None,
-        *,
-        task: str | None,
-        partitioner: object,
-        holding: Holding,
-    ) -> GraphAccess:
-        """Return the home of its nodes; refuse to cut what is cut."""
-
-    def links(self) -> tuple[Any, Any]:
-        """Return which edges it holds, as ``LinkBounds``, and its types."""
-
-    def edges(self, running: Running, boundary: Boundary, values: ValueCheck, asked: Any) -> Any:
-        """Return its edges as what is learned: an ``EdgeTask`` of ``AskedEdges``."""
-
-    def refuse_to_cut(self, partitioner: object, holding: Holding) -> None:
-        """Refuse to cut what is cut."""
-
-
-def folder_of(given: object, name: str) -> Folder | None:
-    """Return the folder that a data module is given as its argument ``name``, if it is no saved graph."""
+def folder_of(given: object, name: str) -> Any | None:
+    """Return what opens the folder that a data module is given as its argument ``name``, if it is no saved graph."""
     if not isinstance(given, str | Path):
         return None
     path = check_path(name, given)
     files = [name for name in EXTENSIONS if name.endswith(".json") and (path / name).exists()]
-    found: Folder | None = extension(files[0])(path) if files else None
-    return found
+    return extension(files[0])(path) if files else None
 
 
 def graph_of(given: Graph | Data | HeteroData | str | Path) -> Graph:
@@ -430,38 +375,8 @@ def chosen_seed_type(types: TypeNames, task: str | None, whose: str) -> str | No
     return None
 
 
-def sampler_of_task(tables: Tables | None, task: str | None) -> Sampler | None:
-    """Return what draws batches of a task of a database; None of other graphs.
-
-    Args:
-        tables: What became of the tables of the database, if there is one.
-        task: The task. None stands for the only one that has labels.
-    """
-    labelled = [] if tables is None else [name for name, each in tables.tasks.items() if each.receiver is None]
-    if tables is None or (len(labelled) != 1 if task is None else task not in tables.tasks):
-        return None
-    hops = HOPS_OF_TASK if task is None or task in labelled else HOPS_OF_PAIRS
-    if not tables.timed:
-        return NeighborSampler(hops)
-    timed: Sampler = extension("by time")(hops, tables.time, pick="latest")
-    return timed
-
-
-def check_labelled(tables: Tables | None, task: str | None) -> None:
-    """Refuse what is neither a task of a database nor one of its tables, and tasks that recommend."""
-    if (
-        tables is not None
-        and task is not None
-        and task not in tables.features
-        and tables.task(task).receiver is not None
-    ):
-        raise ValueError(
-            f"task {shown(task)} recommends, and has no labels: learn it by LinkDataModule(graph, task=...)."
-        )
-
-
-def check_typed(types: TypeNames, settings: BatchSettings) -> None:
-    """Refuse numbers of other types, and what does not take a typed graph, if this is one."""
+def check_typed(types: TypeNames, settings: BatchSettings, graph: Graph | None = None) -> None:
+    """Refuse numbers of other types, and what does not take a typed graph, or this one, if it is one."""
     if not have_names(types):
         return
     for sampler in settings.samplers:
@@ -469,9 +384,6 @@ def check_typed(types: TypeNames, settings: BatchSettings) -> None:
             sampler.of_types(types)
     if settings.loading.sample_on == "device":
         raise ValueError('sample_on="device" is for graphs without types: leave it out, and batches are drawn in RAM.')
-
-
-def check_samplers(graph: Graph, settings: BatchSettings) -> None:
-    """Refuse samplers that do not take a typed graph, if this is one."""
-    for sampler in settings.samplers if have_names(graph.types) else ():
-        sampler.sample_bulk(graph, [], [])  # refuses the graph, or draws nothing
+    if graph is not None:
+        for sampler in settings.samplers:
+            sampler.sample_bulk(graph, [], [])  # refuses the graph, or draws nothing

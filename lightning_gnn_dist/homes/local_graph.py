@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.one_hop import Run
 from lightning_gnn_dist.batches.source import BatchSource, Crossing
-from lightning_gnn_dist.boundary.auto import Auto, Pass, allowed_by, chosen, chosen_here, kept, short_name
+from lightning_gnn_dist.boundary.auto import Auto, Parts, Pass, chosen, kept, short_name
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated, check_seed_hops
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import brief, check_callable, check_instance
@@ -27,8 +27,8 @@ from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.homes.access import Costs, GraphAccess, MakesSources, Owners, Shown
-from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher, SharesParts
+from lightning_gnn_dist.homes.access import Costs, GraphAccess, Owners, Shown
+from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher
 from lightning_gnn_dist.homes.residency import (
     Fixed,
     Holding,
@@ -38,7 +38,7 @@ from lightning_gnn_dist.homes.residency import (
     default_period,
     held_by_all,
 )
-from lightning_gnn_dist.homes.running import Running
+from lightning_gnn_dist.homes.run import RunContext
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.budget import Host
 from lightning_gnn_dist.layers.through_layers import Layer, has_layers, whole_graph_arrays
@@ -226,7 +226,7 @@ class LocalGraph(GraphAccess):
     def __init__(
         self,
         graph: Graph,
-        running: Running,
+        running: RunContext,
         partitioner: Partitioner | Partition | None,
         holding: Holding,
         boundary: Boundary,
@@ -242,10 +242,10 @@ class LocalGraph(GraphAccess):
             graph.check_edges()
         super().__init__(running, self.asked, coverage)
         elsewhere = running.settings.loading.elsewhere
-        self._sources: MakesSources | None = None
+        self._sources: Any = None  # makes the batches of a graph whose rows do not lie in RAM
         if elsewhere is not None:
             self._sources = extension(elsewhere).of(running.settings, graph)
-        self._evaluation: MakesSources | None = None  # where the graph is larger than what is free
+        self._evaluation: Any = None  # where the graph is larger than what is free
         self.whole, self._per, self._weighs = graph, self.holding.per, coverage
         self._partitioner, self._fingerprint, self._shown_edges = partitioner, fingerprint, shown
         self._suited: dict[tuple[bool, bool], Partitioner] = {}
@@ -253,7 +253,7 @@ class LocalGraph(GraphAccess):
         self._take(self.asked)
         self._parts: PartSwitcher | None = None
         self._period: int | None = None
-        self._shelf: SharesParts | None = None  # of the ranks of a host
+        self._shelf: Any = None  # lets the ranks of a host have a part in memory once
         self.crossing = Crossing()
 
     # The graph.
@@ -265,7 +265,7 @@ class LocalGraph(GraphAccess):
 
     @cached_property
     def costs(self) -> Costs:
-        return Costs(self.graph, self.running)
+        return Costs(self)
 
     @property
     def fingerprint(self) -> str:
@@ -339,10 +339,8 @@ class LocalGraph(GraphAccess):
         if self._partitioner is None:
             rank_zero_info(f"{self.partitioner} cuts the graph, as no partitioner was named.")
         if isinstance(self.asked, Auto):
-            plan, parts = self.plan, self.plan.parts(self.holder.part)
-            most = self._bytes_allowed(self.asked, plan)
-            steps = self._steps(plan), self.running.device
-            self._take(*chosen(most, self.whole, parts, *steps, offered=self._offered()))
+            parts, device = [self.plan.parts(self.holder.part)], self.running.device
+            self._take(*self._chosen(self.asked, self.plan, parts, device=device, offered=self._offered()))
 
     def open(self, check: Callable[[Graph], None], *, is_fit: bool) -> None:
         """Compare what a fit takes with the memory that is there: the graph is open, and was looked at."""
@@ -423,14 +421,12 @@ class LocalGraph(GraphAccess):
         offered = asked.offered()
         return offered if offered is not None and offered.suits(self.running.settings, trainer) else None
 
-    def _steps(self, plan: Plan) -> Pass:
-        """Return a pass over all training nodes."""
+    def _chosen(self, asked: Auto, plan: Plan, parts: Sequence[Parts], **how: Any) -> tuple[Boundary, str]:
+        """Return what ``"auto"`` is on some parts, and a line for the log."""
         settings, layered = self.running.settings, has_layers(self.running.module)
-        return Pass(settings.of_parts(), settings.batch_size, plan.learned_by_ranks(), layered)
-
-    def _bytes_allowed(self, asked: Auto, plan: Plan) -> int:
-        """Return how many bytes a part may take, where all parts may lie on one host."""
-        return allowed_by(asked, 1 if self._per == "host" else plan.num_parts)
+        steps = Pass(settings.of_parts(), settings.batch_size, plan.learned_by_ranks(), layered)
+        on_host = 1 if self._per == "host" else plan.num_parts
+        return chosen(asked, self.whole, parts, steps, on_host=on_host, **how)
 
     # The part.
 
@@ -471,8 +467,7 @@ class LocalGraph(GraphAccess):
     def _reader(self, number: int, num_parts: int) -> PartReader:
         plan, boundary = self.plan_for(num_parts), self.boundary
         if isinstance(boundary, Auto):
-            parts = [plan.parts(each) for each in range(num_parts)]
-            boundary = chosen_here(self._bytes_allowed(boundary, plan), self.whole, parts, self._steps(plan))
+            boundary, _ = self._chosen(boundary, plan, [plan.parts(each) for each in range(num_parts)])
         return plan.reader(number, boundary, self.coverage)
 
     def own_parts(self) -> PartSwitcher:
@@ -571,7 +566,7 @@ class LocalGraph(GraphAccess):
         sampler: Sampler,
         num_ids: int | None = None,
         run: Run | None = None,
-        sources: MakesSources | None = None,
+        sources: Any = None,
     ) -> BatchSource:
         """Return the source of batches of a part or of the whole graph, made where ``loading`` says."""
         sources = sources or self._sources

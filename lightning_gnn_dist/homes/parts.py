@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from lightning.pytorch import Trainer
@@ -66,25 +66,15 @@ class ReadPart:
             typed graph, the nodes are in the order of their ids.
         rows: The whole rows that were read, for the next switch. None if the part never changes.
         bytes_read: Bytes that were read from the whole graph.
-        seconds: How long reading and building the part took.
         is_resident: Which of its nodes the boundary did not add.
+        seconds: How long reading and building the part took.
     """
 
     graph: Graph
     rows: PartRows | None
     bytes_read: int
-    seconds: float
     is_resident: Tensor
-
-
-class _Found(NamedTuple):
-    """What was read of a part."""
-
-    part: Graph
-    is_own: Tensor
-    is_resident: Tensor
-    rows: PartRows | None
-    num_bytes: int
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,12 +108,13 @@ class PartReader:
         started = time.perf_counter()
         # A memory map for this call alone, so that the pages it reads are freed after the copy.
         graph = self._opened()
-        part, is_own, is_resident, rows, num_bytes = self._found(graph, super_epoch, previous)
+        found, is_own = self._found(graph, super_epoch, previous)
+        part = found.graph
         part.node_arrays["train_mask"] = is_own & learned_from(part, self.graph.types.seeds)
         if self.coverage is not None:
             degrees = degrees_of(graph.indptr, part.node_arrays["n_id"])
             part.node_arrays["coverage"] = weights_of(self.coverage, part, degrees, is_own)
-        return ReadPart(part, rows, num_bytes, time.perf_counter() - started, is_resident)
+        return replace(found, seconds=time.perf_counter() - started)
 
     def _opened(self) -> Graph:
         graph = reopened(self.graph)
@@ -134,22 +125,22 @@ class PartReader:
             )
         return graph
 
-    def _found(self, graph: Graph, super_epoch: int, previous: ReadPart | None) -> _Found:
-        """Return the nodes of a part and the edges among them, by the ways that there are to read them."""
+    def _found(self, graph: Graph, super_epoch: int, previous: ReadPart | None) -> tuple[ReadPart, Tensor]:
+        """Return a part, by the ways that there are to read it, and which of its nodes the rank learns from."""
         held = self.holding.residency.held(super_epoch, self.rank, self.world_size, self.seed)
         is_alone = isinstance(self.boundary, Isolated) and not held.others and not self.holding.extra_nodes
         if self.read_chunks is not None and is_alone:
             part, nodes, num_bytes = self.read_chunks(held.own)
             part.node_arrays["n_id"] = nodes
             is_held = torch.ones(nodes.numel(), dtype=torch.bool)
-            return _Found(part, is_held, is_held, None, num_bytes)
+            return ReadPart(part, None, num_bytes, is_held), is_held
         residents, num_own = self.residents(super_epoch)
         residency = self.holding.residency
         overlaps = residency.sweep(self.world_size) > 1 and residency.turns(self.world_size) == 1
         source = _Copies(graph, previous) if overlaps and not have_names(graph.types) else _InPlace(graph)
         part, nodes, is_own = around(source, residents, residents[:num_own], self.boundary, self.seed)
         part.node_arrays["n_id"] = nodes
-        return _Found(part, is_own, Lookup(residents).contains(nodes), source.kept, source.bytes_read)
+        return ReadPart(part, source.kept, source.bytes_read, Lookup(residents).contains(nodes)), is_own
 
     def residents(self, super_epoch: int) -> tuple[Tensor, int]:
         """Return the nodes of the part without its halo, the rank's own first, and how many are its own."""
@@ -159,16 +150,6 @@ class PartReader:
         if self.holding.extra_nodes:
             residents = torch.cat([residents, self.holding.extra(residents, self.partition, self.rank, self.seed)])
         return residents, own.numel()
-
-
-class SharesParts(Protocol):
-    """Lets the ranks of a host have a part in memory once."""
-
-    def shared(self, reader: PartReader) -> PartReader:
-        """Return what reads the same parts, each once for all ranks of a host."""
-
-    def close(self) -> None:
-        """Free what it has taken."""
 
 
 def nodes_of(partition: Partition, chunks: Iterable[int]) -> Tensor:

@@ -21,14 +21,14 @@ from lightning_gnn_dist.checks import (
     check_seed,
 )
 from lightning_gnn_dist.engine.rng import Purpose, permutation
-from lightning_gnn_dist.graph.graph import Graph, bytes_per_node
+from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.random import deal
 from lightning_gnn_dist.rules import Count, Fraction, check_fields
 
 Per = Literal["rank", "host"]
-_BYTES_BESIDE = 22  # of a node that is held, beside its arrays: its id, where its row starts, masks and coverage
+BYTES_BESIDE = 22  # of a node that is held, beside its arrays: its id, where its row starts, masks and coverage
 ReadChunks = Callable[[Sequence[int]], tuple[Graph, Tensor, int]]  # the graph among their nodes, these, bytes read
 
 
@@ -256,12 +256,7 @@ def _check_own(name: str, num_chunks: int, of_all: list[Held], first: int, turns
 
 def bytes_held(graph: Graph) -> int:
     """Return the bytes that all of a graph takes where ranks hold it as parts."""
-    return graph.num_bytes + _BYTES_BESIDE * graph.num_nodes
-
-
-def bytes_of_nodes(graph: Graph) -> int:
-    """Return the bytes of that which are there without a single edge."""
-    return (bytes_per_node(graph) + _BYTES_BESIDE) * graph.num_nodes
+    return graph.num_bytes + BYTES_BESIDE * graph.num_nodes
 
 
 def default_period(max_epochs: int | None, sweep: int) -> int:

@@ -127,8 +127,7 @@ class BatchSettings:
         check_fields(self)
         if self.loading.sample_on == "device":
             extension("rows on devices").check(self.of_parts(), self.global_batching.sampler)
-        self._check_hops()
-        self._check_times()
+        self._check_samplers()
 
     @property
     def evaluates_whole_rows(self) -> bool:
@@ -169,29 +168,27 @@ class BatchSettings:
         """Whether a few seeds are computed with one more hop before an evaluation."""
         return self.evaluation.probe and self.evaluates_whole_rows
 
-    def _check_times(self) -> None:
-        """Refuse samplers of which one sees what another must not, and labels of all times."""
-        ours = _sight_of(self.of_parts())
-        for name, sampler in (("evaluation", self.of_evaluation()), ("global_batching", self.of_corrections())):
-            if _sight_of(sampler) != ours:
+    def _check_samplers(self) -> None:
+        """Refuse samplers of other hops, those of which one sees what another must not, and labels of all times."""
+        ours, sight = self.of_parts(), _sight_of(self.of_parts())
+        given = {"evaluation": self.evaluation.sampler, "global_batching": self.global_batching.sampler}
+        for name, other in given.items():
+            if other is not None and other.num_hops != ours.num_hops:
                 raise ValueError(
-                    f"{name} draws with {sampler} and training with {self.of_parts()}: seeds must see the same events "
+                    f"{name} samples {other.num_hops} hops and sampler {ours.num_hops}, and one model takes batches of "
+                    "both: draw as many hops as the model has layers."
+                )
+        for name, other in zip(given, (self.of_evaluation(), self.of_corrections()), strict=True):
+            if _sight_of(other) != sight:
+                raise ValueError(
+                    f"{name} draws with {other} and training with {ours}: seeds must see the same events "
                     "in both, so give both a TemporalSampler with the same time, seed_time, equal and last, or none."
                 )
-        if ours is not None and self.loading.all_labels:
+        if sight is not None and self.loading.all_labels:
             raise ValueError(
                 "Loading(all_labels=True) shows a seed the labels of nodes that are judged with it or after it, and "
-                f"{self.of_parts()} draws by time: leave all_labels out."
+                f"{ours} draws by time: leave all_labels out."
             )
-
-    def _check_hops(self) -> None:
-        ours = self.of_parts().num_hops
-        for name, other in (("evaluation", self.evaluation.sampler), ("global_batching", self.global_batching.sampler)):
-            if other is not None and other.num_hops != ours:
-                raise ValueError(
-                    f"{name} samples {other.num_hops} hops and sampler {ours}, and one model takes batches of both: "
-                    "draw as many hops as the model has layers."
-                )
 
     @property
     def samplers(self) -> tuple[Sampler, Sampler, Sampler]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import check_choice
-from lightning_gnn_dist.joint import CountsNodes, JudgesParts, KeepsRows
+from lightning_gnn_dist.joint import JudgesParts, KeepsRows
 from lightning_gnn_dist.rounds import checkpoints, refusals
 from lightning_gnn_dist.rounds.clock import EveryPass, KnownSteps, RoundClock
 from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards, resolved
@@ -215,7 +215,7 @@ class RoundStrategy(PartitionedStrategy):
         data = datamodule_of(self._module().trainer)
         if self.is_global_zero and not any(hook.looks_beyond_parts for hook in self.meeting.hooks):
             _say_what_is_lost(data)
-        if isinstance(data, CountsNodes) and self.world_size > 1:
+        if isinstance(data, JudgesParts) and self.world_size > 1:
             _warn_of_dense_tables(self._module(), data.counts_of_nodes(), self.world_size)
         if isinstance(data, KeepsRows) and data.keeps_rows():
             self.pace.check_parts(data.batches_of_part(), self.state.round_idx, self.state.batches_done)

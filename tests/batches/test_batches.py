@@ -57,22 +57,12 @@ def test_with_fewer_seeds_than_batches_every_batch_gets_one():
 
 
 @pytest.mark.parametrize("bulk_size", [1, 2, 5, 7])
-@pytest.mark.parametrize(("num_threads", "prefetch"), [(0, 1), (1, 1), (1, 3), (3, 4)])
-def test_batches_depend_on_no_setting_of_speed(bulk_size, num_threads, prefetch):
-    settings = {"bulk_size": bulk_size, "num_threads": num_threads, "prefetch": prefetch}
+@pytest.mark.parametrize("num_threads", [0, 1, 3])
+def test_batches_depend_on_no_setting_of_speed(bulk_size, num_threads):
+    settings = {"bulk_size": bulk_size, "num_threads": num_threads}
     plain, tuned = loader(num_threads=0, bulk_size=1), loader(**settings)
     assert all(map(same, itertools.chain(plain, plain), itertools.chain(tuned, tuned)))
     assert all(itertools.starmap(same, zip(plain.stream(3), itertools.islice(tuned.stream(3), 9), strict=False)))
-
-
-def test_the_stream_is_the_passes_one_after_the_other():
-    passes = loader()
-    expected = [*passes, *passes, *passes]
-    for start in (0, 4, 7):
-        stream = loader().stream(start)
-        assert all(map(same, itertools.islice(stream, 8), expected[start:]))
-        stream.close()
-    assert seeds_of(list(passes)) == seeds_of(list(itertools.islice(loader().stream(15), 5)))
 
 
 def test_a_stream_leaves_the_number_of_the_next_pass_alone():
@@ -161,7 +151,7 @@ def test_what_whole_parts_share_is_not_written_into():
 def test_there_are_no_more_buffers_than_promised(monkeypatch):
     monkeypatch.setattr(pool, "SMALL_BYTES", 1)
     monkeypatch.setattr(pool, "POOLED_BYTES", 1)
-    one = loader(20, seeds=torch.arange(300), bulk_size=2, num_threads=2, prefetch=2)
+    one = loader(20, seeds=torch.arange(300), bulk_size=2, num_threads=1)
     bound = (2 + 1) * 2 + 1
     # Buffers grow, each to the largest batch that it meets, and have a new address then.
     addresses = [{batch.x.data_ptr() for batch in one} for _ in range(12)]
@@ -197,7 +187,6 @@ def test_memory_stays_flat_over_many_batches():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_threads": 3, "prefetch": 2}, "prefetch must be an integer of at least 3, got 2"),
         ({"seeds": SEEDS[:0]}, "no seeds"),
         ({"seeds": torch.tensor([1, 1])}, "node 1 is given 2 times"),
     ],

@@ -35,7 +35,7 @@ def test_an_iterator_starts_nothing_before_its_first_batch():
 
 def test_no_more_is_made_than_the_look_ahead_allows():
     sampler = Recorder()
-    stream = loader(sampler=sampler, bulk_size=2, prefetch=2).stream(0)
+    stream = loader(sampler=sampler, bulk_size=2).stream(0)
     for number, allowed in enumerate((6, 6, 8, 8, 10)):
         next(stream)
         assert wait_until(lambda allowed=allowed: len(sampler.asked) >= allowed)
@@ -181,7 +181,7 @@ def test_an_iterator_may_be_collected_by_a_worker():
                 gc.collect()
             return NeighborSampler([2]).sample_bulk(graph, seeds, keys)
 
-    one = loader(sampler=Collector(), bulk_size=1, prefetch=3)
+    one = loader(sampler=Collector(), bulk_size=1)
     held = [one.stream(0)]
     next(held[0])
     assert wait_until(lambda: not threads())
@@ -199,7 +199,7 @@ def test_the_time_that_the_consumer_waits_is_counted(monkeypatch):
             made.append(clock[0])
             return super().sample_bulk(graph, seeds, keys)
 
-    patient = loader(sampler=SecondByOne(), bulk_size=1, num_threads=1, prefetch=1)
+    patient = loader(sampler=SecondByOne(), bulk_size=1, num_threads=1)
     for number, _ in enumerate(patient):  # it waits for the first; the others are made while it trains
         may_begin.release()
         assert wait_until(lambda number=number: len(made) == min(number + 2, 5))

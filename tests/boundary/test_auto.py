@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,9 @@ from lightning_gnn_dist import (
     Auto,
     Coverage,
     EverySteps,
-    Exchange,
+    Fetch,
     Graph,
+    GrappaStrategy,
     Halo,
     Holding,
     Isolated,
@@ -23,6 +23,7 @@ from lightning_gnn_dist import (
     LocalSGDStrategy,
     NeighborSampler,
     Partition,
+    PartitionedDataModule,
     RandomPartitioner,
     Redeal,
     Rotate,
@@ -34,18 +35,27 @@ from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.homes.local_graph import Plan
 from lightning_gnn_dist.homes.parts import PartReader
 from lightning_gnn_dist.layers.reach import Neighbourhoods
-from tests.boundary.models import model, weighted_data, weights_of
+from tests.boundary.models import model, weighted_data
+from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
-from tests.extensions.exchange.test_exchange import check, data_of, quick
 from tests.layers.models import graph_of
 from tests.ranks import run_ranks
 from tests.strategies.fitting import hear
 
 
+def data_of(graph: Graph, **options: Any) -> PartitionedDataModule:
+    defaults: dict[str, Any] = {"partitioner": RandomPartitioner(), "sampler": WholePartSampler(2)}
+    return PartitionedDataModule(graph, **(defaults | options))
+
+
+def quick(world_size: int, strategy: Any) -> Any:
+    return trainer(world_size, strategy, max_epochs=1, limit_val_batches=0, precision="64-true")
+
+
 @pytest.mark.parametrize(
-    ("held", "times", "allowed", "exchanges", "boundary"),
+    ("held", "times", "allowed", "is_offered", "boundary"),
     [
-        ([10, 20, 30], [1, 1, 1], 10, True, Exchange()),
+        ([10, 20, 30], [1, 1, 1], 10, True, Fetch()),
         ([10, 20, 30], [1, 1, 1], 9, True, Isolated()),
         ([10, 20, 30], [1, 1, 1], 30, False, Halo(3)),
         ([10, 20, 30], [1, 1, 1], 29, False, Halo(2)),
@@ -54,14 +64,14 @@ from tests.strategies.fitting import hear
         ([10], [1], 5, False, Isolated()),
         ([10, 20, 30], [1.2, 2.0, 2.1], 30, False, Halo(2)),
         ([10, 20, 30], [2.5, 3, 4], 30, False, Isolated()),
-        ([10, 20, 30], [2.5, 3, 4], 30, True, Exchange()),
+        ([10, 20, 30], [2.5, 3, 4], 30, True, Fetch()),
     ],
 )
 def test_the_most_exact_that_costs_no_more_than_allowed_is_chosen(
     held: list[int],
     times: list[float],
     allowed: int,
-    exchanges: bool,
+    is_offered: bool,
     boundary: Boundary,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -69,7 +79,7 @@ def test_the_most_exact_that_costs_no_more_than_allowed_is_chosen(
     of_one = len(held) * (graph.num_edges + 8 * graph.num_nodes)
     of_rank = [*held, *(round(each * of_one) for each in times)]
     monkeypatch.setattr(auto, "SMALL", 0)
-    found, said = choose(graph, [of_rank], steps, allowed, offered=Exchange() if exchanges else None)
+    found, said = choose(graph, [of_rank], steps, allowed, offered=Fetch() if is_offered else None)
     assert found == boundary and said.startswith(f'boundary="auto" is {short_name(boundary)}')
     if held[-1] <= allowed:
         monkeypatch.setattr(auto, "SMALL", max(of_rank))  # a quick batch may be computed many times
@@ -146,7 +156,7 @@ def chosen_by_work(rank: int, world_size: int) -> list[Any]:
     for times in (1.4, 1.05, math.inf, 2.0):
         auto.TIMES = times
         data = data_of(graph, partitioner=partition, boundary="auto")
-        quick(world_size, LocalSGDStrategy(EverySteps(2), **PATIENCE), max_epochs=1).fit(model("SAGE", 2), data)
+        quick(world_size, LocalSGDStrategy(EverySteps(2), **PATIENCE)).fit(model("SAGE", 2), data)
         found.append(data.boundary)
     return [found, [line for line in lines if line.startswith("boundary=")]]
 
@@ -169,14 +179,16 @@ def bytes_of_parts(hops: int) -> int:
     return max(reader.read(0).graph.num_bytes for reader in readers)
 
 
-STRATEGIES: dict[str, Any] = {"grappa": lambda: None, "local_sgd": lambda: LocalSGDStrategy(EverySteps(2), **PATIENCE)}
+STRATEGIES: dict[str, Any] = {
+    "grappa": lambda: GrappaStrategy(**PATIENCE),
+    "local_sgd": lambda: LocalSGDStrategy(EverySteps(2), **PATIENCE),
+}
 NEIGHBORS = {"sampler": NeighborSampler([4, 4])}
 
 
 REDEALT = {"holding": Holding(Redeal(6)), "partitioner": RandomPartitioner()}
 ROTATED = {"holding": Holding(Rotate()), "partitioner": RandomPartitioner()}
 CASES: list[tuple[tuple[int, int] | None, str, dict[str, Any], Boundary]] = [
-    ((1, 0), "grappa", {}, Exchange()),
     ((1, -1), "grappa", {}, Isolated()),
     ((2, 0), "local_sgd", {}, Halo(2)),
     ((2, -1), "grappa", NEIGHBORS, Halo(1)),
@@ -186,11 +198,11 @@ CASES: list[tuple[tuple[int, int] | None, str, dict[str, Any], Boundary]] = [
 ]
 
 
-def asked(bytes_of: tuple[int, int] | None, strategy: str) -> Any:
+def asked(bytes_of: tuple[int, int] | None) -> Any:
     """So many bytes more than the largest part takes with a halo of so many hops."""
     if bytes_of is None:
         return "auto"
-    return Auto(bytes_of_parts(bytes_of[0]) + bytes_of[1], exchange=strategy == "grappa")
+    return Auto(bytes_of_parts(bytes_of[0]) + bytes_of[1])
 
 
 def chosen_by(rank: int, world_size: int) -> list[Any]:
@@ -199,17 +211,17 @@ def chosen_by(rank: int, world_size: int) -> list[Any]:
     lines, found = hear(), []
     for bytes_of, strategy, options, _ in CASES:
         lines.clear()
-        data = data_of(graph, **({"partitioner": partition, "boundary": asked(bytes_of, strategy)} | options))
-        quick(world_size, STRATEGIES[strategy](), max_epochs=1).fit(model("SAGE", 2), data)
+        data = data_of(graph, **({"partitioner": partition, "boundary": asked(bytes_of)} | options))
+        quick(world_size, STRATEGIES[strategy]()).fit(model("SAGE", 2), data)
         said = [line for line in lines if line.startswith("boundary=")]
-        found.append((data.boundary, data.coverage is None, said))
+        found.append((data.boundary, said))
     return found
 
 
 def test_a_fit_takes_what_fits_the_largest_part() -> None:
     for rank, found in enumerate(run_ranks(chosen_by, PARTS)):
-        for (taken, is_uncovered, lines), (*_, boundary) in zip(found, CASES, strict=True):
-            assert taken == boundary and is_uncovered == isinstance(boundary, Exchange)
+        for (taken, lines), (*_, boundary) in zip(found, CASES, strict=True):
+            assert taken == boundary
             assert len(lines) == (rank == 0)
             assert all(line.startswith(f'boundary="auto" is {short_name(boundary)}') for line in lines)
 
@@ -219,7 +231,7 @@ def with_a_poor_rank(rank: int, world_size: int, poor: int) -> Any:
     auto.free_bytes = lambda: 2 * world_size * (poor if rank == 1 else 10**9)
     graph, partition = cut_graph()
     data = data_of(graph, partitioner=partition, boundary="auto")
-    quick(world_size, STRATEGIES["local_sgd"](), max_epochs=1).fit(model("SAGE", 2), data)
+    quick(world_size, STRATEGIES["local_sgd"]()).fit(model("SAGE", 2), data)
     return data.boundary
 
 
@@ -227,46 +239,9 @@ def test_the_rank_with_least_memory_decides_for_all() -> None:
     assert run_ranks(with_a_poor_rank, PARTS, bytes_of_parts(1)) == [Halo(1)] * PARTS
 
 
-def resumed(rank: int, world_size: int, folder: Path) -> Any:
-    """The weights of a fit whose second half has memory for less, and what it takes; then with another sampler."""
-    graph, rows = graph_of(weighted_data()), []
-    for epochs, room, path in ((2, 10**6, None), (4, 1, folder / "half.ckpt")):
-        module, data = model("SAGE", 2), data_of(graph, boundary=Auto(room, exchange=True))
-        running = quick(world_size, max_epochs=epochs)
-        running.fit(module, data, ckpt_path=path)
-        running.save_checkpoint(folder / "half.ckpt")
-        rows.append(data.boundary)
-    try:
-        other = data_of(graph, boundary=Auto(exchange=True), **NEIGHBORS)
-        quick(world_size, max_epochs=6).fit(model("SAGE", 2), other, ckpt_path=folder / "half.ckpt")
-    except ValueError as error:
-        return weights_of(module), rows, str(error)
-
-
-def test_a_resumed_fit_keeps_what_was_chosen(tmp_path: Path) -> None:
-    for weights, rows, said in run_ranks(resumed, 2, tmp_path):
-        check(weights, "SAGE", 4)
-        assert rows == [Exchange(), Exchange()]
-        assert said.startswith('boundary="auto" was Exchange() in the fit of the checkpoint, and can be Halo(2), Halo')
-
-
-def chosen_again(rank: int, world_size: int) -> list[Any]:
-    graph, partition = cut_graph()
-    data, found = data_of(graph, partitioner=partition, boundary=Auto(exchange=True)), []
-    for strategy in STRATEGIES:
-        quick(world_size, STRATEGIES[strategy](), max_epochs=1).fit(model("SAGE", 2), data)
-        found.append((data.boundary, data.coverage))
-    return found
-
-
-def test_each_fit_chooses_for_itself() -> None:
-    for found in run_ranks(chosen_again, PARTS):
-        assert found == [(Exchange(), None), (Halo(2), Coverage())]
-
-
 def test_one_rank_has_nothing_to_choose() -> None:
     data = data_of(graph_of(weighted_data()), boundary="auto")
-    quick(1, "auto", max_epochs=1).fit(model("SAGE", 2), data)
+    quick(1, "auto").fit(model("SAGE", 2), data)
     assert data.boundary == Auto()
 
 

@@ -24,9 +24,8 @@ from lightning_gnn_dist import (
     save_shards,
     split_edges,
 )
-from tests.batch_contents import is_same
+from tests.batch_contents import contents, is_same
 from tests.data_fitting import model, small_graph, trainer
-from tests.extensions.shards.links.splits import content
 from tests.typed_sage import typed_graph_of_papers
 
 
@@ -83,7 +82,7 @@ MADE: dict[str, Callable[..., Any]] = {
 def test_threads_and_bulks_change_nothing(make: Callable[..., Any]) -> None:
     def made(loading: Loading, **options: Any) -> list[Any]:
         loader = make(loading=loading, **options).train_dataloader()
-        return [content(batch) for batch in (*loader, *islice(loader.stream(3), 3))]
+        return [contents(batch) for batch in (*loader, *islice(loader.stream(3), 3))]
 
     plain = made(Loading(num_threads=0, bulk_size=1))
     assert is_same(made(Loading(num_threads=2, bulk_size=4)), plain)

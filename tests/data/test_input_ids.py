@@ -29,7 +29,6 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.boundary.boundary import Boundary
-from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import DeviceSampler
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
@@ -64,7 +63,7 @@ def check_seeds(batch: SampledData, split: str) -> None:
     assert ids[batch.input_id].equal(batch.n_id[: batch.batch_size])
 
 
-@pytest.mark.parametrize("sampler", [*SAMPLERS_HERE, DeviceSampler(NeighborSampler([4, 3]))], ids=repr)
+@pytest.mark.parametrize("sampler", SAMPLERS_HERE, ids=repr)
 def test_batches_of_all_samplers_say_where_seeds_and_edges_come_from(sampler: Sampler) -> None:
     data = PartitionedDataModule(GRAPH, sampler=sampler, batch_size=30)
     loaders = {"train": data.train_dataloader(), "val": data.val_dataloader(), "all": data.predict_dataloader()}

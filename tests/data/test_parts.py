@@ -17,13 +17,12 @@ from lightning_gnn_dist import (
     Halo,
     Holding,
     Isolated,
-    PartitionedDataModule,
     RandomPartitioner,
     Redeal,
     Rotate,
     communities,
 )
-from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto
+from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.homes.parts import PartReader, nodes_of
 from lightning_gnn_dist.homes.residency import Held, Residency, default_period, held_by_all
 
@@ -244,21 +243,3 @@ def test_a_node_asks_for_no_more_leaves_than_it_may() -> None:
     assert own.numel() < few.num_nodes < all_of_them.num_nodes
     assert few.num_nodes <= 2 * own.numel()
     assert all_of_them.num_nodes == own.numel() + graph.halo(own).numel()
-
-
-@dataclass(frozen=True)
-class Nearest(Boundary):
-    """One leaf, as somebody else might write it."""
-
-    def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
-        return [graph.halo(residents)[:1]]
-
-
-def test_a_boundary_of_ones_own_is_asked_for_its_nodes() -> None:
-    graph = communities(100, 2, num_features=2)
-    plain, leafed = (
-        PartitionedDataModule(graph, partitioner=RandomPartitioner(), boundary=boundary).part(0, 2)
-        for boundary in (Isolated(), Nearest())
-    )
-    assert leafed.num_nodes == plain.num_nodes + 1
-    assert leafed.degrees()[-1] == 0

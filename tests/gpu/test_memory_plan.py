@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import Graph, Loading, NeighborSampler, PartitionedDataModule, ShadowSampler, communities
-from lightning_gnn_dist.batches.batches import Batches
 from lightning_gnn_dist.batches.source import GraphSource, stream_to
 from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import Sizes
 from lightning_gnn_dist.extensions.larger_than_memory.placement import Placement, release
@@ -20,6 +19,7 @@ from lightning_gnn_dist.graph.convert import quantize_rows
 from tests.batch_contents import check_same, contents
 from tests.data_fitting import trainer
 from tests.gpu.test_waits import Net
+from tests.loaders import over
 from tests.typed_sage import typed_graph_of_papers
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`:UserWarning")]
@@ -54,7 +54,7 @@ def batches_of(graph: Graph, sampler: Any, placement: Placement | None, seeds: T
     source = GraphSource(graph, sampler, all_labels=False)
     if placement is not None:
         source = PlacedSource(graph, sampler, placement=placement, stream=stream_to(CUDA), all_labels=False)
-    loader = Batches.over(source, seeds, -(-len(seeds) // 400), seed=0, bulk_size=2, num_threads=2)
+    loader = over(source, seeds, -(-len(seeds) // 400), seed=0, bulk_size=2, num_threads=2)
     weight = torch.randn(256, 256, device="cpu" if placement is None else CUDA)
     for _ in range(2):
         for batch in loader:

@@ -15,10 +15,10 @@ from lightning_gnn_dist import (
     RandomWalkSampler,
     ShadowSampler,
 )
-from lightning_gnn_dist.batches.batches import Batches
 from lightning_gnn_dist.batches.source import GraphSource, assemble
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
+from tests.loaders import over
 from tests.sampling.reference import random_graph
 
 PLACE = BatchKey(0, 1, 2)
@@ -109,7 +109,7 @@ def test_normalised_sums_are_right_on_average():
         full = torch.zeros(80, 8).index_add_(0, rows, values[:, None] * x[graph.indices.long()])
         sampler = RandomWalkSampler(2, 2, name, visits=1500)
         sums, met, loss = torch.zeros(80, 8), torch.zeros(80), torch.zeros(80)
-        loader = Batches.over(GraphSource(graph, sampler), torch.arange(80), 4, seed=0, num_threads=0)
+        loader = over(GraphSource(graph, sampler), torch.arange(80), 4, seed=0, num_threads=0)
         for epoch in range(600):
             loader.set_epoch(epoch)
             for batch in loader:
@@ -196,7 +196,7 @@ def test_the_loader_deals_seeds_chunk_by_chunk():
     sampler = ClusterSampler(2)
     assert isinstance(sampler, OrdersSeeds)
     assert not isinstance(NeighborSampler([2]), OrdersSeeds)
-    loader = Batches.over(GraphSource(GRAPH, sampler), torch.arange(200), 5, seed=0)
+    loader = over(GraphSource(GRAPH, sampler), torch.arange(200), 5, seed=0)
     groups = []
     for epoch in range(3):
         loader.set_epoch(epoch)

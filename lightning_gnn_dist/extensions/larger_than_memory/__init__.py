@@ -4,10 +4,10 @@
     Loading(sample_on="auto")        what of a graph fits lies on the GPU: edges first, then rows that are read most
     Holding(Sweep(bytes=4 * 10**9))  a rank trains on some chunks of a graph, while it reads the next
 
-sources.py         what a data module asks for both, each a ``MakesSources``, and the sources that they make
+sources.py         what a data module asks for both, and the sources that they make
 files.py           rows of a graph's files; merged_reads.py reads them in few requests
 ahead.py           the source of both this and shards: draws bulks ahead of their rows, which tables.py brings together
-row_cache.py       rows that are kept, in serving, too
+row_cache.py       rows that are kept, in serving, too; joined_rows.py copies them
 placement.py       what of a graph lies on a device: memory_plan.py counts bytes and expected reads
 rows_on_device.py  batches whose rows lie on a device where they are held there
 device_sampler.py  draws batches on a device

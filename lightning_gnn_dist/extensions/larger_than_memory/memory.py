@@ -17,8 +17,8 @@ from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import per_hop
 from lightning_gnn_dist.extensions.larger_than_memory.sweep import CHUNKS
 from lightning_gnn_dist.graph.graph import Graph, bytes_per_node
 from lightning_gnn_dist.homes.local_graph import Plan
-from lightning_gnn_dist.homes.residency import bytes_held, bytes_of_nodes
-from lightning_gnn_dist.homes.running import Running
+from lightning_gnn_dist.homes.residency import BYTES_BESIDE, bytes_held
+from lightning_gnn_dist.homes.run import RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.layers.budget import Host
 from lightning_gnn_dist.sampling.whole import WholePartSampler
@@ -62,7 +62,8 @@ class Needs:
             batches = _bytes_of_batches(graph, 1.0, settings)
             return cls(held, held, batches, mapped if cache is None else mapped - rows)
         share, lists = plan.share_held(), _BYTES_OF_CHUNK * graph.num_nodes
-        part, least = (int(share * each) for each in (bytes_held(graph), bytes_of_nodes(graph)))
+        without_edges = (bytes_per_node(graph) + BYTES_BESIDE) * graph.num_nodes
+        part, least = (int(share * each) for each in (bytes_held(graph), without_edges))
         batches = _bytes_of_batches(graph, share, settings)
         if plan.holding.per == "host":  # its ranks map the files of one part
             return cls(lists, lists, batches, part)
@@ -87,7 +88,7 @@ class Needs:
         return f"{in_bytes(self.of_host(ranks))} on a host: {who} {of_rank}{files}"
 
     @classmethod
-    def check(cls, plan: Plan, running: Running, *, is_cut: bool, sweeps: bool) -> None:
+    def check(cls, plan: Plan, running: RunContext, *, is_cut: bool, sweeps: bool) -> None:
         """Refuse a fit for which some host has too little memory, and tell of one that will be slow, or may be killed.
 
         All ranks raise or none.

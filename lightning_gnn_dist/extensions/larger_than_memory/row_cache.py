@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.pool import move_rows
 from lightning_gnn_dist.engine.row_kernels import find_places, merge_order
+from lightning_gnn_dist.extensions.larger_than_memory.joined_rows import move_rows
 from lightning_gnn_dist.graph.rows import bytes_per_row
 from lightning_gnn_dist.graph.storage.mapped import let_go_of_memory
 

@@ -36,16 +36,14 @@ from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.tables import TIME
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.access import (
-    Folder,
-    check_samplers,
     check_typed,
     folder_of,
-    sampler_of_task,
 )
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.residency import Holding
-from lightning_gnn_dist.homes.running import Running
+from lightning_gnn_dist.homes.run import RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
+from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.partition.base import Cut
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.sampling.base import Sampler
@@ -140,7 +138,9 @@ class LinkDataModule(GraphDataModule):
         links, types = of_split
         asked = AskedEdges.of(links, types, num_negatives)
         if isinstance(known, Answers):
-            sampler = sampler_of_events(sampler or sampler_of_task(known.graph.types.tables, task), TIME)
+            sampler = sampler_of_events(
+                sampler or extension("task of a database")(known.graph.types.tables, task), TIME
+            )
         else:
             sampler = sampler_of_events(sampler, links.time)
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
@@ -151,7 +151,7 @@ class LinkDataModule(GraphDataModule):
                 "graph, give its split to a data module of its own, trainer.test(model, LinkDataModule(other))."
             )
         self.task = task
-        running, values = Running(settings, self), ValueCheck(is_on=settings.loading.check_values)
+        running, values = RunContext(settings), ValueCheck(is_on=settings.loading.check_values)
         if isinstance(known, LinkSplit | Answers):
             self.split: LinkSplit | None = known if isinstance(known, LinkSplit) else None
             graph = _with_seeds(known.graph, links.edge_type)
@@ -227,11 +227,10 @@ def _check_split(graph: Graph, settings: BatchSettings) -> None:
         raise ValueError(
             'GlobalBatching(deal="own") deals nodes to their owners, and links have two ends: leave deal out.'
         )
-    check_typed(graph.types, settings)
-    check_samplers(graph, settings)
+    check_typed(graph.types, settings, graph)
 
 
-def _known(split: object, folder: Folder | None, task: str | None) -> LinkSplit | Answers | Folder:
+def _known(split: object, folder: Any, task: str | None) -> Any:
     """Return what is known of the edges that a data module is given."""
     if task is None:
         return _as_split(split) if folder is None else folder

@@ -19,9 +19,9 @@ from torch import Tensor
 from lightning_gnn_dist.batches.batch import in_type
 from lightning_gnn_dist.batches.loading import Loading, type_of_model, type_that_stays, widening
 from lightning_gnn_dist.checks import check_instance, shown
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule, what_is_predicted
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule, what_is_judged
 from lightning_gnn_dist.extensions.serving.extended_graph import ExtendedGraph, ServedSampler
-from lightning_gnn_dist.extensions.serving.question import Form, Limits, Question
+from lightning_gnn_dist.extensions.serving.question import Form, Limits, Question, shards_are_not_served
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.row_file import rows_of
@@ -210,3 +210,19 @@ def pieces(asked: Sequence[Question], most_nodes: int) -> Iterator[list[Question
                 piece, left = [], most_nodes
     if piece:
         yield piece
+
+
+def what_is_predicted(
+    data: PartitionedDataModule, module: LightningModule, more_hops: int = 0
+) -> tuple[Graph, Sampler]:
+    """Return the graph that is predicted, which this host must have, and the sampler of what a model reads of it.
+
+    Args:
+        data: The data module.
+        module: The model.
+        more_hops: How many hops more are drawn than the model has layers, where all neighbours are taken.
+    """
+    graph = what_is_judged(data)
+    if isinstance(graph, Path):
+        raise shards_are_not_served(graph, "graph")
+    return graph, data._running.sampler_of_evaluation(more_hops, module)

@@ -321,3 +321,12 @@ class Limits:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+
+def shards_are_not_served(shards: Path | None, argument: str) -> ValueError:
+    """Return the refusal of shards by a server, which reads rows of all nodes on its host."""
+    return ValueError(
+        f"A server reads the whole graph, and {shards} holds shards: name what they were divided from, "
+        f"--data.{argument}=my_{argument}, of which it maps the files; or write all rows once with predict --output, "
+        "which takes shards."
+    )

@@ -2,7 +2,7 @@
 
     PartitionedDataModule("my_shares")   # a folder with shares.json, as save_shards writes it
 
-opening.py        what a data module is given, a ``Folder``: found by the name of its file, in ``names.EXTENSIONS``
+opening.py        what a data module is given: found by the name of its file, in ``names.EXTENSIONS``
 home.py           the ``GraphAccess``: the own shard, and what a boundary brings along, which part.py reads; and what an
                   evaluation costs, a ``Costs`` measured by draws; nodes.py is its pass over the layers, of own nodes
 edges.py          edges of a split in shards, a task; links.py says which rank asks for which

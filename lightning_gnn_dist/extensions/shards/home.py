@@ -24,7 +24,7 @@ from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.graph.shard import Bounds, Shard, TypedBounds, check_ranks, check_same
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.access import Costs, GraphAccess, Owners, Shown, check_typed
-from lightning_gnn_dist.homes.running import Running
+from lightning_gnn_dist.homes.run import RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.layers.choice import Evaluated, bytes_of_batch, widest_row
 from lightning_gnn_dist.layers.layered_loader import ReadyRows
@@ -56,7 +56,7 @@ class ShardHome(GraphAccess):
         self,
         path: Path,
         bounds: Bounds,
-        running: Running,
+        running: RunContext,
         boundary: Boundary,
         coverage: Coverage | None,
         without_labels: Shown | None = None,
@@ -76,7 +76,7 @@ class ShardHome(GraphAccess):
 
     @cached_property
     def costs(self) -> ShardCosts:
-        return ShardCosts(self.graph, self.running, self.bounds.num_shards, self.path.resolve().parent)
+        return ShardCosts(self, self.graph, self.bounds.num_shards, self.path.resolve().parent)
 
     @property
     def fingerprint(self) -> str:
@@ -338,14 +338,15 @@ class ShardCosts(Costs):
     """Measures what an evaluation costs.
 
     Args:
+        home: Where the graph lives.
         graph: Returns the whole graph.
-        running: The run, and how its batches are made.
         num_shards: How many shards there are.
         folder: Where rows go that take too much memory.
     """
 
-    def __init__(self, graph: Callable[[], ShardedGraph], running: Running, num_shards: int, folder: Path) -> None:
-        self._whole, self._running, self._num_shards, self._folder = graph, running, num_shards, folder
+    def __init__(self, home: ShardHome, graph: Callable[[], ShardedGraph], num_shards: int, folder: Path) -> None:
+        super().__init__(home)
+        self._whole, self._num_shards, self._folder = graph, num_shards, folder
 
     @property
     def place(self) -> int:

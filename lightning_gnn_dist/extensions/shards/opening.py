@@ -17,7 +17,7 @@ from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.access import chosen_seed_type
 from lightning_gnn_dist.homes.residency import Holding
-from lightning_gnn_dist.homes.running import Running
+from lightning_gnn_dist.homes.run import RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 
@@ -35,7 +35,7 @@ class Shards:
 
     def home(
         self,
-        running: Running,
+        running: RunContext,
         boundary: Boundary,
         coverage: Coverage | None,
         *,
@@ -61,7 +61,7 @@ class Shards:
         assert bounds.links is not None
         return bounds.links, bounds.types
 
-    def edges(self, running: Running, boundary: Boundary, values: ValueCheck, asked: AskedEdges) -> ShardEdges:
+    def edges(self, running: RunContext, boundary: Boundary, values: ValueCheck, asked: AskedEdges) -> ShardEdges:
         """Return its edges as what is learned."""
         _check_settings_of_edges(running.settings, boundary)
         hidden = None if asked.links.labels is None else asked.shown

@@ -14,8 +14,8 @@ from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.extensions.larger_than_memory import sources
 from lightning_gnn_dist.extensions.larger_than_memory.files import FileSource
 from lightning_gnn_dist.layers import budget
-from tests.data.test_inductive import Net, whole
 from tests.data_fitting import trainer
+from tests.extensions.inductive.test_inductive import Net, whole
 from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
 
 SAMPLER = NeighborSampler([3, 3])

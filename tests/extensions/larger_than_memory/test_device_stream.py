@@ -15,13 +15,13 @@ from lightning_gnn_dist import Graph, NeighborSampler, WholePartSampler
 from lightning_gnn_dist.batches import pool
 from lightning_gnn_dist.batches import source as module
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.batches.batches import Batches
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.source import DeviceStream, GraphSource, Sent, assemble
 from lightning_gnn_dist.engine.lending import PinnedPool
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import DeviceSampler
 from tests.extensions.larger_than_memory.test_device_sampler import on
+from tests.loaders import over
 from tests.sampling.reference import random_graph
 
 GRAPH = random_graph(300, 3000, seed=1)
@@ -140,9 +140,9 @@ def test_a_loader_hands_out_the_same_batches(device, num_threads, sampler, monke
     monkeypatch.setattr(pool, "SMALL_BYTES", 1)
     monkeypatch.setattr(pool, "POOLED_BYTES", 1)
     options: dict[str, Any] = {"seed": 0, "bulk_size": 3, "num_threads": num_threads}
-    plain = Batches.over(GraphSource(GRAPH, sampler), torch.arange(60), 8, **options)
+    plain = over(GraphSource(GRAPH, sampler), torch.arange(60), 8, **options)
     source = GraphSource(GRAPH, sampler, stream=DeviceStream(ELSEWHERE))
-    sent = Batches.over(source, torch.arange(60), 8, **options)
+    sent = over(source, torch.arange(60), 8, **options)
     pairs = list(zip([*plain, *plain], [*sent, *sent], strict=True))
     assert len(pairs) == 16
     for one, other in pairs:
@@ -174,9 +174,9 @@ def test_no_batch_changes_while_others_are_made(made_on):
     x = torch.arange(20_000.0)[:, None].expand(-1, 128).contiguous()
     graph = Graph(whole.indptr, whole.indices, {"x": x})
     options: dict[str, Any] = {"seed": 0, "bulk_size": 4, "num_threads": 2}
-    plain = Batches.over(GraphSource(graph, sampler), torch.arange(10_000), 50, **options)
+    plain = over(GraphSource(graph, sampler), torch.arange(10_000), 50, **options)
     where, drawn = (graph, sampler) if made_on == "cpu" else (on("cuda:0", graph), DeviceSampler(sampler))
-    loader = Batches.over(GraphSource(where, drawn, stream=DeviceStream(cuda)), torch.arange(10_000), 50, **options)
+    loader = over(GraphSource(where, drawn, stream=DeviceStream(cuda)), torch.arange(10_000), 50, **options)
     weight, is_right, kept = torch.randn(128, 128, device=cuda), [], []
     for _ in range(3):  # buffers come round
         for batch, same in zip(loader, plain, strict=True):

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from lightning_gnn_dist import Graph, NeighborSampler, citations, communities
-from lightning_gnn_dist.batches.batches import Batches
 from lightning_gnn_dist.batches.source import GraphSource
 from tests.batch_contents import check_same, contents
 from tests.extensions.larger_than_memory.test_file_source import floats, halves, scaled
+from tests.loaders import over
 
 
 def of(form: Callable[..., Any]) -> Graph:
@@ -45,6 +45,6 @@ def test_batches_are_the_same(
         graph.save(tmp_path / "graph")
         graph = Graph.open(tmp_path / "graph")
     source = partial(GraphSource, graph, NeighborSampler([-1, -1]), all_labels=all_labels)
-    plain, sparing = (Batches.over(source(), torch.arange(400), 7, seed=0, num_threads=num_threads) for _ in range(2))
+    plain, sparing = (over(source(), torch.arange(400), 7, seed=0, num_threads=num_threads) for _ in range(2))
     sparing.spare_memory()
     check_same(map(contents, sparing), map(contents, plain))

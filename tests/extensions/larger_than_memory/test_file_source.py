@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import ClusterSampler, Graph, LadiesSampler, Loading, NeighborSampler, communities
-from lightning_gnn_dist.batches.batches import Batches
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
@@ -19,6 +18,7 @@ from lightning_gnn_dist.extensions.larger_than_memory.files import DiskRows, Fil
 from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.batch_contents import check_same, contents
+from tests.loaders import over
 
 AHEAD = {0: 0, 1: 1, 8: 1_200_000}  # bulks: bytes
 SAMPLER = NeighborSampler([4, 3])
@@ -52,8 +52,8 @@ def saved(folder: Path, form: Callable[[Tensor], dict[str, Tensor]] = floats, *,
 def passes(source: BatchSource, num_threads: int) -> list[dict[str, Any]]:
     """Two loaders and corrections share what is held, and one leaves a pass unfinished."""
     seeds = torch.arange(500)
-    loader = Batches.over(source, seeds, 30, seed=1, bulk_size=3, num_threads=num_threads, inputs=seeds + 7)
-    other = Batches.over(source, seeds[:90], 4, seed=0, shuffle=False, num_threads=num_threads)
+    loader = over(source, seeds, 30, seed=1, bulk_size=3, num_threads=num_threads, inputs=seeds + 7)
+    other = over(source, seeds[:90], 4, seed=0, shuffle=False, num_threads=num_threads)
     whole = GlobalBatches(source, torch.arange(300), 32, 0, 3, None, True, in_background=num_threads > 0)
     unfinished = iter(loader)
     found = [*other, *(next(unfinished) for _ in range(4)), *other]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +139,8 @@ def test_rows_of_all_types_may_be_read_from_files(tmp_path: Path, logged: list[s
         for loading in (Loading(), Loading(cache_bytes=1000))
     )
     whole, some, run = needs(plain, 1, is_cut=False), needs(cached, 1, is_cut=False), plain._running
+    run = replace(run, hosts=(budget.Host(whole.of_host(1) - 1, 1),))
     assert (some.held, some.mapped) == (1000, whole.mapped - rows)
-    run.hosts = [budget.Host(whole.of_host(1) - 1, 1)]
     Needs.check(plain._home.plan_for(1), run, is_cut=False, sweeps=True)  # type: ignore[attr-defined]
     room = whole.of_host(1) - 1 - whole.mapped + rows - whole.batches // 4 - BESIDE
     (said,) = logged
@@ -150,7 +151,8 @@ def test_the_host_that_has_least_counts(path: Path, logged: list[str]) -> None:
     data = data_of(path)
     run, home = data._running, data._home
     whole = needs(data, 1, is_cut=False)
-    run.hosts = [budget.Host(whole.of_host(1), 1), budget.Host(whole.of_host(2) - 1, 2), budget.Host(1 << 40, 9)]
+    hosts = budget.Host(whole.of_host(1), 1), budget.Host(whole.of_host(2) - 1, 2), budget.Host(1 << 40, 9)
+    run = replace(run, hosts=hosts)
     Needs.check(home.plan_for(1), run, is_cut=False, sweeps=False)  # type: ignore[attr-defined]
     assert "each of its 2 ranks takes" in "".join(logged) and "start fewer ranks" in "".join(logged)
     assert "Sweep" not in "".join(logged)

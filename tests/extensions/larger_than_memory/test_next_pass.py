@@ -16,11 +16,11 @@ from lightning_gnn_dist.batches.batches import Batches, Passes
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.extensions.larger_than_memory.files import DiskRows, FileSource
-from lightning_gnn_dist.homes.running import passes_left
+from lightning_gnn_dist.homes.run import passes_left
 from tests.batch_contents import check_same, contents
 from tests.batches.test_batches_threads import wait_until
 from tests.extensions.larger_than_memory.test_file_source import saved
-from tests.loaders import Recorder, threads
+from tests.loaders import Recorder, over, threads
 
 SEEDS, PASSES = torch.arange(400), [range(0, 5), range(5, 10), range(10, 15)]
 
@@ -34,10 +34,10 @@ class Setting:
         assert rows is not None
         self.rows, self.expected = (
             rows,
-            Batches.over(GraphSource(graph, Recorder(), all_labels=False), SEEDS, 5, seed=3),
+            over(GraphSource(graph, Recorder(), all_labels=False), SEEDS, 5, seed=3),
         )
         source: Any = FileSource(graph, rows, self.sampler, Loading())
-        self.loader = Batches.over(source, SEEDS, 5, seed=3, bulk_size=2, **options)
+        self.loader = over(source, SEEDS, 5, seed=3, bulk_size=2, **options)
 
     def take(self, numbers: range, *then: range) -> None:
         """Take the batches of a pass, as the training does: it never asks for one more."""

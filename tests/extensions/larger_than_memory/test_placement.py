@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -148,8 +149,7 @@ def test_only_where_ranks_fit_parts_are_expected(ranks, state, monkeypatch):
 
     data = module_of("auto", partitioner=RandomPartitioner())
     monkeypatch.setattr(sources, "Placement", record)
-    placed(data, 0, ranks)
-    monkeypatch.setattr(type(data._running), "stage", state)
+    data._enter(replace(data._running, num_ranks=ranks, stage=state))
     for loader in (data.val_dataloader(), data.train_dataloader()):
         next(iter(loader))
     assert asked == [data.graph.num_bytes if ranks > 1 and state == TrainerFn.FITTING else 0, 0]

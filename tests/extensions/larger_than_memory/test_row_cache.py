@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.pool import gather_joined
+from lightning_gnn_dist.extensions.larger_than_memory.joined_rows import gather_joined
 from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Caches, RowCache
 from tests.memory import reads_memory, resident_bytes
 

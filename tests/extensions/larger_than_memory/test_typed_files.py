@@ -13,13 +13,13 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist import Graph, Loading, NeighborSampler, ShadowSampler, TemporalSampler
-from lightning_gnn_dist.batches.batches import Batches
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.extensions.larger_than_memory.files import DiskRows, FileSource
 from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.batch_contents import check_same, contents
+from tests.loaders import over
 
 COUNTS = {"author": 150, "paper": 300, "venue": 9, "word": 80}
 CITES, WRITES, BACK = ("paper", "cites", "paper"), ("author", "writes", "paper"), ("paper", "rev_writes", "author")
@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def passes(source: BatchSource, num_threads: int, seeds: Tensor = SEEDS) -> list[dict[str, Any]]:
-    loader = Batches.over(source, seeds, 20, seed=1, bulk_size=3, num_threads=num_threads, inputs=seeds + 7)
+    loader = over(source, seeds, 20, seed=1, bulk_size=3, num_threads=num_threads, inputs=seeds + 7)
     unfinished = iter(loader)
     found = [*(next(unfinished) for _ in range(4)), *loader, *loader.between(7, 43)]
     unfinished.close()
@@ -132,7 +132,7 @@ def test_what_is_read_are_the_blocks_of_a_disk(folder: Path) -> None:
     rows = DiskRows.of(graph, 0)
     assert rows is not None
     source = FileSource(graph, rows, SAMPLERS["neighbors"], Loading(ahead_bytes=0))
-    batches = list(Batches.over(source, SEEDS, 20, seed=1, bulk_size=3, num_threads=0))
+    batches = list(over(source, SEEDS, 20, seed=1, bulk_size=3, num_threads=0))
     (file,) = [of for of in rows._reads if of._array is graph.types.node_arrays["word"]["x"]]
     path = Path(file._name)
     assert file.bytes_read == read_by_hand([batch["word"].n_id for batch in batches], 3, path, 36)

@@ -24,7 +24,6 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     save_shards,
 )
-from lightning_gnn_dist.batches.batches import Batches
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
@@ -35,6 +34,7 @@ from tests.batch_contents import check_same, contents
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, plain_ddp
 from tests.graph.parted import in_order_of_parts, small_graph, some_partition
+from tests.loaders import over
 from tests.ranks import join, run_ranks, start_ranks
 from tests.sage import Ending
 from tests.wire.test_asking import open_ends
@@ -47,8 +47,8 @@ CACHES = {0: 0, 1: 700, 8: 4000, 32: 1 << 20}
 def passes(source: BatchSource, rank: int) -> list[dict[str, Any]]:
     """Ranks have other numbers of batches, leave a pass unfinished, and make corrections and evaluate in between."""
     seeds = torch.arange(20 * rank, 20 * rank + 60)
-    loader = Batches.over(source, seeds, 5 + rank, seed=rank, bulk_size=3)
-    held = Batches.over(source, seeds, 2, seed=0, shuffle=False, bulk_size=3)
+    loader = over(source, seeds, 5 + rank, seed=rank, bulk_size=3)
+    held = over(source, seeds, 2, seed=0, shuffle=False, bulk_size=3)
     whole = GlobalBatches(source, torch.arange(300), 32, 0, 3, None, True, True, lambda: True)
     size = len(loader)
     found = [*loader.between(0, size, 3 * size), *held]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ class Tight(PartitionedDataModule):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        self._running.bytes_of_evaluation = 100_000
+        self._enter(replace(self._running, bytes_of_evaluation=100_000))
 
 
 def count_batches(rank: int, world_size: int, folder: str) -> list[tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_gnn_dist.batches.loading import type_of_model, type_that_stays, widening
 from lightning_gnn_dist.batches.pool import Widen
-from lightning_gnn_dist.batches.source import device_of
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.joint import TrainsReplicasApart
@@ -19,6 +19,7 @@ from lightning_gnn_dist.layers.budget import DEFAULT_BYTES, Host, budget
 from lightning_gnn_dist.layers.exactness import hops_of_evaluation
 from lightning_gnn_dist.layers.model_layers import ModelLayers, layers_as_they_are
 from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.wire.channel import CPU
 from lightning_gnn_dist.wire.collectives import check_group, gather_numbers
 
 
@@ -37,60 +38,53 @@ class ForgetsRun:
         return vars(self) | self.at_rest()
 
 
-class Running(ForgetsRun):
-    """The run, and how its batches are made. Without a trainer there is one rank.
+@dataclass(frozen=True, eq=False)
+class RunContext:
+    """The run that a data module is in, and how its batches are made. Without a trainer there is one rank.
 
-    Args:
+    Attributes:
         settings: How batches are made.
-        data: The data module, whose hooks may change them.
+        trainer: The trainer.
+        rank: The rank.
+        num_ranks: How many there are.
+        stage: What the trainer is doing.
+        device: Where it computes.
+        dtype: The type of the model's numbers, if batches are brought to it.
+        stays: The type narrower than float32 that a step computes in, if there is one.
+        bytes_of_evaluation: Memory that an evaluation may take.
+        hosts: Those of the ranks.
+        agreed_seed: The checkpoint's, or that of the fit that began.
     """
 
-    def __init__(self, settings: BatchSettings, data: object) -> None:
-        self.settings, self._data = settings, data
-        self.trainer: Trainer | None = None
-        self.bytes_of_evaluation = DEFAULT_BYTES
-        self.hosts = list[Host]()  # of the ranks
-        self._seed_of_fit: int | None = None
+    settings: BatchSettings
+    trainer: Trainer | None = None
+    rank: int = 0
+    num_ranks: int = 1
+    stage: TrainerFn | None = None
+    device: torch.device = CPU
+    dtype: torch.dtype | None = None
+    stays: torch.dtype | None = None
+    bytes_of_evaluation: int = DEFAULT_BYTES
+    hosts: tuple[Host, ...] = ()
+    agreed_seed: int | None = None
 
-    def at_rest(self) -> dict[str, Any]:
-        return {"trainer": None}
+    def within(self, trainer: Trainer | None) -> RunContext:
+        """Return what it is at this point of a trainer's run, if there is one."""
+        if trainer is None:
+            return replace(self, trainer=None)
+        place = trainer.global_rank, trainer.world_size, trainer.state.fn, trainer.strategy.root_device
+        kept = self.bytes_of_evaluation, self.hosts, self.agreed_seed
+        return RunContext(self.settings, trainer, *place, type_of_model(trainer), type_that_stays(trainer), *kept)
 
-    @property
-    def rank(self) -> int:
-        return 0 if self.trainer is None else self.trainer.global_rank
-
-    @property
-    def num_ranks(self) -> int:
-        return 1 if self.trainer is None else self.trainer.world_size
-
-    @property
-    def stage(self) -> TrainerFn | None:
-        """What the trainer is doing."""
-        return None if self.trainer is None else self.trainer.state.fn
-
-    @property
-    def fits(self) -> bool:
-        """Whether the trainer fits, or there is none."""
-        return self.stage in (None, TrainerFn.FITTING)
+    def at_rest(self) -> RunContext:
+        """Return it as it is outside of a run."""
+        kept: Any = {name: getattr(self, name) for name in ("bytes_of_evaluation", "hosts", "agreed_seed")}
+        return RunContext(self.settings, **kept)
 
     @property
     def module(self) -> LightningModule | None:
         """The model that is trained or evaluated."""
         return None if self.trainer is None else getattr(self.trainer, "lightning_module", None)
-
-    @property
-    def device(self) -> torch.device:
-        return device_of(self.trainer)
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """The type of the model's numbers, if batches are brought to it."""
-        return type_of_model(self.trainer)
-
-    @property
-    def stays(self) -> torch.dtype | None:
-        """The type narrower than float32 that a step computes in, if there is one."""
-        return type_that_stays(self.trainer)
 
     @property
     def widen(self) -> Widen:
@@ -100,7 +94,7 @@ class Running(ForgetsRun):
     @property
     def seed(self) -> int:
         """The seed of batches: as given; else the checkpoint's, or that of ``seed_everything`` as the fit began."""
-        return self.settings.seed_of_batches if self._seed_of_fit is None else self._seed_of_fit
+        return self.settings.seed_of_batches if self.agreed_seed is None else self.agreed_seed
 
     @property
     def options_of_batches(self) -> dict[str, Any]:
@@ -109,25 +103,22 @@ class Running(ForgetsRun):
         how = {"bulk_size": loading.bulk_size, "num_threads": loading.num_threads}
         return {**how, "num_ranks": self.num_ranks, "dtype": self.dtype}
 
-    def agree(self, *, is_fit: bool) -> None:
+    def agreed(self, *, is_fit: bool) -> RunContext:
         """Find out the hosts, the memory of an evaluation, and the seed, which is that of rank 0. Collective."""
-        if is_fit:
-            self._seed_of_fit = None  # of a fit before
         if self.trainer is not None and not isinstance(self.trainer.strategy, TrainsReplicasApart):
             check_group(self.num_ranks)  # elastic ranks are groups of their own
-        here = Host.here(self.num_ranks)
-        said = [*here, budget(self.settings.evaluation.bytes, self.device, here)]
-        said += [self.seed, self.settings.seed is not None]
+        here, own_seed = Host.here(self.num_ranks), self.settings.seed_of_batches if is_fit else self.seed
+        said = [*here, budget(self.settings.evaluation.bytes, self.device, here), own_seed]
+        said += [self.settings.seed is not None]
         of_ranks = gather_numbers(said, self.device) if self.num_ranks > 1 else [said]
-        self.hosts = [Host(free, ranks) for free, ranks, *_ in of_ranks]
-        self.bytes_of_evaluation = min(allowed for _, _, allowed, *_ in of_ranks)
         seeds = [seed for *_, seed, _ in of_ranks]
         if len(set(seeds)) > 1 and any(is_given for *_, is_given in of_ranks):
             raise ValueError(f"All ranks need the same seed, and theirs are {shown(seeds)}: give the same to each.")
-        self._seed_of_fit = seeds[0]
+        hosts, least = tuple(Host(*row[:2]) for row in of_ranks), min(allowed for _, _, allowed, *_ in of_ranks)
+        return replace(self, hosts=hosts, bytes_of_evaluation=least, agreed_seed=seeds[0])
 
-    def keep_seed(self, kept: int) -> None:
-        """Take the seed of the fit of a checkpoint."""
+    def with_seed(self, kept: int) -> RunContext:
+        """Return it with the seed of the fit of a checkpoint."""
         given = self.settings.seed
         if given is not None and int(given) != kept:
             raise ValueError(
@@ -135,7 +126,7 @@ class Running(ForgetsRun):
                 f"batches would be others: give seed={kept} to go on, or begin a new fit with the weights alone, "
                 "Model.load_from_checkpoint(path)."
             )
-        self._seed_of_fit = kept
+        return replace(self, agreed_seed=kept)
 
     def sampler_of_evaluation(self, more_hops: int = 0, module: LightningModule | None = None) -> Sampler:
         """Return the sampler of an evaluation: of whole rows, as many hops as the layers of a model say, and more.
@@ -148,13 +139,15 @@ class Running(ForgetsRun):
         hops = num_hops if module is None else hops_of_evaluation(module, num_hops)
         return self.settings.of_evaluation(hops - num_hops + more_hops)
 
-    def layers_of_model(self, *, is_typed: bool) -> ModelLayers | None:
-        """Return the layers of the model, if it has as many as the batches have hops, and these take whole rows."""
+    def layers_of_model(self, data: object, *, is_typed: bool) -> ModelLayers | None:
+        """Return the layers of the model, if it has as many as the batches have hops, and these take whole rows.
+
+        The hooks of the data module may change what they see.
+        """
         settings = self.settings
         if self.module is None or not settings.evaluates_whole_rows or settings.leaves_types_out:
             return None
-        num_hops = self.settings.of_parts().num_hops
-        return layers_as_they_are(self.module, self._data, num_hops, is_typed=is_typed)
+        return layers_as_they_are(self.module, data, settings.of_parts().num_hops, is_typed=is_typed)
 
 
 def passes_left(trainer: Trainer | None, num_batches: int = 1) -> float:

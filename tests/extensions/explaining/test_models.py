@@ -25,7 +25,7 @@ from lightning_gnn_dist import (
     communities,
     split_edges,
 )
-from lightning_gnn_dist.data.explained_errors import explain_features
+from lightning_gnn_dist.extensions.explaining.models import explain_features
 from tests.data_fitting import model, small_graph, trainer
 
 

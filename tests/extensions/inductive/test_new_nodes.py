@@ -13,8 +13,8 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist import Graph, NeighborSampler, PartitionedDataModule, PredictionWriter
-from tests.data.test_inductive import STRATEGIES, Net, by_hand, whole
 from tests.data_fitting import trainer
+from tests.extensions.inductive.test_inductive import STRATEGIES, Net, by_hand, whole
 from tests.extensions.temporal.test_fits import SAMPLER, Watcher, temporal_graph
 from tests.extensions.temporal.test_fits import by_hand as by_hand_in_time
 from tests.ranks import run_ranks

@@ -1,4 +1,4 @@
-"""Errors in the user's terms: of models on their features and labels, and what torch's DDP spoils."""
+"""What is wrong with features, labels or a table of embeddings, put into the error of the model that met it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ import traceback
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import BaseFinetuning
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from lightning_gnn_dist.batches.batch import LABELS, SampledData, SampledHeteroData
 from lightning_gnn_dist.batches.seed_batch import SeedsOnly
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.joint import RowsOfRanks, WeighsRanks
-from lightning_gnn_dist.wire.replica import Replica
 
 _OURS = __name__.split(".")[0] + "."
 _OF_CLASSES = re.compile(
@@ -25,63 +21,23 @@ _OF_CLASSES = re.compile(
 )
 
 
-def guard_plain_ddp(trainer: Trainer | None) -> None:
-    """Refuse what torch's DDP spoils, and let its ranks compare weights and optimizers in the fit.
+def explain(exception: BaseException, rows: Graph | None) -> None:
+    """Say in an error of a model what is wrong with what it was given.
 
-    With tables of sparse gradients it divides all other gradients by the ranks once more. The strategies of this
-    package exchange such gradients, and compare ranks, themselves.
+    Args:
+        exception: The error.
+        rows: The rows of the graph that this process has.
     """
-    if trainer is None or trainer.world_size == 1 or isinstance(trainer.strategy, WeighsRanks):
-        return
-    _refuse_sparse_gradients(trainer)
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    if found := next((each for each in callbacks if isinstance(each, BaseFinetuning)), None):
-        raise ValueError(
-            f"{type(found).__name__} unfreezes parameters in a fit, and torch's DDP exchanges the gradients of those "
-            "alone that train when it begins, so that replicas would part: use GrappaStrategy(), which exchanges all."
-        )
-    if isinstance(trainer.strategy, DDPStrategy) and not any(isinstance(each, _ComparesRanks) for each in callbacks):
-        callbacks.append(_ComparesRanks())
+    explain_features(exception, None if rows is None or have_names(rows.types) else rows.node_arrays.get("x"))
+    explain_labels(exception)
+    explain_tables(exception)
 
 
-def _refuse_sparse_gradients(trainer: Trainer) -> None:
-    for name, child in trainer.lightning_module.named_modules():
-        if isinstance(child, RowsOfRanks):
-            raise ValueError(
-                f"{name} is an OwnedEmbedding, whose rows live with one rank each, and Lightning's DDP trains replicas "
-                "that hold all: use GrappaStrategy(), or LLCGStrategy()."
-            )
-        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse and child.weight.requires_grad:
-            raise ValueError(
-                f"{name} has sparse=True, and beside its sparse gradients torch's DDP makes those of all other "
-                "parameters too small: use GrappaStrategy(), which exchanges the rows that were touched, or "
-                "sparse=False."
-            )
-
-
-class _ComparesRanks(Callback):
-    """Compares weights before the first batch of a fit, after all hooks of its start, and optimizers in each epoch."""
-
-    _epoch: int | None = None
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._epoch = None
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        strategy = trainer.strategy
-        if self._epoch != trainer.current_epoch and isinstance(strategy, DDPStrategy):  # the next fit may have another
-            # Later, processors of different kinds have other last digits.
-            weights = dict(pl_module.named_parameters()) if self._epoch is None else {}
-            Replica(weights, strategy.optimizers).check(strategy.root_device)
-        self._epoch = trainer.current_epoch
-
-
-def explain_features(exception: BaseException, rows: Graph | None) -> None:
+def explain_features(exception: BaseException, x: Tensor | None) -> None:
     """Put what is wrong with the features ``x`` into the error of a layer: torch speaks of two matrices only.
 
     This cannot be checked before the model runs: a table of embeddings, for instance, takes integers.
     """
-    x = None if rows is None or have_names(rows.types) else rows.node_arrays.get("x")
     if x is None:
         _explain_no_features(exception)
         return

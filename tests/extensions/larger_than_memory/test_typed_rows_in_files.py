@@ -27,9 +27,9 @@ from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.batch_contents import check_same, contents
-from tests.data.test_rows_in_files import strategy_of
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
+from tests.extensions.larger_than_memory.test_rows_in_files import strategy_of
 from tests.ranks import run_ranks
 from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
 

@@ -1,0 +1,93 @@
+"""What is judged on another graph than the one that is trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch_geometric.data import Data, HeteroData
+
+from lightning_gnn_dist.boundary.boundary import Isolated
+from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.data.task import NodeTask
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
+from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.graph.value_check import ValueCheck
+from lightning_gnn_dist.homes.access import check_typed, chosen_seed_type, folder_of, graph_of
+from lightning_gnn_dist.homes.local_graph import LocalGraph
+from lightning_gnn_dist.homes.residency import Holding
+from lightning_gnn_dist.homes.run import RunContext
+from lightning_gnn_dist.partition.random import RandomPartitioner
+
+
+def task_elsewhere(given: Graph | Data | HeteroData | str | Path, running: RunContext, types: TypeNames) -> NodeTask:
+    """Return what is judged on another graph.
+
+    Args:
+        given: The graph.
+        running: The run.
+        types: The types of the graph that is trained on, or of its shards.
+    """
+    settings = running.settings
+    if folder_of(given, "on") is not None:
+        raise ValueError(
+            f"Evaluation(on={shown(given)}) must be a graph that every host has, and this folder "
+            "holds shards: give the data module these shards as its graph, and trainer.test(model, that) or predict."
+        )
+    graph = graph_of(given)
+    check_alike("Evaluation(on=...)", types, graph.types)
+    kind = chosen_seed_type(types, None, "this one")
+    graph = graph if kind is None or kind == graph.types.seeds else graph.with_seeds(kind)
+    check_typed(graph.types, settings)
+    home = LocalGraph(graph, running, RandomPartitioner(), Holding(), Isolated(), None)
+    task = NodeTask(home, ValueCheck(is_on=settings.loading.check_values))
+    task.check(graph)
+    return task
+
+
+def check_alike(says: str, trained: TypeNames, judged: TypeNames) -> None:
+    """Refuse a graph that a model has no weights for, as it has other types, or features of other widths.
+
+    Args:
+        says: Who gives the graph that is judged.
+        trained: The types of the graph that is trained on, or of its shards.
+        judged: Those of the other.
+    """
+    known, found = (_names(types) for types in (trained, judged))
+    for names, others, has_not in ((found, known, "is trained on"), (known, found, "is judged")):
+        if more := [name for name in names if name not in others]:
+            raise ValueError(
+                f"{says}: the graph that {has_not} has not the types {shown(more)} of the other, and a model has "
+                "weights for those that it was trained on: give a graph with the same types, or train on one that has "
+                "all of them."
+            )
+    if found != known:
+        raise ValueError(f"{says} has the types {shown(found)}, and the other graph {shown(known)}: order them alike.")
+    if isinstance(trained, GraphTypes) and isinstance(judged, GraphTypes):
+        _check_widths(says, trained, judged)
+
+
+def _names(types: TypeNames) -> list[object]:
+    return [*types.node_types, *types.edge_types] if have_names(types) else []
+
+
+def _check_widths(says: str, trained: GraphTypes, judged: GraphTypes) -> None:
+    for kind, arrays in trained.node_arrays.items():
+        of_type = f" of {kind}" if kind else ""
+        if (x := arrays.get("x")) is None:
+            continue
+        other = judged.node_arrays[kind].get("x")
+        if other is None:
+            raise ValueError(f"{says} has no x{of_type}, which the graph that is trained on has: add it.")
+        if other.shape[1:] != x.shape[1:]:
+            raise ValueError(
+                f"x{of_type} has the shape {tuple(other.shape)} in {says} and {tuple(x.shape)} in the "
+                "graph that is trained on: make both features in the same way."
+            )
+
+
+class AnotherGraph:
+    """What a data module asks for another graph than its own."""
+
+    task = staticmethod(task_elsewhere)
+    check_alike = staticmethod(check_alike)
